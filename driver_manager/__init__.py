@@ -1,0 +1,1 @@
+"""Node-local driver manager for accelerators on Kubernetes."""

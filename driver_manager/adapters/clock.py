@@ -1,0 +1,67 @@
+"""The Clock port on the system's clocks, and the wish to end as SIGTERM or SIGINT express it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+
+from driver_manager.domain.errors import Terminated
+
+
+class SystemClock:
+    """See `driver_manager.ports.Clock`. One per process: it owns the handlers of SIGTERM and SIGINT."""
+
+    def __init__(self) -> None:
+        self._asked_by = ""
+        self._interruptible = False
+        self._shields = 0
+
+    def install(self) -> None:
+        """Take over SIGTERM and SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def monotonic(self) -> float:
+        """See the port."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """See the port."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """See the port."""
+        with self.interruptible():
+            time.sleep(max(0.0, seconds))
+
+    def check(self) -> None:
+        """See the port."""
+        if self._asked_by and not self._shields:
+            raise Terminated(f"told to end by {self._asked_by}", "Nothing: the next run goes on from what it finds.")
+
+    @contextmanager
+    def interruptible(self) -> Generator[None, None, None]:
+        """See the port."""
+        before, self._interruptible = self._interruptible, True
+        try:
+            self.check()
+            yield
+        finally:
+            self._interruptible = before
+
+    @contextmanager
+    def shielded(self) -> Generator[None, None, None]:
+        """See the port."""
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._asked_by = signal.Signals(number).name
+        if self._interruptible:
+            self.check()

@@ -1,0 +1,56 @@
+"""Runs a tool: argv list, no shell, a timeout, a short environment, bounded output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+OUTPUT_CHARS = 64 * 1024
+TOOL_TIMEOUT_S = 60.0
+
+TIMED_OUT = 124
+NOT_FOUND = 127
+NOT_RUNNABLE = 126
+
+
+@dataclass(frozen=True)
+class Result:
+    """Exit status and output (each at most 64 Ki characters). Negative status: killed by that signal."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        """The last line it wrote, for a message."""
+        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
+        return lines[-1][:300] if lines else f"exit status {self.status}, no output"
+
+
+def run(argv: Sequence[str], *, timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None) -> Result:
+    """Run `argv` with PATH, LC_ALL=C and `env` only. Raises nothing: 127 not found, 126 not runnable, 124 timed out."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **(env or {})}
+    try:
+        done = subprocess.run(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            env=environment,
+            check=False,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        return Result(NOT_FOUND, "", f"{argv[0]}: not found")
+    except OSError as error:
+        return Result(NOT_RUNNABLE, "", f"{argv[0]}: {error.strerror}")
+    except subprocess.TimeoutExpired:
+        return Result(TIMED_OUT, "", f"{argv[0]}: no end after {timeout_s:g} s")
+    return Result(done.returncode, _text(done.stdout), _text(done.stderr))
+
+
+def _text(raw: bytes) -> str:
+    return raw[:OUTPUT_CHARS].decode(errors="replace")

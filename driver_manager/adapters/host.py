@@ -1,0 +1,163 @@
+"""The HostSystem port on a real host (or the sandbox's tree): modules, mounts, files, probe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from driver_manager.adapters import kmod, procfs
+from driver_manager.adapters.commands import NOT_FOUND, NOT_RUNNABLE, run
+from driver_manager.adapters.hostfacts import HostRoots, pci_devices
+from driver_manager.domain.errors import ManagerError, ModuleFailed
+from driver_manager.domain.model import DriverSource, Health, Module, ProbeResult
+from driver_manager.domain.probing import parse
+from driver_manager.domain.profile import Probe, Profile, Strategy
+from driver_manager.domain.unloading import unload_order
+from driver_manager.ports import Clock
+
+NODE_POLL_S = 0.1
+
+
+class HostSystem:
+    """See `driver_manager.ports.HostSystem`."""
+
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
+        self._roots = roots
+        self._files = roots.files()
+        self._profile = profile
+        self._clock = clock
+
+    def modules(self) -> Mapping[str, Module]:
+        """See the port."""
+        return kmod.driver_modules(self._roots.sys, self._profile.modules)
+
+    def unload(self, name: str) -> None:
+        """See the port. A driver of strategy `reboot` is never unloaded, whatever asked for it."""
+        if self._profile.strategy is not Strategy.IN_PLACE:
+            raise ModuleFailed(
+                f"refused to unload {name}: the {self._profile.name} driver must not leave a running kernel",
+                "This is a bug; report it. Reboot the node to change its driver.",
+            )
+        kmod.unload(name)
+
+    def load(self, source: DriverSource) -> None:
+        """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
+        before = set(self.modules())
+        root = self._files.path(source.root)
+        try:
+            for wanted in source.modules:
+                kmod.load(root, self._kernel, wanted.name)
+                self._verify_version(wanted.name, wanted.version)
+        except ModuleFailed:
+            self._unload_new(before)
+            raise
+
+    def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
+        """See the port."""
+        root = self._files.path(source.root)
+        for name in names:
+            kmod.load(root, self._kernel, name)
+
+    def await_device_nodes(self, timeout_s: float) -> bool:
+        """See the port."""
+        if not self._profile.paths.device_nodes or not pci_devices(self._roots, self._profile):
+            return True
+        end = self._clock.monotonic() + timeout_s
+        while not self._device_nodes():
+            if self._clock.monotonic() >= end:
+                return False
+            self._clock.sleep(NODE_POLL_S)
+        return True
+
+    def probe(self, root: str) -> ProbeResult:
+        """See the port."""
+        probe = self._profile.probe
+        if probe is None:
+            return ProbeResult(Health.UNKNOWN, "the profile has no probe")
+        tool = self._tool(probe, root)
+        if tool is None:
+            return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
+        result = run([str(tool), *probe.args], timeout_s=probe.timeout_s, env=self._probe_env(probe, root))
+        if result.status in (NOT_FOUND, NOT_RUNNABLE):
+            return ProbeResult(Health.UNKNOWN, result.said)
+        return parse(probe.parser, result.status, result.out, result.said)
+
+    def unmount(self, mount_point: str) -> None:
+        """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
+        namespace = self._roots.proc / "1/ns/mnt"
+        if self._is_other_namespace(namespace):
+            command = ["nsenter", f"--mount={namespace}", "--", "umount"]
+            target = mount_point
+        else:
+            command, target = ["umount"], str(self._files.path(mount_point))
+        result = run([*command, "--", target])
+        if result.status:
+            result = run([*command, "--lazy", "--", target])
+        if result.status and self._is_mounted(mount_point):
+            raise ModuleFailed(
+                f"cannot unmount {mount_point}: {result.said}", "Find what holds it with `fuser -vm` on the host."
+            )
+
+    def remove(self, path: str) -> None:
+        """See the port."""
+        try:
+            self._files.remove(path)
+        except OSError as error:
+            raise ModuleFailed(
+                f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand, then run again."
+            ) from error
+
+    def write_text(self, path: str, text: str) -> None:
+        """See the port."""
+        self._files.write(path, text)
+
+    @property
+    def _kernel(self) -> str:
+        return (self._roots.proc / "sys/kernel/osrelease").read_text().strip()
+
+    def _verify_version(self, name: str, version: str) -> None:
+        module = self.modules().get(name)
+        if module is None:
+            raise ModuleFailed(f"modprobe said it loaded {name}, the kernel does not have it", "Look at dmesg.")
+        if version and module.version and module.version != version:
+            raise ModuleFailed(
+                f"module {name} is loaded in version {module.version}, not {version}",
+                "Reboot the node, then run again.",
+            )
+
+    def _unload_new(self, before: set[str]) -> None:
+        """A failed modprobe leaves the dependencies it loaded: take them out again, as far as they go."""
+        loaded = self.modules()
+        for name in unload_order({name: module for name, module in loaded.items() if name not in before}):
+            with contextlib.suppress(ManagerError):
+                self.unload(name)
+
+    def _device_nodes(self) -> list[Path]:
+        patterns = self._profile.paths.device_nodes
+        return [node for pattern in patterns for node in self._roots.dev.glob(pattern.removeprefix("/dev/"))]
+
+    def _tool(self, probe: Probe, root: str) -> Path | None:
+        found = (self._files.path(f"{root.rstrip('/')}/{folder}/{probe.tool}") for folder in probe.search)
+        return next((tool for tool in found if os.access(tool, os.X_OK)), None)
+
+    def _probe_env(self, probe: Probe, root: str) -> dict[str, str]:
+        env: dict[str, str] = {}
+        folders = [self._files.path(f"{root.rstrip('/')}/{folder}") for folder in probe.library_dirs]
+        if probe.preload:
+            libraries = [folder / probe.preload for folder in folders if (folder / probe.preload).exists()]
+            env |= {"LD_PRELOAD": str(libraries[0])} if libraries else {}
+        elif folders:
+            env["LD_LIBRARY_PATH"] = ":".join(str(folder) for folder in folders)
+        return env
+
+    def _is_other_namespace(self, namespace: Path) -> bool:
+        try:
+            return namespace.stat().st_ino != Path("/proc/self/ns/mnt").stat().st_ino
+        except OSError:
+            return False
+
+    def _is_mounted(self, mount_point: str) -> bool:
+        mountinfo = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
+        return mount_point in procfs.mount_points_below(mountinfo, mount_point)

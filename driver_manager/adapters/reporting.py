@@ -1,0 +1,53 @@
+"""The Reporter port: human text on a terminal, JSON lines otherwise. One transition, one line, on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class LogReporter:
+    """See `driver_manager.ports.Reporter`. `wall` gives seconds since the epoch."""
+
+    def __init__(self, wall: Callable[[], float], *, as_json: bool, level: str, stream: TextIO | None = None) -> None:
+        self._wall = wall
+        self._json = as_json
+        self._least = LEVELS.index(level)
+        self._stream = stream if stream is not None else sys.stderr
+
+    def step(self, number: int, total: int, text: str) -> None:
+        """See the port."""
+        self._write("info", f"[{number}/{total}] {text}", step=number, steps=total)
+
+    def info(self, text: str) -> None:
+        """See the port."""
+        self._write("info", text)
+
+    def warn(self, text: str) -> None:
+        """See the port."""
+        self._write("warning", text)
+
+    def error(self, text: str, **fields: Any) -> None:
+        """The line that says why the command failed."""
+        self._write("error", text, **fields)
+
+    def _write(self, level: str, text: str, **fields: Any) -> None:
+        if LEVELS.index(level) < self._least:
+            return
+        now = datetime.fromtimestamp(self._wall(), UTC)
+        if self._json:
+            record = {"time": now.isoformat(timespec="milliseconds"), "level": level, "message": text, **fields}
+            line = json.dumps(record)
+        else:
+            mark = "" if level == "info" else f"{level}: "
+            line = f"{now:%H:%M:%S}.{now.microsecond // 1000:03d} {mark}{text}"
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            return  # a closed log must not end a run that holds a node

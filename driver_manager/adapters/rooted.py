@@ -1,0 +1,136 @@
+"""Files of the host seen through its root: no symlink and no `..` leads out of it.
+
+Owns path resolution and the three ways to a writable view. Knows nothing of drivers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from driver_manager.domain.errors import ConfigError
+
+MAX_LINKS = 40
+"""As the kernel's own limit (path_resolution(7), ELOOP)."""
+
+MAX_READ_BYTES = 64 * 1024
+
+T = TypeVar("T")
+
+
+def resolve(root: Path, path: str, *, follow_last: bool = True) -> Path:
+    """`path` (absolute on the host) as a path of this process, every symlink resolved inside `root`.
+
+    Raises OSError (ELOOP) for too many links. What does not exist is kept as written.
+    """
+    done: list[str] = []
+    left = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    links = 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            done = done[:-1]
+            continue
+        here = root.joinpath(*done, part)
+        if (left or follow_last) and here.is_symlink():
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = str(here.readlink())
+            if target.startswith("/"):
+                done = []
+            left += [piece for piece in reversed(target.split("/")) if piece not in ("", ".")]
+            continue
+        done.append(part)
+    return root.joinpath(*done)
+
+
+class HostFiles:
+    """The host's files below `root`; `proc` is the host's /proc, whose pid 1 shows the root as the host mounts it."""
+
+    def __init__(self, root: Path, proc: Path) -> None:
+        self.root = root
+        self._proc = proc
+
+    def path(self, path: str, *, follow_last: bool = True) -> Path:
+        """`path` as this process can read it. Raises OSError (ELOOP)."""
+        return resolve(self.root, path, follow_last=follow_last)
+
+    def real(self, path: str) -> str:
+        """`path` on the host without symlinks, as the host's mount table names it."""
+        inside = self.path(path).relative_to(self.root).as_posix()
+        return "/" if inside == "." else f"/{inside}"
+
+    def exists(self, path: str) -> bool:
+        """Whether something is there, be it a dangling symlink."""
+        return os.path.lexists(self.path(path, follow_last=False))
+
+    def read(self, path: str) -> str | None:
+        """The file's first 64 KiB as text, None where there is no file. Raises OSError."""
+        try:
+            with self.path(path).open("rb") as file:
+                return file.read(MAX_READ_BYTES).decode(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """Replace the file atomically; a symlink in its place is replaced, not followed. Raises ConfigError."""
+        try:
+            self._writable(path, lambda target: _replace(target, text, mode))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path} on the host: {error.strerror}",
+                f"Mount {os.path.dirname(path)} of the host read-write at the same path.",  # noqa: PTH120  # a host path
+            ) from error
+
+    def remove(self, path: str) -> None:
+        """Remove the file or symlink, if it is there. Raises OSError."""
+        self._writable(path, lambda target: target.unlink(missing_ok=True))
+
+    def _writable(self, path: str, act: Callable[[Path], T]) -> T:
+        """`act` on the first view of `path` that is not read-only.
+
+        The contract mounts the host's root read-only at /host and, in its second generation, the vendor's folder
+        read-write at its own path. Where neither can be written, pid 1's root is the host's own view.
+        """
+        views = [self.path(path, follow_last=False)]
+        direct = Path(path)
+        with contextlib.suppress(OSError):
+            if self.root != Path("/") and direct.parent.samefile(views[0].parent):
+                views.insert(0, direct)
+        views.append(resolve(self._proc / "1" / "root", path, follow_last=False))
+        for view in views[:-1]:
+            try:
+                return act(view)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+                refused = error
+        if not views[-1].parent.is_dir():
+            raise refused
+        return act(views[-1])
+
+
+def _replace(target: Path, text: str, mode: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

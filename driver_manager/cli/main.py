@@ -1,0 +1,86 @@
+"""`driver-manager`: the group of commands, and the one place where an error becomes two lines and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from driver_manager.cli.wiring import write_termination_log
+from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
+
+COMMANDS = {
+    "reconcile-driver-state": ("driver_manager.cli.reconcile", "reconcile_command"),
+    "plan": ("driver_manager.cli.reconcile", "plan_command"),
+    "status": ("driver_manager.cli.status", "status_command"),
+    "restore": ("driver_manager.cli.restore", "restore_command"),
+    "sandbox": ("driver_manager.cli.sandbox", "sandbox_command"),
+}
+
+EPILOG = "Exit codes: " + " · ".join(f"{code.value} {text}" for code, text in EXIT_MEANINGS.items())
+
+
+class LazyGroup(click.Group):
+    """Imports a command when it is used: a small command must not pay for the others' libraries."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now; None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(
+    cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(package_name="driver-manager", prog_name="driver-manager")
+def cli() -> None:
+    """Driver manager for accelerators on one Kubernetes node.
+
+    In the cluster, reconcile-driver-state is the init container of each driver pod. By hand, in a node debug pod,
+    start with status and plan: both change nothing. Without a cluster, try sandbox.
+    """
+
+
+def entry() -> None:
+    """The console script: run, and end with the exit code of the wire contract."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run the command in `argv`; its exit code. Errors go to standard error and the termination log."""
+    try:
+        result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _fail(ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
+    except click.ClickException as error:
+        return _fail(ExitCode.USAGE, _usage_text(error), "See `driver-manager --help`, and --help of each command.")
+    except ManagerError as error:
+        return _fail(error.exit_code, error.what, error.remedy)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+    return int(result) if isinstance(result, int) else ExitCode.DONE
+
+
+def _usage_text(error: click.ClickException) -> str:
+    return " ".join(error.format_message().split())
+
+
+def _fail(code: ExitCode, what: str, remedy: str) -> int:
+    click.echo(f"error: {what}", err=True)
+    if remedy:
+        click.echo(f"what to do: {remedy}", err=True)
+    write_termination_log(
+        os.environ.get("TERMINATION_LOG") or "/dev/termination-log", f"exit {code.value}: {what} {remedy}"
+    )
+    return code

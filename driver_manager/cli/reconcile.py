@@ -1,0 +1,70 @@
+"""`reconcile-driver-state` and `plan`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from driver_manager import settings
+from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.wiring import Session, open_session, policy, write_termination_log
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.planner import plan
+from driver_manager.reconcile import Outcome, reconcile
+from driver_manager.settings import Values
+
+_GROUPS = (settings.CLUSTER, settings.DRIVER, settings.HOST, settings.LOGGING)
+
+
+@click.command("reconcile-driver-state")
+@click.option("--dry-run", is_flag=True, help="Print the plan and change nothing (same as `plan`).")
+@output_option
+@with_options(*_GROUPS)
+def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
+    """Bring this node's driver to what is wanted, and give the node back as it was.
+
+    Pauses the operands' deploy labels, waits until their pods have left, unloads the old driver, loads the new one
+    (or clears the way for its container), and puts every label back. Killed at any point, the next run goes on.
+    """
+    values = Values(options)
+    if dry_run:
+        return _show_plan(values, output)
+    session = open_session(values)
+    outcome = reconcile(session.ports(), session.observer(), session.profile, policy(values))
+    _announce(session, outcome)
+    if output == "json":
+        click.echo(json.dumps({"exitCode": int(outcome.exit_code), "what": outcome.what, "remedy": outcome.remedy}))
+    return int(outcome.exit_code)
+
+
+@click.command("plan")
+@output_option
+@with_options(*_GROUPS)
+def plan_command(*, output: str, **options: Any) -> int:
+    """Print what reconcile-driver-state would do now, and why. Changes nothing."""
+    return _show_plan(Values(options), output)
+
+
+def _show_plan(values: Values, output: str) -> int:
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
+    decided = plan(session.observe(session.node), session.profile, policy(values))
+    click.echo(json.dumps(decided.to_json(), indent=2) if output == "json" else decided.to_text())
+    return ExitCode.DONE
+
+
+def _announce(session: Session, outcome: Outcome) -> None:
+    """The last line: in the log, in the termination log, and as an Event where something happened."""
+    failed = outcome.exit_code is not ExitCode.DONE
+    if failed:
+        session.log.error(outcome.what, exit_code=int(outcome.exit_code))
+        session.log.error(f"what to do: {outcome.remedy}")
+    else:
+        session.log.info(outcome.what)
+    line = f"exit {outcome.exit_code.value}: {outcome.what} {outcome.remedy}".strip()
+    write_termination_log(session.values.text("termination_log"), line)
+    if outcome.changed:
+        with session.clock.shielded():
+            reason = "DriverReconcileFailed" if failed else "DriverReconciled"
+            session.cluster.post_event(reason, line if failed else outcome.what, warning=failed)

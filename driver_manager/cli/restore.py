@@ -1,0 +1,80 @@
+"""`restore`: give a node back by hand from its journal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from driver_manager import settings
+from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.wiring import Session, open_session
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.model import NodeChange, Observation
+from driver_manager.domain.planner import is_loaded, refuse_if_owned
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.taking import decoded_journal, found_journal, release
+from driver_manager.settings import Values
+from driver_manager.settling import Settler
+
+_TAKE_OVER = tuple(setting for setting in settings.DRIVER if setting.name == "take_over")
+
+
+@click.command("restore")
+@click.option("--dry-run", is_flag=True, help="Print what would be given back and change nothing.")
+@click.option(
+    "--ignore-journal", is_flag=True, help="Decode the labels from their own values; drop an unreadable journal."
+)
+@output_option
+@with_options(settings.CLUSTER, _TAKE_OVER, settings.HOST, settings.LOGGING)
+def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, **options: Any) -> int:
+    """Give this node back from its journal: labels that still hold our value, our cordon, the journal itself.
+
+    What somebody changed meanwhile stays as they made it. Works from a laptop too. Refused while the run that took
+    the node lives (--take-over if you know better).
+    """
+    values = Values(options)
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
+    obs, journal = _facts(session, ignore_journal=ignore_journal)
+    refuse_if_owned(obs, take_over=values.flag("take_over"))
+    change = release(session.node, journal, session.profile) if journal else NodeChange()
+    if not dry_run and journal is not None and not change.is_empty:
+        ports = session.ports()
+        Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs).give_back(journal)
+    click.echo(_render(obs, session.profile, change, output, dry_run=dry_run))
+    return ExitCode.DONE
+
+
+def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Journal | None]:
+    """The observation, and the journal to give back by."""
+    node, key = session.node, session.profile.keys.journal
+    if not ignore_journal:
+        obs = session.observe(node, tolerant=True)
+        return obs, found_journal(obs, session.profile)
+    bare = replace(node, annotations={name: value for name, value in node.annotations.items() if name != key})
+    obs = replace(session.observe(bare, tolerant=True), node=node)
+    decoded = decoded_journal(node, session.profile, obs.me)
+    if decoded is None and key in node.annotations:
+        decoded = Journal(owner=obs.me, boot_id="")
+    return obs, decoded
+
+
+def _render(obs: Observation, profile: Profile, change: NodeChange, output: str, *, dry_run: bool) -> str:
+    labels = {key: {"from": obs.node.labels.get(key), "to": value} for key, value in change.labels.items()}
+    removed = sorted(key for key, value in change.annotations.items() if value is None)
+    if output == "json":
+        body = {"node": obs.node.name, "labels": labels, "uncordon": change.unschedulable is False, "removed": removed}
+        return json.dumps({**body, "dryRun": dry_run}, indent=2)
+    if change.is_empty:
+        return f"nothing to give back on node {obs.node.name}: no journal, no paused label, no cordon of ours"
+    verb = "would restore" if dry_run else "restored"
+    lines = [f"{verb} {key}: {pair['from']} → {pair['to']}" for key, pair in labels.items()]
+    if change.unschedulable is False:
+        lines.append("would lift our cordon" if dry_run else "lifted our cordon")
+    lines += [f"{'would remove' if dry_run else 'removed'} annotation {key}" for key in removed]
+    if obs.host is not None and not is_loaded(obs.host, profile):
+        lines.append("note: no driver is loaded; operands that need it will wait or crash until it is")
+    return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""Builds the outside from the options: clock, log, cluster, profile, host. One Session per command."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver_manager import profiles
+from driver_manager.adapters import hostfacts, procfs
+from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.host import HostSystem
+from driver_manager.adapters.hostfacts import HostRoots
+from driver_manager.adapters.reporting import LogReporter
+from driver_manager.domain.errors import ConfigError, ManagerError
+from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.model import Host, Loader, Node, Observation, Policy
+from driver_manager.domain.profile import Profile
+from driver_manager.executor import Ports
+from driver_manager.observe import Identity, observe
+from driver_manager.ports import Cluster
+from driver_manager.settings import Values
+
+CONTAINER_HOST_ROOT = Path("/host")
+
+
+def host_roots(values: Values) -> HostRoots:
+    """Where the host is seen: as told, else /host where a host tree is mounted there, else /."""
+    mounted = (CONTAINER_HOST_ROOT / "etc").is_dir()
+    root = Path(values.text("host_root") or (CONTAINER_HOST_ROOT if mounted else "/"))
+    return HostRoots(
+        root=root,
+        proc=Path(values.text("proc_root") or root / "proc"),
+        sys=Path(values.text("sys_root") or root / "sys"),
+        dev=Path(values.text("dev_root") or root / "dev"),
+    )
+
+
+def policy(values: Values) -> Policy:
+    """The policy in the options."""
+    return Policy(
+        loader=Loader(values.text("driver_load")),
+        force_reinstall=values.flag("force_reinstall"),
+        no_wait=values.flag("no_wait"),
+        take_over=values.flag("take_over"),
+        pod_termination_timeout_s=values.seconds("pod_termination_timeout"),
+        device_free_timeout_s=values.seconds("device_free_timeout"),
+        deadline_s=values.seconds("reconcile_deadline"),
+    )
+
+
+def reporter(values: Values, clock: SystemClock) -> LogReporter:
+    """The log: text on a terminal, JSON lines otherwise, unless told."""
+    wanted = values.text("log_format") or "auto"
+    as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
+    return LogReporter(clock.wall, as_json=as_json, level=values.text("log_level") or "info")
+
+
+@dataclass
+class Session:
+    """Everything one command works with, after its Node was read once."""
+
+    values: Values
+    clock: SystemClock
+    log: LogReporter
+    cluster: Cluster
+    roots: HostRoots
+    node: Node
+    profile: Profile
+    host_problem: str = ""
+
+    def ports(self) -> Ports:
+        """The ports of a run on this host."""
+        return Ports(self.cluster, HostSystem(self.roots, self.profile, self.clock), self.clock, self.log)
+
+    def observe(self, node: Node | None = None, *, tolerant: bool = False) -> Observation:
+        """All facts, of `node` as given or as it is now. `tolerant`: a host that cannot be read counts as none.
+
+        Raises ManagerError.
+        """
+        current = node if node is not None else self.cluster.node()
+        return observe(
+            current,
+            self.cluster.pods(),
+            self.profile,
+            self._identity(),
+            digest=self.values.text("driver_config_digest"),
+            read_host=lambda journal: self._host(journal, tolerant=tolerant),
+            process_lives=lambda owner: procfs.lives(owner, self.roots.proc),
+        )
+
+    def observer(self) -> Callable[[], Observation]:
+        """Observes with the Node already read first, and anew at each later call."""
+        first: list[Node] = [self.node]
+        return lambda: self.observe(first.pop() if first else None)
+
+    def _host(self, journal: Journal | None, *, tolerant: bool) -> Host | None:
+        loads = self.values.text("driver_load") == Loader.MANAGER.value
+        try:
+            return hostfacts.read_host(self.roots, self.profile, self.values.text("driver_root"), journal, loads=loads)
+        except ConfigError as error:
+            if not tolerant:
+                raise
+            self.host_problem = error.what
+            return None
+
+    def _identity(self) -> Identity:
+        told = self.values.text("pod_name")
+        namespace = (
+            self.values.text("pod_namespace") or self.values.text("operator_namespace") or self.profile.namespace
+        )
+        return Identity(told or socket.gethostname(), bool(told), namespace, self._process())
+
+    def _process(self) -> Owner:
+        try:
+            boot = hostfacts.boot_id(self.roots)
+        except ManagerError:
+            boot = ""
+        return procfs.this_process(boot)
+
+
+def open_session(values: Values, *, api_timeout_s: float | None = None) -> Session:
+    """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError."""
+    known = profiles.known(values.text("profile_file"))
+    wanted = values.text("profile")
+    if wanted != profiles.AUTO:
+        profiles.pick(wanted, known, (), lambda _: False)
+    clock = SystemClock()
+    clock.install()
+    log = reporter(values, clock)
+    roots = host_roots(values)
+    name = node_name(values, roots)
+    cluster = _cluster(values, name, clock, log, api_timeout_s)
+    node = cluster.node()
+    profile = profiles.pick(wanted, known, node.labels, lambda one: bool(hostfacts.pci_devices(roots, one)))
+    return Session(values, clock, log, cluster, roots, node, profile)
+
+
+def node_name(values: Values, roots: HostRoots) -> str:
+    """The node's name: as told, else the host's own where a host tree is mounted. Raises ConfigError."""
+    told = values.text("node_name")
+    if not told and roots.root != Path("/"):
+        told = (roots.files().read("/etc/hostname") or "").strip()
+    if not told:
+        raise ConfigError("the node is not known", "Set NODE_NAME (or --node-name).")
+    if not all(part.replace("-", "").isalnum() and part == part.lower() for part in told.split(".")):
+        raise ConfigError(f"{told!r} is not the name of a node", "Set NODE_NAME (or --node-name) to its name.")
+    return told
+
+
+def _cluster(values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float | None) -> Cluster:
+    from driver_manager.adapters.kube import KubeCluster, load_client  # noqa: PLC0415  # 40 MiB that only this needs
+
+    budget_s = values.seconds("api_timeout")
+    client = load_client(values.text("kubeconfig") or None)
+    return KubeCluster(client, name, clock, log, budget_s if api_timeout_s is None else min(budget_s, api_timeout_s))
+
+
+def write_termination_log(path: str, text: str) -> None:
+    """Write the last line for `kubectl describe pod`; only into a file that is already there (the kubelet made it)."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text[:4000])

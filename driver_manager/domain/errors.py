@@ -1,0 +1,142 @@
+"""Every way a command can end, as an exit code and as exceptions that carry a remedy.
+
+Owns the exit codes of the wire contract. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Process exit codes; part of the wire contract."""
+
+    DONE = 0
+    INTERNAL = 1
+    USAGE = 2
+    PODS_REMAIN = 3
+    DRIVER_BUSY = 4
+    MODULE_FAILED = 5
+    PREFLIGHT_FAILED = 6
+    API_REFUSED = 7
+    API_UNAVAILABLE = 8
+    REBOOT_REQUIRED = 9
+    STANDING_DOWN = 10
+    OWNED_ELSEWHERE = 11
+
+
+EXIT_MEANINGS: dict[ExitCode, str] = {
+    ExitCode.DONE: "done, or nothing to do",
+    ExitCode.INTERNAL: "internal error (a bug: the only code with a traceback)",
+    ExitCode.USAGE: "usage or configuration",
+    ExitCode.PODS_REMAIN: "pods would not leave",
+    ExitCode.DRIVER_BUSY: "driver busy",
+    ExitCode.MODULE_FAILED: "module operation failed",
+    ExitCode.PREFLIGHT_FAILED: "preflight failed; nothing was changed",
+    ExitCode.API_REFUSED: "API refused (401/403)",
+    ExitCode.API_UNAVAILABLE: "API unavailable",
+    ExitCode.REBOOT_REQUIRED: "reboot required",
+    ExitCode.STANDING_DOWN: "standing down (host-installed driver, or told to terminate)",
+    ExitCode.OWNED_ELSEWHERE: "another run owns the node",
+}
+
+
+class ManagerError(Exception):
+    """An expected failure: one line saying what, one line saying what to do."""
+
+    exit_code = ExitCode.INTERNAL
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+
+
+class ConfigError(ManagerError):
+    """An option, a profile, a file or the node's name cannot be used as given."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NodeMissing(ConfigError):
+    """The Node object does not exist (any more)."""
+
+
+class PodsRemain(ManagerError):
+    """Pods were still on the node at the deadline."""
+
+    exit_code = ExitCode.PODS_REMAIN
+
+
+class DriverBusy(ManagerError):
+    """Something holds the device or the module."""
+
+    exit_code = ExitCode.DRIVER_BUSY
+
+
+class ModuleFailed(ManagerError):
+    """A module could not be unloaded, loaded or verified, or the host's mounts or files not be cleaned."""
+
+    exit_code = ExitCode.MODULE_FAILED
+
+
+class PreflightFailed(ManagerError):
+    """The run would not succeed; nothing was changed."""
+
+    exit_code = ExitCode.PREFLIGHT_FAILED
+
+
+class ApiRefused(ManagerError):
+    """The API server answered 401 or 403."""
+
+    exit_code = ExitCode.API_REFUSED
+
+
+class ApiUnavailable(ManagerError):
+    """The API server could not be reached, or kept failing, for the whole retry budget."""
+
+    exit_code = ExitCode.API_UNAVAILABLE
+
+
+class Conflict(ManagerError):
+    """The object changed since it was read: observe again, plan again."""
+
+    exit_code = ExitCode.API_UNAVAILABLE
+
+
+class WatchExpired(ManagerError):
+    """The watch cannot go on from its resourceVersion (410): list again."""
+
+    exit_code = ExitCode.API_UNAVAILABLE
+
+
+class WatchBroken(ManagerError):
+    """The watch ended in the middle: watch again from the last resourceVersion seen."""
+
+    exit_code = ExitCode.API_UNAVAILABLE
+
+
+class ModuleBusy(DriverBusy):
+    """The kernel refused to unload a module because something uses it."""
+
+
+class RebootRequired(ManagerError):
+    """Only a reboot can bring the wanted driver."""
+
+    exit_code = ExitCode.REBOOT_REQUIRED
+
+
+class StandingDown(ManagerError):
+    """The node is not ours to change, or we were told to terminate."""
+
+    exit_code = ExitCode.STANDING_DOWN
+
+
+class Terminated(StandingDown):
+    """SIGTERM or SIGINT arrived while we were waiting."""
+
+
+class OwnedElsewhere(ManagerError):
+    """The journal names another run whose owner still lives."""
+
+    exit_code = ExitCode.OWNED_ELSEWHERE

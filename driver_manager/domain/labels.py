@@ -1,0 +1,63 @@
+"""How deploy labels are paused and given back.
+
+Owns the encoding of a paused label value. Pure; imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+MAX_LABEL_VALUE_CHARS = 63
+"""Kubernetes' limit for a label value (k8s.io/apimachinery validation.LabelValueMaxLength)."""
+
+
+def paused_form(value: str, paused_value: str) -> str:
+    """The value that pauses a label now holding `value`: at most 63 characters."""
+    if value == "true":
+        return paused_value
+    combined = f"{value}_{paused_value}"
+    return combined if len(combined) <= MAX_LABEL_VALUE_CHARS else paused_value
+
+
+def is_paused(value: str | None, paused_value: str) -> bool:
+    """Whether `value` has the form that some manager writes to pause a label."""
+    return value is not None and (value == paused_value or value.endswith(f"_{paused_value}"))
+
+
+def decoded(value: str, paused_value: str) -> str:
+    """The original of a paused `value` as far as the value itself tells (a truncated one reads as `true`)."""
+    return value.removesuffix(f"_{paused_value}") if value != paused_value else "true"
+
+
+def is_pausable(value: str | None) -> bool:
+    """Whether a label holding `value` switches an operand on: `false`, empty and absent do not."""
+    return value not in (None, "", "false")
+
+
+def originals(
+    labels: Mapping[str, str], journaled: Mapping[str, str], keys: frozenset[str], paused_value: str
+) -> dict[str, str]:
+    """Original value by key, of every label in `keys` that is paused or can be.
+
+    A paused label is explained by the journal where its value is the one we wrote for the journaled original, else by
+    the value itself. A label that is not paused speaks for itself: an edit during the pause wins over the journal.
+    """
+    found: dict[str, str] = {}
+    for key in sorted(keys & labels.keys()):
+        value = labels[key]
+        if is_paused(value, paused_value):
+            known = journaled.get(key)
+            ours = known is not None and paused_form(known, paused_value) == value
+            found[key] = known if ours and known is not None else decoded(value, paused_value)
+        elif is_pausable(value):
+            found[key] = value
+    return found
+
+
+def restored(labels: Mapping[str, str], saved: Mapping[str, str], paused_value: str) -> dict[str, str]:
+    """New value by key, of the labels in `saved` that still hold our paused value; all others are left as they are."""
+    return {
+        key: original
+        for key, original in sorted(saved.items())
+        if labels.get(key) == paused_form(original, paused_value) and labels.get(key) != original
+    }

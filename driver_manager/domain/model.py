@@ -1,0 +1,221 @@
+"""What is observed: the Node, its pods, the host and who we are, as immutable facts.
+
+Pure; reading them belongs to the adapters, judging them to the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from driver_manager.domain.journal import Journal, Owner
+
+
+@dataclass(frozen=True)
+class Node:
+    """The Node object as far as we use it."""
+
+    name: str
+    uid: str
+    resource_version: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    unschedulable: bool = False
+    boot_id: str = ""
+    machine_id: str = ""
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """A change of the Node as a merge: None removes a key; `unschedulable` None leaves the cordon alone."""
+
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    unschedulable: bool | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether applying it would do nothing."""
+        return not self.labels and not self.annotations and self.unschedulable is None
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod on the node. `selector_keys` are the node-label keys that its placement requires."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str = "Running"
+    selector_keys: frozenset[str] = frozenset()
+    owner_kind: str = ""
+    is_mirror: bool = False
+    deleting: bool = False
+    grace_period_s: int | None = None
+    finalizers: tuple[str, ...] = ()
+    reason: str = ""
+    host_paths: tuple[str, ...] = ()
+    config_digest: str = ""
+    main_container: str = ""
+    main_started: bool = False
+    created: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its containers have ended for good."""
+        return self.phase in ("Succeeded", "Failed")
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class PodList:
+    """Pods of one node and the resourceVersion from which a watch continues without a gap."""
+
+    pods: tuple[Pod, ...]
+    resource_version: str
+
+
+class PodEventKind(Enum):
+    """What a watch says happened."""
+
+    PRESENT = "present"
+    GONE = "gone"
+    BOOKMARK = "bookmark"
+
+
+@dataclass(frozen=True)
+class PodEvent:
+    """One change seen by a watch; a bookmark has no pod. A watch resumes after `resource_version`."""
+
+    kind: PodEventKind
+    pod: Pod | None
+    resource_version: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """A loaded kernel module. `refcount` counts users and holders; None where the kernel does not tell."""
+
+    name: str
+    version: str = ""
+    refcount: int | None = None
+    holders: tuple[str, ...] = ()
+    live: bool = True
+
+
+@dataclass(frozen=True)
+class ModuleFile:
+    """A module that a driver root offers for the running kernel."""
+
+    name: str
+    path: str
+    version: str = ""
+    vermagic: str = ""
+
+
+@dataclass(frozen=True)
+class DriverSource:
+    """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable."""
+
+    root: str
+    modules: tuple[ModuleFile, ...] = ()
+    problem: str = ""
+    remedy: str = ""
+
+    @property
+    def version(self) -> str:
+        """Version of the first root module, or "" when unknown."""
+        return self.modules[0].version if self.modules else ""
+
+
+@dataclass(frozen=True)
+class LoadRecord:
+    """What a `DRIVER_LOAD=manager` run noted about the driver it loaded, valid for one boot."""
+
+    boot_id: str
+    root: str
+    version: str
+
+
+@dataclass(frozen=True)
+class RebootMarker:
+    """A reboot-required marker found on the host."""
+
+    reason: str
+    boot_id: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below."""
+
+    boot_id: str
+    kernel_release: str
+    machine_id: str = ""
+    modules: Mapping[str, Module] = field(default_factory=dict)
+    digest: str | None = None
+    digest_problem: str = ""
+    record: LoadRecord | None = None
+    root_mounts: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()
+    host_driver: str = ""
+    source: DriverSource | None = None
+    previous_source: DriverSource | None = None
+    pci_devices: tuple[str, ...] = ()
+    conflicting: tuple[str, ...] = ()
+    marker: RebootMarker | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Everything one decision needs, read once. `host` is None away from the node."""
+
+    node: Node
+    pods: PodList
+    host: Host | None
+    me: Owner
+    own_pod: Pod | None = None
+    journal: Journal | None = None
+    owner_alive: bool = False
+    digest: str = ""
+    digest_source: str = ""
+
+
+class Health(Enum):
+    """What a probe says of the devices. Unknown is never folded into one of the others."""
+
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """One sample of a probe."""
+
+    health: Health
+    reason: str
+
+
+class Loader(Enum):
+    """Who loads the driver."""
+
+    CONTAINER = "container"
+    MANAGER = "manager"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user wants, apart from the facts. Times in seconds."""
+
+    loader: Loader = Loader.CONTAINER
+    force_reinstall: bool = False
+    no_wait: bool = False
+    take_over: bool = False
+    pod_termination_timeout_s: float = 300.0
+    device_free_timeout_s: float = 60.0
+    deadline_s: float = 1800.0

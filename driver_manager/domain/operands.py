@@ -1,0 +1,52 @@
+"""Which pods on the node a pause makes leave, and why one is still there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from driver_manager.domain.model import Observation, Pod
+from driver_manager.domain.profile import Profile
+
+
+def is_placed_by(pod: Pod, keys: Set[str], own: Pod | None) -> bool:
+    """Whether `pod` runs here because of one of the node-label `keys`; never our own pod, nor one that has ended."""
+    if pod.is_over or (own is not None and pod.uid == own.uid):
+        return False
+    return not pod.selector_keys.isdisjoint(keys)
+
+
+def placed_by(pods: Iterable[Pod], keys: Set[str], own: Pod | None) -> tuple[Pod, ...]:
+    """The pods that pausing `keys` makes leave."""
+    return tuple(pod for pod in pods if is_placed_by(pod, keys, own))
+
+
+def bound_to_root(obs: Observation, profile: Profile) -> frozenset[str]:
+    """Deploy-label keys of operand pods that mount the driver root from the host and so hold a stale one."""
+    keys = profile.deploy.keys_in(dict(obs.node.labels))
+    root = profile.paths.driver_root
+    bound = (pod for pod in placed_by(obs.pods.pods, keys, obs.own_pod) if _mounts(pod, root))
+    return frozenset(key for pod in bound for key in pod.selector_keys & keys)
+
+
+def _mounts(pod: Pod, root: str) -> bool:
+    """Whether a hostPath volume of `pod` shows `root`: the root itself, something in it, or a folder that holds it."""
+    return any(
+        path == root or path.startswith(f"{root}/") or root.startswith(f"{path.rstrip('/')}/")
+        for path in pod.host_paths
+    )
+
+
+def why_still_there(pod: Pod) -> str:
+    """Why `pod` has not left yet, as far as its object tells."""
+    if pod.is_mirror:
+        return "mirror pod of a static manifest: labels do not move it, remove its manifest from the node"
+    if pod.reason == "NodeLost":
+        return "node lost: its kubelet does not answer"
+    if not pod.deleting:
+        owner = f"owned by a {pod.owner_kind}" if pod.owner_kind else "owned by nobody"
+        if pod.owner_kind == "DaemonSet":
+            return "not deleted: its DaemonSet controller has not reacted to the label, or its label was set back"
+        return f"not deleted: {owner}, so a label does not move it; delete it by hand"
+    if pod.finalizers:
+        return f"terminating, held by finalizer {', '.join(pod.finalizers)}"
+    return f"terminating, its grace period of {pod.grace_period_s or 0} s is running or its processes do not end"

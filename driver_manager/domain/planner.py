@@ -1,0 +1,252 @@
+"""plan(observation, profile, policy) → Plan: the decision table of reconcile-driver-state.
+
+Pure: no clock, no I/O. Resuming is planning again: a journal from an earlier run is one more fact.
+Raises the errors that stop a run before its first effect.
+"""
+
+from __future__ import annotations
+
+from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PreflightFailed
+from driver_manager.domain.model import Host, Loader, NodeChange, Observation, Policy
+from driver_manager.domain.operands import bound_to_root, placed_by
+from driver_manager.domain.preflight import problems
+from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.steps import (
+    ClearRebootRequest,
+    Decision,
+    GiveBack,
+    HoldForReboot,
+    LoadModules,
+    Plan,
+    RecordDigest,
+    RemoveArtifacts,
+    RequestReboot,
+    StandDown,
+    Step,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForDevice,
+    WaitForOperands,
+)
+from driver_manager.domain.taking import found_journal, give_back, pausable_keys, paused_keys, take
+from driver_manager.domain.unloading import unload_order
+
+UPGRADE = "upgrade"
+
+
+def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
+    """What a run would do now, and why.
+
+    Raises ConfigError away from the node or without a digest to compare, OwnedElsewhere while another run's owner
+    lives, PreflightFailed when the driver could not be replaced.
+    """
+    host = _host_of(obs)
+    refuse_if_owned(obs, take_over=policy.take_over)
+    if profile.strategy is Strategy.REBOOT:
+        return _plan_reboot_driver(obs, host, profile, policy)
+    if policy.loader is Loader.CONTAINER and host.host_driver and host.digest is None:
+        return _stand_down(obs, host, profile, policy)
+    if not is_loaded(host, profile):
+        return _first_install(obs, host, profile, policy)
+    why = why_replace(obs, host, policy)
+    if why:
+        return _replace(obs, host, profile, policy, why)
+    return _keep(obs, host, profile, policy)
+
+
+def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
+    """Raise OwnedElsewhere when the journal belongs to another run that still lives and `take_over` is not asked."""
+    journal = obs.journal
+    if journal is None or take_over or not obs.owner_alive or journal.owner.is_same_run_as(obs.me):
+        return
+    raise OwnedElsewhere(
+        f"node {obs.node.name} is taken by {journal.owner}, which is still there",
+        "Wait for it, or look at it with `driver-manager status`; --take-over continues in its place once you are "
+        "sure that it does nothing any more.",
+    )
+
+
+def is_loaded(host: Host, profile: Profile) -> bool:
+    """Whether the driver is in the kernel: any of the profile's root modules."""
+    return any(root in host.modules for root in profile.modules.roots)
+
+
+def why_replace(obs: Observation, host: Host, policy: Policy) -> str:
+    """Why the loaded driver has to be replaced; "" when it is current."""
+    if policy.force_reinstall:
+        return "a reinstall was forced"
+    if not obs.digest:
+        raise ConfigError(
+            "the wanted driver is not known: no DRIVER_CONFIG_DIGEST, and no driver pod on this node to read it from",
+            "Set DRIVER_CONFIG_DIGEST (or --driver-config-digest) as in the driver DaemonSet.",
+        )
+    if host.digest_problem:
+        return f"the recorded digest is unusable: {host.digest_problem}"
+    if host.digest is None:
+        return "the driver is loaded, but no digest is recorded for it"
+    if host.digest != obs.digest:
+        return f"recorded digest {host.digest[:12]} differs from the wanted {obs.digest[:12]}"
+    return ""
+
+
+def _host_of(obs: Observation) -> Host:
+    if obs.host is None:
+        raise ConfigError(
+            f"this is not node {obs.node.name}: its machine id and boot id differ from this host's",
+            "Run it on the node (init container, or `kubectl debug node/NAME` with the host at /host), "
+            "or set --node-name to the node this is.",
+        )
+    return obs.host
+
+
+def _stand_down(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
+    deploy = profile.deploy
+    step = StandDown(
+        key=deploy.driver_key,
+        value=deploy.preinstalled_value,
+        timeout_s=policy.pod_termination_timeout_s if obs.own_pod else 0.0,
+        why=f"the host has its own driver ({host.host_driver})",
+        already_labelled=obs.node.labels.get(deploy.driver_key) == deploy.preinstalled_value,
+    )
+    return Plan(
+        Decision.HOST_DRIVER,
+        f"the host has its own driver, {host.host_driver}; a container must not install another",
+        (*give_back(found_journal(obs, profile)), step),
+    )
+
+
+def _first_install(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
+    """No module loaded: nothing can hold the device, so nobody is evicted or waited for but pods of a stale root."""
+    _check(obs, host, profile, policy)
+    stale = bound_to_root(obs, profile) if host.root_mounts else frozenset()
+    resumed = paused_keys(obs.node, profile) if obs.journal else frozenset()
+    steps: list[Step] = []
+    taken: tuple[Step, ...] = ()
+    if stale or obs.journal:
+        taken = _taken(obs, profile, policy, stale | resumed, cordon=False)
+    steps += taken
+    if host.modules:  # left behind by a load that failed or was killed
+        steps.append(UnloadModules(unload_order(host.modules)))
+    steps += _clean(host, (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file))
+    steps += _load(obs, host, profile, policy)
+    steps += _release(obs, profile, taken)
+    loads = policy.loader is Loader.MANAGER
+    reason = "the driver is not loaded: " + ("load it" if loads else "its container loads it, the way is made clear")
+    return Plan(Decision.NOT_LOADED, reason, tuple(steps))
+
+
+def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
+    """Loaded and current. A driver container about to start anew replaces its root: operands must let go of it."""
+    version = next((module.version for module in host.modules.values() if module.version), "")
+    reason = f"driver is current: digest {obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
+    if not _root_will_be_replaced(obs, host, policy):
+        return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)))
+    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False)
+    steps = [*taken, *_clean(host, (profile.paths.ready_marker,)), *_release(obs, profile, taken)]
+    reason += "; its container starts anew, so pods must let go of the old root"
+    return Plan(Decision.REBIND, reason, tuple(steps))
+
+
+def _root_will_be_replaced(obs: Observation, host: Host, policy: Policy) -> bool:
+    init_of_driver_pod = obs.own_pod is not None and not obs.own_pod.main_started
+    return policy.loader is Loader.CONTAINER and init_of_driver_pod and bool(host.root_mounts)
+
+
+def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why: str) -> Plan:
+    _check(obs, host, profile, policy)
+    managed = (
+        obs.node.annotations.get(profile.keys.upgrade_enabled) == "true" if profile.keys.upgrade_enabled else False
+    )
+    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=not managed)
+    steps: list[Step] = [
+        *taken,
+        WaitForDevice(policy.device_free_timeout_s),
+        UnloadModules(unload_order(host.modules)),
+        *_clean(host, (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file)),
+        *_load(obs, host, profile, policy),
+        *_release(obs, profile, taken),
+    ]
+    warnings = []
+    if managed:
+        warnings.append("the operator manages upgrades on this node: no cordon of ours")
+    if policy.loader is Loader.CONTAINER and obs.own_pod is None:
+        warnings.append(
+            "run by hand with DRIVER_LOAD=container: nothing loads the driver until the driver pod is restarted"
+        )
+    return Plan(Decision.REPLACE, why, tuple(steps), tuple(warnings))
+
+
+def _taken(
+    obs: Observation, profile: Profile, policy: Policy, pause: frozenset[str], *, cordon: bool
+) -> tuple[Step, ...]:
+    step = take(obs, profile, pause, cordon=cordon)
+    keys = pause | paused_keys(obs.node, profile)
+    pods = tuple(sorted(str(pod) for pod in placed_by(obs.pods.pods, keys, obs.own_pod)))
+    wait = WaitForOperands(tuple(sorted(keys)), pods, policy.pod_termination_timeout_s) if keys else None
+    return tuple(found for found in (step, wait) if found is not None)
+
+
+def _release(obs: Observation, profile: Profile, taken: tuple[Step, ...]) -> tuple[GiveBack, ...]:
+    for step in taken:
+        if isinstance(step, TakeNode):
+            return (GiveBack(step.journal),)
+    return give_back(found_journal(obs, profile))
+
+
+def _clean(host: Host, paths: tuple[str, ...]) -> list[Step]:
+    """Unmount what is mounted at the driver root; remove those of `paths` that are there."""
+    steps: list[Step] = []
+    if host.root_mounts:
+        steps.append(UnmountDriverRoot(host.root_mounts))
+    present = tuple(path for path in paths if path and path in host.artifacts)
+    if present:
+        steps.append(RemoveArtifacts(present))
+    return steps
+
+
+def _load(obs: Observation, host: Host, profile: Profile, policy: Policy) -> list[Step]:
+    if policy.loader is Loader.CONTAINER or host.source is None:
+        return []
+    paths = profile.paths
+    return [
+        LoadModules(host.source, host.previous_source),
+        *([RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source)] if obs.digest else []),
+    ]
+
+
+def _check(obs: Observation, host: Host, profile: Profile, policy: Policy) -> None:
+    found = problems(host, profile, policy)
+    if found:
+        what = "; ".join(problem.what for problem in found)
+        raise PreflightFailed(f"preflight: {what}", " ".join(problem.remedy for problem in found))
+
+
+def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
+    """Strategy `reboot`: the driver is loaded into a fresh kernel only, and never unloaded."""
+    paths = profile.paths
+    stale = host.marker is not None and host.marker.boot_id != host.boot_id
+    clear = (ClearRebootRequest(paths.reboot_marker, _reboot_labels(obs, profile, None)),) if stale else ()
+    if not is_loaded(host, profile):
+        reason = "the driver is not loaded: a fresh boot can load it"
+        _check(obs, host, profile, policy)
+        return Plan(Decision.NOT_LOADED, reason, (*clear, *_load(obs, host, profile, policy)))
+    why = why_replace(obs, host, policy)
+    if not why:
+        return Plan(Decision.CURRENT, f"driver is current: digest {obs.digest[:12]}, loaded since this boot", clear)
+    marker = {"from": host.digest or "", "to": obs.digest, "reason": UPGRADE}
+    request = RequestReboot(paths.reboot_marker, marker, _reboot_labels(obs, profile, "true"))
+    return Plan(
+        Decision.REBOOT,
+        f"{why}; this driver must never be unloaded from a running kernel",
+        (request, HoldForReboot(policy.no_wait)),
+    )
+
+
+def _reboot_labels(obs: Observation, profile: Profile, value: str | None) -> NodeChange:
+    key = profile.keys.reboot_required
+    wanted: dict[str, str | None] = {key: value} if key and obs.node.labels.get(key) != value else {}
+    state = profile.keys.upgrade_state
+    if state and value is not None and obs.node.labels.get(state) != "node-reboot-required":
+        wanted[state] = "node-reboot-required"
+    return NodeChange(labels=wanted)

@@ -1,0 +1,108 @@
+"""The shape of a vendor profile: everything vendor-specific, as data.
+
+Owns the fields and their meaning; reading and checking files belongs to `driver_manager.profiles`. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Strategy(Enum):
+    """How a new driver gets into the kernel."""
+
+    IN_PLACE = "in-place"
+    REBOOT = "reboot"
+
+
+@dataclass(frozen=True)
+class NodeKeys:
+    """Full names of the label and annotation keys on the Node; empty where the vendor has none."""
+
+    journal: str
+    cordon: str
+    upgrade_enabled: str = ""
+    upgrade_state: str = ""
+    upgrade_requested: str = ""
+    skip: str = ""
+    safe_load: str = ""
+    reboot_required: str = ""
+
+
+@dataclass(frozen=True)
+class DeployLabels:
+    """The vendor's switches for its operands: `<prefix><component>` with the value `true`."""
+
+    prefix: str = ""
+    driver_component: str = "driver"
+    paused_value: str = "paused-for-driver-upgrade"
+    preinstalled_value: str = "pre-installed"
+    leave_last: tuple[str, ...] = ()
+
+    @property
+    def driver_key(self) -> str:
+        """The driver's own deploy label: the one that is never paused."""
+        return self.prefix + self.driver_component
+
+    def keys_in(self, labels: dict[str, str]) -> frozenset[str]:
+        """The deploy-label keys in `labels` that may be paused."""
+        if not self.prefix:
+            return frozenset()
+        return frozenset(key for key in labels if key.startswith(self.prefix) and key != self.driver_key)
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Kernel modules: `roots` are the sign of the driver; `own` are globs of what may be unloaded below them."""
+
+    roots: tuple[str, ...]
+    own: tuple[str, ...] = ()
+    conflicting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostPaths:
+    """Absolute paths on the host."""
+
+    driver_root: str
+    state_file: str
+    load_record: str
+    ready_marker: str = ""
+    artifacts: tuple[str, ...] = ()
+    device_nodes: tuple[str, ...] = ()
+    reboot_marker: str = ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A command that says whether the driver serves its devices, looked for inside the driver root."""
+
+    tool: str
+    args: tuple[str, ...] = ()
+    search: tuple[str, ...] = ("usr/bin", "usr/local/bin", "bin")
+    preload: str = ""
+    library_dirs: tuple[str, ...] = ()
+    timeout_s: float = 20.0
+    parser: str = "exit-status"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One vendor, complete."""
+
+    name: str
+    strategy: Strategy
+    pci_vendor: str
+    keys: NodeKeys
+    modules: Modules
+    paths: HostPaths
+    deploy: DeployLabels = field(default_factory=DeployLabels)
+    pci_classes: tuple[str, ...] = ()
+    pci_devices: tuple[str, ...] = ()
+    present_labels: tuple[str, ...] = ()
+    resource_prefix: str = ""
+    device_class: str = ""
+    namespace: str = ""
+    host_services: tuple[str, ...] = ()
+    probe: Probe | None = field(default=None)

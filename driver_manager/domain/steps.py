@@ -1,0 +1,235 @@
+"""The steps a plan can be made of, and the plan itself.
+
+Each step is as big as what can be done, repeated or given back at once, and says in one line what it does. Pure data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.model import DriverSource, NodeChange
+
+
+@dataclass(frozen=True)
+class TakeNode:
+    """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
+
+    journal: Journal
+    change: NodeChange
+    resource_version: str
+
+    def describe(self) -> str:
+        paused = [key for key in self.change.labels if key in self.journal.labels]
+        parts = [f"pause {len(paused)} operand label(s)"] if paused else ["keep the operands paused"]
+        if self.change.unschedulable:
+            parts.append("cordon")
+        return f"take the node: {', '.join(parts)}, write the journal"
+
+
+@dataclass(frozen=True)
+class WaitForOperands:
+    """Wait until no pod is left on the node that was placed by one of the paused keys."""
+
+    keys: tuple[str, ...]
+    pods: tuple[str, ...]
+    timeout_s: float
+
+    def describe(self) -> str:
+        return f"wait up to {self.timeout_s:g} s for {len(self.pods)} operand pod(s) to terminate"
+
+
+@dataclass(frozen=True)
+class WaitForDevice:
+    """Wait until nothing but modules uses the driver's modules."""
+
+    timeout_s: float
+
+    def describe(self) -> str:
+        return f"wait up to {self.timeout_s:g} s for the device to be free"
+
+
+@dataclass(frozen=True)
+class UnloadModules:
+    """Unload the driver, holders first; the order is looked up again when it is done."""
+
+    names: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"unload {' → '.join(self.names)}"
+
+
+@dataclass(frozen=True)
+class UnmountDriverRoot:
+    """Unmount what an earlier driver container left mounted at the driver root, deepest first."""
+
+    mounts: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"unmount the stale driver root {self.mounts[-1]} ({len(self.mounts)} mount(s))"
+
+
+@dataclass(frozen=True)
+class RemoveArtifacts:
+    """Remove files that speak of a driver which is no longer there."""
+
+    paths: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"remove {', '.join(self.paths)}"
+
+
+@dataclass(frozen=True)
+class LoadModules:
+    """Load the driver from `source` and verify it; on failure load `previous` again."""
+
+    source: DriverSource
+    previous: DriverSource | None
+
+    def describe(self) -> str:
+        version = f" {self.source.version}" if self.source.version else ""
+        names = ", ".join(module.name for module in self.source.modules)
+        return f"load {names}{version} from {self.source.root} and verify it"
+
+
+@dataclass(frozen=True)
+class RecordDigest:
+    """Write the digest to the state file, and where the driver came from."""
+
+    path: str
+    digest: str
+    record_path: str
+    source: DriverSource
+
+    def describe(self) -> str:
+        return f"record digest {self.digest[:12]} in {self.path}"
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
+
+    journal: Journal
+
+    def describe(self) -> str:
+        cordon = ", lift our cordon" if self.journal.cordoned else ""
+        return f"give the node back: restore {len(self.journal.labels)} label(s){cordon}, remove the journal"
+
+
+@dataclass(frozen=True)
+class StandDown:
+    """Tell the operator that the host has its own driver, and wait to be terminated."""
+
+    key: str
+    value: str
+    timeout_s: float
+    why: str
+    already_labelled: bool = False
+
+    def describe(self) -> str:
+        return f"stand down: label {self.key}={self.value}, wait up to {self.timeout_s:g} s to be terminated"
+
+
+@dataclass(frozen=True)
+class RequestReboot:
+    """Write the reboot-required marker, label the node; the driver stays loaded."""
+
+    path: str
+    marker: Mapping[str, Any]
+    change: NodeChange
+
+    def describe(self) -> str:
+        return f"write the reboot-required marker {self.path} and label the node"
+
+
+@dataclass(frozen=True)
+class HoldForReboot:
+    """Hold until the boot changes, or leave at once with exit code 9."""
+
+    no_wait: bool
+
+    def describe(self) -> str:
+        return "leave: a reboot is required (exit 9)" if self.no_wait else "hold until the node reboots"
+
+
+@dataclass(frozen=True)
+class ClearRebootRequest:
+    """Remove the marker and labels that a request of an earlier boot left."""
+
+    path: str
+    change: NodeChange
+
+    def describe(self) -> str:
+        return "clear the reboot request of an earlier boot"
+
+
+Step = (
+    TakeNode
+    | WaitForOperands
+    | WaitForDevice
+    | UnloadModules
+    | UnmountDriverRoot
+    | RemoveArtifacts
+    | LoadModules
+    | RecordDigest
+    | GiveBack
+    | StandDown
+    | RequestReboot
+    | HoldForReboot
+    | ClearRebootRequest
+)
+
+
+class Decision(Enum):
+    """Which row of the decision table applies."""
+
+    HOST_DRIVER = "host-driver"
+    NOT_LOADED = "not-loaded"
+    CURRENT = "current"
+    REBIND = "rebind"
+    REPLACE = "replace"
+    REBOOT = "reboot"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ordered steps and the stated reason for them; without steps, the reason for doing nothing."""
+
+    decision: Decision
+    reason: str
+    steps: tuple[Step, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan for machines: decision, reason, steps (name, text, fields) and warnings."""
+        return {
+            "decision": self.decision.value,
+            "reason": self.reason,
+            "steps": [
+                {"step": type(step).__name__, "text": step.describe(), "with": _plain(asdict(step))}
+                for step in self.steps
+            ],
+            "warnings": list(self.warnings),
+        }
+
+    def to_text(self) -> str:
+        """The plan for people, one step a line."""
+        lines = [f"decision: {self.decision.value}", f"why:      {self.reason}"]
+        lines += [f"  {number}. {step.describe()}" for number, step in enumerate(self.steps, 1)]
+        if not self.steps:
+            lines.append("  nothing to do")
+        lines += [f"  note: {warning}" for warning in self.warnings]
+        return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value

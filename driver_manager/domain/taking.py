@@ -1,0 +1,107 @@
+"""Taking a node and giving it back, as patches computed from facts.
+
+Owns what goes into the one patch of each. Pure; the cordon and label rules are those of the wire contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from driver_manager.domain import labels as label_rules
+from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
+from driver_manager.domain.model import Node, NodeChange, Observation
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.steps import GiveBack, TakeNode
+
+CORDON_MARK = "true"
+"""Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
+
+
+def has_managers_cordon(node: Node, profile: Profile) -> bool:
+    """Whether the node is cordoned and the cordon is marked as a driver manager's."""
+    return node.unschedulable and profile.keys.cordon in node.annotations
+
+
+def paused_keys(node: Node, profile: Profile) -> frozenset[str]:
+    """Deploy-label keys that hold a paused value now."""
+    keys = profile.deploy.keys_in(dict(node.labels))
+    return frozenset(key for key in keys if label_rules.is_paused(node.labels[key], profile.deploy.paused_value))
+
+
+def pausable_keys(node: Node, profile: Profile) -> frozenset[str]:
+    """Deploy-label keys that are paused or can be."""
+    keys = profile.deploy.keys_in(dict(node.labels))
+    return frozenset(key for key in keys if label_rules.is_pausable(node.labels[key]))
+
+
+def take(obs: Observation, profile: Profile, pause: Set[str], *, cordon: bool) -> TakeNode | None:
+    """The step that takes the node with the labels in `pause` paused; None where it is ours already, just so.
+
+    Labels found paused are adopted, so that giving the node back restores them too.
+    """
+    node, deploy = obs.node, profile.deploy
+    journaled = obs.journal.labels if obs.journal else {}
+    adopted = frozenset(pause) | paused_keys(node, profile)
+    originals = label_rules.originals(node.labels, journaled, adopted, deploy.paused_value)
+    paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
+    sets_cordon = cordon and not node.unschedulable
+    journal = Journal(
+        owner=obs.me,
+        boot_id=obs.host.boot_id if obs.host else "",
+        labels=originals,
+        cordoned=profile.keys.cordon in node.annotations or sets_cordon,
+        driver=_old_driver(obs, profile),
+    )
+    annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
+    if sets_cordon:
+        annotations[profile.keys.cordon] = CORDON_MARK
+    change = NodeChange(
+        labels={key: value for key, value in paused.items() if node.labels[key] != value},
+        annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},
+        unschedulable=True if sets_cordon else None,
+    )
+    return None if change.is_empty else TakeNode(journal, change, node.resource_version)
+
+
+def found_journal(obs: Observation, profile: Profile) -> Journal | None:
+    """The journal to give back by: the node's own, or one decoded from labels that some dead manager left paused."""
+    if obs.journal is not None:
+        return obs.journal
+    return decoded_journal(obs.node, profile, obs.me)
+
+
+def decoded_journal(node: Node, profile: Profile, me: Owner) -> Journal | None:
+    """What the labels and the cordon mark tell without a journal; None where nothing is paused or marked as ours."""
+    keys = paused_keys(node, profile)
+    marked = has_managers_cordon(node, profile)
+    if not keys and not marked:
+        return None
+    saved = label_rules.originals(node.labels, {}, keys, profile.deploy.paused_value)
+    return Journal(owner=me, boot_id="", labels=saved, cordoned=marked)
+
+
+def give_back(journal: Journal | None) -> tuple[GiveBack, ...]:
+    """The step that gives a taken node back; none where there is nothing to give back."""
+    return (GiveBack(journal),) if journal is not None else ()
+
+
+def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
+    """The one patch that gives `node` back by `journal`: what somebody changed meanwhile stays as they made it."""
+    restored = label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
+    annotations: dict[str, str | None] = {}
+    if profile.keys.journal in node.annotations:
+        annotations[profile.keys.journal] = None
+    unschedulable = None
+    if journal.cordoned and profile.keys.cordon in node.annotations:
+        annotations[profile.keys.cordon] = None
+        unschedulable = False if node.unschedulable else None
+    return NodeChange(labels=dict(restored), annotations=annotations, unschedulable=unschedulable)
+
+
+def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
+    host = obs.host
+    if host is None or not any(root in host.modules for root in profile.modules.roots):
+        return obs.journal.driver if obs.journal else None
+    root = host.previous_source.root if host.previous_source else ""
+    version = next((module.version for module in host.modules.values() if module.version), "")
+    return OldDriver(version=version, root=root, modules=tuple(sorted(host.modules)))

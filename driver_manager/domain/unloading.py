@@ -1,0 +1,52 @@
+"""In which order loaded modules can be unloaded, from who holds whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from driver_manager.domain.model import Module
+from driver_manager.domain.profile import Modules
+
+
+def closure(loaded: Mapping[str, Module], modules: Modules) -> dict[str, Module]:
+    """The driver's modules among `loaded`: the roots, all that holds them, and its own modules that nobody else holds.
+
+    The latter also finds what a failed load left behind, with no root above it any more.
+    """
+    found: dict[str, Module] = {}
+    queue = [name for name in modules.roots if name in loaded]
+    while queue:
+        name = queue.pop()
+        if name in found or name not in loaded:
+            continue
+        found[name] = loaded[name]
+        queue += loaded[name].holders
+    below = True
+    while below:
+        below = False
+        for name, module in loaded.items():
+            own = any(fnmatchcase(name, pattern) for pattern in modules.own)
+            if own and name not in found and set(module.holders) <= found.keys():
+                found[name] = module
+                below = True
+    return found
+
+
+def unload_order(modules: Mapping[str, Module]) -> tuple[str, ...]:
+    """Names so that every module comes after all its holders; names alone decide between equals."""
+    order: list[str] = []
+    left = dict(modules)
+    while left:
+        free = sorted(name for name, module in left.items() if not any(holder in left for holder in module.holders))
+        if not free:  # a cycle cannot exist in a live kernel; whatever is read, end
+            free = sorted(left)
+        order += free
+        for name in free:
+            del left[name]
+    return tuple(order)
+
+
+def users(module: Module) -> int:
+    """How many users other than modules `module` has: open devices, mappings, kernel users. 0 where unknown."""
+    return max(0, (module.refcount or 0) - len(module.holders))

@@ -1,0 +1,270 @@
+"""Walks a plan's steps through the ports: the only place with effects on a taken node.
+
+Owns how each step is done. What happens when one fails belongs to `driver_manager.settling`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from driver_manager.domain.errors import (
+    DriverBusy,
+    ManagerError,
+    ModuleBusy,
+    ModuleFailed,
+    RebootRequired,
+    StandingDown,
+)
+from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation
+from driver_manager.domain.operands import is_placed_by
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.steps import (
+    ClearRebootRequest,
+    GiveBack,
+    HoldForReboot,
+    LoadModules,
+    Plan,
+    RecordDigest,
+    RemoveArtifacts,
+    RequestReboot,
+    StandDown,
+    Step,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForDevice,
+    WaitForOperands,
+)
+from driver_manager.domain.unloading import unload_order, users
+from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+from driver_manager.settling import Settler
+from driver_manager.waiting import PodWait
+
+DEVICE_POLL_S = 0.2
+"""The kernel has no event for a falling module reference count, so it is looked at."""
+
+DEVICE_NODES_S = 15.0
+ROLLBACK_UNLOAD_S = 10.0
+HEARTBEAT_S = 60.0
+MARKER_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The outside, wired once by the command line."""
+
+    cluster: Cluster
+    host: HostSystem
+    clock: Clock
+    reporter: Reporter
+
+
+class Executor:
+    """Executes one plan for one observation."""
+
+    def __init__(self, ports: Ports, profile: Profile, obs: Observation, settler: Settler, deadline: float) -> None:
+        self._ports = ports
+        self._profile = profile
+        self._obs = obs
+        self._settler = settler
+        self._deadline = deadline
+        self._unload_end: float | None = None
+
+    def run(self, plan: Plan) -> None:
+        """Do every step of `plan` in order. Raises the ManagerError of the step that failed."""
+        for number, step in enumerate(plan.steps, 1):
+            self._ports.clock.check()
+            self._ports.reporter.step(number, len(plan.steps), step.describe())
+            self._do(step)
+
+    def _do(self, step: Step) -> None:
+        handlers: dict[type, Callable[..., None]] = {
+            TakeNode: self._take_node,
+            WaitForOperands: self._wait_for_operands,
+            WaitForDevice: self._wait_for_device,
+            UnloadModules: self._unload_modules,
+            UnmountDriverRoot: self._unmount,
+            RemoveArtifacts: self._remove,
+            LoadModules: self._load_modules,
+            RecordDigest: self._record_digest,
+            GiveBack: self._give_back,
+            StandDown: self._stand_down,
+            RequestReboot: self._request_reboot,
+            HoldForReboot: self._hold_for_reboot,
+            ClearRebootRequest: self._clear_reboot_request,
+        }
+        handlers[type(step)](step)
+
+    def _bounded(self, timeout_s: float) -> float:
+        """`timeout_s`, cut to what is left of the run's deadline."""
+        return max(0.0, min(timeout_s, self._deadline - self._ports.clock.monotonic()))
+
+    def _take_node(self, step: TakeNode) -> None:
+        # Noted before it is done: a patch whose answer is lost may have been applied.
+        self._settler.took(step.journal)
+        self._ports.cluster.patch_node(step.change, step.resource_version)
+
+    def _wait_for_operands(self, step: WaitForOperands) -> None:
+        concerns = partial(is_placed_by, keys=frozenset(step.keys), own=self._obs.own_pod)
+        wait = PodWait(self._ports.cluster, self._ports.clock, self._ports.reporter, concerns)
+        wait.until_gone(self._obs.pods, self._bounded(step.timeout_s))
+
+    def _wait_for_device(self, step: WaitForDevice) -> None:
+        clock = self._ports.clock
+        self._unload_end = clock.monotonic() + self._bounded(step.timeout_s)
+        said = ""
+        while busy := [module for module in self._ports.host.modules().values() if users(module)]:
+            text = ", ".join(f"{module.name} ({users(module)} user(s))" for module in busy)
+            if clock.monotonic() >= self._unload_end:
+                raise _busy(f"the device is still in use after {step.timeout_s:g} s: {text}")
+            if text != said:
+                self._ports.reporter.info(f"device in use: {text}")
+                said = text
+            clock.sleep(DEVICE_POLL_S)
+
+    def _unload_modules(self, _: UnloadModules) -> None:
+        """Unload the closure, looked up again before every module: a holder may have come meanwhile."""
+        host, removed = self._ports.host, list[str]()
+        try:
+            while loaded := host.modules():
+                name = unload_order(loaded)[0]
+                self._unload_one(loaded[name])
+                removed.append(name)
+                self._ports.reporter.info(f"module {name} is unloaded")
+        except ManagerError:
+            self._reload(removed)
+            raise
+
+    def _unload_one(self, module: Module) -> None:
+        clock = self._ports.clock
+        end = self._unload_end if self._unload_end is not None else clock.monotonic()
+        while True:
+            try:
+                return self._ports.host.unload(module.name)
+            except ModuleBusy as error:
+                if clock.monotonic() >= end:
+                    raise _busy(error.what) from error
+                clock.sleep(DEVICE_POLL_S)
+
+    def _reload(self, removed: list[str]) -> None:
+        """Put back modules that went before one of them turned out to be busy, as long as the roots are there."""
+        source = self._obs.host.previous_source if self._obs.host else None
+        if not removed or not self._ports.host.modules():
+            return
+        if source is None:
+            self._ports.reporter.warn(f"{', '.join(removed)} stay unloaded: their root is not known")
+            return
+        try:
+            self._ports.host.reload(source, tuple(reversed(removed)))
+            self._ports.reporter.info(f"{', '.join(removed)} loaded again")
+        except ModuleFailed as error:
+            self._ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
+
+    def _unmount(self, step: UnmountDriverRoot) -> None:
+        for mount in step.mounts:
+            self._ports.host.unmount(mount)
+
+    def _remove(self, step: RemoveArtifacts) -> None:
+        for path in step.paths:
+            self._ports.host.remove(path)
+
+    def _load_modules(self, step: LoadModules) -> None:
+        try:
+            self._load_and_verify(step.source)
+        except ModuleFailed as error:
+            raise self._rolled_back(error, step) from error
+
+    def _load_and_verify(self, source: DriverSource) -> None:
+        """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
+        host = self._ports.host
+        host.load(source)
+        if not host.await_device_nodes(self._bounded(DEVICE_NODES_S)):
+            raise ModuleFailed(
+                f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
+                "Look at the kernel log (dmesg) for what the driver says of the device.",
+            )
+        result = host.probe(source.root)
+        if result.health is Health.UNHEALTHY:
+            raise ModuleFailed(
+                f"driver {source.version} is loaded, but its probe says: {result.reason}",
+                "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
+            )
+        note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
+        self._ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
+
+    def _rolled_back(self, error: ModuleFailed, step: LoadModules) -> ModuleFailed:
+        """What to raise after trying to bring the old driver back."""
+        previous = step.previous
+        if previous is None:
+            return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
+        self._ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
+        self._unload_end = self._ports.clock.monotonic() + self._bounded(ROLLBACK_UNLOAD_S)
+        try:
+            self._unload_modules(UnloadModules(()))
+            self._load_and_verify(previous)
+        except ManagerError as second:
+            return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
+        if self._obs.host and self._obs.host.digest:
+            paths = self._profile.paths
+            self._record_digest(RecordDigest(paths.state_file, self._obs.host.digest, paths.load_record, previous))
+        return ModuleFailed(f"{error.what}; the old driver {previous.version} is loaded again", error.remedy)
+
+    def _record_digest(self, step: RecordDigest) -> None:
+        host, boot_id = self._ports.host, self._obs.host.boot_id if self._obs.host else ""
+        record = {"schema": 1, "bootId": boot_id, "root": step.source.root, "version": step.source.version}
+        host.write_text(step.record_path, json.dumps(record, sort_keys=True) + "\n")
+        host.write_text(step.path, step.digest + "\n")
+
+    def _give_back(self, step: GiveBack) -> None:
+        self._settler.give_back(step.journal)
+
+    def _stand_down(self, step: StandDown) -> None:
+        if not step.already_labelled:
+            self._ports.cluster.patch_node(NodeChange(labels={step.key: step.value}), None)
+        self._ports.clock.sleep(self._bounded(step.timeout_s))
+        raise StandingDown(
+            step.why, "Remove the host's driver if a container shall install one; nothing else is needed."
+        )
+
+    def _request_reboot(self, step: RequestReboot) -> None:
+        marker = {
+            "schema": MARKER_SCHEMA,
+            **step.marker,
+            "bootId": self._obs.host.boot_id if self._obs.host else "",
+            "node": self._obs.node.name,
+            "writer": str(self._obs.me),
+            "time": int(self._ports.clock.wall()),
+        }
+        self._ports.host.write_text(step.path, json.dumps(marker, sort_keys=True) + "\n")
+        if not step.change.is_empty:
+            self._ports.cluster.patch_node(step.change, None)
+
+    def _hold_for_reboot(self, step: HoldForReboot) -> None:
+        error = RebootRequired(
+            "a reboot is required for the new driver; the marker is written and the old driver stays loaded",
+            "Reboot the node, or let the rebooter do it once the reboot is approved.",
+        )
+        if step.no_wait:
+            raise error
+        self._ports.cluster.post_event("RebootRequired", "reason=upgrade", warning=True)
+        try:
+            while True:
+                self._ports.clock.sleep(HEARTBEAT_S)
+                self._ports.reporter.info("holding until the node reboots")
+        except StandingDown:
+            raise error from None
+
+    def _clear_reboot_request(self, step: ClearRebootRequest) -> None:
+        self._ports.host.remove(step.path)
+        if not step.change.is_empty:
+            self._ports.cluster.patch_node(step.change, None)
+
+
+def _busy(what: str) -> DriverBusy:
+    return DriverBusy(
+        what,
+        "Stop what uses the device (a workload pod, a monitoring agent, a host service), then run again.",
+    )

@@ -1,0 +1,116 @@
+"""Reads everything one decision needs, once: at most two API requests and one look at the host.
+
+Owns how we find out who we are, whose journal it is and which driver is wanted. Depends on ports and domain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from driver_manager.domain import journal as journals
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.model import Host, Node, Observation, Pod, PodList
+from driver_manager.domain.profile import Profile
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who runs, as far as the environment tells. `pod_name_is_sure` is False where it is only the host name."""
+
+    pod_name: str = ""
+    pod_name_is_sure: bool = False
+    namespace: str = ""
+    process: Owner = field(default_factory=Owner)
+
+
+def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
+    """The pod we run in, None by hand. Raises ConfigError where we were told its name and it is not on the node."""
+    named = [pod for pod in pods.pods if identity.pod_name and pod.name == identity.pod_name]
+    here = [pod for pod in named if pod.namespace == identity.namespace]
+    if here:
+        return here[0]
+    if identity.pod_name_is_sure:
+        elsewhere = ", ".join(pod.namespace for pod in named)
+        hint = f" (a pod of that name is in {elsewhere})" if elsewhere else ""
+        raise ConfigError(
+            f"our own pod {identity.namespace}/{identity.pod_name} is not on node {node.name}{hint}",
+            "Set POD_NAME, POD_NAMESPACE (or OPERATOR_NAMESPACE) and NODE_NAME from the downward API; leave POD_NAME "
+            "out by hand.",
+        )
+    return named[0] if len(named) == 1 else None
+
+
+def wanted_digest(configured: str, own: Pod | None, pods: PodList, profile: Profile) -> tuple[str, str]:
+    """The wanted driver's digest and where it comes from; both "" when nothing tells."""
+    if configured:
+        return configured, "DRIVER_CONFIG_DIGEST"
+    if own is not None:
+        return _digest_of(own), f"own pod {own}"
+    drivers = [pod for pod in pods.pods if profile.deploy.driver_key in pod.selector_keys and not pod.is_over]
+    if not drivers:
+        return "", ""
+    newest = max(drivers, key=lambda pod: (not pod.deleting, pod.created))
+    return _digest_of(newest), f"driver pod {newest}"
+
+
+def _digest_of(pod: Pod) -> str:
+    return pod.config_digest or hashlib.sha256(pod.main_container.encode()).hexdigest()
+
+
+def is_this_host(node: Node, host: Host) -> bool:
+    """Whether `host` is the machine of `node`: same machine id or boot id; a Node that tells neither is believed."""
+    if not node.machine_id and not node.boot_id:
+        return True
+    return (bool(node.machine_id) and node.machine_id == host.machine_id) or (
+        bool(node.boot_id) and node.boot_id == host.boot_id
+    )
+
+
+def is_alive(journal: Journal, pods: PodList, host: Host | None, process_lives: Callable[[Owner], bool]) -> bool:
+    """Whether the journal's owner may still be at work."""
+    owner = journal.owner
+    if owner.pod_uid:
+        return any(pod.uid == owner.pod_uid and not pod.is_over for pod in pods.pods)
+    return host is not None and owner.boot_id == host.boot_id and process_lives(owner)
+
+
+def read_journal(node: Node, profile: Profile) -> Journal | None:
+    """The node's journal. Raises JournalUnreadable."""
+    text = node.annotations.get(profile.keys.journal)
+    return journals.decode(text) if text is not None else None
+
+
+def observe(
+    node: Node,
+    pods: PodList,
+    profile: Profile,
+    identity: Identity,
+    *,
+    digest: str,
+    read_host: Callable[[Journal | None], Host | None],
+    process_lives: Callable[[Owner], bool],
+) -> Observation:
+    """All facts as one value. `read_host` gives None where no host can be read.
+
+    Raises JournalUnreadable, ConfigError (own pod not found, host unreadable).
+    """
+    journal = read_journal(node, profile)
+    host = read_host(journal)
+    if host is not None and not is_this_host(node, host):
+        host = None
+    own = own_pod(pods, node, identity)
+    wanted, source = wanted_digest(digest, own, pods, profile)
+    return Observation(
+        node=node,
+        pods=pods,
+        host=host,
+        me=Owner(pod=str(own), pod_uid=own.uid) if own is not None else identity.process,
+        own_pod=own,
+        journal=journal,
+        owner_alive=journal is not None and is_alive(journal, pods, host, process_lives),
+        digest=wanted,
+        digest_source=source,
+    )

@@ -1,0 +1,128 @@
+"""What the core needs from the outside, as protocols. Adapters implement them, the sandbox and the tests too."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from driver_manager.domain.model import DriverSource, Module, Node, NodeChange, PodEvent, PodList, ProbeResult
+
+
+class Cluster(Protocol):
+    """One Node and its pods.
+
+    Every method raises ApiRefused (401, 403), ApiUnavailable (after its retries), NodeMissing (404 of the Node).
+    """
+
+    def node(self) -> Node:
+        """The Node as it is now: one GET."""
+        ...
+
+    def pods(self) -> PodList:
+        """All pods bound to the node: one LIST."""
+        ...
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        """Changes after `resource_version`, for at most about `timeout_s` seconds: one WATCH.
+
+        Ends quietly when the server ends it. Raises WatchExpired (410), WatchBroken (cut in the middle, nothing heard
+        for too long), Terminated.
+        """
+        ...
+
+    def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
+        """Apply `change` in one PATCH. Raises Conflict if `resource_version` is given and no longer current."""
+        ...
+
+    def post_event(self, reason: str, message: str, *, warning: bool) -> None:
+        """An Event on the Node. Never raises: what could not be posted is worth one warning line."""
+        ...
+
+    def limit_retries(self, budget_s: float) -> None:
+        """From now on, spend at most `budget_s` seconds on the retries of one call."""
+        ...
+
+
+class HostSystem(Protocol):
+    """Effects on the host, and the reads that belong to them. Paths are absolute on the host."""
+
+    def modules(self) -> Mapping[str, Module]:
+        """The driver's loaded modules now, by name: roots, all above them, their own below them."""
+        ...
+
+    def unload(self, name: str) -> None:
+        """Unload one module. Raises ModuleBusy while something uses it, ModuleFailed otherwise."""
+        ...
+
+    def load(self, source: DriverSource) -> None:
+        """Load the modules of `source`. Raises ModuleFailed; what was loaded on the way is unloaded again."""
+        ...
+
+    def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
+        """Load modules again that were unloaded before a root turned out to be busy. Raises ModuleFailed."""
+        ...
+
+    def await_device_nodes(self, timeout_s: float) -> bool:
+        """Whether a device node of the profile appeared within `timeout_s` seconds, or none is to be expected."""
+        ...
+
+    def probe(self, root: str) -> ProbeResult:
+        """One sample of the profile's probe, run from the driver root."""
+        ...
+
+    def unmount(self, mount_point: str) -> None:
+        """Unmount in the host's mount namespace. Raises ModuleFailed."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there. Raises ModuleFailed."""
+        ...
+
+    def write_text(self, path: str, text: str) -> None:
+        """Write a file atomically (temporary file, fsync, rename, fsync of the folder). Raises ConfigError."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, and the wish to end."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep. Raises Terminated at once when the process was told to end, unless shielded."""
+        ...
+
+    def check(self) -> None:
+        """Raise Terminated when the process was told to end, unless shielded."""
+        ...
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Within it, the wish to end raises Terminated in the middle of a blocking call, unless shielded."""
+        ...
+
+    def shielded(self) -> AbstractContextManager[None]:
+        """Within it nothing raises Terminated: for giving back what was taken."""
+        ...
+
+
+class Reporter(Protocol):
+    """Progress for people and machines: one transition, one line."""
+
+    def step(self, number: int, total: int, text: str) -> None:
+        """A step begins."""
+        ...
+
+    def info(self, text: str) -> None:
+        """Something changed that is not a step."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Something is wrong but does not end the run."""
+        ...

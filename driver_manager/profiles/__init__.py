@@ -1,0 +1,144 @@
+"""Vendor profiles as TOML: the built-in ones, a user's file, and how one is picked for a node.
+
+Owns reading and checking; the shape is `driver_manager.domain.profile`. A bad file names key, value and expectation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.probing import PARSERS
+from driver_manager.domain.profile import Profile
+
+AUTO = "auto"
+
+
+def builtin() -> dict[str, Profile]:
+    """The shipped profiles by name."""
+    folder = resources.files(__name__)
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
+    found = (parse(entry.read_text(encoding="utf-8"), entry.name) for entry in files)
+    return {profile.name: profile for profile in found}
+
+
+def known(profile_file: str | None) -> dict[str, Profile]:
+    """The shipped profiles, and the one in `profile_file`, which replaces one of the same name. Raises ConfigError."""
+    profiles = builtin()
+    if profile_file:
+        try:
+            text = Path(profile_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"profile file {profile_file} cannot be read: {error}", "Give a TOML file (PROFILE_FILE)."
+            ) from error
+        own = parse(text, profile_file)
+        profiles[own.name] = own
+    return profiles
+
+
+def pick(
+    wanted: str, profiles: Mapping[str, Profile], labels: Iterable[str], has_device: Callable[[Profile], bool]
+) -> Profile:
+    """The profile called `wanted`, or for `auto` the one whose devices are present, else whose labels the node carries.
+
+    Raises ConfigError for an unknown name, and where auto finds none or two.
+    """
+    if wanted != AUTO:
+        if wanted in profiles:
+            return profiles[wanted]
+        raise ConfigError(
+            f"there is no profile {wanted!r}", f"Use one of {', '.join(sorted(profiles))}, or auto (DRIVER_PROFILE)."
+        )
+    keys = list(labels)
+    by_device = [profile for profile in profiles.values() if has_device(profile)]
+    found = by_device or [profile for profile in profiles.values() if _is_labelled(profile, keys)]
+    if len(found) == 1:
+        return found[0]
+    seen = ", ".join(profile.name for profile in found) or "no known PCI device and no known node label"
+    raise ConfigError(f"the profile cannot be told from this node: {seen}", "Name it with --profile (DRIVER_PROFILE).")
+
+
+def _is_labelled(profile: Profile, keys: list[str]) -> bool:
+    prefix = profile.deploy.prefix
+    return any((prefix and key.startswith(prefix)) or key in profile.present_labels for key in keys)
+
+
+def parse(text: str, where: str) -> Profile:
+    """The profile in `text`. Raises ConfigError naming `where`, the key, the value and what was expected."""
+    try:
+        body = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"profile {where} is not TOML: {error}", "Mend the file.") from error
+    profile: Profile = _build(Profile, body, where, "")
+    _check(profile, where)
+    return profile
+
+
+def _check(profile: Profile, where: str) -> None:
+    if not profile.modules.roots:
+        raise _bad(where, "modules.roots", (), "at least one module name")
+    if profile.probe is not None and profile.probe.parser not in PARSERS:
+        raise _bad(where, "probe.parser", profile.probe.parser, f"one of {', '.join(sorted(PARSERS))}")
+    for field in dataclasses.fields(profile.paths):
+        value = getattr(profile.paths, field.name)
+        for path in (value,) if isinstance(value, str) else value:
+            if path and (not path.startswith("/") or ".." in path.split("/")):
+                raise _bad(where, f"paths.{field.name}", path, "an absolute path without ..")
+
+
+def _build(kind: Any, body: Any, where: str, at: str) -> Any:
+    """A dataclass `kind` from a TOML table; every key must be one of its fields, every value of its type."""
+    if not isinstance(body, dict):
+        raise _bad(where, at.rstrip(".") or "the file", body, "a table")
+    hints = typing.get_type_hints(kind)
+    for key in body:
+        if key not in hints:
+            raise ConfigError(
+                f"profile {where}: unknown key {at}{key}", f"Known keys here: {', '.join(sorted(hints))}."
+            )
+    values = {key: _value(hints[key], value, where, f"{at}{key}") for key, value in body.items()}
+    required = (field for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING)
+    missing = [
+        field.name for field in required if field.default_factory is dataclasses.MISSING and field.name not in values
+    ]
+    if missing:
+        raise ConfigError(
+            f"profile {where}: {at}{missing[0]} is missing", "Add it; the shipped profiles show each key."
+        )
+    return kind(**values)
+
+
+def _value(kind: Any, value: Any, where: str, at: str) -> Any:
+    if isinstance(kind, types.UnionType):
+        kind = next(option for option in typing.get_args(kind) if option is not type(None))
+    if dataclasses.is_dataclass(kind):
+        return _build(kind, value, where, f"{at}.")
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        names = [member.value for member in kind]
+        if value not in names:
+            raise _bad(where, at, value, f"one of {', '.join(names)}")
+        return kind(value)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise _bad(where, at, value, "a list of texts")
+        return tuple(value)
+    if kind is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise _bad(where, at, value, "a number above 0")
+        return float(value)
+    if not isinstance(value, kind):
+        raise _bad(where, at, value, "a text")
+    return value
+
+
+def _bad(where: str, key: str, value: Any, expected: str) -> ConfigError:
+    return ConfigError(f"profile {where}: {key} is {value!r}, expected {expected}", "Mend the file.")

@@ -1,0 +1,233 @@
+"""Stand-ins for the parties that act on a cluster's objects: DaemonSet controller, kubelets, disruption controller.
+
+Owns when operand pods come and go in the sandbox. Each controller is one thread that blocks on the store's events.
+Must not import the API server, a client, or anything outside the standard library and the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from driver_manager.sandbox.store import ApiError, Event, Obj, Store, timestamp
+
+STOP_SECONDS_ANNOTATION = "sandbox/stop-seconds"
+_IDLE_S = 3600.0
+
+
+class _Controller:
+    """A thread that is told of every present object once, then of every change, and runs for its `with` block."""
+
+    resources: Sequence[str] = ()
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._store.wake()
+        self._thread.join(timeout=1)
+
+    def _run(self) -> None:
+        events, since = self._store.snapshot(self.resources)
+        while not self._stop.is_set():
+            idle_s = self._handle(events)
+            try:
+                events, since = self._store.wait(since, self.resources, timeout_s=idle_s, stop=self._stop)
+            except ApiError:  # compacted meanwhile: look at everything again
+                events, since = self._store.snapshot(self.resources)
+
+    def _handle(self, events: Sequence[Event]) -> float:
+        """Act on the events; the result is the longest time in seconds to wait for more before the next call."""
+        raise NotImplementedError
+
+
+class DaemonSetController(_Controller):
+    """Keeps one pod of each DaemonSet on every node that the template's nodeSelector matches.
+
+    As the real one, it waits for a terminating pod to be gone before it makes the next. Affinity, taints, updates of
+    the template and the DaemonSet's own status are not looked at. Pods of a deleted DaemonSet or node go too.
+    """
+
+    resources = ("daemonsets", "nodes", "pods")
+
+    def _handle(self, events: Sequence[Event]) -> float:
+        names = {event.obj["metadata"]["name"] for event in events if event.resource == "nodes"}
+        names |= {event.obj["spec"].get("nodeName", "") for event in events if event.resource == "pods"}
+        daemonsets, _ = self._store.list_objects("daemonsets")
+        nodes = {node["metadata"]["name"]: node for node in self._store.list_objects("nodes")[0]}
+        if any(event.resource == "daemonsets" for event in events):
+            names |= set(nodes)
+        for name in filter(None, names):
+            self._reconcile(name, nodes.get(name), daemonsets)
+        return _IDLE_S
+
+    def _reconcile(self, name: str, node: Obj | None, daemonsets: Iterable[Obj]) -> None:
+        labels = node["metadata"].get("labels", {}) if node else {}
+        wanted = {}
+        for daemonset in daemonsets:
+            selector = daemonset["spec"]["template"].get("spec", {}).get("nodeSelector") or {}
+            if node and selector.items() <= labels.items():
+                wanted[daemonset["metadata"]["uid"]] = daemonset
+        present = set()
+        for pod in self._store.list_objects("pods", fields=f"spec.nodeName={name}")[0]:
+            owner = _daemonset_uid(pod)
+            present.add(owner)
+            if owner and owner not in wanted and "deletionTimestamp" not in pod["metadata"]:
+                _delete(self._store, pod, grace_s=None if node else 0)
+        for uid, daemonset in wanted.items():
+            if uid not in present:
+                self._store.create("pods", _daemon_pod(daemonset, name))
+
+
+def _daemonset_uid(pod: Obj) -> str:
+    owners = pod["metadata"].get("ownerReferences", [])
+    return next((owner["uid"] for owner in owners if owner.get("controller") and owner["kind"] == "DaemonSet"), "")
+
+
+def _daemon_pod(daemonset: Obj, node: str) -> Obj:
+    metadata, template = daemonset["metadata"], daemonset["spec"]["template"]
+    owner = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    copied = {key: template.get("metadata", {}).get(key, {}) for key in ("labels", "annotations")}
+    place = {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"], "ownerReferences": [owner]}
+    spec = {**template.get("spec", {}), "nodeName": node}
+    return {"metadata": copied | place, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def _delete(store: Store, pod: Obj, *, grace_s: int | None) -> None:
+    metadata = pod["metadata"]
+    with contextlib.suppress(ApiError):  # gone already, or another pod of that name
+        store.delete("pods", metadata["name"], namespace=metadata["namespace"], grace_s=grace_s, uid=metadata["uid"])
+
+
+@dataclass(frozen=True)
+class _Due:
+    at_s: float
+    action: str
+    stop_seconds: str
+    pod: Obj
+
+
+class Kubelet(_Controller):
+    """The kubelets of all nodes: a bound pod runs after `start_s`; a deleted one is gone after its stop time.
+
+    The stop time is the pod's annotation `sandbox/stop-seconds` (`never`, or anything but a number: it stays), else
+    `stop_s`. It may exceed the grace period, as that of a process in uninterruptible sleep does. A finalizer keeps
+    the pod beyond it.
+    """
+
+    resources = ("pods",)
+
+    def __init__(self, store: Store, *, start_s: float = 0.1, stop_s: float = 0.2) -> None:
+        super().__init__(store)
+        self._start_s, self._stop_s = start_s, stop_s
+        self._due: dict[str, _Due] = {}
+
+    def _handle(self, events: Sequence[Event]) -> float:
+        for event in events:
+            self._consider(event)
+        now_s = time.monotonic()
+        for uid in [uid for uid, due in self._due.items() if due.at_s <= now_s]:
+            due = self._due.pop(uid)
+            if due.action == "stop":
+                _delete(self._store, due.pod, grace_s=0)
+            else:
+                self._start(due.pod)
+        return max(0.0, min([_IDLE_S, *(due.at_s - now_s for due in self._due.values())]))
+
+    def _consider(self, event: Event) -> None:
+        pod, metadata = event.obj, event.obj["metadata"]
+        uid, known = metadata["uid"], self._due.get(metadata["uid"])
+        is_bound = bool(pod.get("spec", {}).get("nodeName"))
+        if event.type == "DELETED" or not is_bound or metadata.get("deletionGracePeriodSeconds") == 0:
+            self._due.pop(uid, None)
+        elif "deletionTimestamp" in metadata:
+            stop_seconds = metadata.get("annotations", {}).get(STOP_SECONDS_ANNOTATION, str(self._stop_s))
+            if known and known.action == "stop" and known.stop_seconds == stop_seconds:
+                return
+            self._due[uid] = _Due(time.monotonic() + _seconds(stop_seconds), "stop", stop_seconds, pod)
+        elif not known and pod.get("status", {}).get("phase", "Pending") == "Pending":
+            self._due[uid] = _Due(time.monotonic() + self._start_s, "start", "", pod)
+
+    def _start(self, pod: Obj) -> None:
+        now, metadata = timestamp(), pod["metadata"]
+        containers = [
+            {"name": container["name"], "ready": True, "restartCount": 0, "state": {"running": {"startedAt": now}}}
+            for container in pod["spec"].get("containers", [])
+        ]
+        conditions = [
+            {"type": kind, "status": "True", "lastTransitionTime": now} for kind in ("Ready", "ContainersReady")
+        ]
+        status = {"phase": "Running", "startTime": now, "conditions": conditions, "containerStatuses": containers}
+
+        def run(current: Obj) -> Obj:
+            current["metadata"]["uid"] = metadata["uid"]
+            return current | {"status": status}
+
+        with contextlib.suppress(ApiError):  # gone already, or another pod of that name
+            self._store.patch("pods", metadata["name"], run, namespace=metadata["namespace"], status=True)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def budget_refusal(store: Store, pod: Obj) -> str | None:
+    """Why a PodDisruptionBudget forbids to evict the pod now; None if none does.
+
+    Only `matchLabels` are read, and the pods that match stand for the controller's scale. A pod that is not running
+    or already on its way out is no disruption.
+    """
+    metadata = pod["metadata"]
+    if "deletionTimestamp" in metadata or pod.get("status", {}).get("phase") != "Running":
+        return None
+    for budget in store.list_objects("poddisruptionbudgets", namespace=metadata["namespace"])[0]:
+        spec = budget["spec"]
+        selector = (spec.get("selector") or {}).get("matchLabels") or {}
+        if not selector.items() <= metadata.get("labels", {}).items():
+            continue
+        labels = ",".join(f"{key}={value}" for key, value in selector.items())
+        matching, _ = store.list_objects("pods", namespace=metadata["namespace"], labels=labels)
+        healthy = {other["metadata"]["uid"] for other in matching if _is_healthy(other)}
+        if "maxUnavailable" in spec:
+            needed = len(matching) - _scaled(spec["maxUnavailable"], len(matching))
+        else:
+            needed = _scaled(spec.get("minAvailable", 1), len(matching))
+        if len(healthy - {metadata["uid"]}) < needed:
+            name = budget["metadata"]["name"]
+            return f"The disruption budget {name} needs {needed} healthy pods and has {len(healthy)} currently"
+    return None
+
+
+def _is_healthy(pod: Obj) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    is_ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return is_ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def _scaled(value: Any, total: int) -> int:
+    """A count, or a percentage of `total` rounded up as the disruption controller does."""
+    if isinstance(value, str) and value.endswith("%"):
+        return math.ceil(int(value[:-1]) * total / 100)
+    return int(value)

@@ -1,0 +1,163 @@
+"""Every option, once: flag, environment variable, type, default, help. The command line is made from this table.
+
+Flag before environment before default; an empty variable counts as unset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
+BY_HAND_API_TIMEOUT_S = 5.0
+"""A person waits for an answer: commands that only look give up on a dead API server after this long."""
+
+MAX_DURATION_S = 30 * 24 * 3600.0
+
+
+class Kind(Enum):
+    """How an option's text is read."""
+
+    TEXT = "text"
+    FLAG = "flag"
+    DURATION = "duration"
+    CHOICE = "choice"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One option. `default` is in the option's written form."""
+
+    name: str
+    env: str
+    kind: Kind
+    help: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The long flag."""
+        return "--" + self.name.replace("_", "-")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `text`: Go's form (`0s`, `5m`, `1h30m`, `1.5h`) or plain seconds. Raises ValueError."""
+    cleaned = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?", cleaned):
+        seconds = float(cleaned)
+    else:
+        parts = _DURATION.findall(cleaned)
+        if not parts or "".join(number + unit for number, unit in parts) != cleaned:
+            raise ValueError(f"{text!r} is not a duration such as 90, 30s, 5m or 1h30m")
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    if seconds > MAX_DURATION_S:
+        raise ValueError(f"{text!r} is longer than 30 days")
+    return seconds
+
+
+CLUSTER = (
+    Setting("node_name", "NODE_NAME", Kind.TEXT, "Node to work on."),
+    Setting("kubeconfig", "KUBECONFIG", Kind.TEXT, "Way to the cluster; in a pod the service account is used."),
+    Setting("pod_name", "POD_NAME", Kind.TEXT, "Our own pod. Default: the host name, if it is a pod on the node."),
+    Setting("pod_namespace", "POD_NAMESPACE", Kind.TEXT, "Namespace of our own pod. Default: the operator's."),
+    Setting("operator_namespace", "OPERATOR_NAMESPACE", Kind.TEXT, "Namespace of the operator and its driver pods."),
+    Setting(
+        "api_timeout",
+        "API_TIMEOUT",
+        Kind.DURATION,
+        "How long one API call is tried again while the server does not answer.",
+        "60s",
+    ),
+)
+
+HOST = (
+    Setting(
+        "profile", "DRIVER_PROFILE", Kind.TEXT, "Vendor profile, or auto: by PCI devices, then node labels.", "auto"
+    ),
+    Setting("profile_file", "PROFILE_FILE", Kind.TEXT, "TOML file with a profile of your own."),
+    Setting(
+        "host_root", "HOST_ROOT", Kind.TEXT, "The host's root. Default: /host where the host is mounted there, else /."
+    ),
+    Setting("proc_root", "PROC_ROOT", Kind.TEXT, "The host's /proc. Default: below the host root."),
+    Setting("sys_root", "SYS_ROOT", Kind.TEXT, "The host's /sys. Default: below the host root."),
+    Setting("dev_root", "DEV_ROOT", Kind.TEXT, "The host's /dev. Default: below the host root."),
+)
+
+DRIVER = (
+    Setting(
+        "driver_load",
+        "DRIVER_LOAD",
+        Kind.CHOICE,
+        "Who loads the driver: its container, or this manager by modprobe.",
+        "container",
+        ("container", "manager"),
+    ),
+    Setting("driver_root", "DRIVER_ROOT", Kind.TEXT, "Tree on the host to load from. Default: the profile's, else /."),
+    Setting(
+        "driver_config_digest",
+        "DRIVER_CONFIG_DIGEST",
+        Kind.TEXT,
+        "Digest of the wanted driver. Default: from the driver pod on this node.",
+    ),
+    Setting("force_reinstall", "FORCE_REINSTALL", Kind.FLAG, "Replace the driver though the digest is equal.", False),
+    Setting("no_wait", "NO_WAIT", Kind.FLAG, "Leave with exit code 9 instead of holding for a reboot.", False),
+    Setting("take_over", "TAKE_OVER", Kind.FLAG, "Go on in place of the run that owns the node.", False),
+    Setting(
+        "pod_termination_timeout",
+        "POD_TERMINATION_TIMEOUT",
+        Kind.DURATION,
+        "How long operand pods may take to leave.",
+        "5m",
+    ),
+    Setting(
+        "device_free_timeout",
+        "DEVICE_FREE_TIMEOUT",
+        Kind.DURATION,
+        "How long the device may take to become free.",
+        "60s",
+    ),
+    Setting("reconcile_deadline", "RECONCILE_DEADLINE", Kind.DURATION, "Upper bound of the whole run.", "30m"),
+)
+
+LOGGING = (
+    Setting(
+        "log_format",
+        "LOG_FORMAT",
+        Kind.CHOICE,
+        "auto: text on a terminal, else JSON.",
+        "auto",
+        ("auto", "text", "json"),
+    ),
+    Setting("log_level", "LOG_LEVEL", Kind.CHOICE, "Least level.", "info", ("debug", "info", "warning", "error")),
+    Setting(
+        "termination_log",
+        "TERMINATION_LOG",
+        Kind.TEXT,
+        "File for the last line, written only where it exists (the kubelet makes it).",
+        "/dev/termination-log",
+    ),
+)
+
+
+class Values:
+    """The options of one command line, by name, each in its own type."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def text(self, name: str) -> str:
+        """A text, "" when unset."""
+        return str(self._values.get(name) or "")
+
+    def flag(self, name: str) -> bool:
+        """A flag."""
+        return bool(self._values.get(name))
+
+    def seconds(self, name: str) -> float:
+        """A duration in seconds."""
+        return float(self._values[name])

@@ -1,0 +1,105 @@
+"""The one way out: what was taken is given back, or deliberately held.
+
+Owns that decision and the patch that gives a node back. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from driver_manager.domain import journal as journals
+from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, OwnedElsewhere
+from driver_manager.domain.journal import Journal, JournalUnreadable
+from driver_manager.domain.model import Node, Observation
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.taking import release
+from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+
+ATTEMPTS = 10
+"""How often the patch is computed anew when somebody else changes the Node at the same moment."""
+
+SETTLE_RETRY_S = 4.0
+"""Retry budget after a failure: a node is given back within 5 s of SIGTERM, or by the next run from the journal."""
+
+
+class Settler:
+    """Knows what this run holds, and gives it back."""
+
+    def __init__(
+        self, cluster: Cluster, host: HostSystem, clock: Clock, reporter: Reporter, profile: Profile, obs: Observation
+    ) -> None:
+        self._cluster = cluster
+        self._host = host
+        self._clock = clock
+        self._reporter = reporter
+        self._profile = profile
+        self._obs = obs
+        self._held: Journal | None = None
+
+    def took(self, journal: Journal) -> None:
+        """The node now carries `journal`."""
+        self._held = journal
+
+    def after_failure(self, found: Journal | None) -> str:
+        """Give back, or hold, after a failure; one phrase says which. `found` is what an earlier run left.
+
+        Never raises a ManagerError: what cannot be given back now is given back by the next run, from the journal.
+        """
+        journal = self._held or found
+        if journal is None:
+            return ""
+        with self._clock.shielded():
+            if self._must_hold(journal):
+                return "the node stays paused, because its old driver is gone; the next run resumes from the journal"
+            try:
+                self._cluster.limit_retries(SETTLE_RETRY_S)
+                self.give_back(journal)
+            except ManagerError as error:
+                self._reporter.warn(f"not given back: {error.what}")
+                return "the node is still paused; the next run gives it back from the journal"
+        return "the node was given back as it was"
+
+    def give_back(self, journal: Journal) -> None:
+        """Undo `journal` on the Node in one patch; nothing where the Node was replaced.
+
+        Raises OwnedElsewhere when another run took the node over, ApiUnavailable when it kept changing.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                node = self._cluster.node()
+                if node.uid != self._obs.node.uid:
+                    self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to give back")
+                    break
+                self._refuse_foreign(node, journal)
+                change = release(node, journal, self._profile)
+                if not change.is_empty:
+                    self._cluster.patch_node(change, node.resource_version)
+                break
+            except Conflict:
+                continue
+            except NodeMissing as error:
+                self._held = None
+                raise NodeMissing(error.what, "Nothing is left to give back.") from error
+        else:
+            raise ApiUnavailable(
+                f"the Node kept changing: {ATTEMPTS} patches conflicted", "Run again; the journal is still on the Node."
+            )
+        self._held = None
+
+    def _must_hold(self, journal: Journal) -> bool:
+        """Operands without a driver would only crash: hold where a driver was there when the node was taken."""
+        loaded = self._host.modules()
+        return journal.driver is not None and not any(root in loaded for root in self._profile.modules.roots)
+
+    def _refuse_foreign(self, node: Node, journal: Journal) -> None:
+        key = self._profile.keys.journal
+        text = node.annotations.get(key)
+        if text is None or text == self._obs.node.annotations.get(key):
+            return
+        try:
+            there = journals.decode(text)
+        except JournalUnreadable:
+            return
+        if there != journal and not there.owner.is_same_run_as(self._obs.me):
+            raise OwnedElsewhere(
+                f"node {node.name} was taken over by {there.owner}",
+                "Nothing to do here: that run gives the node back.",
+            )

@@ -1,0 +1,187 @@
+"""Owns how the cluster tests talk to the API server: a tiny JSON client, its watch, and a bounded wait for a condition.
+
+Must not import the product: the tests judge the product by what this client sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
+
+import urllib3
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+
+_REQUEST_TIMEOUT = urllib3.Timeout(connect=5, read=30)
+
+
+class ApiError(Exception):
+    """The API server refused a request: HTTP `status` and the message of the Status object it sent."""
+
+    def __init__(self, method: str, path: str, status: int, body: Json) -> None:
+        super().__init__(f"{method} {path}: {status} {body.get('message', body)}")
+        self.status = status
+        self.body = body
+
+
+def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = 15.0, every_s: float = 0.02) -> T:
+    """The first truthy value of `check`, asked every `every_s` seconds. AssertionError after `timeout_s` seconds."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(every_s)
+
+
+class Watch:
+    """One watch stream. Iterate in one thread; `stop()` may come from another and ends the iteration."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
+        self._response = response
+        self._stopped = False
+
+    def __iter__(self) -> Iterator[tuple[str, Json]]:
+        """(type, object) of every event, until the server ends the stream or `stop()` is called."""
+        rest = b""
+        try:
+            for chunk in self._response.stream(65536):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    yield event["type"], event["object"]
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError):
+            # A read that `stop()` cut off ends as any of these, by where in ssl.py or in a chunk it stood.
+            if not self._stopped:
+                raise
+
+    def stop(self) -> None:
+        """End the iteration, from any thread. The socket is closed by `close()`, in the reader's thread."""
+        self._stopped = True
+        with contextlib.suppress(ValueError, RuntimeError, OSError):  # the stream had ended by itself
+            self._response.shutdown()
+
+    def close(self) -> None:
+        """Close the connection, which ends the request at the server too."""
+        self._response.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class Api:
+    """JSON requests with one bearer token. Paths start at `/api` or `/apis`. Safe to share between threads."""
+
+    def __init__(self, url: str, ca: Path, token: str, user_agent: str = "cluster-tests") -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json", "User-Agent": user_agent}
+        context = ssl.create_default_context(cafile=str(ca))
+        self._pool = urllib3.PoolManager(ssl_context=context, maxsize=8, retries=False, timeout=_REQUEST_TIMEOUT)
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, params: Json | None = None, content_type: str | None = None
+    ) -> Json:
+        """The decoded answer. ApiError for every status from 400 on; urllib3's HTTPError when there is no answer."""
+        headers = self._headers | {"Content-Type": content_type or "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        response = self._pool.request(method, self._url + path + _query(params), body=data, headers=headers)
+        answer = _decoded(response.data)
+        if response.status >= 400:
+            raise ApiError(method, path, response.status, answer)
+        return answer
+
+    def get(self, path: str, **params: str) -> Json:
+        """One object."""
+        return self.request("GET", path, params=params)
+
+    def answers(self, path: str) -> bool:
+        """Whether a GET of `path` is answered with success."""
+        try:
+            self.get(path)
+        except (ApiError, urllib3.exceptions.HTTPError):
+            return False
+        return True
+
+    def list(self, path: str, **params: str) -> list[Json]:
+        """The items of a collection; `labelSelector` and `fieldSelector` as keywords."""
+        return list(self.request("GET", path, params=params)["items"])
+
+    def post(self, path: str, body: Json) -> Json:
+        """The object as created."""
+        return self.request("POST", path, body)
+
+    def patch(self, path: str, body: Any, content_type: str = MERGE_PATCH) -> Json:
+        """The object after the patch. A `metadata.resourceVersion` in a merge patch is a precondition (409)."""
+        return self.request("PATCH", path, body, content_type=content_type)
+
+    def delete(self, path: str, *, grace_s: int | None = None, uid: str | None = None) -> Json:
+        """Delete, with a grace period in seconds and a uid precondition (409) where given."""
+        options: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        return self.request("DELETE", path, options)
+
+    def watch(self, path: str, *, timeout_s: int = 300, **params: str) -> Watch:
+        """An open watch, ended by the server after `timeout_s` seconds. ApiError as for `request`."""
+        query = _query({"watch": "1", "timeoutSeconds": str(timeout_s)} | params)
+        timeout = urllib3.Timeout(connect=5, read=timeout_s + 10)
+        response = self._pool.request(
+            "GET", self._url + path + query, headers=self._headers, preload_content=False, timeout=timeout
+        )
+        if response.status >= 400:
+            answer = _decoded(response.data)
+            raise ApiError("WATCH", path, response.status, answer)
+        return Watch(response)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._pool.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def gone(request: Callable[[], object], *also: int) -> bool:
+    """Make the request; True if it was answered 404, or one of the statuses in `also`. Other ApiErrors are raised."""
+    try:
+        request()
+    except ApiError as error:
+        if error.status not in (404, *also):
+            raise
+        return True
+    return False
+
+
+def _query(params: Json | None) -> str:
+    return "?" + urlencode(params) if params else ""
+
+
+def _decoded(data: bytes) -> Json:
+    """The JSON object, or the text as a message: some refusals (401, 429, 5xx) are plain text."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = None
+    return answer if isinstance(answer, dict) else {"message": data.decode(errors="replace").strip()}

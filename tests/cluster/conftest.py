@@ -1,0 +1,201 @@
+"""Owns the fixtures of the cluster tier: one control plane per session, nodes, operands, and the agents' rights.
+
+Every test in this folder gets the `cluster` marker. Without the binaries the tier is skipped, or fails where it is
+required: CI=true, or DRIVER_MANAGER_REQUIRE_TIERS names `cluster`. Must not import the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.api import Api, Json, gone, wait_until
+from tests.cluster.controlplane import NAMESPACE, ControlPlane, User, missing_assets
+from tests.cluster.kubelet import COMPONENTS, Kubelet, Node, NodeFactory, Operands, OperandsFactory
+
+NODE_KEY = "cluster-tests/node"  # ties a DaemonSet to one node, so that nodes do not get each other's pods
+
+# The rights the operator's first generation gives its driver pods, to the letter.
+GENERATION_1 = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch", "update"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
+    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]},
+]
+EVENTS = [{"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]}]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lives in this folder; the hook gets the whole session's items."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """The session's control plane, with the namespace `rbln-system` and the agents' roles in force."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    reason = missing_assets(assets)
+    if reason or assets is None:
+        required = re.split(r"[,\s]+", os.environ.get("DRIVER_MANAGER_REQUIRE_TIERS", ""))
+        if os.environ.get("CI") == "true" or "cluster" in required:
+            pytest.fail(f"the cluster tier is required, but {reason}", pytrace=False)
+        pytest.skip(str(reason))
+    with ControlPlane(Path(assets)) as running:
+        with running.api(running.admin) as api:
+            api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+            _grant(api, running.agent, GENERATION_1)
+            _grant(api, running.agent_with_events, GENERATION_1 + EVENTS)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def admin_api(control_plane: ControlPlane) -> Iterator[Api]:
+    """A client that may do everything."""
+    with control_plane.api(control_plane.admin) as api:
+        yield api
+
+
+@pytest.fixture(scope="session")
+def agent(control_plane: ControlPlane) -> User:
+    """A service account with exactly the rights of the operator's first generation."""
+    return control_plane.agent
+
+
+@pytest.fixture(scope="session")
+def agent_token(agent: User) -> str:
+    """The bearer token of `agent`."""
+    return agent.token
+
+
+@pytest.fixture(scope="session")
+def agent_with_events(control_plane: ControlPlane) -> User:
+    """As `agent`, and it may write events."""
+    return control_plane.agent_with_events
+
+
+@pytest.fixture
+def node(admin_api: Api) -> Iterator[NodeFactory]:
+    """Create nodes. At the end their pods and they are removed."""
+    with contextlib.ExitStack() as stack:
+
+        def create(
+            labels: Mapping[str, str] | None = None, *, boot_id: str | None = None, annotations: Json | None = None
+        ) -> Node:
+            name = f"node-{uuid.uuid4().hex[:10]}"
+            admin_api.post("/api/v1/nodes", _node_body(name, labels or {}, annotations or {}, boot_id))
+            kubelet = stack.enter_context(Kubelet(admin_api, name))
+            made = Node(name, admin_api, kubelet)
+            stack.callback(_remove_node, made)
+            return made
+
+        yield create
+
+
+@pytest.fixture
+def operands(node: NodeFactory, admin_api: Api) -> Iterator[OperandsFactory]:
+    """Create operands on a node of the `node` fixture, whose clean-up runs after this one's."""
+    made: list[str] = []
+
+    def create(
+        node: Node,
+        components: tuple[str, ...] = COMPONENTS,
+        *,
+        grace_s: int = 30,
+        images: Mapping[str, str] | None = None,
+        deploy_prefix: str = "rebellions.ai/npu.deploy.",
+    ) -> Operands:
+        keys = {component: deploy_prefix + component for component in components}
+        node.set_labels(dict.fromkeys(keys.values(), "true") | {NODE_KEY: node.name})
+        for component, key in keys.items():
+            image = (images or {}).get(component, f"operand/{component}:test")
+            body = _daemon_set_body(component, key, node.name, grace_s, image)
+            made.append(f"{_DAEMON_SETS}/{body['metadata']['name']}")
+            admin_api.post(_DAEMON_SETS, body)
+        result = Operands(node, tuple(components), NAMESPACE, keys)
+        result.wait_running()
+        return result
+
+    yield create
+    for path in made:
+        gone(_deleting(admin_api, path))
+
+
+_DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+
+
+def _deleting(api: Api, path: str) -> Callable[[], object]:
+    return lambda: api.delete(path, grace_s=0)
+
+
+def _remove_node(node: Node) -> None:
+    """Delete the node's pods at once, finalizers or not, then the node. Its kubelet runs until after that."""
+    node.kubelet.release()
+
+    def emptied() -> bool:
+        pods = node.pods()
+        for pod in pods:
+            meta = pod["metadata"]
+            path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+            if meta.get("finalizers"):
+                gone(lambda path=path: node.api.patch(path, {"metadata": {"finalizers": None}}))  # type: ignore[misc]
+            gone(_deleting(node.api, path))
+        return not pods
+
+    wait_until(emptied, f"no pod on {node.name}")
+    gone(_deleting(node.api, node.path))
+
+
+def _grant(api: Api, user: User, rules: list[Json]) -> None:
+    """Bind a ClusterRole of these rules to the service account, and wait until the authorizer knows it."""
+    _, _, namespace, account = user.name.split(":")
+    subject = {"kind": "ServiceAccount", "namespace": namespace, "name": account}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account}
+    base = "/apis/rbac.authorization.k8s.io/v1"
+    api.post(f"{base}/clusterroles", {"metadata": {"name": account}, "rules": rules})
+    api.post(f"{base}/clusterrolebindings", {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]})
+    last = rules[-1]
+    attributes = {"verb": last["verbs"][-1], "group": last["apiGroups"][0], "resource": last["resources"][0]}
+    review = {"spec": {"user": user.name, "groups": list(user.groups), "resourceAttributes": attributes}}
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    wait_until(lambda: api.post(path, review)["status"]["allowed"], f"the rights of {user.name}")
+
+
+def _node_body(name: str, labels: Mapping[str, str], annotations: Json, boot_id: str | None) -> Json:
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the stand-in is ready"}
+    info = {
+        "bootID": boot_id or str(uuid.uuid4()),
+        "machineID": uuid.uuid4().hex,
+        "kernelVersion": "6.1.0-test",
+        "osImage": "test",
+        "architecture": "amd64",
+        "operatingSystem": "linux",
+        "kubeletVersion": "v1.20.2",
+        "containerRuntimeVersion": "test://1",
+    }
+    amounts = {"cpu": "64", "memory": "256Gi", "pods": "250"}
+    return {
+        "metadata": {"name": name, "labels": dict(labels), "annotations": annotations},
+        "status": {"nodeInfo": info, "conditions": [ready], "capacity": amounts, "allocatable": amounts},
+    }
+
+
+def _daemon_set_body(component: str, key: str, node: str, grace_s: int, image: str) -> Json:
+    labels = {"app": component, "node": node}
+    spec = {
+        "nodeSelector": {key: "true", NODE_KEY: node},
+        "terminationGracePeriodSeconds": grace_s,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [{"name": component, "image": image}],
+    }
+    return {
+        "metadata": {"name": f"{component}-{node}", "labels": labels},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    }

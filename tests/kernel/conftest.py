@@ -1,0 +1,78 @@
+"""Owns how guest results become pytest results on the host: each guest test is an item here that replays its case.
+
+The guest boots once, when the first of its tests is about to be reported, and runs just the tests that were selected.
+In the guest this file is not loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import guest, tools
+from tests.kernel.replay import GuestModule, ReplayedCase, refuse
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Guest tests become replayed cases; every other file is left to pytest."""
+    if module_path.is_relative_to(tools.GUEST_TESTS):
+        module: pytest.Module = GuestModule.from_parent(parent, path=module_path)
+        return module
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the whole tier, before `-m` selects."""
+    for item in items:
+        if item.path.is_relative_to(tools.SOURCES):
+            item.add_marker(pytest.mark.kernel)
+
+
+class _Probe(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"host")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: one request of our own needs no log."""
+
+
+@pytest.fixture(scope="session")
+def probe_address() -> Iterator[str]:
+    """Where the guest finds a tiny server on the host's loopback that answers `host`."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Probe) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"{guest.HOST_ADDRESS}:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def guest_environment(probe_address: str) -> dict[str, str]:
+    """What the guest's tests find in their environment beside the driver roots; it may hold credentials.
+
+    What they are to reach on the host must be up when this returns, and listen on 127.0.0.1: the guest knows it as
+    guest.HOST_ADDRESS.
+    """
+    return {"GUEST_PROBE_ADDRESS": probe_address}
+
+
+@pytest.fixture(scope="session")
+def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
+    """The one boot of this session, with the selected guest tests. Skips or fails as replay.refuse() says."""
+    refuse(tools.missing(), is_ci=os.environ.get("CI") == "true")
+    # Only now: what the environment starts on the host is of no use without a guest.
+    environment = request.getfixturevalue("guest_environment")
+    node_ids = [item.nodeid for item in request.session.items if isinstance(item, ReplayedCase)]
+    try:
+        return guest.run(node_ids, environment)
+    except tools.KernelTierError as error:
+        pytest.fail(str(error), pytrace=False)

@@ -1,0 +1,215 @@
+"""Owns a guest's life: its cache, its processes and its time limits. `run()` is one boot with one list of tests.
+
+As a program: `python -m tests.kernel.guest --check` says what the machine lacks, `--prepare` fills the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kernel import driver_roots, initramfs, kernel_image, results, tools
+from tests.kernel.mounts import read_only_view
+from tests.kernel.tools import CHECKOUT, SOURCES, KernelTierError
+
+HOST_ADDRESS = "10.0.2.2"  # where the guest finds the host's 127.0.0.1 (qemu's user network)
+MEMORY_MIB = 1024
+GUEST_TIMEOUT_S = 180.0  # from power on to power off; emulation is slow on a busy machine
+DRIVER_ROOTS_VARIABLE = "GUEST_DRIVER_ROOTS"
+COMMAND_LINE = "console=ttyS0 quiet nokaslr tsc=reliable mitigations=off panic=-1 driver_manager.guest=1"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a boot needs: kernel, initramfs and the folder of driver roots."""
+
+    image: kernel_image.KernelImage
+    initramfs: Path
+    drivers: Path
+
+
+@dataclass(frozen=True)
+class GuestReport:
+    """What came out of one boot: cases by node id, what the console said, and what it took."""
+
+    cases: dict[str, results.GuestCase]
+    console: str
+    prepare_s: float
+    boot_and_run_s: float
+
+
+def cache_folder() -> Path:
+    """Where everything downloaded and built is kept, outside git."""
+    return CHECKOUT / "build" / "kernel"
+
+
+def prepare() -> Prepared:
+    """Kernel, modules and initramfs from the cache, made where they are not there or out of date.
+
+    Raises KernelTierError. Only one process prepares at a time.
+    """
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        image = kernel_image.prepare(cache)
+        return Prepared(image, initramfs.prepare(cache, image), driver_roots.prepare(cache, image))
+
+
+def run(node_ids: Sequence[str], environment: Mapping[str, str], timeout_s: float = GUEST_TIMEOUT_S) -> GuestReport:
+    """One boot that runs the tests `node_ids`, with `environment` added to theirs.
+
+    Raises KernelTierError, with the end of the console, where the guest does not reach its end marker in `timeout_s`.
+    """
+    started = time.monotonic()
+    prepared = prepare()
+    booting = time.monotonic()
+    with _run_folder() as folder:
+        _write_orders(folder, prepared, node_ids, environment, timeout_s)
+        with _virtiofsd(folder) as socket_path:
+            outcome = _qemu(folder, prepared, socket_path, timeout_s)
+        console = (folder / "console").read_text(errors="replace")
+        sent = (folder / "results").read_bytes()
+        files_log = (folder / "virtiofsd").read_text(errors="replace")
+    try:
+        cases = results.parsed(results.unframed(sent))
+    except KernelTierError as error:
+        said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
+        raise KernelTierError(said) from error
+    return GuestReport(cases, console, booting - started, time.monotonic() - booting)
+
+
+@contextlib.contextmanager
+def _run_folder() -> Iterator[Path]:
+    """A folder for one boot, private because the environment may hold credentials. The guest sees it at the same path.
+
+    Below the checkout and not in /tmp, which may be a mount of its own that the guest does not see.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=cache_folder()))
+    if any(character.isspace() or character == '"' for character in str(folder)):
+        raise KernelTierError(f"the path is part of a kernel command line and may hold no space or quote: {folder}")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _write_orders(
+    folder: Path, prepared: Prepared, node_ids: Sequence[str], environment: Mapping[str, str], timeout_s: float
+) -> None:
+    (folder / "node_ids").write_text("".join(f"{node_id}\n" for node_id in node_ids))
+    exported = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), tools.SEARCH_PATH]),
+        "HOME": "/tmp",
+        "PYTHONPATH": str(CHECKOUT),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # each plugin costs seconds under emulation, and none is used
+        DRIVER_ROOTS_VARIABLE: str(prepared.drivers),
+        **environment,
+    }
+    (folder / "environment").write_text(_assignments(exported, "export "))
+    variables = {
+        "BUSYBOX": shutil.which("busybox", path=tools.SEARCH_PATH) or "/bin/busybox",
+        "RELEASE": prepared.image.release,
+        "KERNEL_MODULES": str(prepared.image.modules),
+        "TESTS_TIMEOUT_S": str(int(timeout_s)),
+        "GUEST_ENVIRONMENT": str(folder / "environment"),
+        "PYTHON": sys.executable,
+        "CHECKOUT": str(CHECKOUT),
+        "NODE_IDS": str(folder / "node_ids"),
+    }
+    (folder / "init.sh").write_text(_assignments(variables) + (SOURCES / "guest_init.sh").read_text())
+
+
+def _assignments(variables: Mapping[str, str], prefix: str = "") -> str:
+    return "".join(f"{prefix}{name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+@contextlib.contextmanager
+def _virtiofsd(folder: Path) -> Iterator[Path]:
+    """Serves a read-only view of / on a socket, as long as the context lasts."""
+    binary = tools.find_virtiofsd()
+    if binary is None:
+        raise KernelTierError("virtiofsd is not installed")
+    view = folder / "view"
+    view.mkdir()
+    # A socket's path may have 107 bytes, and a checkout can lie deeper than that.
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:
+        path = Path(short) / "virtiofsd"
+        # Listening before the daemon starts: qemu's connect then needs no waiting for a socket to appear.
+        listening.bind(str(path))
+        listening.listen(1)
+        serve = [str(binary), f"--fd={listening.fileno()}", "-o", f"source={view},cache=always,sandbox=chroot"]
+        argv = read_only_view(view, [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)], serve)
+        with (folder / "virtiofsd").open("wb") as log:
+            process = subprocess.Popen(argv, pass_fds=[listening.fileno()], stdout=log, stderr=log)
+        try:
+            yield path
+        finally:
+            _stop(process)
+
+
+def _qemu(folder: Path, prepared: Prepared, socket_path: Path, timeout_s: float) -> str:
+    """How qemu ended, in words; the console and the results are files in `folder`."""
+    for name in ("console", "results"):
+        (folder / name).touch()
+    argv = ["qemu-system-x86_64", "-accel", "tcg", "-machine", "pc", "-cpu", "max", "-smp", "1"]
+    argv += ["-m", f"{MEMORY_MIB}M", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
+    argv += ["-object", f"memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on", "-numa", "node,memdev=memory"]
+    argv += ["-chardev", f"socket,id=files,path={socket_path}", "-device", "vhost-user-fs-pci,chardev=files,tag=host"]
+    argv += ["-netdev", "user,id=network", "-device", "virtio-net-pci,netdev=network,romfile="]
+    argv += ["-serial", f"file:{folder / 'console'}", "-serial", f"file:{folder / 'results'}"]
+    argv += ["-kernel", str(prepared.image.vmlinuz), "-initrd", str(prepared.initramfs)]
+    argv += ["-append", f"{COMMAND_LINE} driver_manager.run={folder}"]
+    with (folder / "qemu").open("wb") as log:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return f"the guest was ended after {timeout_s:.0f} s"
+        finally:
+            _stop(process)
+    return f"qemu exited {status}: {(folder / 'qemu').read_text(errors='replace').strip()}"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait(10)
+
+
+def main() -> int:
+    """0 where the tier can run (or was prepared), 1 with the reasons where it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m tests.kernel.guest", description="The kernel test tier's guest.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="say what the machine lacks; exit 1 if anything")
+    what.add_argument("--prepare", action="store_true", help="download and build what is not in the cache")
+    asked = parser.parse_args()
+    lacking = tools.missing()
+    if lacking:
+        print("kernel tier: missing " + "; ".join(lacking))
+        return 1
+    if asked.check:
+        print("kernel tier: can run")
+        return 0
+    try:
+        print(f"kernel tier: prepared {prepare().image.release} in {cache_folder()}")
+    except KernelTierError as error:
+        print(f"kernel tier: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

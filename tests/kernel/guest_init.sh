@@ -1,0 +1,24 @@
+# Process 1 of the guest, already in the host's files under an overlay. The host prepends the variables used here:
+# BUSYBOX, RELEASE, KERNEL_MODULES, TESTS_TIMEOUT_S, GUEST_ENVIRONMENT, PYTHON, CHECKOUT, NODE_IDS.
+mkdir -p /run /tmp /dev/pts /dev/shm /lib/modules
+mount -t tmpfs -o mode=755 tmpfs /run
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+# /tmp stays part of the overlay: a virtual environment or a checkout may live there.
+rm -rf "/lib/modules/$RELEASE"
+ln -s "$KERNEL_MODULES" "/lib/modules/$RELEASE"
+
+"$BUSYBOX" ip link set lo up
+"$BUSYBOX" ip link set eth0 up
+"$BUSYBOX" ip address add 10.0.2.15/24 dev eth0
+"$BUSYBOX" ip route add default via 10.0.2.2
+
+# Raw, so that the results arrive byte for byte.
+"$BUSYBOX" stty -F /dev/ttyS1 raw -echo
+. "$GUEST_ENVIRONMENT"
+cd "$CHECKOUT" || "$BUSYBOX" poweroff -f
+# The bound inside the guest ends it also where the host's process is gone.
+"$BUSYBOX" timeout -s KILL "$TESTS_TIMEOUT_S" "$PYTHON" -m tests.kernel.inside "$NODE_IDS" >/dev/ttyS0 2>&1
+echo "guest init: tests exited $?" >/dev/ttyS0
+"$BUSYBOX" poweroff -f

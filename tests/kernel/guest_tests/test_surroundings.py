@@ -1,0 +1,52 @@
+"""Facts about the guest itself: events without udevd, the way to the host, and files that stay the guest's own."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pyudev
+
+from tests.kernel.guest_fixtures import COMMAND_TIMEOUT_S, DriverRoots, modprobe
+
+EVENT_TIMEOUT_S = 20.0
+
+
+def test_the_kernel_monitor_sees_module_and_device_without_udevd(roots: DriverRoots) -> None:
+    monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+    monitor.start()
+    modprobe(roots["v1"], "rebellions")
+    awaited = {("add", "module", "rebellions"), ("add", "module", "rebellions_core"), ("add", "misc", "rbln0")}
+    deadline_s = time.monotonic() + EVENT_TIMEOUT_S
+    while awaited and time.monotonic() < deadline_s:
+        event = monitor.poll(timeout=1)
+        if event is not None:
+            awaited.discard((event.action, event.subsystem, event.sys_name))
+    assert awaited == set()
+
+
+def test_the_hosts_files_are_seen_and_what_is_written_stays_in_the_guest() -> None:
+    mounted = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    assert [kind for _, point, kind, *_ in mounted if point == "/"] == ["overlay"]
+    mark = Path.cwd() / "build" / "written-by-the-guest"
+    mark.write_text("")
+    assert mark.exists()
+
+
+def test_the_hosts_loopback_is_reached_through_the_user_network() -> None:
+    connection = http.client.HTTPConnection(os.environ["GUEST_PROBE_ADDRESS"], timeout=COMMAND_TIMEOUT_S)
+    connection.request("GET", "/")
+    assert connection.getresponse().read() == b"host"
+    connection.close()
+
+
+def test_a_process_can_be_put_into_a_cgroup_as_a_kubelet_does() -> None:
+    group = Path("/sys/fs/cgroup/kubepods.slice")
+    group.mkdir()
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (group / "cgroup.procs").write_text(f"{process.pid}\n")
+        assert Path(f"/proc/{process.pid}/cgroup").read_text() == "0::/kubepods.slice\n"
+        process.kill()

@@ -1,0 +1,54 @@
+"""Owns the guest's side of a run: pytest on the node ids the host chose, and the results sent back.
+
+Runs in the guest only: everything here refuses to work where the kernel command line lacks the guest's marker.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.results import NODE_ID_PROPERTY, framed
+
+MARKER = "driver_manager.guest=1"
+RESULTS_PORT = Path("/dev/ttyS1")
+JUNIT_FILE = Path("/run/driver-manager-guest.xml")
+
+
+def require_guest(command_line: Path = Path("/proc/cmdline")) -> None:
+    """Raises RuntimeError unless this kernel was started as the test guest: real modules are unloaded here."""
+    if MARKER not in command_line.read_text().split():
+        raise RuntimeError(f"not the test guest: {command_line} has no {MARKER}")
+
+
+class NodeIds:
+    """Puts each test's node id into its JUnit case, so that the host need not guess it from the class name."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        item.user_properties.append((NODE_ID_PROPERTY, item.nodeid))
+
+
+def main(node_ids: list[str]) -> int:
+    """pytest's exit status; the results are sent only where pytest came to its end."""
+    require_guest()
+    options = [
+        f"--junit-xml={JUNIT_FILE}",
+        "--override-ini=junit_logging=all",
+        # The host's conftest replays results; here the tests themselves run.
+        "--confcutdir=tests/kernel/guest_tests",
+        "-p",
+        "tests.kernel.guest_fixtures",
+        "-p",
+        "no:cacheprovider",
+        "-v",
+    ]
+    status = pytest.main([*options, *node_ids], plugins=[NodeIds()])
+    RESULTS_PORT.write_bytes(framed(JUNIT_FILE.read_bytes()))
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).read_text().splitlines()))

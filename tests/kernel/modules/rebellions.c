@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Stand-in accelerator driver: a misc device that can be opened and mapped, so that a process can hold the module.
+ * FAIL_INIT makes the init function fail with -EIO; NEED_ABSENT makes the module need a symbol that nobody exports.
+ */
+#include <linux/fs.h>
+#include <linux/miscdevice.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/vmalloc.h>
+
+extern const char *rebellions_core_name(void);
+#ifdef NEED_ABSENT
+extern int rebellions_absent_symbol(void);
+#endif
+
+static bool fail_init = IS_ENABLED(FAIL_INIT);
+module_param(fail_init, bool, 0444);
+MODULE_PARM_DESC(fail_init, "make the init function fail with -EIO");
+
+static void *device_memory;
+
+static int rebellions_mmap(struct file *file, struct vm_area_struct *vma)
+{
+	return remap_vmalloc_range(vma, device_memory, 0);
+}
+
+/* The owner makes every open file, and every mapping of one, take a module reference. */
+static const struct file_operations rebellions_fops = {
+	.owner = THIS_MODULE,
+	.mmap = rebellions_mmap,
+};
+
+static struct miscdevice rebellions_device = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.fops = &rebellions_fops,
+	.mode = 0666,
+};
+
+static int __init rebellions_init(void)
+{
+	int error;
+
+	if (fail_init)
+		return -EIO;
+#ifdef NEED_ABSENT
+	if (rebellions_absent_symbol())
+		return -ENODEV;
+#endif
+	device_memory = vmalloc_user(PAGE_SIZE);
+	if (!device_memory)
+		return -ENOMEM;
+	rebellions_device.name = rebellions_core_name();
+	error = misc_register(&rebellions_device);
+	if (error)
+		vfree(device_memory);
+	return error;
+}
+
+static void __exit rebellions_exit(void)
+{
+	misc_deregister(&rebellions_device);
+	vfree(device_memory);
+}
+
+module_init(rebellions_init);
+module_exit(rebellions_exit);
+
+MODULE_DESCRIPTION("Stand-in accelerator driver");
+MODULE_VERSION(DRIVER_VERSION);
+MODULE_LICENSE("GPL");
