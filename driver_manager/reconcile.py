@@ -20,7 +20,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.planner import plan
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.steps import Plan
+from driver_manager.domain.steps import Decision, LoadModules, Plan
 from driver_manager.executor import Executor, Ports
 from driver_manager.settling import Settler
 
@@ -74,8 +74,21 @@ def _attempt(ports: Ports, obs: Observation, profile: Profile, policy: Policy, d
     return Outcome(ExitCode.DONE, _summary(decided), changed=bool(decided.steps))
 
 
+_DONE = {
+    Decision.NOT_LOADED: "the way for the driver was made clear",
+    Decision.CURRENT: "the node was given back",
+    Decision.REBIND: "operands let go of the old driver root",
+    Decision.REPLACE: "the old driver was unloaded",
+}
+
+
 def _summary(decided: Plan) -> str:
-    return f"{decided.decision.value}: {decided.reason}" if decided.steps else f"nothing to do: {decided.reason}"
+    """The last line of a run that succeeded."""
+    if not decided.steps:
+        return f"nothing to do: {decided.reason}"
+    loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
+    done = f"driver {loaded[0]} was loaded" if loaded else _DONE[decided.decision]
+    return f"done: {done} ({decided.reason})"
 
 
 def _plain(error: ManagerError) -> Outcome:

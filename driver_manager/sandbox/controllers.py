@@ -20,7 +20,7 @@ STOP_SECONDS_ANNOTATION = "sandbox/stop-seconds"
 _IDLE_S = 3600.0
 
 
-class _Controller:
+class Controller:
     """A thread that is told of every present object once, then of every change, and runs for its `with` block."""
 
     resources: Sequence[str] = ()
@@ -53,7 +53,7 @@ class _Controller:
         raise NotImplementedError
 
 
-class DaemonSetController(_Controller):
+class DaemonSetController(Controller):
     """Keeps one pod of each DaemonSet on every node that the template's nodeSelector matches.
 
     As the real one, it waits for a terminating pod to be gone before it makes the next. Affinity, taints, updates of
@@ -126,12 +126,12 @@ class _Due:
     pod: Obj
 
 
-class Kubelet(_Controller):
+class Kubelet(Controller):
     """The kubelets of all nodes: a bound pod runs after `start_s`; a deleted one is gone after its stop time.
 
     The stop time is the pod's annotation `sandbox/stop-seconds` (`never`, or anything but a number: it stays), else
     `stop_s`. It may exceed the grace period, as that of a process in uninterruptible sleep does. A finalizer keeps
-    the pod beyond it.
+    the pod beyond it. A pod with init containers stays Pending: what runs in those is started by somebody else.
     """
 
     resources = ("pods",)
@@ -164,7 +164,7 @@ class Kubelet(_Controller):
             if known and known.action == "stop" and known.stop_seconds == stop_seconds:
                 return
             self._due[uid] = _Due(time.monotonic() + _seconds(stop_seconds), "stop", stop_seconds, pod)
-        elif not known and pod.get("status", {}).get("phase", "Pending") == "Pending":
+        elif not known and _may_start(pod):
             self._due[uid] = _Due(time.monotonic() + self._start_s, "start", "", pod)
 
     def _start(self, pod: Obj) -> None:
@@ -184,6 +184,10 @@ class Kubelet(_Controller):
 
         with contextlib.suppress(ApiError):  # gone already, or another pod of that name
             self._store.patch("pods", metadata["name"], run, namespace=metadata["namespace"], status=True)
+
+
+def _may_start(pod: Obj) -> bool:
+    return pod.get("status", {}).get("phase", "Pending") == "Pending" and not pod["spec"].get("initContainers")
 
 
 def _seconds(text: str) -> float:

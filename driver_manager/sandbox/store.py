@@ -136,10 +136,8 @@ def _label_term(term: str) -> Match:
     if not parsed or (parsed["absent"] and (parsed["op"] or parsed["set"])):
         raise ApiError(400, "BadRequest", f"unable to parse requirement: {term}")
     key, negative = parsed["key"], bool(parsed["absent"]) or parsed["op"] == "!=" or parsed["set"] == "notin"
-    values: set[str] | None = None
-    if parsed["op"]:
-        values = {parsed["value"]}
-    elif parsed["set"]:
+    values = {parsed["value"]} if parsed["op"] else None
+    if parsed["set"]:
         values = {value.strip() for value in parsed["values"].split(",")}
 
     def matches(obj: Obj) -> bool:

@@ -34,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.kernel)
 
 
+@pytest.fixture
+def guest_kernel(request: pytest.FixtureRequest) -> None:
+    """Stands in for the guest's fixture of this name where a case is only replayed; anything else must not run here."""
+    if not isinstance(request.node, ReplayedCase):
+        pytest.fail("a guest test was about to run on the host", pytrace=False)
+
+
 class _Probe(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)

@@ -86,7 +86,7 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], timeout_s: floa
     try:
         cases = results.parsed(results.unframed(sent))
     except KernelTierError as error:
-        said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
+        said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console, 90)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
         raise KernelTierError(said) from error
     return GuestReport(cases, console, booting - started, time.monotonic() - booting)
 
@@ -97,9 +97,10 @@ def _run_folder() -> Iterator[Path]:
 
     Below the checkout and not in /tmp, which may be a mount of its own that the guest does not see.
     """
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=cache_folder()))
-    if any(character.isspace() or character == '"' for character in str(folder)):
-        raise KernelTierError(f"the path is part of a kernel command line and may hold no space or quote: {folder}")
+    cache = cache_folder()
+    if any(character.isspace() or character == '"' for character in str(cache)):
+        raise KernelTierError(f"the path is part of a kernel command line and may hold no space or quote: {cache}")
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=cache))
     try:
         yield folder
     finally:

@@ -99,7 +99,7 @@ def open_files(pid: int) -> list[Path]:
 def holding_open(device: Path = DEVICE) -> Iterator[int]:
     """The id of a process that has `device` open; it is gone, and waited for, at the end."""
     with device.open("rb") as opened:
-        process = subprocess.Popen(["sleep", "600"], stdin=opened)
+        process = subprocess.Popen(["sleep", "60"], stdin=opened)
     with _ended(process):
         yield process.pid
 
@@ -133,8 +133,12 @@ def roots() -> DriverRoots:
     return DriverRoots(Path(os.environ["GUEST_DRIVER_ROOTS"]))
 
 
-@pytest.fixture(autouse=True)
-def _no_stand_in_stays_loaded() -> Iterator[None]:
+@pytest.fixture
+def guest_kernel() -> Iterator[None]:
+    """The guest's kernel without a stand-in module, before and after. Every guest test must use it.
+
+    On a real host a guest test does not start: there the fixture is absent, or lets only replayed cases pass.
+    """
     require_guest()
     assert [module for module in STAND_INS if is_loaded(module)] == []
     yield

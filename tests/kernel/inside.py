@@ -43,6 +43,8 @@ def main(node_ids: list[str]) -> int:
         "tests.kernel.guest_fixtures",
         "-p",
         "no:cacheprovider",
+        "--color=no",
+        # Names each test on the console before it runs: the last one named is where a guest died.
         "-v",
     ]
     status = pytest.main([*options, *node_ids], plugins=[NodeIds()])

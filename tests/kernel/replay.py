@@ -12,24 +12,38 @@ import pytest
 
 from tests.kernel import guest, tools
 
+# In the guest this fixture checks the kernel; on the host only replayed cases get past it.
+GUARD = "guest_kernel"
+
 
 class ReplayedCase(pytest.Function):
     """A guest test on the host: it runs nothing itself and reports what the guest said about it."""
 
+    line = 0  # of the guest test in its file, counted from 0
+
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Where it stands: the guest test's file, not the replaying function's."""
-        return self.path, None, self.name
+        return self.path, self.line, self.name
 
 
 class GuestModule(pytest.Module):
     """A file of guest tests: collected as usual for their names, but yielding replayed cases."""
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        """One replayed case per test function. Raises CollectError for a class: guest tests are functions."""
+        """One replayed case per test function.
+
+        Raises CollectError for anything but a function, and for one that could run on a host (see guest_kernel).
+        """
         for found in super().collect():
             if not isinstance(found, pytest.Function):
                 raise self.CollectError(f"guest tests are plain functions, and {found.name} is none")
-            yield ReplayedCase.from_parent(self, name=found.name, callobj=replaying(found.nodeid))
+            if GUARD not in found.fixturenames:
+                raise self.CollectError(
+                    f"{found.name} does not use the fixture {GUARD}: nothing keeps it off a real host"
+                )
+            case: ReplayedCase = ReplayedCase.from_parent(self, name=found.name, callobj=replaying(found.nodeid))
+            case.line = found.reportinfo()[1] or 0
+            yield case
 
 
 def replaying(node_id: str) -> Callable[[guest.GuestReport], None]:

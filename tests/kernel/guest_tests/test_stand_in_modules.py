@@ -24,6 +24,8 @@ from tests.kernel.guest_fixtures import (
     run,
 )
 
+pytestmark = pytest.mark.usefixtures("guest_kernel")
+
 
 def test_modprobe_loads_both_modules_and_the_device_appears(roots: DriverRoots) -> None:
     assert modprobe(roots["v1"], "rebellions").status == 0

@@ -8,9 +8,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 import pyudev
 
 from tests.kernel.guest_fixtures import COMMAND_TIMEOUT_S, DriverRoots, modprobe
+
+pytestmark = pytest.mark.usefixtures("guest_kernel")
 
 EVENT_TIMEOUT_S = 20.0
 
@@ -46,7 +49,8 @@ def test_the_hosts_loopback_is_reached_through_the_user_network() -> None:
 def test_a_process_can_be_put_into_a_cgroup_as_a_kubelet_does() -> None:
     group = Path("/sys/fs/cgroup/kubepods.slice")
     group.mkdir()
-    with subprocess.Popen(["sleep", "600"]) as process:
+    with subprocess.Popen(["sleep", "60"]) as process:
         (group / "cgroup.procs").write_text(f"{process.pid}\n")
-        assert Path(f"/proc/{process.pid}/cgroup").read_text() == "0::/kubepods.slice\n"
+        seen = Path(f"/proc/{process.pid}/cgroup").read_text()
         process.kill()
+    assert seen == "0::/kubepods.slice\n"

@@ -1,0 +1,5 @@
+"""`python -m driver_manager`."""
+
+from driver_manager.cli.main import entry
+
+entry()

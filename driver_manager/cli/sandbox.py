@@ -1,0 +1,118 @@
+"""`sandbox`: play a scenario of the real command line without a cluster and without a device."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.sandbox.runner import NodeState, Report, run_scenario
+from driver_manager.sandbox.scenarios import SCENARIOS
+
+
+class Screen:
+    """Shows the story as plain lines; on standard error where standard output is for machines."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self._err = to_stderr
+
+    def chapter(self, title: str) -> None:
+        """A new part begins."""
+        self.line("")
+        click.echo(click.style(f"── {title} ", bold=True) + "─" * max(0, 96 - len(title)), err=self._err)
+
+    def line(self, text: str) -> None:
+        """One line of it."""
+        click.echo(text, err=self._err)
+
+
+@click.command("sandbox")
+@click.argument("name", default="upgrade", metavar="[SCENARIO]")
+@click.option("--list", "wants_list", is_flag=True, help="List the scenarios.")
+@click.option("--all", "wants_all", is_flag=True, help="Play every scenario.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="For people or machines.",
+)
+def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str) -> int:
+    """Play SCENARIO (default: upgrade) on an embedded API server and host tree. Needs no cluster, device or root.
+
+    The real command line runs as its own process, as it would in an init container; only the kernel's tools are
+    stand-ins. Shows the plan, the progress, what the API server saw, and the final state beside the first.
+    """
+    if wants_list:
+        for scenario in SCENARIOS.values():
+            click.echo(f"{scenario.name:<26} {scenario.tells}")
+        return ExitCode.DONE
+    if not wants_all and name not in SCENARIOS:
+        raise ConfigError(f"there is no scenario {name!r}", "See `driver-manager sandbox --list`.")
+    names = list(SCENARIOS) if wants_all else [name]
+    reports = [_play(each, output) for each in names]
+    if output == "json":
+        click.echo(json.dumps([_as_json(report) for report in reports], indent=2))
+    return ExitCode.INTERNAL if any(report.problems for report in reports) else ExitCode.DONE
+
+
+def _play(name: str, output: str) -> Report:
+    scenario, screen = SCENARIOS[name], Screen(to_stderr=output == "json")
+    screen.line(f"sandbox: {scenario.name}: {scenario.tells}")
+    report = run_scenario(scenario, screen)
+    _show(report, screen)
+    return report
+
+
+def _show(report: Report, screen: Screen) -> None:
+    screen.chapter("timeline: what the API server saw")
+    for happening in report.timeline:
+        screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
+    screen.chapter("the end beside the beginning")
+    for row in _rows(report.before, report.after or report.before):
+        screen.line(row)
+    screen.line("")
+    codes = ", ".join("killed" if code < 0 else str(code) for code in report.exit_codes)
+    screen.line(f"exit code {codes}; {report.requests} API requests (events apart) in {report.seconds:.1f} s")
+    for problem in report.problems:
+        screen.line(f"NOT AS IT HAS TO BE: {problem}")
+    if not report.problems:
+        screen.line("as it has to be: " + report.scenario.tells)
+
+
+def _rows(before: NodeState, after: NodeState) -> list[str]:
+    pairs: list[tuple[str, Any, Any]] = [
+        (key, before.labels.get(key, "(absent)"), after.labels.get(key, "(absent)"))
+        for key in sorted(before.labels | after.labels)
+    ]
+    pairs += [
+        ("cordoned", before.cordoned, after.cordoned),
+        ("journal", before.journal, after.journal),
+        ("driver version", before.driver, after.driver),
+        ("recorded digest", before.digest or "none", after.digest or "none"),
+    ]
+    width = max(len(name) for name, _, _ in pairs)
+    middle = max(len(str(value)) for _, value, _ in pairs)
+    head = f"{'':<{width}}  {'before':<{middle}}  after"
+    return [head, *(f"{name:<{width}}  {old!s:<{middle}}  {_mark(old, new)}" for name, old, new in pairs)]
+
+
+def _mark(old: Any, new: Any) -> str:
+    return str(new) if old == new else click.style(f"{new}  (changed)", fg="yellow" if sys.stdout.isatty() else None)
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {
+        "scenario": report.scenario.name,
+        "exitCodes": report.exit_codes,
+        "requests": report.requests,
+        "seconds": round(report.seconds, 3),
+        "before": vars(report.before),
+        "after": vars(report.after) if report.after else None,
+        "timeline": [{"atSeconds": round(one.at_s, 3), "text": one.text} for one in report.timeline],
+        "problems": report.problems,
+    }

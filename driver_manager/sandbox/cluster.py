@@ -1,0 +1,202 @@
+"""The sandbox's cluster: one node, operand DaemonSets and the driver's own, with controllers that react.
+
+Owns the objects and the record of what happened to them. Imports only the sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from driver_manager.domain.profile import Profile
+from driver_manager.sandbox.apiserver import ApiServer
+from driver_manager.sandbox.controllers import Controller, DaemonSetController, Kubelet
+from driver_manager.sandbox.hosttree import MACHINE_ID, HostTree
+from driver_manager.sandbox.store import ApiError, Event, Store
+
+NODE = "sandbox-node"
+OPERANDS = (
+    "device-plugin",
+    "dra-kubelet-plugin",
+    "metrics-exporter",
+    "rbln-daemon",
+    "npu-feature-discovery",
+    "operator-validator",
+)
+WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One thing seen on the API server; `at_s` on the monotonic clock."""
+
+    at_s: float
+    text: str
+
+
+class Recorder(Controller):
+    """Writes down what happens to the node's labels, cordon and journal, and to pods."""
+
+    resources = ("nodes", "pods")
+
+    def __init__(self, store: Store, profile: Profile) -> None:
+        super().__init__(store)
+        self._profile = profile
+        self.happenings: list[Happening] = []
+
+    def _handle(self, events: Sequence[Event]) -> float:
+        for event in events:
+            texts = self._node_texts(event) if event.resource == "nodes" else self._pod_texts(event)
+            self.happenings += [Happening(time.monotonic(), text) for text in texts]
+        return 3600.0
+
+    def _pod_texts(self, event: Event) -> list[str]:
+        if event.previous is None and event.type != "DELETED":
+            return []
+        name = event.obj["metadata"]["name"]
+        if event.type == "DELETED":
+            return [f"pod {name} is gone"]
+        begun = "deletionTimestamp" in event.obj["metadata"] and "deletionTimestamp" not in event.previous["metadata"]  # type: ignore[index]  # MODIFIED has a previous
+        return [f"pod {name} is told to stop"] if begun else []
+
+    def _node_texts(self, event: Event) -> list[str]:
+        if event.previous is None:
+            return []
+        before, after = event.previous["metadata"], event.obj["metadata"]
+        old, new = before.get("labels", {}), after.get("labels", {})
+        changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+        texts = [f"label {key}: {old.get(key, '(absent)')} → {new.get(key, '(absent)')}" for key in changed]
+        cordons = [bool(obj.get("spec", {}).get("unschedulable")) for obj in (event.previous, event.obj)]
+        if cordons[0] != cordons[1]:
+            texts.append("node cordoned" if cordons[1] else "node uncordoned")
+        key = self._profile.keys.journal
+        journals = [key in metadata.get("annotations", {}) for metadata in (before, after)]
+        if journals[0] != journals[1]:
+            texts.append("journal written" if journals[1] else "journal removed")
+        return texts
+
+
+@dataclass
+class SandboxCluster:
+    """A running API server with one node and its pods; a context manager."""
+
+    profile: Profile
+    tree: HostTree
+    folder: Path
+    labels: dict[str, str] = field(default_factory=dict)
+    digest: str = ""
+    stop_s: float = 0.6
+
+    def __enter__(self) -> Self:
+        self.store = Store()
+        self._stack = ExitStack()
+        self.server = self._stack.enter_context(ApiServer(self.store))
+        self.store.create("nodes", self._node())
+        for name in OPERANDS if self.profile.deploy.prefix else ():
+            self._daemonset(f"rbln-{name}", self.profile.deploy.prefix + name)
+        self._daemonset("rbln-driver", self._driver_key, digest=self.digest)
+        self._stack.enter_context(Kubelet(self.store, start_s=0.05, stop_s=self.stop_s))
+        self._stack.enter_context(DaemonSetController(self.store))
+        self._await_pods()
+        self.recorder = self._stack.enter_context(Recorder(self.store, self.profile))
+        self.kubeconfig = self.folder / "kubeconfig"
+        self.kubeconfig.write_text(json.dumps(self.server.kubeconfig()))
+        self.kubeconfig.chmod(0o600)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def namespace(self) -> str:
+        """Where the vendor's pods live."""
+        return self.profile.namespace
+
+    def node(self) -> dict[str, Any]:
+        """The Node object."""
+        return self.store.get("nodes", NODE)
+
+    def driver_pod(self) -> str:
+        """Name of the driver's pod, "" when it is gone."""
+        return next((name for name in self.pods() if name.startswith("rbln-driver-")), "")
+
+    def pods(self) -> list[str]:
+        """Names of all pods that are not told to stop."""
+        return [
+            pod["metadata"]["name"]
+            for pod in self.store.list_objects("pods")[0]
+            if "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def pin_pod(self, prefix: str, finalizer: str) -> None:
+        """Keep the first pod of that name prefix on the node by a finalizer."""
+        name = next(name for name in self.pods() if name.startswith(prefix))
+
+        def change(pod: dict[str, Any]) -> dict[str, Any]:
+            return {**pod, "metadata": {**pod["metadata"], "finalizers": [finalizer]}}
+
+        self.store.patch("pods", name, change, namespace=self.namespace)
+
+    def new_boot(self) -> None:
+        """Tell the Node object of the host's new boot id, as its kubelet does."""
+
+        def change(node: dict[str, Any]) -> dict[str, Any]:
+            return {**node, "status": {"nodeInfo": self._node_info()}}
+
+        self.store.patch("nodes", NODE, change, status=True)
+
+    @property
+    def _driver_key(self) -> str:
+        return self.profile.deploy.driver_key if self.profile.deploy.prefix else self.profile.present_labels[0]
+
+    def _node_info(self) -> dict[str, str]:
+        return {"bootID": self.tree.boot_id, "machineID": MACHINE_ID}
+
+    def _node(self) -> dict[str, Any]:
+        deploy = self.profile.deploy
+        labels = {deploy.prefix + name: "true" for name in OPERANDS} if deploy.prefix else {}
+        labels |= {self._driver_key: "true", "kubernetes.io/hostname": NODE, **self.labels}
+        return {"metadata": {"name": NODE, "labels": labels}, "status": {"nodeInfo": self._node_info()}}
+
+    def _daemonset(self, name: str, key: str, digest: str | None = None) -> None:
+        spec: dict[str, Any] = {
+            "nodeSelector": {key: "true"},
+            "containers": [{"name": "main", "image": f"sandbox/{name}:1"}],
+            "terminationGracePeriodSeconds": 30,
+        }
+        if digest is not None:
+            environment = [{"name": "DRIVER_CONFIG_DIGEST", "value": digest}]
+            spec["initContainers"] = [{"name": "k8s-driver-manager", "image": "driver-manager", "env": environment}]
+        template = {"metadata": {"labels": {"app": name}}, "spec": spec}
+        body = {
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {"selector": {"matchLabels": {"app": name}}, "template": template},
+        }
+        self.store.create("daemonsets", body)
+
+    def _await_pods(self) -> None:
+        """Wait until every pod runs; the driver's stays Pending in its init container. Raises RuntimeError."""
+        end_s = time.monotonic() + WAIT_S
+        wanted = len(self.store.list_objects("daemonsets")[0])
+        with self.store.changed:
+            while True:
+                phases = [pod.get("status", {}).get("phase") for pod in self.store.list_objects("pods")[0]]
+                if len(phases) == wanted and phases.count("Running") == wanted - 1:
+                    return
+                if time.monotonic() > end_s:
+                    raise RuntimeError("the sandbox's pods did not start")
+                self.store.changed.wait(0.5)
+
+    def delete_pod(self, name: str) -> None:
+        """Take a pod away at once, as a kubelet does when its containers have ended."""
+        with contextlib.suppress(ApiError):
+            self.store.delete("pods", name, namespace=self.namespace, grace_s=0)

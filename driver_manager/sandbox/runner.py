@@ -1,0 +1,224 @@
+"""Runs a scenario: the real command line as its own process against the sandbox's cluster and host tree.
+
+Owns the processes, the timeline and the comparison with how it has to end. Prints nothing: a `Show` does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from driver_manager.domain.errors import ExitCode
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
+from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.scenarios import NEW_DIGEST, Interference, Scenario
+
+RUN_TIMEOUT_S = 60.0
+POLL_S = 0.005
+
+
+class Show(Protocol):
+    """Where the story goes while it happens."""
+
+    def chapter(self, title: str) -> None:
+        """A new part begins."""
+        ...
+
+    def line(self, text: str) -> None:
+        """One line of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What is compared between beginning and end."""
+
+    labels: dict[str, str]
+    cordoned: bool
+    journal: bool
+    driver: str
+    digest: str
+
+
+@dataclass
+class Report:
+    """How a scenario went. `problems` is empty when it ended as it has to."""
+
+    scenario: Scenario
+    before: NodeState
+    after: NodeState | None = None
+    exit_codes: list[int] = field(default_factory=list)
+    timeline: list[Happening] = field(default_factory=list)
+    requests: int = 0
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+def run_scenario(scenario: Scenario, show: Show) -> Report:
+    """Play `scenario` and judge its end. Raises RuntimeError when the sandbox itself does not work."""
+    with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name:
+        folder = Path(name).resolve()
+        profile = builtin()[scenario.profile]
+        tree = HostTree(folder / "host", folder / "bin", profile)
+        tree.build()
+        scenario.prepare(tree)
+        with SandboxCluster(profile, tree, folder, scenario.labels, NEW_DIGEST) as cluster:
+            scenario.meddle(cluster)
+            return _Play(scenario, cluster, tree, show).report()
+
+
+class _Play:
+    def __init__(self, scenario: Scenario, cluster: SandboxCluster, tree: HostTree, show: Show) -> None:
+        self._scenario = scenario
+        self._cluster = cluster
+        self._tree = tree
+        self._show = show
+        self._pod = cluster.driver_pod()
+
+    def report(self) -> Report:
+        """Plan, run, interfere, compare."""
+        report = Report(self._scenario, self._state())
+        self._show.chapter("plan: what driver-manager would do")
+        self._run("plan")
+        begun_s = time.monotonic()
+        first_request = len(self._cluster.server.requests)
+        self._show.chapter("run: driver-manager reconcile-driver-state")
+        report.exit_codes.append(self._reconcile())
+        self._interfere(report)
+        report.seconds = time.monotonic() - begun_s
+        report.requests = sum(
+            record.resource not in ("events", "selfsubjectaccessreviews")
+            for record in self._cluster.server.requests[first_request:]
+        )
+        report.timeline = [
+            Happening(happening.at_s - begun_s, happening.text) for happening in self._cluster.recorder.happenings
+        ]
+        report.after = self._state()
+        report.problems = _problems(self._scenario, report)
+        return report
+
+    def _reconcile(self) -> int:
+        watch = self._kill_without_driver if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER else None
+        return self._run("reconcile-driver-state", watch or self._end_with_pod)
+
+    def _interfere(self, report: Report) -> None:
+        if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER:
+            self._show.chapter("killed (SIGKILL) without a driver; what status says now")
+            self._run("status")
+        elif self._scenario.interference is Interference.REBOOT_AFTER:
+            self._show.chapter("the node reboots")
+            self._tree.reboot()
+            self._cluster.new_boot()
+        else:
+            return
+        self._show.chapter("run again")
+        report.exit_codes.append(self._run("reconcile-driver-state", self._end_with_pod))
+
+    def _run(self, command: str, watch: Callable[[subprocess.Popen[str]], None] | None = None) -> int:
+        """Run one command to its end, its lines shown as they come; its exit status (negative: a signal)."""
+        arguments = self._scenario.arguments if command != "status" else ()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "driver_manager", command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self._environment(),
+            cwd=self._tree.root,
+        )
+        watcher = threading.Thread(target=watch or self._time_out, args=(process,), daemon=True)
+        watcher.start()
+        assert process.stdout is not None  # noqa: S101  # a pipe was asked for
+        for line in process.stdout:
+            self._show.line(line.rstrip())
+        status = process.wait()
+        watcher.join()
+        return status
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self._tree.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "LC_ALL": "C.UTF-8",
+            "KUBECONFIG": str(self._cluster.kubeconfig),
+            "NODE_NAME": NODE,
+            "POD_NAME": self._pod,
+            "POD_NAMESPACE": self._cluster.namespace,
+            "OPERATOR_NAMESPACE": self._cluster.namespace,
+            "HOST_ROOT": str(self._tree.root),
+            "DRIVER_CONFIG_DIGEST": NEW_DIGEST,
+            "LOG_FORMAT": "text",
+            "TERMINATION_LOG": str(self._tree.root / "termination-log"),
+            **self._scenario.env,
+        }
+
+    def _time_out(self, process: subprocess.Popen[str]) -> None:
+        try:
+            process.wait(RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    def _end_with_pod(self, process: subprocess.Popen[str]) -> None:
+        """As a kubelet: when the driver's pod is told to stop, terminate its init container, then confirm."""
+        end_s = time.monotonic() + RUN_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < end_s:
+            if self._pod not in self._cluster.pods():
+                process.terminate()
+                break
+            time.sleep(POLL_S)
+        self._time_out(process)
+
+    def _kill_without_driver(self, process: subprocess.Popen[str]) -> None:
+        end_s = time.monotonic() + RUN_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < end_s:
+            if self._tree.driver_version == "not loaded":
+                process.kill()
+                break
+            time.sleep(POLL_S)
+        self._time_out(process)
+
+    def _state(self) -> NodeState:
+        node = self._cluster.node()
+        metadata: dict[str, Any] = node["metadata"]
+        keys = self._cluster.profile.keys
+        return NodeState(
+            labels=dict(metadata.get("labels", {})),
+            cordoned=bool(node.get("spec", {}).get("unschedulable")),
+            journal=keys.journal in metadata.get("annotations", {}),
+            driver=self._tree.driver_version,
+            digest=self._tree.digest,
+        )
+
+
+def _problems(scenario: Scenario, report: Report) -> list[str]:
+    """How the end differs from how it has to be."""
+    found: list[str] = []
+    before, after = report.before, report.after
+    assert after is not None  # noqa: S101  # set just before
+    expected_codes = {
+        Interference.NONE: [int(scenario.exit_code)],
+        Interference.KILL_WITHOUT_DRIVER: [-9, int(scenario.exit_code)],
+        Interference.REBOOT_AFTER: [int(scenario.exit_code), int(ExitCode.DONE)],
+    }[scenario.interference]
+    if report.exit_codes != expected_codes:
+        found.append(f"exit codes {report.exit_codes}, expected {expected_codes}")
+    wanted = before.labels | scenario.changed_labels
+    for key in sorted(wanted | after.labels):
+        if wanted.get(key) != after.labels.get(key):
+            found.append(f"label {key} is {after.labels.get(key)!r}, expected {wanted.get(key)!r}")
+    if after.cordoned != before.cordoned:
+        found.append("the cordon changed")
+    if after.journal:
+        found.append("the journal is still there")
+    if after.driver != scenario.driver_after:
+        found.append(f"driver {after.driver}, expected {scenario.driver_after}")
+    return found

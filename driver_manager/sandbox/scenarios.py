@@ -1,0 +1,184 @@
+"""The sandbox's scenarios as data: how host and cluster begin, what is run, and how it has to end.
+
+Imports only the domain and the sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from driver_manager.domain.errors import ExitCode
+from driver_manager.sandbox.cluster import SandboxCluster
+from driver_manager.sandbox.hosttree import KERNEL, HostTree
+
+OLD, NEW = "1.2.92", "2.0.1"
+OLD_DIGEST, NEW_DIGEST = "4d1f7c09a25e83b6", "9be2a06f4c31d758"
+OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
+ASCEND_ROOT = "/var/lib/Ascend/driver"
+
+
+class Interference(Enum):
+    """What the sandbox does to the run."""
+
+    NONE = "none"
+    KILL_WITHOUT_DRIVER = "SIGKILL once the old driver is unloaded, then run again"
+    REBOOT_AFTER = "reboot the host after the run, then run again"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One story. `labels` are extra node labels; `changed_labels` how labels have to differ at the end."""
+
+    name: str
+    tells: str
+    exit_code: ExitCode
+    driver_after: str
+    prepare: Callable[[HostTree], None]
+    meddle: Callable[[SandboxCluster], None] = lambda _: None
+    profile: str = "rebellions"
+    labels: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    changed_labels: dict[str, str] = field(default_factory=dict)
+    interference: Interference = Interference.NONE
+
+
+_MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
+_CUSTOM = {
+    "rebellions.ai/npu.deploy.vfio-manager": "false",
+    "rebellions.ai/npu.deploy.container-toolkit": "team-a",
+}
+
+
+def _old_loaded(tree: HostTree) -> None:
+    tree.add_driver(OLD_ROOT, OLD)
+    tree.load(OLD_ROOT)
+    tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+
+
+def _upgrade(tree: HostTree) -> None:
+    _old_loaded(tree)
+    tree.add_driver(NEW_ROOT, NEW)
+
+
+def _current(tree: HostTree) -> None:
+    tree.add_driver(NEW_ROOT, NEW)
+    tree.load(NEW_ROOT)
+    tree.record(NEW_DIGEST, NEW_ROOT, NEW)
+
+
+def _bad_module(tree: HostTree) -> None:
+    _old_loaded(tree)
+    tree.add_driver(NEW_ROOT, NEW, fails=True)
+
+
+def _slow_module(tree: HostTree) -> None:
+    _old_loaded(tree)
+    tree.add_driver(NEW_ROOT, NEW, seconds=1.0)
+
+
+def _busy(tree: HostTree) -> None:
+    _upgrade(tree)
+    tree.hold_device()
+
+
+def _host_driver(tree: HostTree) -> None:
+    tree.add_driver("/", NEW)
+    tree.load("/")
+
+
+def _ascend(tree: HostTree) -> None:
+    tree.add_driver(ASCEND_ROOT, "25.2.0")
+    tree.load(ASCEND_ROOT)
+    tree.record(OLD_DIGEST, ASCEND_ROOT, "25.2.0")
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "upgrade",
+            f"driver {OLD} is loaded, {NEW} is wanted: pause, wait, unload, load, give back",
+            ExitCode.DONE,
+            NEW,
+            _upgrade,
+            labels=_CUSTOM,
+            env=_MANAGER,
+        ),
+        Scenario(
+            "already-current",
+            "the wanted driver is loaded: nothing is touched",
+            ExitCode.DONE,
+            NEW,
+            _current,
+            labels=_CUSTOM,
+            env=_MANAGER,
+        ),
+        Scenario(
+            "first-install",
+            "no driver is loaded: nobody is paused, the driver is loaded",
+            ExitCode.DONE,
+            NEW,
+            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            env=_MANAGER,
+        ),
+        Scenario(
+            "stuck-pod",
+            "an operand pod is held by a finalizer: named at the deadline, everything given back",
+            ExitCode.PODS_REMAIN,
+            OLD,
+            _upgrade,
+            meddle=lambda cluster: cluster.pin_pod("rbln-device-plugin", "example.com/backup"),
+            env={**_MANAGER, "POD_TERMINATION_TIMEOUT": "2s"},
+        ),
+        Scenario(
+            "busy-module",
+            "something holds the device: bounded wait, then everything given back",
+            ExitCode.DRIVER_BUSY,
+            OLD,
+            _busy,
+            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+        ),
+        Scenario(
+            "bad-module-with-rollback",
+            f"{NEW} fails when it is loaded: {OLD} is brought back, the node given back, the failure said",
+            ExitCode.MODULE_FAILED,
+            OLD,
+            _bad_module,
+            env=_MANAGER,
+        ),
+        Scenario(
+            "crash-and-resume",
+            "the manager is killed while no driver is loaded: the node stays paused, the next run finishes",
+            ExitCode.DONE,
+            NEW,
+            _slow_module,
+            labels=_CUSTOM,
+            env=_MANAGER,
+            interference=Interference.KILL_WITHOUT_DRIVER,
+        ),
+        Scenario(
+            "host-driver",
+            "the host has its own driver: say so to the operator and stand down",
+            ExitCode.STANDING_DOWN,
+            NEW,
+            _host_driver,
+            changed_labels={"rebellions.ai/npu.deploy.driver": "pre-installed"},
+        ),
+        Scenario(
+            "ascend-reboot",
+            "a driver that must never be unloaded: ask for a reboot; after it, clear the request",
+            ExitCode.REBOOT_REQUIRED,
+            "not loaded",
+            _ascend,
+            profile="ascend",
+            arguments=("--no-wait",),
+            changed_labels={"npu.openfuyao.com/driver-upgrade-state": "node-reboot-required"},
+            interference=Interference.REBOOT_AFTER,
+        ),
+    )
+}
+
+__all__ = ["KERNEL", "NEW_DIGEST", "SCENARIOS", "Interference", "Scenario"]

@@ -1,0 +1,133 @@
+"""Stand-ins for rmmod, modprobe, modinfo, umount and rbln-smi that work on a sandbox host tree instead of a kernel.
+
+Run as a program: `standins.py TOOL TREE ARGUMENT…`. They word their failures as kmod does, so that what reads them is
+tested. Standard library only, and nothing of the package: it starts in a bare interpreter.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+BUSY = "rmmod: ERROR: Module {} is in use"
+
+
+def main(argv: list[str]) -> int:
+    """Run the tool named first, on the tree named second; its exit status."""
+    tool, tree, *arguments = argv
+    tools = {"rmmod": rmmod, "modprobe": modprobe, "modinfo": modinfo, "umount": umount, "rbln-smi": rbln_smi}
+    return tools[tool](Path(tree), arguments)
+
+
+def rmmod(tree: Path, arguments: list[str]) -> int:
+    """Remove a module from the tree's /sys unless its reference count is above zero."""
+    name = arguments[-1]
+    module = tree / "sys/module" / name
+    if not module.is_dir():
+        return fail(f"rmmod: ERROR: Module {name} is not currently loaded")
+    if int((module / "refcnt").read_text()) > 0:
+        return fail(BUSY.format(name))
+    for other in (tree / "sys/module").iterdir():
+        link = other / "holders" / name
+        if link.exists():
+            link.unlink()
+            count(other, -1)
+    remove(module)
+    for node in (tree / "dev").glob("rbln*") if name == "rebellions" else ():
+        node.unlink()
+    return 0
+
+
+def modprobe(tree: Path, arguments: list[str]) -> int:
+    """Load a module and what it depends on from `--dirname`; a loaded one is left as it is, as modprobe does."""
+    root = Path(arguments[arguments.index("--dirname") + 1])
+    kernel = arguments[arguments.index("--set-version") + 1]
+    folder = root / "lib/modules" / kernel
+    dependencies = {}
+    for line in (folder / "modules.dep").read_text().splitlines():
+        entry, _, needs = line.partition(":")
+        dependencies[Path(entry).stem] = (folder / entry, [Path(need).stem for need in needs.split()])
+    return insert(tree, arguments[-1], dependencies)
+
+
+def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]]) -> int:
+    """Load `name` after its dependencies; the first failure ends it and leaves what was loaded on the way."""
+    if (tree / "sys/module" / name).is_dir():
+        return 0
+    if name not in dependencies:
+        return fail(f"modprobe: FATAL: Module {name} not found")
+    path, needs = dependencies[name]
+    for need in needs:
+        status = insert(tree, need, dependencies)
+        if status:
+            return status
+    facts = json.loads(path.read_text())
+    time.sleep(facts.get("seconds", 0.0))
+    if facts.get("fails"):
+        return fail(f"modprobe: ERROR: could not insert '{name}': Input/output error")
+    module = tree / "sys/module" / name
+    (module / "holders").mkdir(parents=True)
+    for file, text in (("refcnt", "0"), ("version", facts["version"]), ("initstate", "live")):
+        (module / file).write_text(f"{text}\n")
+    for need in needs:
+        (tree / "sys/module" / need / "holders" / name).touch()
+        count(tree / "sys/module" / need, 1)
+    if name == "rebellions":
+        (tree / "dev/rbln0").touch()
+    return 0
+
+
+def modinfo(_: Path, arguments: list[str]) -> int:
+    """Print the fields of a sandbox module file."""
+    facts = json.loads(Path(arguments[-1]).read_text())
+    for field in ("version", "vermagic"):
+        print(f"{field + ':':<16}{facts[field]}")  # noqa: T201  # this program's output
+    return 0
+
+
+def umount(tree: Path, arguments: list[str]) -> int:
+    """Drop the last mount at a mount point from the tree's mount table."""
+    table = tree / "proc/1/mountinfo"
+    point = "/" + str(Path(arguments[-1]).relative_to(tree))
+    lines = table.read_text().splitlines()
+    for number in reversed(range(len(lines))):
+        if lines[number].split(" ")[4] == point:
+            del lines[number]
+            table.write_text("".join(f"{line}\n" for line in lines))
+            return 0
+    return fail(f"umount: {point}: not mounted.", 32)
+
+
+def rbln_smi(tree: Path, _: list[str]) -> int:
+    """`rbln-smi -j` for one device, healthy as long as the module is there."""
+    module = tree / "sys/module/rebellions"
+    if not module.is_dir():
+        return fail("rbln-smi: no driver")
+    device = {"npu": 0, "name": "RBLN-CA12", "status": "normal", "device": "rbln0"}
+    print(json.dumps({"KMD_version": (module / "version").read_text().strip(), "devices": [device]}))  # noqa: T201
+    return 0
+
+
+def count(module: Path, change: int) -> None:
+    """Change a module's reference count."""
+    path = module / "refcnt"
+    path.write_text(f"{int(path.read_text()) + change}\n")
+
+
+def remove(folder: Path) -> None:
+    """Remove a module's folder; moved away first, so that nobody sees half of it."""
+    gone = folder.parent.parent / f".gone-{folder.name}"
+    folder.rename(gone)
+    for path in sorted(gone.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    gone.rmdir()
+
+
+def fail(text: str, status: int = 1) -> int:
+    """Print a tool's failure; its exit status."""
+    print(text, file=sys.stderr)  # noqa: T201  # this program's output
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
