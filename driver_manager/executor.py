@@ -5,6 +5,7 @@ Owns how each step is done. What happens when one fails belongs to `driver_manag
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from driver_manager.domain.errors import (
     ModuleFailed,
     RebootRequired,
     StandingDown,
+    Terminated,
 )
 from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation
 from driver_manager.domain.operands import is_placed_by
@@ -224,7 +226,8 @@ class Executor:
     def _stand_down(self, step: StandDown) -> None:
         if not step.already_labelled:
             self._ports.cluster.patch_node(NodeChange(labels={step.key: step.value}), None)
-        self._ports.clock.sleep(self._bounded(step.timeout_s))
+        with contextlib.suppress(Terminated):  # this is what we wait for
+            self._ports.clock.sleep(self._bounded(step.timeout_s))
         raise StandingDown(
             step.why, "Remove the host's driver if a container shall install one; nothing else is needed."
         )
@@ -254,7 +257,7 @@ class Executor:
             while True:
                 self._ports.clock.sleep(HEARTBEAT_S)
                 self._ports.reporter.info("holding until the node reboots")
-        except StandingDown:
+        except Terminated:
             raise error from None
 
     def _clear_reboot_request(self, step: ClearRebootRequest) -> None:

@@ -39,6 +39,8 @@ class WaitForOperands:
     timeout_s: float
 
     def describe(self) -> str:
+        if not self.pods:
+            return "make sure that no operand pod is left"
         return f"wait up to {self.timeout_s:g} s for {len(self.pods)} operand pod(s) to terminate"
 
 

@@ -87,12 +87,15 @@ class Watch:
 
 
 class Api:
-    """JSON requests with one bearer token. Paths start at `/api` or `/apis`. Safe to share between threads."""
+    """JSON requests with one bearer token; `ca` is None for plain HTTP. Paths start at `/api` or `/apis`.
 
-    def __init__(self, url: str, ca: Path, token: str, user_agent: str = "cluster-tests") -> None:
+    Safe to share between threads.
+    """
+
+    def __init__(self, url: str, ca: Path | None, token: str, user_agent: str = "cluster-tests") -> None:
         self._url = url
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json", "User-Agent": user_agent}
-        context = ssl.create_default_context(cafile=str(ca))
+        context = ssl.create_default_context(cafile=str(ca)) if ca else None
         self._pool = urllib3.PoolManager(ssl_context=context, maxsize=8, retries=False, timeout=_REQUEST_TIMEOUT)
 
     def request(

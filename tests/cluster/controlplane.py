@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import urllib3
+
 from tests.cluster.api import Api, Json, wait_until
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
@@ -127,9 +129,10 @@ class ControlPlane:
         self.admin = _user("cluster-tests", "system:masters")
         self.agent = _service_account("driver-manager")
         self.agent_with_events = _service_account("driver-manager-events")
+        self.nobody = _service_account("nobody")
         self._controllers = _user("system:kube-controller-manager", "system:masters")
         # The agents have no rights of their own: the fixtures bind roles to them.
-        self._users = (self.admin, self.agent, self.agent_with_events, self._controllers)
+        self._users = (self.admin, self.agent, self.agent_with_events, self.nobody, self._controllers)
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="control-plane-"))
@@ -216,7 +219,7 @@ class ControlPlane:
         self.url = f"https://127.0.0.1:{port}"
         self._audit_log = run / "audit.log"
         etcd = self._run("etcd", _etcd_args(run, etcd_port, peer_port), run)
-        # Started together: the API server retries until etcd answers, which saves etcd's start-up time.
+        self._wait("etcd with a past", lambda: _write_history(etcd_port), etcd)
         server = self._run("kube-apiserver", self._apiserver_args(run, etcd_port, port), run)
         with Api(self.url, self.ca, self.admin.token) as api:
             self._wait("kube-apiserver ready", lambda: api.answers("/readyz"), etcd, server)
@@ -341,6 +344,16 @@ def _etcd_args(run: Path, port: int, peer_port: int) -> list[str]:
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
     ]
+
+
+def _write_history(etcd_port: int) -> bool:
+    """Whether a few revisions could be written: a cluster's first ones are long gone for a watch, so also here."""
+    key, url = base64.b64encode(b"history").decode(), f"http://127.0.0.1:{etcd_port}/v3/kv/put"
+    try:
+        with urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(2)) as pool:
+            return all(pool.request("POST", url, json={"key": key, "value": key}).status == 200 for _ in range(5))
+    except urllib3.exceptions.HTTPError:
+        return False
 
 
 def _user(name: str, *groups: str) -> User:

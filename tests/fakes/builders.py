@@ -1,0 +1,87 @@
+"""Facts for tests, with defaults that describe a loaded, current driver on a node with two operands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from driver_manager import profiles
+from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.model import DriverSource, Host, Module, ModuleFile, Node, Observation, Pod, PodList
+
+PROFILES = profiles.builtin()
+PROFILE = PROFILES["rebellions"]
+ASCEND = PROFILES["ascend"]
+PAUSED = PROFILE.deploy.paused_value
+NODE = "node-1"
+OLD_DIGEST = "0" * 64
+NEW_DIGEST = "f" * 64
+ROOT_MOUNT = PROFILE.paths.driver_root
+ME = Owner(pod="rbln-system/driver-a", pod_uid="driver-a")
+SOMEBODY = Owner(pod="rbln-system/driver-b", pod_uid="driver-b")
+
+
+def key(component: str) -> str:
+    """The full deploy-label key of `component`."""
+    return PROFILE.deploy.prefix + component
+
+
+PLUGIN, EXPORTER, DRIVER = key("device-plugin"), key("metrics-exporter"), PROFILE.deploy.driver_key
+LABELS = {PLUGIN: "true", EXPORTER: "true", DRIVER: "true", "kubernetes.io/hostname": NODE}
+
+
+def node(labels: dict[str, str] | None = None, **fields: Any) -> Node:
+    """The Node with two operands on, the driver's own label, and one label of somebody else."""
+    known = {"name": NODE, "uid": "uid-1", "resource_version": "100", "boot_id": "boot-1", "machine_id": "machine"}
+    return Node(labels=LABELS if labels is None else labels, **{**known, **fields})
+
+
+def pod(name: str, *keys: str, **fields: Any) -> Pod:
+    """A DaemonSet's pod placed by the node-label `keys`."""
+    known = {"namespace": "rbln-system", "uid": name, "owner_kind": "DaemonSet"}
+    return Pod(name=name, selector_keys=frozenset(keys), **{**known, **fields})
+
+
+def driver_pod(**fields: Any) -> Pod:
+    """Our own pod: the driver DaemonSet's, still in its init container."""
+    return pod("driver-a", DRIVER, **fields)
+
+
+def modules(version: str = "1.0", users: int = 0, **extra: Module) -> dict[str, Module]:
+    """The driver as loaded: a root over one of its own, with `users` of the device."""
+    return {
+        "rebellions": Module("rebellions", version, users, ()),
+        "rebellions_core": Module("rebellions_core", version, 1, ("rebellions",)),
+        **extra,
+    }
+
+
+def source(root: str = "/opt/new", version: str = "2.0", **fields: Any) -> DriverSource:
+    """A root that offers the driver."""
+    return DriverSource(root, (ModuleFile("rebellions", f"{root}/rebellions.ko", version),), **fields)
+
+
+def host(**fields: Any) -> Host:
+    """The driver loaded and recorded with the old digest."""
+    known = {
+        "boot_id": "boot-1",
+        "kernel_release": "6.1.0-fake",
+        "machine_id": "machine",
+        "modules": modules(),
+        "digest": OLD_DIGEST,
+    }
+    return Host(**{**known, **fields})
+
+
+def observation(**fields: Any) -> Observation:
+    """The wanted digest is the new one; nothing is taken."""
+    own = fields.pop("own_pod", driver_pod())
+    pods = fields.pop("pods", (pod("plugin", PLUGIN), pod("exporter", EXPORTER)))
+    known: dict[str, Any] = {"node": node(), "host": host(), "me": ME, "digest": NEW_DIGEST}
+    listed = PodList((*pods, *([own] if own is not None else [])), "100")
+    return Observation(**{**known, "pods": listed, "own_pod": own, **fields})
+
+
+def journal(**fields: Any) -> Journal:
+    """The journal of an earlier run of ours."""
+    return replace(Journal(ME, "boot-1", {PLUGIN: "true", EXPORTER: "true"}), **fields)

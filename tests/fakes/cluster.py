@@ -1,0 +1,196 @@
+"""A cluster in memory: one Node with resourceVersions, pods, and DaemonSets that follow the Node's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
+
+from driver_manager.domain.errors import Conflict, NodeMissing, WatchExpired
+from driver_manager.domain.model import Node, NodeChange, Pod, PodEvent, PodEventKind, PodList
+from tests.fakes.clock import FakeClock
+from tests.fakes.killer import Killer
+
+
+@dataclass(frozen=True)
+class DaemonSet:
+    """An operand: one pod on the node while every label in `selector` has its value."""
+
+    name: str
+    selector: Mapping[str, str]
+    namespace: str = "rbln-system"
+    stop_s: float = 5.0
+    host_paths: tuple[str, ...] = ()
+    finalizers: tuple[str, ...] = ()
+    uses_device: bool = False
+
+
+@dataclass
+class FakeCluster:
+    """See `driver_manager.ports.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing."""
+
+    killer: Killer
+    clock: FakeClock
+    current: Node | None
+    daemon_sets: tuple[DaemonSet, ...] = ()
+    version: int = 100
+    listed: dict[str, Pod] = field(default_factory=dict)
+    events: list[PodEvent] = field(default_factory=list)
+    compacted_below: int = 0
+    patches: list[NodeChange] = field(default_factory=list)
+    posted: list[tuple[str, str, bool]] = field(default_factory=list)
+    retry_budgets: list[float] = field(default_factory=list)
+    owner_of: dict[str, DaemonSet] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.current is not None:
+            self.current = replace(self.current, resource_version=str(self.version))
+        self.react()
+
+    # the port
+
+    def node(self) -> Node:
+        with self.killer.call("node"):
+            return self._existing()
+
+    def pods(self) -> PodList:
+        with self.killer.call("pods"):
+            return PodList(tuple(self.listed.values()), str(self.version))
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        with self.killer.call("watch"):
+            self.clock.check()
+            seen = int(resource_version)
+            if seen < self.compacted_below:
+                raise WatchExpired("too old", "")
+        end = self.clock.now + timeout_s
+        while True:
+            self.clock.check()
+            event = next((event for event in self.events if int(event.resource_version) > seen), None)
+            if event is not None:
+                seen = int(event.resource_version)
+                yield event
+            elif not self.clock.to_next(end):
+                return
+
+    def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
+        with self.killer.call("patch", effect=True):
+            node = self._existing()
+            if resource_version is not None and resource_version != node.resource_version:
+                raise Conflict("the node changed since it was read", "Run again.")
+            self.patches.append(change)
+            self._apply(change)
+        return self._existing()
+
+    def post_event(self, reason: str, message: str, *, warning: bool) -> None:
+        with self.killer.call("event", effect=True):
+            self.posted.append((reason, message, warning))
+
+    def limit_retries(self, budget_s: float) -> None:
+        self.retry_budgets.append(budget_s)
+
+    # the world
+
+    def edit(
+        self, labels: Mapping[str, str | None] | None = None, *, cordon: bool | None = None, **annotations: str | None
+    ) -> None:
+        """Somebody else edits the Node; nothing where it does not exist."""
+        if self.current is not None:
+            self._apply(NodeChange(dict(labels or {}), annotations, cordon))
+
+    def delete_node(self) -> None:
+        """Somebody deletes the Node object."""
+        self.version += 1
+        self.current = None
+
+    def replace_node(self, labels: Mapping[str, str]) -> None:
+        """The Node object is deleted and its kubelet registers again, with `labels`."""
+        old = self._existing()
+        self.version += 1
+        self.current = replace(
+            old,
+            uid=old.uid + "+",
+            labels=dict(labels),
+            annotations={},
+            unschedulable=False,
+            resource_version=str(self.version),
+        )
+        self.react()
+
+    def add_pod(self, pod: Pod) -> None:
+        """A pod appears."""
+        self.version += 1
+        self.listed[pod.uid] = pod
+        self.events.append(PodEvent(PodEventKind.PRESENT, pod, str(self.version)))
+
+    def remove_pod(self, uid: str) -> None:
+        """A pod is gone for good."""
+        pod = self.listed.pop(uid, None)
+        if pod is not None:
+            self.version += 1
+            self.events.append(PodEvent(PodEventKind.GONE, pod, str(self.version)))
+            self.react()
+
+    def expire_watches(self) -> None:
+        """History is compacted: a watch from before now gets 410."""
+        self.version += 1
+        self.compacted_below = self.version
+
+    def device_users(self) -> int:
+        """How many pods hold the device open."""
+        return sum(1 for uid in self.listed if uid in self.owner_of and self.owner_of[uid].uses_device)
+
+    def react(self) -> None:
+        """What the DaemonSet controller and the kubelet do about the labels."""
+        labels = self.current.labels if self.current is not None else {}
+        for owner in self.daemon_sets:
+            pods = [pod for uid, pod in self.listed.items() if self.owner_of.get(uid) is owner]
+            if all(labels.get(key) == value for key, value in owner.selector.items()):
+                if not pods:
+                    self._create(owner)
+            else:
+                for pod in pods:
+                    self._delete(pod, owner)
+
+    def _create(self, owner: DaemonSet) -> None:
+        uid = f"{owner.name}-{self.version + 1}"
+        self.owner_of[uid] = owner
+        self.add_pod(
+            Pod(
+                owner.namespace,
+                uid,
+                uid,
+                selector_keys=frozenset(owner.selector),
+                owner_kind="DaemonSet",
+                finalizers=owner.finalizers,
+                host_paths=owner.host_paths,
+            )
+        )
+
+    def _delete(self, pod: Pod, owner: DaemonSet) -> None:
+        if not pod.deleting:
+            self.add_pod(replace(pod, deleting=True, grace_period_s=30))
+            if not pod.finalizers:
+                self.clock.after(owner.stop_s, lambda: self.remove_pod(pod.uid))
+
+    def _existing(self) -> Node:
+        if self.current is None:
+            raise NodeMissing("the node does not exist", "Set NODE_NAME.")
+        return self.current
+
+    def _apply(self, change: NodeChange) -> None:
+        node = self._existing()
+        self.version += 1
+        self.current = replace(
+            node,
+            labels=_merged(node.labels, change.labels),
+            annotations=_merged(node.annotations, change.annotations),
+            unschedulable=node.unschedulable if change.unschedulable is None else change.unschedulable,
+            resource_version=str(self.version),
+        )
+        self.react()
+
+
+def _merged(now: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:
+    """A JSON merge patch of a flat map (RFC 7396)."""
+    kept = {key: value for key, value in now.items() if key not in change}
+    return kept | {key: value for key, value in change.items() if value is not None}

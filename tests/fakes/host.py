@@ -1,0 +1,194 @@
+"""A host in memory: modules with dependencies and users, files on disk and on tmpfs, mounts, reboots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from driver_manager.domain.errors import ModuleBusy, ModuleFailed
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.model import (
+    DriverSource,
+    Health,
+    Host,
+    LoadRecord,
+    Module,
+    ModuleFile,
+    ProbeResult,
+    RebootMarker,
+)
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.unloading import closure
+from tests.fakes.killer import Killer
+
+KERNEL = "6.1.0-fake"
+TMPFS = "/run/"
+
+
+@dataclass
+class FakeHost:
+    """See `driver_manager.ports.HostSystem`; `facts` is what an adapter would read.
+
+    `offers` is the driver version by root. `needs` names what each module depends on.
+    """
+
+    killer: Killer
+    profile: Profile
+    users: Callable[[], int] = lambda: 0
+    machine_id: str = "machine"
+    boots: int = 1
+    loaded: dict[str, str] = field(default_factory=dict)
+    needs: dict[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"rebellions": ("rebellions_core",), "rebellions_peer": ("rebellions",)}
+    )
+    offers: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    mounts: list[str] = field(default_factory=list)
+    host_driver: str = ""
+    stuck_users: dict[str, int] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    sick: set[str] = field(default_factory=set)
+    has_device_nodes: bool = True
+    unload_attempts: list[str] = field(default_factory=list)
+    modules_error: Exception | None = None
+
+    @property
+    def boot_id(self) -> str:
+        return f"boot-{self.boots}"
+
+    @property
+    def root(self) -> str:
+        """The first root module."""
+        return self.profile.modules.roots[0]
+
+    # the port
+
+    def modules(self) -> Mapping[str, Module]:
+        with self.killer.call("modules"):
+            if self.modules_error is not None:
+                raise self.modules_error
+            return self._modules()
+
+    def unload(self, name: str) -> None:
+        self.unload_attempts.append(name)
+        with self.killer.call(f"unload {name}", effect=True):
+            module = self._all()[name]
+            if module.refcount:
+                raise ModuleBusy(f"module {name} is in use", "Stop what uses the device.")
+            del self.loaded[name]
+
+    def load(self, source: DriverSource) -> None:
+        before = set(self.loaded)
+        for wanted in source.modules:
+            for name in (*self.needs.get(wanted.name, ()), wanted.name):
+                with self.killer.call(f"load {name}", effect=True):
+                    if name == wanted.name and source.version in self.broken:
+                        for extra in set(self.loaded) - before:
+                            del self.loaded[extra]
+                        raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
+                    self.loaded.setdefault(name, self.offers[source.root])
+            if self.loaded[wanted.name] != wanted.version:
+                raise ModuleFailed(f"{wanted.name} is loaded in version {self.loaded[wanted.name]}", "Reboot.")
+
+    def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
+        for name in names:
+            with self.killer.call(f"reload {name}", effect=True):
+                if not set(self.needs.get(name, ())) <= self.loaded.keys():
+                    raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
+                self.loaded[name] = self.offers[source.root]
+
+    def await_device_nodes(self, timeout_s: float) -> bool:
+        with self.killer.call("device nodes"):
+            return self.has_device_nodes
+
+    def probe(self, root: str) -> ProbeResult:
+        with self.killer.call("probe"):
+            version = self.loaded.get(self.root, "")
+            health = Health.UNHEALTHY if version in self.sick else Health.HEALTHY
+            return ProbeResult(health, f"{self.root} {version} is {health.value}")
+
+    def unmount(self, mount_point: str) -> None:
+        with self.killer.call(f"unmount {mount_point}", effect=True):
+            self.mounts.remove(mount_point)
+
+    def remove(self, path: str) -> None:
+        with self.killer.call(f"remove {path}", effect=True):
+            self.files.pop(path, None)
+
+    def write_text(self, path: str, text: str) -> None:
+        with self.killer.call(f"write {path}", effect=True):
+            self.files[path] = text
+
+    # the world
+
+    def reboot(self) -> None:
+        """A fresh kernel: modules, mounts and tmpfs are gone."""
+        self.boots += 1
+        self.loaded, self.mounts = {}, []
+        self.files = {path: text for path, text in self.files.items() if not path.startswith(TMPFS)}
+
+    def put_driver(self, version: str, digest: str, *, peer: bool = True) -> None:
+        """The driver is loaded, recorded and ready, as some earlier run left it."""
+        self.loaded = dict.fromkeys([*self.needs.get(self.root, ()), self.root], version)
+        if peer:
+            self.loaded["rebellions_peer"] = version
+        self.files[self.profile.paths.state_file] = f"{digest}\n"
+        self.files[self.profile.paths.ready_marker] = ""
+
+    def start_driver_container(self, version: str, digest: str) -> None:
+        """What the driver container does once its init container has ended well."""
+        self.mounts = [self.profile.paths.driver_root]
+        self.put_driver(self.loaded.get(self.root, version), digest)
+
+    def source_of(self, root: str) -> DriverSource | None:
+        """What `root` offers, None where it offers nothing."""
+        version = self.offers.get(root)
+        if version is None:
+            return None
+        return DriverSource(root, tuple(ModuleFile(name, root, version) for name in self.profile.modules.roots))
+
+    def facts(self, journal: Journal | None, *, driver_root: str, loads: bool) -> Host:
+        """All facts of the host, as one read."""
+        with self.killer.call("host"):
+            record = self._record()
+            journaled = journal.driver if journal else None
+            roots = [record.root if record else "", journaled.root if journaled else "", driver_root]
+            version = self.loaded.get(self.root, "") if self.loaded else journaled.version if journaled else ""
+            offered = (self.source_of(root) for root in (roots if self.loaded else roots[1:2]) if root)
+            paths = self.profile.paths
+            digest = self.files.get(paths.state_file)
+            return Host(
+                boot_id=self.boot_id,
+                kernel_release=KERNEL,
+                machine_id=self.machine_id,
+                modules=self._modules(),
+                digest=digest.strip() if digest is not None else None,
+                record=record,
+                root_mounts=tuple(reversed(self.mounts)),
+                artifacts=tuple(sorted(self.files)),
+                host_driver=self.host_driver,
+                source=self.source_of(driver_root) if loads else None,
+                previous_source=next((source for source in offered if source and source.version == version), None),
+                marker=self._marker(),
+            )
+
+    def _record(self) -> LoadRecord | None:
+        body = json.loads(self.files.get(self.profile.paths.load_record, "null"))
+        return LoadRecord(body["bootId"], body["root"], body["version"]) if body else None
+
+    def _marker(self) -> RebootMarker | None:
+        text = self.files.get(self.profile.paths.reboot_marker)
+        body = json.loads(text) if text is not None else None
+        return RebootMarker(body["reason"], body["bootId"], str(text)) if body else None
+
+    def _modules(self) -> dict[str, Module]:
+        return closure(self._all(), self.profile.modules)
+
+    def _all(self) -> dict[str, Module]:
+        found = {}
+        for name, version in self.loaded.items():
+            holders = tuple(sorted(other for other in self.loaded if name in self.needs.get(other, ())))
+            users = self.stuck_users.get(name, 0) + (self.users() if name == self.root else 0)
+            found[name] = Module(name, version, len(holders) + users, holders)
+        return found

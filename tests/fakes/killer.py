@@ -1,0 +1,85 @@
+"""The one gate that every call of the fakes passes: it counts, kills, and lets the world change between two calls.
+
+SIGKILL is modelled by `Killed`: once raised, whatever the dead run's code still tries (an `except` clause, a `finally`)
+meets the same exception and changes nothing, until `revive` starts the next process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+Action = Callable[[], None]
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@dataclass
+class _Hook:
+    matches: Callable[[int, str], bool]
+    after: bool
+    action: Action
+    used: bool = False
+
+
+class Killer:
+    """Counts calls and effects of one process at a time. Numbers start at 0 with each process."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.effects: list[str] = []
+        self.is_dead = False
+        self._kill: tuple[int, bool] | None = None
+        self._hooks: list[_Hook] = []
+
+    def kill_at(self, effect: int, *, after: bool) -> None:
+        """Kill the process right before or right after its effect number `effect`."""
+        self._kill = (effect, after)
+
+    def at_call(self, number: int, action: Action, *, after: bool = False) -> None:
+        """Once, at call `number` of any kind: do `action`. It may raise; `after` means that the call had its effect."""
+        self._hooks.append(_Hook(lambda index, _: index == number, after, action))
+
+    def at(self, name: str, action: Action, *, after: bool = False) -> None:
+        """Once, at the next call called `name`: do `action`."""
+        self._hooks.append(_Hook(lambda _, called: called == name, after, action))
+
+    def die(self) -> None:
+        """Be killed now."""
+        self.is_dead = True
+        raise Killed
+
+    def revive(self) -> None:
+        """The next process begins: nothing is counted yet, no kill is planned."""
+        self.calls, self.effects, self.is_dead, self._kill = [], [], False, None
+
+    def guard(self) -> None:
+        """Raise Killed for the dead."""
+        if self.is_dead:
+            raise Killed
+
+    @contextmanager
+    def call(self, name: str, *, effect: bool = False) -> Generator[None, None, None]:
+        """One call of a port; `effect` for one that changes the outside."""
+        self.guard()
+        number, self.calls = len(self.calls), [*self.calls, name]
+        self._fire(number, name, after=False)
+        self.guard()
+        index = len(self.effects)
+        if effect and self._kill == (index, False):
+            self.die()
+        yield
+        if effect:
+            self.effects.append(name)
+            if self._kill == (index, True):
+                self.die()
+        self._fire(number, name, after=True)
+
+    def _fire(self, number: int, name: str, *, after: bool) -> None:
+        for hook in self._hooks:
+            if not hook.used and hook.after is after and hook.matches(number, name):
+                hook.used = True
+                hook.action()

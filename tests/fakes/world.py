@@ -1,0 +1,100 @@
+"""A node, its host and a run over both, for tests of whole runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from driver_manager.domain.model import Observation, Policy
+from driver_manager.domain.profile import Profile
+from driver_manager.executor import Ports
+from driver_manager.observe import Identity, observe
+from driver_manager.reconcile import Outcome, reconcile
+from tests.fakes.builders import NEW_DIGEST, PROFILE, driver_pod, node
+from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.fakes.cluster import DaemonSet, FakeCluster
+from tests.fakes.host import FakeHost
+from tests.fakes.killer import Killed, Killer
+
+
+@dataclass(frozen=True)
+class State:
+    """What is left after a run, compared byte for byte."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    unschedulable: bool
+    modules: Mapping[str, str]
+    files: Mapping[str, str]
+    mounts: tuple[str, ...]
+
+
+@dataclass
+class World:
+    """One node. `policy` and `digest` are what its runs want; `pod` is the pod they run in."""
+
+    labels: Mapping[str, str]
+    policy: Policy = field(default_factory=Policy)
+    daemon_sets: tuple[DaemonSet, ...] = ()
+    profile: Profile = PROFILE
+    digest: str = NEW_DIGEST
+    driver_root: str = ""
+    pod: str = "driver-a"
+
+    def __post_init__(self) -> None:
+        self.killer = Killer()
+        self.clock = FakeClock(self.killer)
+        self.reporter = RecordingReporter()
+        self.cluster = FakeCluster(self.killer, self.clock, node(dict(self.labels)), self.daemon_sets)
+        self.host = FakeHost(self.killer, self.profile, self.cluster.device_users)
+        self.cluster.add_pod(driver_pod())
+
+    @property
+    def ports(self) -> Ports:
+        return Ports(self.cluster, self.host, self.clock, self.reporter)
+
+    def observe(self) -> Observation:
+        """As the command line would."""
+        return observe(
+            self.cluster.node(),
+            self.cluster.pods(),
+            self.profile,
+            Identity(self.pod, True, "rbln-system"),
+            digest=self.digest,
+            read_host=lambda journal: self.host.facts(
+                journal, driver_root=self.driver_root, loads=self.policy.loader.value == "manager"
+            ),
+            process_lives=lambda _: False,
+        )
+
+    def run(self) -> Outcome | None:
+        """One process from begin to end; None where it was killed."""
+        self.killer.guard()
+        try:
+            return reconcile(self.ports, self.observe, self.profile, self.policy)
+        except Killed:
+            return None
+
+    def next_process(self) -> None:
+        """The killed or ended process is followed by another one."""
+        self.killer.revive()
+        self.clock.forget_the_end()
+
+    def move_to_new_pod(self) -> None:
+        """The driver pod is deleted and made again by its DaemonSet."""
+        self.cluster.remove_pod(self.pod)
+        self.pod += "x"
+        self.cluster.add_pod(replace(driver_pod(), name=self.pod, uid=self.pod))
+
+    def state(self) -> State:
+        """What is on the Node and the host now."""
+        current = self.cluster.current
+        assert current is not None
+        return State(
+            dict(current.labels),
+            dict(current.annotations),
+            current.unschedulable,
+            dict(self.host.loaded),
+            {path: text for path, text in self.host.files.items() if path != self.profile.paths.load_record},
+            tuple(self.host.mounts),
+        )

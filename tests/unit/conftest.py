@@ -1,0 +1,12 @@
+"""Settings of the unit tier: hypothesis without deadlines, and the same examples every time where CI says so."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("local", deadline=None, max_examples=60, suppress_health_check=_SLOW_IS_FINE)
+settings.register_profile("stable", settings.get_profile("local"), derandomize=True, database=None)
+settings.load_profile("stable" if os.environ.get("CI") else "local")
