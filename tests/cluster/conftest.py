@@ -11,6 +11,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,8 @@ def control_plane() -> Iterator[ControlPlane]:
     with ControlPlane(Path(assets)) as running:
         with running.api(running.admin) as api:
             api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-            _grant(api, running.agent, GENERATION_1)
-            _grant(api, running.agent_with_events, GENERATION_1 + EVENTS)
+            bind_rights(api, running.agent, GENERATION_1)
+            bind_rights(api, running.agent_with_events, GENERATION_1 + EVENTS)
         yield running
 
 
@@ -81,6 +82,45 @@ def agent_with_events(control_plane: ControlPlane) -> User:
     return control_plane.agent_with_events
 
 
+def create_node(
+    stack: contextlib.ExitStack,
+    api: Api,
+    labels: Mapping[str, str],
+    *,
+    boot_id: str | None = None,
+    annotations: Json | None = None,
+) -> Node:
+    """A node of a unique name with its kubelet; `stack` removes it and its pods."""
+    name = f"node-{uuid.uuid4().hex[:10]}"
+    api.post("/api/v1/nodes", _node_body(name, labels, annotations or {}, boot_id))
+    made = Node(name, api, stack.enter_context(Kubelet(api, name)))
+    stack.callback(_remove_node, made)
+    return made
+
+
+def create_operands(
+    stack: contextlib.ExitStack,
+    api: Api,
+    node: Node,
+    components: tuple[str, ...] = COMPONENTS,
+    *,
+    grace_s: int = 30,
+    images: Mapping[str, str] | None = None,
+    deploy_prefix: str = "rebellions.ai/npu.deploy.",
+) -> Operands:
+    """One DaemonSet per component, tied to `node`, its pods running; `stack` removes the DaemonSets."""
+    keys = {component: deploy_prefix + component for component in components}
+    node.set_labels(dict.fromkeys(keys.values(), "true") | {NODE_KEY: node.name})
+    for component, key in keys.items():
+        image = (images or {}).get(component, f"operand/{component}:test")
+        body = _daemon_set_body(component, key, node.name, grace_s, image)
+        stack.callback(gone, _deleting(api, f"{_DAEMON_SETS}/{body['metadata']['name']}"))
+        api.post(_DAEMON_SETS, body)
+    result = Operands(node, tuple(components), NAMESPACE, keys)
+    result.wait_running()
+    return result
+
+
 @pytest.fixture
 def node(admin_api: Api) -> Iterator[NodeFactory]:
     """Create nodes. At the end their pods and they are removed."""
@@ -89,12 +129,7 @@ def node(admin_api: Api) -> Iterator[NodeFactory]:
         def create(
             labels: Mapping[str, str] | None = None, *, boot_id: str | None = None, annotations: Json | None = None
         ) -> Node:
-            name = f"node-{uuid.uuid4().hex[:10]}"
-            admin_api.post("/api/v1/nodes", _node_body(name, labels or {}, annotations or {}, boot_id))
-            kubelet = stack.enter_context(Kubelet(admin_api, name))
-            made = Node(name, admin_api, kubelet)
-            stack.callback(_remove_node, made)
-            return made
+            return create_node(stack, admin_api, labels or {}, boot_id=boot_id, annotations=annotations)
 
         yield create
 
@@ -102,30 +137,8 @@ def node(admin_api: Api) -> Iterator[NodeFactory]:
 @pytest.fixture
 def operands(node: NodeFactory, admin_api: Api) -> Iterator[OperandsFactory]:
     """Create operands on a node of the `node` fixture, whose clean-up runs after this one's."""
-    made: list[str] = []
-
-    def create(
-        node: Node,
-        components: tuple[str, ...] = COMPONENTS,
-        *,
-        grace_s: int = 30,
-        images: Mapping[str, str] | None = None,
-        deploy_prefix: str = "rebellions.ai/npu.deploy.",
-    ) -> Operands:
-        keys = {component: deploy_prefix + component for component in components}
-        node.set_labels(dict.fromkeys(keys.values(), "true") | {NODE_KEY: node.name})
-        for component, key in keys.items():
-            image = (images or {}).get(component, f"operand/{component}:test")
-            body = _daemon_set_body(component, key, node.name, grace_s, image)
-            made.append(f"{_DAEMON_SETS}/{body['metadata']['name']}")
-            admin_api.post(_DAEMON_SETS, body)
-        result = Operands(node, tuple(components), NAMESPACE, keys)
-        result.wait_running()
-        return result
-
-    yield create
-    for path in made:
-        gone(_deleting(admin_api, path))
+    with contextlib.ExitStack() as stack:
+        yield partial(create_operands, stack, admin_api)
 
 
 _DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
@@ -153,7 +166,7 @@ def _remove_node(node: Node) -> None:
     gone(_deleting(node.api, node.path))
 
 
-def _grant(api: Api, user: User, rules: list[Json]) -> None:
+def bind_rights(api: Api, user: User, rules: list[Json]) -> None:
     """Bind a ClusterRole of these rules to the service account, and wait until the authorizer knows it."""
     _, _, namespace, account = user.name.split(":")
     subject = {"kind": "ServiceAccount", "namespace": namespace, "name": account}

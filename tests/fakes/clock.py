@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ class FakeClock:
         self.ended_at: float | None = None
         self._killer = killer or Killer()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
         self._shields = 0
 
     def ask_to_end(self) -> None:
@@ -30,7 +32,7 @@ class FakeClock:
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Let `action` happen `seconds` from now."""
-        self._due.append((self.now + seconds, len(self._due), action))
+        self._due.append((self.now + seconds, next(self._order), action))
 
     def to_next(self, end: float) -> bool:
         """Go to the next scheduled moment; False where none comes before `end`, then it is `end` now."""

@@ -81,6 +81,7 @@ def current() -> World:
     """The wanted driver is loaded and nothing is going to replace its root."""
     world = _world(Loader.MANAGER)
     world.host.put_driver("2.0", NEW_DIGEST, peer=False)
+    del world.host.files[PROFILE.paths.ready_marker]
     return world
 
 

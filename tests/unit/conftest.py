@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 
 from hypothesis import HealthCheck, settings
+
+# Reporting a failed property imports these, some of them with deprecation warnings, which are errors here: without the
+# early import a failure would read as an internal error of pytest.
+with warnings.catch_warnings(), contextlib.suppress(ImportError):
+    warnings.simplefilter("ignore")
+    import hypothesis.extra._patching  # noqa: F401
 
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("local", deadline=None, max_examples=60, suppress_health_check=_SLOW_IS_FINE)

@@ -1,0 +1,117 @@
+"""Runs the real command line as an init container would: own process, real API server, a host tree with stand-in kmod.
+
+Owns the process and its environment. The host tree is the sandbox's; nothing of the product runs in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.hosttree import HostTree
+from tests.cluster.controlplane import ControlPlane, User
+from tests.cluster.kubelet import Node
+
+OLD, NEW = "1.2.92", "2.0.1"
+OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
+OLD_DIGEST, NEW_DIGEST = "digest-of-1.2.92", "digest-of-2.0.1"
+JOURNAL = "rebellions.ai/npu-driver-manager.journal"
+CORDON = "rebellions.ai/npu-driver-upgrade-cordon"
+PREFIX = "rebellions.ai/npu.deploy."
+RUN_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended; `at_s` is when its end was seen, on the monotonic clock, `took_s` since its start."""
+
+    code: int
+    out: str
+    err: str
+    last_line: str
+    at_s: float
+    took_s: float
+
+
+class Running:
+    """A command under way."""
+
+    def __init__(self, argv: list[str], env: Mapping[str, str], last_line: Path) -> None:
+        self._last_line = last_line
+        self._began_s = time.monotonic()
+        self.process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(env)
+        )
+
+    def end(self) -> Ended:
+        """Wait for its end (at most a minute)."""
+        try:
+            out, err = self.process.communicate(timeout=RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            out, err = self.process.communicate()
+            raise AssertionError(f"no end after {RUN_TIMEOUT_S:g} s\n{out}\n{err}") from None
+        at_s = time.monotonic()
+        return Ended(self.process.returncode, out, err, self._last_line.read_text(), at_s, at_s - self._began_s)
+
+    def kill(self) -> Ended:
+        """SIGKILL."""
+        self.process.send_signal(signal.SIGKILL)
+        return self.end()
+
+    def terminate(self) -> Ended:
+        """SIGTERM, as the kubelet sends it."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.end()
+
+
+class Rig:
+    """One node's host tree and the command line on it."""
+
+    def __init__(self, plane: ControlPlane, user: User, folder: Path, profile: str = "rebellions") -> None:
+        self._plane = plane
+        self._user = user
+        self._last_line = folder / "termination-log"
+        self.tree = HostTree(folder / "host", folder / "bin", builtin()[profile])
+        self.tree.build()
+        self.node: Node | None = None
+
+    def with_upgrade(self) -> Rig:
+        """The old driver is loaded, the new one installed."""
+        self.tree.add_driver(OLD_ROOT, OLD)
+        self.tree.load(OLD_ROOT)
+        self.tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+        self.tree.add_driver(NEW_ROOT, NEW)
+        return self
+
+    def start(self, *arguments: str, **env: str) -> Running:
+        """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
+        self._last_line.write_text("")
+        environment = {
+            "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
+            "KUBECONFIG": str(self._plane.kubeconfig(self._user.token)),
+            "NODE_NAME": self.node.name if self.node else "",
+            "OPERATOR_NAMESPACE": "rbln-system",
+            "HOST_ROOT": str(self.tree.root),
+            "DRIVER_LOAD": "manager",
+            "DRIVER_ROOT": NEW_ROOT,
+            "DRIVER_CONFIG_DIGEST": NEW_DIGEST,
+            "TERMINATION_LOG": str(self._last_line),
+            **env,
+        }
+        return Running([sys.executable, "-m", "driver_manager", *arguments], environment, self._last_line)
+
+    def run(self, *arguments: str, **env: str) -> Ended:
+        """Run it to its end."""
+        return self.start(*arguments, **env).end()
+
+    def reconcile(self, *arguments: str, **env: str) -> Ended:
+        """Run `reconcile-driver-state` to its end."""
+        return self.run("reconcile-driver-state", *arguments, **env)

@@ -1,0 +1,143 @@
+"""Every journal ever written stays readable; anything else is refused with one exception, never with a surprise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.journal import Journal, JournalUnreadable, OldDriver, Owner, decode, encode
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("journal-v*.json"))
+GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
+TEXT = st.text(max_size=20)
+COUNT = st.integers(0, 2**63)
+OWNERS = st.builds(Owner, pod=TEXT, pod_uid=st.text(min_size=1, max_size=20)) | st.builds(
+    Owner, pid=COUNT, start_ticks=COUNT, pid_namespace=COUNT, boot_id=TEXT
+)
+JOURNALS = st.builds(
+    Journal,
+    owner=OWNERS,
+    boot_id=TEXT,
+    labels=st.dictionaries(TEXT, TEXT, max_size=4),
+    cordoned=st.booleans(),
+    driver=st.none() | st.builds(OldDriver, version=TEXT, root=TEXT, modules=st.lists(TEXT, max_size=3).map(tuple)),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(JOURNALS)
+def test_what_is_encoded_is_decoded_again(journal: Journal) -> None:
+    assert decode(encode(journal)) == journal
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_every_journal_ever_written_is_read_and_written_the_same(path: Path) -> None:
+    text = path.read_text().strip()
+    assert encode(decode(text)) == text
+
+
+def test_the_golden_journal_of_a_pod_means_what_it_did() -> None:
+    assert decode((Path(__file__).parent / "golden/journal-v1-pod.json").read_text()) == Journal(
+        owner=Owner(pod="rbln-system/driver-x7k2p", pod_uid="0b0d7f0e-0000-4000-8000-000000000002"),
+        boot_id="6f1b1c3e-0000-4000-8000-000000000001",
+        labels={"rebellions.ai/npu.deploy.custom": "gold", "rebellions.ai/npu.deploy.device-plugin": "true"},
+        cordoned=True,
+        driver=OldDriver("1.2.91", "/run/rbln/driver", ("rebellions", "rebellions_core")),
+    )
+
+
+def test_the_golden_journal_of_a_process_means_what_it_did() -> None:
+    boot = "6f1b1c3e-0000-4000-8000-000000000001"
+    owner = Owner(pid=4711, start_ticks=123456, pid_namespace=4026531836, boot_id=boot)
+    assert decode((Path(__file__).parent / "golden/journal-v1-process.json").read_text()) == Journal(owner, boot)
+
+
+@given(st.text() | JSON.map(json.dumps))
+def test_anything_else_is_unreadable_and_nothing_worse(text: str) -> None:
+    with pytest.raises(JournalUnreadable):
+        decode(text)
+
+
+@given(st.sampled_from(sorted(GOOD)), JSON)
+def test_a_journal_with_one_wrong_field_is_read_or_unreadable(field: str, value: Any) -> None:
+    try:
+        read = decode(json.dumps(GOOD | {field: value}))
+    except JournalUnreadable:
+        return
+    assert isinstance(read, Journal)
+    assert all(isinstance(label, str) for label in read.labels.values())
+
+
+@pytest.mark.parametrize("depth", [900, 990, 100_000])
+def test_deep_nesting_is_unreadable(depth: int) -> None:
+    with pytest.raises(JournalUnreadable):
+        decode('{"v":1,"owner":' + "[" * depth + "]" * depth + "}")
+
+
+@pytest.mark.parametrize("field", ["owner", "bootId", "labels", "cordoned"])
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(JournalUnreadable, match=field):
+        decode(json.dumps({key: value for key, value in GOOD.items() if key != field}))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"v": "1"}, "version is '1'"),
+        ({"v": 0}, "version is 0"),
+        ({"v": True}, "version is True"),
+        ({"v": None}, "version is None"),
+        ({"cordoned": "true"}, "cordoned"),
+        ({"labels": {"a": 1}}, "labels"),
+        ({"labels": []}, "labels"),
+        ({"driver": []}, "driver"),
+        ({"driver": {"version": "1", "root": "/", "modules": [1]}}, "modules"),
+        ({"driver": {"version": 1, "root": "/", "modules": []}}, "version"),
+        ({"owner": {"pid": True, "startTicks": 1, "pidNamespace": 1, "bootId": "b"}}, "pid"),
+        ({"owner": {"uid": 1, "pod": "p"}}, "uid"),
+    ],
+)
+def test_a_wrong_field_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(JournalUnreadable, match=named) as caught:
+        decode(json.dumps(GOOD | change))
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "--ignore-journal" in caught.value.remedy
+
+
+@pytest.mark.parametrize("version", [2, 3, 10**6])
+def test_a_newer_version_asks_for_a_newer_manager(version: int) -> None:
+    with pytest.raises(JournalUnreadable, match=f"version {version}") as caught:
+        decode(json.dumps(GOOD | {"v": version, "labels": "something new"}))
+    assert "at least as new" in caught.value.remedy
+
+
+def test_an_unknown_extra_field_of_the_same_version_is_ignored() -> None:
+    assert decode(json.dumps(GOOD | {"later": 1})) == decode(json.dumps(GOOD))
+
+
+def test_a_restarted_container_of_the_same_pod_is_the_same_run() -> None:
+    assert Owner("ns/a", "u1").is_same_run_as(Owner("ns/a", "u1", pid=7))
+    assert not Owner("ns/a", "u1").is_same_run_as(Owner("ns/a", "u2"))
+    assert not Owner("ns/a", "u1").is_same_run_as(Owner(pid=7))
+
+
+def test_a_process_is_the_same_run_only_with_its_start_time_namespace_and_boot() -> None:
+    process = Owner(pid=7, start_ticks=1, pid_namespace=2, boot_id="b")
+    assert process.is_same_run_as(Owner(pid=7, start_ticks=1, pid_namespace=2, boot_id="b"))
+    for other in (Owner(pid=7, start_ticks=2, pid_namespace=2, boot_id="b"), Owner(pid=7), Owner()):
+        assert not process.is_same_run_as(other)
+
+
+def test_an_owner_is_named_for_people() -> None:
+    assert str(Owner("ns/a", "u1")) == "pod ns/a"
+    assert str(Owner(pid=7)) == "process 7 run by hand"

@@ -1,0 +1,86 @@
+"""A pod is waited for because of the node label it is placed by, whatever its name or namespace."""
+
+from __future__ import annotations
+
+import pytest
+
+from driver_manager.domain.model import PodList
+from driver_manager.domain.operands import bound_to_root, is_placed_by, placed_by, why_still_there
+from tests.fakes.builders import (
+    DRIVER,
+    EXPORTER,
+    PLUGIN,
+    PROFILE,
+    ROOT_MOUNT,
+    driver_pod,
+    key,
+    node,
+    observation,
+    pod,
+)
+
+
+def test_custom_clients_in_any_namespace_are_found_by_their_label() -> None:
+    client = pod("client", "kubernetes.io/arch", PLUGIN, namespace="tenant", owner_kind="ReplicaSet")
+    assert is_placed_by(client, {PLUGIN}, None)
+    assert not is_placed_by(client, {EXPORTER}, None)
+
+
+def test_our_own_pod_is_never_waited_for() -> None:
+    own = driver_pod()
+    assert not is_placed_by(own, {DRIVER}, own)
+    assert is_placed_by(own, {DRIVER}, None)
+    assert is_placed_by(pod("driver-b", DRIVER), {DRIVER}, own)
+
+
+@pytest.mark.parametrize(("phase", "answer"), [("Succeeded", False), ("Failed", False), ("Pending", True)])
+def test_a_pod_that_has_ended_is_not_waited_for(phase: str, answer: bool) -> None:
+    assert is_placed_by(pod("p", PLUGIN, phase=phase), {PLUGIN}, None) is answer
+
+
+def test_pods_keep_their_order() -> None:
+    pods = (pod("b", PLUGIN), pod("x"), pod("a", EXPORTER))
+    assert [str(found) for found in placed_by(pods, {PLUGIN, EXPORTER}, None)] == ["rbln-system/b", "rbln-system/a"]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        (ROOT_MOUNT, True),
+        (f"{ROOT_MOUNT}/usr/bin", True),
+        ("/run/rbln", True),
+        ("/run/rbln/", True),
+        ("/", True),
+        ("/run/rbln/driver-old", False),
+        ("/run/rbl", False),
+        ("/run/rbln/validations", False),
+    ],
+)
+def test_a_pod_is_bound_to_the_root_by_a_mount_that_shows_it(path: str, answer: bool) -> None:
+    obs = observation(pods=(pod("p", PLUGIN, host_paths=("/etc", path)),))
+    assert bound_to_root(obs, PROFILE) == (frozenset({PLUGIN}) if answer else frozenset())
+
+
+def test_only_deploy_labels_of_the_node_are_bounced_never_the_drivers_own() -> None:
+    bound = {"host_paths": (ROOT_MOUNT,)}
+    pods = (pod("a", DRIVER, "zone", **bound), pod("b", key("not-on-this-node"), **bound), pod("c", EXPORTER, **bound))
+    assert bound_to_root(observation(pods=pods), PROFILE) == {EXPORTER}
+    assert bound_to_root(observation(pods=pods, node=node({})), PROFILE) == frozenset()
+    assert observation().pods == PodList((pod("plugin", PLUGIN), pod("exporter", EXPORTER), driver_pod()), "100")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"is_mirror": True, "deleting": True}, "mirror pod"),
+        ({"reason": "NodeLost", "deleting": True}, "node lost"),
+        ({}, "DaemonSet controller has not reacted"),
+        ({"owner_kind": "Job"}, "owned by a Job, so a label does not move it"),
+        ({"owner_kind": ""}, "owned by nobody"),
+        ({"deleting": True, "finalizers": ("a/b", "c/d"), "grace_period_s": 30}, "held by finalizer a/b, c/d"),
+        ({"deleting": True, "grace_period_s": 45}, "grace period of 45 s"),
+        ({"deleting": True, "grace_period_s": None}, "grace period of 0 s"),
+    ],
+)
+def test_the_reason_why_a_pod_stays_is_told(fields: dict[str, object], said: str) -> None:
+    assert said in why_still_there(pod("p", PLUGIN, **fields))
