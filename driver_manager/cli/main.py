@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 from typing import Any
 
 import click
 
+from driver_manager.adapters.reporting import LogReporter
 from driver_manager.cli.wiring import write_termination_log
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
 
@@ -77,10 +79,13 @@ def _usage_text(error: click.ClickException) -> str:
 
 
 def _fail(code: ExitCode, what: str, remedy: str) -> int:
-    click.echo(f"error: {what}", err=True)
+    """Two lines, as every failure has them; the exit code."""
+    wanted = os.environ.get("LOG_FORMAT") or "auto"
+    as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
+    log = LogReporter(time.time, as_json=as_json, level="error")
+    log.error(what, exit_code=int(code))
     if remedy:
-        click.echo(f"what to do: {remedy}", err=True)
-    write_termination_log(
-        os.environ.get("TERMINATION_LOG") or "/dev/termination-log", f"exit {code.value}: {what} {remedy}"
-    )
+        log.error(f"what to do: {remedy}")
+    path = os.environ.get("TERMINATION_LOG") or "/dev/termination-log"
+    write_termination_log(path, f"exit {code.value}: {what} {remedy}")
     return code

@@ -55,9 +55,16 @@ def originals(
 
 
 def restored(labels: Mapping[str, str], saved: Mapping[str, str], paused_value: str) -> dict[str, str]:
-    """New value by key, of the labels in `saved` that still hold our paused value; all others are left as they are."""
+    """New value by key, of the labels in `saved` that still hold a pause of it; all others are left as they are."""
     return {
         key: original
         for key, original in sorted(saved.items())
-        if labels.get(key) == paused_form(original, paused_value) and labels.get(key) != original
+        if key in labels and _is_pause_of(original, labels[key], paused_value)
     }
+
+
+def _is_pause_of(original: str, value: str, paused_value: str) -> bool:
+    """Whether `value` pauses `original`: as we write it, or as another manager may (`true` with our suffix)."""
+    if value == original or not is_paused(value, paused_value):
+        return False
+    return value == paused_form(original, paused_value) or decoded(value, paused_value) == original

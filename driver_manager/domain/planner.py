@@ -140,17 +140,20 @@ def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Pla
     """Loaded and current. A driver container about to start anew replaces its root: operands must let go of it."""
     version = next((module.version for module in host.modules.values() if module.version), "")
     reason = f"driver is current: digest {obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
-    if not _root_will_be_replaced(obs, host, policy):
+    if not _container_starts_anew(obs, policy):
         return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)))
+    if not host.root_mounts:
+        steps = (*_clean(host, (profile.paths.ready_marker,)), *give_back(found_journal(obs, profile)))
+        return Plan(Decision.CURRENT, reason, steps)
     taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False)
-    steps = [*taken, *_clean(host, (profile.paths.ready_marker,)), *_release(obs, profile, taken)]
+    steps = (*taken, *_clean(host, (profile.paths.ready_marker,)), *_release(obs, profile, taken))
     reason += "; its container starts anew, so pods must let go of the old root"
-    return Plan(Decision.REBIND, reason, tuple(steps))
+    return Plan(Decision.REBIND, reason, steps)
 
 
-def _root_will_be_replaced(obs: Observation, host: Host, policy: Policy) -> bool:
-    init_of_driver_pod = obs.own_pod is not None and not obs.own_pod.main_started
-    return policy.loader is Loader.CONTAINER and init_of_driver_pod and bool(host.root_mounts)
+def _container_starts_anew(obs: Observation, policy: Policy) -> bool:
+    """Whether we are the init container of a driver container: what an earlier one left on the host is stale."""
+    return policy.loader is Loader.CONTAINER and obs.own_pod is not None and not obs.own_pod.main_started
 
 
 def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why: str) -> Plan:

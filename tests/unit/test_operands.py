@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager.domain.model import PodList
 from driver_manager.domain.operands import bound_to_root, is_placed_by, placed_by, why_still_there
 from tests.fakes.builders import (
     DRIVER,
@@ -66,7 +65,6 @@ def test_only_deploy_labels_of_the_node_are_bounced_never_the_drivers_own() -> N
     pods = (pod("a", DRIVER, "zone", **bound), pod("b", key("not-on-this-node"), **bound), pod("c", EXPORTER, **bound))
     assert bound_to_root(observation(pods=pods), PROFILE) == {EXPORTER}
     assert bound_to_root(observation(pods=pods, node=node({})), PROFILE) == frozenset()
-    assert observation().pods == PodList((pod("plugin", PLUGIN), pod("exporter", EXPORTER), driver_pod()), "100")
 
 
 @pytest.mark.parametrize(
