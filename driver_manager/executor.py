@@ -21,7 +21,7 @@ from driver_manager.domain.errors import (
     Terminated,
 )
 from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation
-from driver_manager.domain.operands import is_placed_by
+from driver_manager.domain.operands import is_placed_by, named
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import (
     ClearRebootRequest,
@@ -34,6 +34,7 @@ from driver_manager.domain.steps import (
     RequestReboot,
     StandDown,
     Step,
+    StopServices,
     TakeNode,
     UnloadModules,
     UnmountDriverRoot,
@@ -86,6 +87,7 @@ class Executor:
         handlers: dict[type, Callable[..., None]] = {
             TakeNode: self._take_node,
             WaitForOperands: self._wait_for_operands,
+            StopServices: self._stop_services,
             WaitForDevice: self._wait_for_device,
             UnloadModules: self._unload_modules,
             UnmountDriverRoot: self._unmount,
@@ -121,11 +123,28 @@ class Executor:
         while busy := [module for module in self._ports.host.modules().values() if users(module)]:
             text = ", ".join(f"{module.name} ({users(module)} user(s))" for module in busy)
             if clock.monotonic() >= self._unload_end:
-                raise _busy(f"the device is still in use after {step.timeout_s:g} s: {text}")
+                raise self._busy(f"the device is still in use after {step.timeout_s:g} s: {text}")
             if text != said:
-                self._ports.reporter.info(f"device in use: {text}")
+                self._ports.reporter.info(f"device in use: {text}{self._named_holders()}")
                 said = text
             clock.sleep(DEVICE_POLL_S)
+
+    def _stop_services(self, step: StopServices) -> None:
+        for name in step.names:
+            self._ports.host.stop_service(name)
+
+    def _named_holders(self) -> str:
+        """Who uses the device, for a message; "" where nobody can be seen."""
+        count = sum(users(module) for module in self._ports.host.modules().values())
+        found = named(self._ports.host.holders(count), self._obs.pods.pods)
+        return ": " + "; ".join(str(holder) for holder in found) if found else ""
+
+    def _busy(self, what: str) -> DriverBusy:
+        return DriverBusy(
+            what + self._named_holders(),
+            "Stop what uses the device (`driver-manager holders` lists it; host services: --stop-host-services), "
+            "then run again.",
+        )
 
     def _unload_modules(self, _: UnloadModules) -> None:
         """Unload the closure, looked up again before every module: a holder may have come meanwhile."""
@@ -148,7 +167,7 @@ class Executor:
                 return self._ports.host.unload(module.name)
             except ModuleBusy as error:
                 if clock.monotonic() >= end:
-                    raise _busy(error.what) from error
+                    raise self._busy(error.what) from error
                 clock.sleep(DEVICE_POLL_S)
 
     def _reload(self, removed: list[str]) -> None:
@@ -166,8 +185,14 @@ class Executor:
             self._ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
 
     def _unmount(self, step: UnmountDriverRoot) -> None:
+        bound = self._ports.host.still_bound(step.mounts)
         for mount in step.mounts:
             self._ports.host.unmount(mount)
+        names = {pod.uid: str(pod) for pod in self._obs.pods.pods}
+        for pod_uid in bound:
+            self._ports.reporter.warn(
+                f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root: restart it to give it the new one"
+            )
 
     def _remove(self, step: RemoveArtifacts) -> None:
         for path in step.paths:
@@ -201,6 +226,7 @@ class Executor:
         """What to raise after trying to bring the old driver back."""
         previous = step.previous
         if previous is None:
+            self._settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
         self._ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
         self._unload_end = self._ports.clock.monotonic() + self._bounded(ROLLBACK_UNLOAD_S)
@@ -208,10 +234,11 @@ class Executor:
             self._unload_modules(UnloadModules(()))
             self._load_and_verify(previous)
         except ManagerError as second:
+            self._settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
-        if self._obs.host and self._obs.host.digest:
+        if step.previous_digest:
             paths = self._profile.paths
-            self._record_digest(RecordDigest(paths.state_file, self._obs.host.digest, paths.load_record, previous))
+            self._record_digest(RecordDigest(paths.state_file, step.previous_digest, paths.load_record, previous))
         return ModuleFailed(f"{error.what}; the old driver {previous.version} is loaded again", error.remedy)
 
     def _record_digest(self, step: RecordDigest) -> None:
@@ -264,10 +291,3 @@ class Executor:
         self._ports.host.remove(step.path)
         if not step.change.is_empty:
             self._ports.cluster.patch_node(step.change, None)
-
-
-def _busy(what: str) -> DriverBusy:
-    return DriverBusy(
-        what,
-        "Stop what uses the device (a workload pod, a monitoring agent, a host service), then run again.",
-    )

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from driver_manager.domain.model import DriverSource, Module, Node, NodeChange, PodEvent, PodList, ProbeResult
+from driver_manager.domain.model import DriverSource, Holder, Module, Node, NodeChange, PodEvent, PodList, ProbeResult
 
 
 class Cluster(Protocol):
@@ -37,6 +37,13 @@ class Cluster(Protocol):
 
     def post_event(self, reason: str, message: str, *, warning: bool) -> None:
         """An Event on the Node. Never raises: what could not be posted is worth one warning line."""
+        ...
+
+    def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """Those of `rights` (verb, resource) that we do not have: one access review each.
+
+        A server that does not answer reviews refuses nothing: the request itself will tell.
+        """
         ...
 
     def limit_retries(self, budget_s: float) -> None:
@@ -73,6 +80,22 @@ class HostSystem(Protocol):
 
     def unmount(self, mount_point: str) -> None:
         """Unmount in the host's mount namespace. Raises ModuleFailed."""
+        ...
+
+    def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:
+        """Uids of pods whose own mounts still show what is mounted at `mount_points` now."""
+        ...
+
+    def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
+        """Processes that use a device of the profile; mappings are read if open files explain fewer than `enough`."""
+        ...
+
+    def stop_service(self, name: str) -> None:
+        """Stop a service of the host. Raises ModuleFailed."""
+        ...
+
+    def start_service(self, name: str) -> None:
+        """Start a service of the host. Raises ModuleFailed."""
         ...
 
     def remove(self, path: str) -> None:

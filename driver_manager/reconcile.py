@@ -14,11 +14,13 @@ from driver_manager.domain.errors import (
     ExitCode,
     ManagerError,
     OwnedElsewhere,
+    PreflightFailed,
     StandingDown,
     Terminated,
 )
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.planner import plan
+from driver_manager.domain.preflight import access, rights
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import Decision, LoadModules, Plan
 from driver_manager.executor import Executor, Ports
@@ -63,6 +65,7 @@ def _attempt(ports: Ports, obs: Observation, profile: Profile, policy: Policy, d
     for warning in decided.warnings:
         ports.reporter.warn(warning)
     try:
+        _check_rights(ports, decided)
         Executor(ports, profile, obs, settler, deadline).run(decided)
     except (Conflict, OwnedElsewhere):
         raise
@@ -89,6 +92,15 @@ def _summary(decided: Plan) -> str:
     loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
     done = f"driver {loaded[0]} was loaded" if loaded else _DONE[decided.decision]
     return f"done: {done} ({decided.reason})"
+
+
+def _check_rights(ports: Ports, decided: Plan) -> None:
+    """Raise PreflightFailed for a right that a step will need and we do not have. Asks nothing for an empty plan."""
+    needed = rights(decided.steps)
+    missing = [check for check in access(ports.cluster.refused(needed), needed) if check.ok is False]
+    if missing:
+        what = "; ".join(check.what for check in missing)
+        raise PreflightFailed(f"preflight: {what}", " ".join(check.remedy for check in missing))
 
 
 def _plain(error: ManagerError) -> Outcome:

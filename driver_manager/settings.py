@@ -13,6 +13,7 @@ from typing import Any
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
+API_TIMEOUT_S = 60.0
 BY_HAND_API_TIMEOUT_S = 5.0
 """A person waits for an answer: commands that only look give up on a dead API server after this long."""
 
@@ -70,8 +71,8 @@ CLUSTER = (
         "api_timeout",
         "API_TIMEOUT",
         Kind.DURATION,
-        "How long one API call is tried again while the server does not answer.",
-        "60s",
+        "How long one API call is tried again while the server does not answer. Default: 60s; 5s for commands "
+        "that only look.",
     ),
 )
 
@@ -105,6 +106,13 @@ DRIVER = (
         "Digest of the wanted driver. Default: from the driver pod on this node.",
     ),
     Setting("force_reinstall", "FORCE_REINSTALL", Kind.FLAG, "Replace the driver though the digest is equal.", False),
+    Setting(
+        "stop_host_services",
+        "STOP_HOST_SERVICES",
+        Kind.FLAG,
+        "Stop the profile's host services (e.g. rbln_daemon.service) for the swap, and start them again.",
+        False,
+    ),
     Setting("no_wait", "NO_WAIT", Kind.FLAG, "Leave with exit code 9 instead of holding for a reboot.", False),
     Setting("take_over", "TAKE_OVER", Kind.FLAG, "Go on in place of the run that owns the node.", False),
     Setting(
@@ -158,6 +166,7 @@ class Values:
         """A flag."""
         return bool(self._values.get(name))
 
-    def seconds(self, name: str) -> float:
-        """A duration in seconds."""
-        return float(self._values[name])
+    def seconds(self, name: str, default: float | None = None) -> float:
+        """A duration in seconds; `default` where it has none of its own and was not given."""
+        value = self._values.get(name)
+        return float(value) if value is not None else float(default or 0.0)

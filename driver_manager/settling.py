@@ -33,10 +33,17 @@ class Settler:
         self._profile = profile
         self._obs = obs
         self._held: Journal | None = None
+        self._is_given_back = False
+        self._is_driver_unusable = False
+        self._services_started = False
 
     def took(self, journal: Journal) -> None:
         """The node now carries `journal`."""
         self._held = journal
+
+    def driver_is_unusable(self) -> None:
+        """What is loaded now does not serve its device, and there is no way back: operands would only crash."""
+        self._is_driver_unusable = True
 
     def after_failure(self, found: Journal | None) -> str:
         """Give back, or hold, after a failure; one phrase says which. `found` is what an earlier run left.
@@ -44,50 +51,85 @@ class Settler:
         Never raises a ManagerError: what cannot be given back now is given back by the next run, from the journal.
         """
         journal = self._held or found
-        if journal is None:
+        if journal is None or self._is_given_back:
             return ""
         with self._clock.shielded():
             if self._must_hold(journal):
-                return "the node stays paused, because its old driver is gone; the next run resumes from the journal"
+                self._start_services(journal)
+                why = "its driver does not work" if self._is_driver_unusable else "its old driver is gone"
+                return f"the node stays paused, because {why}; the next run resumes from the journal"
             try:
                 self._cluster.limit_retries(SETTLE_RETRY_S)
                 self.give_back(journal)
+            except OwnedElsewhere as error:
+                return f"the node is left as it is: {error.what}"
             except ManagerError as error:
+                self._start_services(journal)
                 self._reporter.warn(f"not given back: {error.what}")
                 return "the node is still paused; the next run gives it back from the journal"
         return "the node was given back as it was"
 
     def give_back(self, journal: Journal) -> None:
-        """Undo `journal` on the Node in one patch; nothing where the Node was replaced.
+        """Start the services of `journal` and undo it on the Node in one patch; nothing where the Node was replaced.
 
-        Raises OwnedElsewhere when another run took the node over, ApiUnavailable when it kept changing.
+        Raises OwnedElsewhere when another run took the node over, ApiUnavailable when it kept changing, NodeMissing.
         """
         for _ in range(ATTEMPTS):
             try:
-                node = self._cluster.node()
-                if node.uid != self._obs.node.uid:
-                    self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to give back")
-                    break
-                self._refuse_foreign(node, journal)
-                change = release(node, journal, self._profile)
-                if not change.is_empty:
-                    self._cluster.patch_node(change, node.resource_version)
-                break
-            except Conflict:
-                continue
+                if self._gave_back(journal):
+                    self._is_given_back = True
+                    return
             except NodeMissing as error:
-                self._held = None
+                self._start_services(journal)
+                self._is_given_back = True
                 raise NodeMissing(error.what, "Nothing is left to give back.") from error
-        else:
-            raise ApiUnavailable(
-                f"the Node kept changing: {ATTEMPTS} patches conflicted", "Run again; the journal is still on the Node."
-            )
-        self._held = None
+        raise ApiUnavailable(
+            f"the Node kept changing: {ATTEMPTS} patches conflicted", "Run again; the journal is still on the Node."
+        )
+
+    def _gave_back(self, journal: Journal) -> bool:
+        """One attempt; False after a conflict."""
+        node = self._cluster.node()
+        is_same = node.uid == self._obs.node.uid
+        if is_same:
+            self._refuse_foreign(node, journal)
+        self._start_services(journal)
+        if not is_same:
+            self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to give back")
+            return True
+        if self._held is not None and self._profile.keys.journal not in node.annotations:
+            self._reporter.warn("the journal was removed meanwhile: somebody gave this node back before us")
+        change = release(node, journal, self._profile)
+        try:
+            if not change.is_empty:
+                self._cluster.patch_node(change, node.resource_version)
+        except Conflict:
+            return False
+        return True
+
+    def _start_services(self, journal: Journal) -> None:
+        """Start what was stopped, once; a service that does not start is said and keeps nobody from the node."""
+        for name in () if self._services_started else journal.services:
+            try:
+                self._host.start_service(name)
+                self._reporter.info(f"host service {name} is started")
+            except ManagerError as error:
+                self._reporter.warn(f"{error.what}. {error.remedy}")
+        self._services_started = True
 
     def _must_hold(self, journal: Journal) -> bool:
-        """Operands without a driver would only crash: hold where a driver was there when the node was taken."""
-        loaded = self._host.modules()
-        return journal.driver is not None and not any(root in loaded for root in self._profile.modules.roots)
+        """Operands without a driver would only crash: hold where one was there when the node was taken.
+
+        A host that cannot be read may be without one: hold then, too.
+        """
+        if journal.driver is None:
+            return False
+        try:
+            loaded = self._host.modules()
+        except ManagerError as error:
+            self._reporter.warn(error.what)
+            return True
+        return self._is_driver_unusable or not any(root in loaded for root in self._profile.modules.roots)
 
     def _refuse_foreign(self, node: Node, journal: Journal) -> None:
         key = self._profile.keys.journal

@@ -39,13 +39,16 @@ class PodWait:
             left_s = end - self._clock.monotonic()
             if left_s <= 0:
                 raise self._pods_remain(timeout_s)
+            begun = self._clock.monotonic()
             try:
                 self._follow(min(left_s, WATCH_S), end)
+                if self._remaining and self._clock.monotonic() - begun < RETRY_S:
+                    self._pause(end)
             except WatchExpired:
                 self._relist(end)
             except WatchBroken as error:
                 self._reporter.warn(f"{error.what}; watching again")
-                self._clock.sleep(min(RETRY_S, max(0.0, end - self._clock.monotonic())))
+                self._pause(end)
 
     def _follow(self, timeout_s: float, end: float) -> None:
         with closing(self._cluster.watch_pods(self._resource_version, timeout_s)) as events:
@@ -53,6 +56,10 @@ class PodWait:
                 self._apply(event)
                 if not self._remaining or self._clock.monotonic() >= end:
                     return
+
+    def _pause(self, end: float) -> None:
+        """A server that ends or breaks its watches at once is not to be hammered."""
+        self._clock.sleep(min(RETRY_S, max(0.0, end - self._clock.monotonic())))
 
     def _relist(self, end: float) -> None:
         try:

@@ -7,17 +7,21 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from driver_manager.adapters import kmod, procfs
+from driver_manager.adapters import kmod, procfs, services
 from driver_manager.adapters.commands import NOT_FOUND, NOT_RUNNABLE, run
+from driver_manager.adapters.devices import DeviceEvents
+from driver_manager.adapters.holders import bound_to, find_holders
 from driver_manager.adapters.hostfacts import HostRoots, pci_devices
+from driver_manager.adapters.namespaces import in_host_mounts
 from driver_manager.domain.errors import ManagerError, ModuleFailed
-from driver_manager.domain.model import DriverSource, Health, Module, ProbeResult
+from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
 from driver_manager.domain.probing import parse
 from driver_manager.domain.profile import Probe, Profile, Strategy
 from driver_manager.domain.unloading import unload_order
 from driver_manager.ports import Clock
 
-NODE_POLL_S = 0.1
+NODE_POLL_S = 0.25
+"""Between two looks at /dev where no event comes: not every container gets the kernel's events."""
 
 
 class HostSystem:
@@ -40,7 +44,7 @@ class HostSystem:
                 f"refused to unload {name}: the {self._profile.name} driver must not leave a running kernel",
                 "This is a bug; report it. Reboot the node to change its driver.",
             )
-        kmod.unload(name)
+        kmod.unload(self._roots.sys, name)
 
     def load(self, source: DriverSource) -> None:
         """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
@@ -65,10 +69,12 @@ class HostSystem:
         if not self._profile.paths.device_nodes or not pci_devices(self._roots, self._profile):
             return True
         end = self._clock.monotonic() + timeout_s
+        events = None
         while not self._device_nodes():
             if self._clock.monotonic() >= end:
                 return False
-            self._clock.sleep(NODE_POLL_S)
+            events = events or DeviceEvents(self._clock)
+            events.wait(NODE_POLL_S)
         return True
 
     def probe(self, root: str) -> ProbeResult:
@@ -86,12 +92,9 @@ class HostSystem:
 
     def unmount(self, mount_point: str) -> None:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
-        namespace = self._roots.proc / "1/ns/mnt"
-        if self._is_other_namespace(namespace):
-            command = ["nsenter", f"--mount={namespace}", "--", "umount"]
-            target = mount_point
-        else:
-            command, target = ["umount"], str(self._files.path(mount_point))
+        enter = in_host_mounts(self._roots.proc)
+        command = [*enter, "umount"]
+        target = mount_point if enter else str(self._files.path(mount_point))
         result = run([*command, "--", target])
         if result.status:
             result = run([*command, "--lazy", "--", target])
@@ -99,6 +102,24 @@ class HostSystem:
             raise ModuleFailed(
                 f"cannot unmount {mount_point}: {result.said}", "Find what holds it with `fuser -vm` on the host."
             )
+
+    def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:
+        """See the port."""
+        table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
+        devices = procfs.devices_of(table, mount_points)
+        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices)))
+
+    def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
+        """See the port."""
+        return find_holders(self._roots.proc, self._roots.dev, self._profile.paths.device_nodes, enough=enough)
+
+    def stop_service(self, name: str) -> None:
+        """See the port."""
+        services.stop(self._roots.proc, name)
+
+    def start_service(self, name: str) -> None:
+        """See the port."""
+        services.start(self._roots.proc, name)
 
     def remove(self, path: str) -> None:
         """See the port."""
@@ -151,12 +172,6 @@ class HostSystem:
         elif folders:
             env["LD_LIBRARY_PATH"] = ":".join(str(folder) for folder in folders)
         return env
-
-    def _is_other_namespace(self, namespace: Path) -> bool:
-        try:
-            return namespace.stat().st_ino != Path("/proc/self/ns/mnt").stat().st_ino
-        except OSError:
-            return False
 
     def _is_mounted(self, mount_point: str) -> bool:
         mountinfo = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver_manager.adapters import kmod, procfs
+from driver_manager.adapters import kmod, procfs, services
+from driver_manager.adapters.modulefiles import HOST, ModuleTrees
 from driver_manager.adapters.rooted import HostFiles
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Journal
@@ -14,7 +15,6 @@ from driver_manager.domain.model import DriverSource, Host, LoadRecord, RebootMa
 from driver_manager.domain.profile import Profile
 
 MAX_DIGEST_CHARS = 256
-HOST = "/"
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,24 @@ def _hex(path: Path) -> str:
 def read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
     """All facts of the host. `loads` says whether this run loads the driver, so that its source matters.
 
-    Raises ConfigError where /proc or /sys cannot be read.
+    Raises ConfigError where the host cannot be read.
     """
+    try:
+        return _read_host(roots, profile, driver_root, journal, loads=loads)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {error.filename or roots.root} of the host: {error.strerror}",
+            "Run as root with the host's root mounted (HOST_ROOT); look at that path on the host.",
+        ) from error
+
+
+def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
     files, paths = roots.files(), profile.paths
     this_boot, kernel = boot_id(roots), _kernel_fact(roots, "osrelease")
+    trees = ModuleTrees(files, roots.proc, kernel)
     modules = kmod.driver_modules(roots.sys, profile.modules)
     digest, digest_problem = _digest(files, paths.state_file)
     record = _record(files, paths.load_record, this_boot)
-    offered = _source(files, profile, kernel, driver_root) if loads else None
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
     return Host(
         boot_id=this_boot,
@@ -93,17 +103,31 @@ def read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jou
         record=record,
         root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
         artifacts=tuple(path for path in _artifacts(profile) if files.exists(path)),
-        host_driver=_host_driver(files, profile, kernel),
-        source=offered,
-        previous_source=_previous(
-            files, profile, kernel, _previous_roots(profile, driver_root, record, journal), version
-        )
-        if modules
-        else _previous_of(files, profile, kernel, journal),
+        host_driver=_host_driver(trees, profile),
+        source=_source(trees, profile, driver_root) if loads else None,
+        previous_source=_journaled_source(trees, profile, journal)
+        or (_previous(trees, profile, _roots_to_try(profile, driver_root, record), version) if version else None),
         pci_devices=pci_devices(roots, profile),
         conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
         marker=_marker(files, paths.reboot_marker),
+        enforces_signatures=_enforces_signatures(roots.sys),
+        state_problem=files.why_not_writable(paths.state_file) if loads else "",
+        active_services=services.active(roots.sys, profile.host_services),
     )
+
+
+def _enforces_signatures(sys_root: Path) -> bool:
+    """Whether this kernel refuses unsigned modules: by its own switch, or locked down (kernel_lockdown(7))."""
+    enforced = _text(sys_root / "module/module/parameters/sig_enforce") == "Y"
+    lockdown = _text(sys_root / "kernel/security/lockdown")
+    return enforced or "[integrity]" in lockdown or "[confidentiality]" in lockdown
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _artifacts(profile: Profile) -> tuple[str, ...]:
@@ -121,7 +145,7 @@ def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
     if text is None:
         return None, ""
     value = text.strip()
-    if not value or len(value) > MAX_DIGEST_CHARS or not value.isprintable() or " " in value:
+    if not value or len(value) > MAX_DIGEST_CHARS or not value.isprintable() or {" ", "\ufffd"} & set(value):
         return None, f"{path} does not hold one digest"
     return value, ""
 
@@ -144,47 +168,42 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
 
 
-def _host_driver(files: HostFiles, profile: Profile, kernel: str) -> str:
+def _host_driver(trees: ModuleTrees, profile: Profile) -> str:
     """Path of the driver's module in the host's own module tree, "" if it has none; nothing is run to find out."""
-    found = (kmod.find_in_tree(files, HOST, kernel, name) for name in profile.modules.roots)
+    found = (trees.find(HOST, name) for name in profile.modules.roots)
     return next((path for path in found if path), "")
 
 
-def _source(files: HostFiles, profile: Profile, kernel: str, driver_root: str) -> DriverSource:
+def _source(trees: ModuleTrees, profile: Profile, driver_root: str) -> DriverSource:
     """Where the manager loads from: DRIVER_ROOT, else the profile's root where it has modules, else the host's."""
     roots = profile.modules.roots
     if driver_root:
-        return kmod.source(files, driver_root, kernel, roots)
-    own = kmod.source(files, profile.paths.driver_root, kernel, roots)
-    return (
-        own if not own.problem or not _host_driver(files, profile, kernel) else kmod.source(files, HOST, kernel, roots)
-    )
+        return trees.source(driver_root, roots)
+    own = trees.source(profile.paths.driver_root, roots)
+    return own if not own.problem or not _host_driver(trees, profile) else trees.source(HOST, roots)
 
 
-def _previous_roots(
-    profile: Profile, driver_root: str, record: LoadRecord | None, journal: Journal | None
-) -> list[str]:
+def _roots_to_try(profile: Profile, driver_root: str, record: LoadRecord | None) -> list[str]:
     """Roots that the loaded driver may have come from, the likeliest first."""
-    journaled = journal.driver.root if journal and journal.driver else ""
-    known = [record.root if record else "", journaled, profile.paths.driver_root, driver_root, HOST]
+    known = [record.root if record else "", profile.paths.driver_root, driver_root, HOST]
     return list(dict.fromkeys(root for root in known if root))
 
 
-def _previous(files: HostFiles, profile: Profile, kernel: str, roots: list[str], version: str) -> DriverSource | None:
+def _previous(trees: ModuleTrees, profile: Profile, roots: list[str], version: str) -> DriverSource | None:
     """The first of `roots` that still offers the loaded `version`."""
     for root in roots:
-        offered = kmod.source(files, root, kernel, profile.modules.roots)
+        offered = trees.source(root, profile.modules.roots, in_depth=False)
         if not offered.problem and offered.version == version:
             return offered
     return None
 
 
-def _previous_of(files: HostFiles, profile: Profile, kernel: str, journal: Journal | None) -> DriverSource | None:
+def _journaled_source(trees: ModuleTrees, profile: Profile, journal: Journal | None) -> DriverSource | None:
     """The old driver that the journal remembers, where its root still offers it."""
     driver = journal.driver if journal else None
     if driver is None or not driver.root:
         return None
-    return _previous(files, profile, kernel, [driver.root], driver.version)
+    return _previous(trees, profile, [driver.root], driver.version)
 
 
 def _marker(files: HostFiles, path: str) -> RebootMarker | None:

@@ -1,6 +1,6 @@
-"""Kernel modules: what /sys says of them, what a driver root offers, and rmmod, modprobe and modinfo.
+"""Loaded kernel modules: what /sys says of them, and rmmod, modprobe and depmod.
 
-Sources: Documentation/ABI/stable/sysfs-module; kmod's modprobe(8), rmmod(8), modinfo(8), modules.dep(5).
+Sources: Documentation/ABI/stable/sysfs-module; kmod's modprobe(8), rmmod(8), depmod(8).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from driver_manager.adapters.commands import run
-from driver_manager.adapters.rooted import HostFiles
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
-from driver_manager.domain.model import DriverSource, Module, ModuleFile
+from driver_manager.domain.model import Module
 from driver_manager.domain.profile import Modules
 from driver_manager.domain.unloading import closure
 
@@ -78,72 +77,31 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def unload(name: str) -> None:
-    """rmmod. Raises ModuleBusy, ModuleFailed."""
+def unload(sys_root: Path, name: str) -> None:
+    """rmmod. Raises ModuleBusy, ModuleFailed; what /sys says decides which, before the words of the tool."""
     result = run(["rmmod", name])
-    if result.status == 0:
+    module = _module(sys_root / "module" / name)
+    if module is None:
         return
-    if any(word in f"{result.err} {result.out}".lower() for word in _BUSY):
+    if result.status == 0:
+        raise ModuleFailed(f"rmmod said it unloaded {name}, the kernel still has it", "Look at the kernel log (dmesg).")
+    if module.refcount or any(word in f"{result.err} {result.out}".lower() for word in _BUSY):
         raise ModuleBusy(f"module {name} is in use: {result.said}", "Stop what uses the device, then run again.")
     raise ModuleFailed(f"module {name} cannot be unloaded: {result.said}", "Look at the kernel log (dmesg).")
 
 
 def load(root: Path, kernel: str, name: str) -> None:
-    """modprobe from `root` for `kernel`. Raises ModuleFailed."""
+    """modprobe from `root` for `kernel`, after depmod where the tree has no modules.dep. Raises ModuleFailed."""
+    if not (root / "lib/modules" / kernel / "modules.dep").exists():
+        made = run(["depmod", "-b", str(root), kernel])
+        if made.status:
+            raise ModuleFailed(
+                f"the tree in {root} has no modules.dep and depmod cannot make it: {made.said}",
+                "Run depmod when the driver tree is built.",
+            )
     result = run(["modprobe", "--dirname", str(root), "--set-version", kernel, name])
     if result.status:
         raise ModuleFailed(
             f"module {name} cannot be loaded from {root}: {result.said}",
             "Look at the kernel log (dmesg): was the driver built for this kernel, is it signed if it must be?",
         )
-
-
-def find_in_tree(files: HostFiles, root: str, kernel: str, name: str) -> str:
-    """Absolute host path of module `name` in the tree of `root` for `kernel`, by its modules.dep; "" if none."""
-    tree = f"{root.rstrip('/')}/lib/modules/{kernel}"
-    try:
-        with files.path(f"{tree}/modules.dep").open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                entry = line.split(":", 1)[0]
-                if entry.rpartition("/")[2].split(".", 1)[0].replace("-", "_") == name:
-                    return entry if entry.startswith("/") else f"{tree}/{entry}"
-    except OSError:
-        return ""
-    return ""
-
-
-def source(files: HostFiles, root: str, kernel: str, roots: Iterable[str]) -> DriverSource:
-    """What `root` offers for `kernel`; its `problem` says why it cannot be loaded from."""
-    found: list[ModuleFile] = []
-    for name in roots:
-        path = find_in_tree(files, root, kernel, name)
-        if not path:
-            return DriverSource(root, problem=_nothing_for(files, root, kernel, name), remedy=_BUILD_IT)
-        facts = _modinfo(files.path(path))
-        vermagic = facts.get("vermagic", "")
-        if vermagic.split(" ")[0] != kernel:
-            problem = f"module {path} is built for kernel {vermagic.split(' ')[0] or 'unknown'}, this one is {kernel}"
-            return DriverSource(root, problem=problem, remedy=_BUILD_IT)
-        found.append(ModuleFile(name, path, facts.get("version", ""), vermagic))
-    return DriverSource(root, tuple(found))
-
-
-_BUILD_IT = "Use a driver image that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
-
-
-def _nothing_for(files: HostFiles, root: str, kernel: str, name: str) -> str:
-    try:
-        kernels = sorted(entry.name for entry in files.path(f"{root.rstrip('/')}/lib/modules").iterdir())
-    except OSError:
-        return f"driver root {root} has no lib/modules"
-    return f"driver root {root} has no module {name} for kernel {kernel} (it has: {', '.join(kernels) or 'none'})"
-
-
-def _modinfo(path: Path) -> dict[str, str]:
-    """Fields of a module file, first occurrence each; empty where modinfo fails."""
-    facts: dict[str, str] = {}
-    for line in run(["modinfo", str(path)]).out.splitlines():
-        key, separator, value = line.partition(":")
-        if separator:
-            facts.setdefault(key.strip(), value.strip())
-    return facts

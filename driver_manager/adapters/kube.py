@@ -40,6 +40,12 @@ WATCH_SILENCE_S = 90.0
 """Servers send bookmarks about once a minute; a stream silent for longer is taken for dead."""
 
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_POD_EVENTS = {
+    "ADDED": PodEventKind.PRESENT,
+    "MODIFIED": PodEventKind.PRESENT,
+    "DELETED": PodEventKind.GONE,
+}
 _JSON_MERGE = "application/merge-patch+json"
 
 
@@ -49,7 +55,7 @@ T = TypeVar("T")
 class _Transient(Exception):
     """An answer, or the lack of one, that may be different next time."""
 
-    def __init__(self, what: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, what: str, retry_after_s: float = 0.0) -> None:
         super().__init__(what)
         self.retry_after_s = retry_after_s
 
@@ -68,8 +74,9 @@ def load_client(kubeconfig: str | None) -> Any:
         else:
             kube_config.load_kube_config(client_configuration=configuration)
     except (kube_config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"no usable way to the cluster: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            f"no usable way to the cluster{f' in {kubeconfig}' if kubeconfig else ''}: {said}",
             "Set KUBECONFIG (or --kubeconfig) to a valid file, or run in a pod with a service account.",
         ) from error
     configuration.retries = False
@@ -92,13 +99,12 @@ class KubeCluster:
 
     def node(self) -> Node:
         """See the port."""
-        return as_node(self._call("GET", self._node_path, "get nodes"))
+        return _understood(as_node, self._call("GET", self._node_path, "get nodes"))
 
     def pods(self) -> PodList:
         """See the port."""
         body = self._call("GET", "/api/v1/pods?" + urlencode(self._on_node), "list pods")
-        pods = tuple(as_pod(item) for item in body.get("items") or [])
-        return PodList(pods, body["metadata"]["resourceVersion"])
+        return _understood(_as_pod_list, body)
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         """See the port."""
@@ -110,7 +116,11 @@ class KubeCluster:
         if change.unschedulable is not None:
             # null rather than false: an uncordoned Node carries no such field.
             body["spec"] = {"unschedulable": True if change.unschedulable else None}
-        return as_node(self._call("PATCH", self._node_path, "patch nodes", body, _JSON_MERGE))
+        return _understood(as_node, self._call("PATCH", self._node_path, "patch nodes", body, _JSON_MERGE))
+
+    def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """See the port."""
+        return tuple(right for right in rights if not self._may(*right))
 
     def post_event(self, reason: str, message: str, *, warning: bool) -> None:
         """See the port."""
@@ -139,6 +149,20 @@ class KubeCluster:
                     yield event
         finally:
             response.close()
+
+    def _may(self, verb: str, resource: str) -> bool:
+        name, _, subresource = resource.partition("/")
+        attributes = {"verb": verb, "resource": name, **({"subresource": subresource} if subresource else {})}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        try:
+            answer = self._call("POST", _REVIEWS, "create selfsubjectaccessreviews", body, "application/json")
+        except ApiRefused:
+            return True
+        return bool((answer.get("status") or {}).get("allowed", True))
 
     @property
     def _node_path(self) -> str:
@@ -174,13 +198,13 @@ class KubeCluster:
     def _retrying(self, call: Callable[[], T]) -> T:
         """Repeat `call` while what it meets is transient. Raises ApiUnavailable once the budget is spent."""
         end = self._clock.monotonic() + self._retry_budget_s
-        backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5)
+        backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5, min=0.1)
 
         def wait_s(state: tenacity.RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
-            asked_s = error.retry_after_s if isinstance(error, _Transient) else None
+            asked_s = error.retry_after_s if isinstance(error, _Transient) else 0.0
             left_s = max(0.0, end - self._clock.monotonic())
-            return min(left_s, asked_s if asked_s is not None else backoff(state))
+            return min(left_s, max(asked_s, backoff(state)))
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Transient),
@@ -248,6 +272,21 @@ class KubeCluster:
             raise _Transient(_why_unreachable(error)) from error
 
 
+def _as_pod_list(body: Mapping[str, Any]) -> PodList:
+    return PodList(tuple(as_pod(item) for item in body.get("items") or []), body["metadata"]["resourceVersion"])
+
+
+def _understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) -> T:
+    """`read(body)`. Raises ApiUnavailable for an answer that is not the object that was asked for."""
+    try:
+        return read(body)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ApiUnavailable(
+            f"the API server's answer is not the object that was asked for ({type(error).__name__})",
+            "Check that the kubeconfig points to a Kubernetes API server.",
+        ) from error
+
+
 def _why_unreachable(error: Exception) -> str:
     reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
     if isinstance(reason, NewConnectionError):
@@ -286,11 +325,11 @@ def _error_for(status: int, headers: Mapping[str, str], data: bytes, what: str, 
     )
 
 
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+def _retry_after_s(headers: Mapping[str, str]) -> float:
     try:
         return max(0.0, float(headers.get("Retry-After", "")))
     except ValueError:
-        return None
+        return 0.0
 
 
 def _status_message(data: bytes) -> str:
@@ -308,6 +347,7 @@ def _as_event(line: bytes) -> PodEvent | None:
         body = json.loads(line)
         kind, thing = body["type"], body["object"]
         version = (thing.get("metadata") or {}).get("resourceVersion", "")
+        pod = as_pod(thing) if kind in _POD_EVENTS else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WatchBroken("the watch sent something that is not an event", "") from error
     if kind == "ERROR":
@@ -316,9 +356,7 @@ def _as_event(line: bytes) -> PodEvent | None:
         raise WatchBroken(f"the watch reported an error: {thing.get('message', 'no message')}", "")
     if kind == "BOOKMARK":
         return PodEvent(PodEventKind.BOOKMARK, None, version)
-    if kind in ("ADDED", "MODIFIED"):
-        return PodEvent(PodEventKind.PRESENT, as_pod(thing), version)
-    return PodEvent(PodEventKind.GONE, as_pod(thing), version) if kind == "DELETED" else None
+    return PodEvent(_POD_EVENTS[kind], pod, version) if kind in _POD_EVENTS else None
 
 
 def _event(node: str, reason: str, message: str, wall_s: float, *, warning: bool) -> dict[str, Any]:

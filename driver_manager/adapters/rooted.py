@@ -20,6 +20,9 @@ MAX_LINKS = 40
 
 MAX_READ_BYTES = 64 * 1024
 
+MIN_FREE_BYTES = 64 * 1024
+"""More than the few files take that a run writes."""
+
 T = TypeVar("T")
 
 
@@ -88,6 +91,13 @@ class HostFiles:
                 f"Mount {os.path.dirname(path)} of the host read-write at the same path.",  # noqa: PTH120  # a host path
             ) from error
 
+    def why_not_writable(self, path: str) -> str:
+        """Why a small file cannot be written at `path`, "" if it seems that it can. Writes nothing."""
+        try:
+            return self._writable(path, lambda target: _why_no_room(target.parent))
+        except OSError as error:
+            return f"{path} cannot be written: {error.strerror}"
+
     def remove(self, path: str) -> None:
         """Remove the file or symlink, if it is there. Raises OSError."""
         self._writable(path, lambda target: target.unlink(missing_ok=True))
@@ -111,9 +121,20 @@ class HostFiles:
                 if error.errno != errno.EROFS:
                     raise
                 refused = error
-        if not views[-1].parent.is_dir():
+        if not (self._proc / "1" / "root").is_dir():
             raise refused
         return act(views[-1])
+
+
+def _why_no_room(folder: Path) -> str:
+    """Raises OSError (EROFS) for a read-only file system."""
+    while not folder.is_dir():
+        folder = folder.parent
+    status = os.statvfs(folder)
+    if status.f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+    free_bytes = status.f_bavail * status.f_frsize
+    return "" if free_bytes >= MIN_FREE_BYTES else f"{folder} has only {free_bytes} bytes left"
 
 
 def _replace(target: Path, text: str, mode: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import time
@@ -18,6 +19,8 @@ COMMANDS = {
     "reconcile-driver-state": ("driver_manager.cli.reconcile", "reconcile_command"),
     "plan": ("driver_manager.cli.reconcile", "plan_command"),
     "status": ("driver_manager.cli.status", "status_command"),
+    "preflight": ("driver_manager.cli.preflight", "preflight_command"),
+    "holders": ("driver_manager.cli.holders", "holders_command"),
     "restore": ("driver_manager.cli.restore", "restore_command"),
     "sandbox": ("driver_manager.cli.sandbox", "sandbox_command"),
 }
@@ -64,14 +67,27 @@ def run(argv: list[str]) -> int:
         result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False)
     except click.exceptions.Abort:
         return _fail(ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return ExitCode.USAGE
     except click.ClickException as error:
-        return _fail(ExitCode.USAGE, _usage_text(error), "See `driver-manager --help`, and --help of each command.")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "driver-manager"
+        return _fail(ExitCode.USAGE, _usage_text(error), f"See `{command} --help`.")
     except ManagerError as error:
+        if _wants_json(argv):
+            body = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code)}
+            click.echo(json.dumps(body, indent=2))
         return _fail(error.exit_code, error.what, error.remedy)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
     return int(result) if isinstance(result, int) else ExitCode.DONE
+
+
+def _wants_json(argv: list[str]) -> bool:
+    words = " ".join(argv)
+    return any(form in words for form in ("-o json", "-ojson", "--output json", "--output=json"))
 
 
 def _usage_text(error: click.ClickException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,6 +24,12 @@ class Duration(click.ParamType[float]):
             return parse_duration(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+def styled(text: str, **style: Any) -> str:
+    """`text` in a style, plain where NO_COLOR is set or the terminal is dumb; click drops styles off a terminal."""
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return text if plain else click.style(text, **style)
 
 
 def _type_of(setting: Setting) -> Any:

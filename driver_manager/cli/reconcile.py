@@ -18,7 +18,7 @@ from driver_manager.settings import Values
 _GROUPS = (settings.CLUSTER, settings.DRIVER, settings.HOST, settings.LOGGING)
 
 
-@click.command("reconcile-driver-state")
+@click.command("reconcile-driver-state", short_help="Bring the driver to what is wanted; the init container runs this.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing (same as `plan`).")
 @output_option
 @with_options(*_GROUPS)
@@ -39,7 +39,7 @@ def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
     return int(outcome.exit_code)
 
 
-@click.command("plan")
+@click.command("plan", short_help="Print what a reconcile would do now, and why.")
 @output_option
 @with_options(*_GROUPS)
 def plan_command(*, output: str, **options: Any) -> int:

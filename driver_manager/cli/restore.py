@@ -12,7 +12,7 @@ from driver_manager import settings
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.wiring import Session, open_session
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.journal import Journal
+from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import NodeChange, Observation
 from driver_manager.domain.planner import is_loaded, refuse_if_owned
 from driver_manager.domain.profile import Profile
@@ -23,7 +23,7 @@ from driver_manager.settling import Settler
 _TAKE_OVER = tuple(setting for setting in settings.DRIVER if setting.name == "take_over")
 
 
-@click.command("restore")
+@click.command("restore", short_help="Give this node back from its journal by hand.")
 @click.option("--dry-run", is_flag=True, help="Print what would be given back and change nothing.")
 @click.option(
     "--ignore-journal", is_flag=True, help="Decode the labels from their own values; drop an unreadable journal."
@@ -51,11 +51,15 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, **optio
 def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Journal | None]:
     """The observation, and the journal to give back by."""
     node, key = session.node, session.profile.keys.journal
-    if not ignore_journal:
+    try:
         obs = session.observe(node, tolerant=True)
-        return obs, found_journal(obs, session.profile)
-    bare = replace(node, annotations={name: value for name, value in node.annotations.items() if name != key})
-    obs = replace(session.observe(bare, tolerant=True), node=node)
+        if not ignore_journal:
+            return obs, found_journal(obs, session.profile)
+    except JournalUnreadable:
+        if not ignore_journal:
+            raise
+        bare = replace(node, annotations={name: value for name, value in node.annotations.items() if name != key})
+        obs = replace(session.observe(bare, tolerant=True), node=node)
     decoded = decoded_journal(node, session.profile, obs.me)
     if decoded is None and key in node.annotations:
         decoded = Journal(owner=obs.me, boot_id="")

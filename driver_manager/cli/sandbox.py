@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
+import shutil
 from typing import Any
 
 import click
 
+from driver_manager.cli.options import styled
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.sandbox.runner import NodeState, Report, run_scenario
 from driver_manager.sandbox.scenarios import SCENARIOS
@@ -22,15 +23,16 @@ class Screen:
     def chapter(self, title: str) -> None:
         """A new part begins."""
         self.line("")
-        click.echo(click.style(f"── {title} ", bold=True) + "─" * max(0, 96 - len(title)), err=self._err)
+        width = min(100, shutil.get_terminal_size().columns)
+        click.echo(styled(f"── {title} ", bold=True) + "─" * max(0, width - len(title) - 4), err=self._err)
 
     def line(self, text: str) -> None:
         """One line of it."""
         click.echo(text, err=self._err)
 
 
-@click.command("sandbox")
-@click.argument("name", default="upgrade", metavar="[SCENARIO]")
+@click.command("sandbox", short_help="Play a scenario without a cluster and without a device.")
+@click.argument("name", default="", metavar="[SCENARIO]")
 @click.option("--list", "wants_list", is_flag=True, help="List the scenarios.")
 @click.option("--all", "wants_all", is_flag=True, help="Play every scenario.")
 @click.option(
@@ -48,15 +50,22 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
     stand-ins. Shows the plan, the progress, what the API server saw, and the final state beside the first.
     """
     if wants_list:
-        for scenario in SCENARIOS.values():
-            click.echo(f"{scenario.name:<26} {scenario.tells}")
+        listed = [{"name": scenario.name, "tells": scenario.tells} for scenario in SCENARIOS.values()]
+        rows = [f"{row['name']:<26} {row['tells']}" for row in listed]
+        click.echo(json.dumps(listed, indent=2) if output == "json" else "\n".join(rows))
         return ExitCode.DONE
+    if wants_all and name:
+        raise ConfigError("a scenario and --all were given", "Give one of them.")
+    name = name or "upgrade"
     if not wants_all and name not in SCENARIOS:
         raise ConfigError(f"there is no scenario {name!r}", "See `driver-manager sandbox --list`.")
     names = list(SCENARIOS) if wants_all else [name]
     reports = [_play(each, output) for each in names]
     if output == "json":
         click.echo(json.dumps([_as_json(report) for report in reports], indent=2))
+    good = sum(not report.problems for report in reports)
+    if wants_all:
+        click.echo(f"{good} of {len(reports)} scenarios ended as expected", err=output == "json")
     return ExitCode.INTERNAL if any(report.problems for report in reports) else ExitCode.DONE
 
 
@@ -79,9 +88,9 @@ def _show(report: Report, screen: Screen) -> None:
     codes = ", ".join("killed" if code < 0 else str(code) for code in report.exit_codes)
     screen.line(f"exit code {codes}; {report.requests} API requests (events apart) in {report.seconds:.1f} s")
     for problem in report.problems:
-        screen.line(f"NOT AS IT HAS TO BE: {problem}")
+        screen.line(f"NOT AS EXPECTED: {problem}")
     if not report.problems:
-        screen.line("as it has to be: " + report.scenario.tells)
+        screen.line("as expected: " + report.scenario.tells)
 
 
 def _rows(before: NodeState, after: NodeState) -> list[str]:
@@ -102,7 +111,7 @@ def _rows(before: NodeState, after: NodeState) -> list[str]:
 
 
 def _mark(old: Any, new: Any) -> str:
-    return str(new) if old == new else click.style(f"{new}  (changed)", fg="yellow" if sys.stdout.isatty() else None)
+    return str(new) if old == new else styled(f"{new}  (changed)", fg="yellow")
 
 
 def _as_json(report: Report) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Facts:
     verdict: Plan | ManagerError
 
 
-@click.command("status")
+@click.command("status", short_help="Show node, journal, pods, modules and what a run would do.")
 @output_option
 @with_options(settings.CLUSTER, settings.DRIVER, settings.HOST, settings.LOGGING)
 def status_command(*, output: str, **options: Any) -> int:

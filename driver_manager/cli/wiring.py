@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver_manager import profiles
+from driver_manager import profiles, settings
 from driver_manager.adapters import hostfacts, procfs
 from driver_manager.adapters.clock import SystemClock
 from driver_manager.adapters.host import HostSystem
@@ -46,6 +46,7 @@ def policy(values: Values) -> Policy:
         force_reinstall=values.flag("force_reinstall"),
         no_wait=values.flag("no_wait"),
         take_over=values.flag("take_over"),
+        stop_host_services=values.flag("stop_host_services"),
         pod_termination_timeout_s=values.seconds("pod_termination_timeout"),
         device_free_timeout_s=values.seconds("device_free_timeout"),
         deadline_s=values.seconds("reconcile_deadline"),
@@ -122,7 +123,7 @@ class Session:
         return procfs.this_process(boot)
 
 
-def open_session(values: Values, *, api_timeout_s: float | None = None) -> Session:
+def open_session(values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_S) -> Session:
     """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError."""
     known = profiles.known(values.text("profile_file"))
     wanted = values.text("profile")
@@ -151,12 +152,11 @@ def node_name(values: Values, roots: HostRoots) -> str:
     return told
 
 
-def _cluster(values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float | None) -> Cluster:
+def _cluster(values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float) -> Cluster:
     from driver_manager.adapters.kube import KubeCluster, load_client  # noqa: PLC0415  # 40 MiB that only this needs
 
-    budget_s = values.seconds("api_timeout")
     client = load_client(values.text("kubeconfig") or None)
-    return KubeCluster(client, name, clock, log, budget_s if api_timeout_s is None else min(budget_s, api_timeout_s))
+    return KubeCluster(client, name, clock, log, values.seconds("api_timeout", api_timeout_s))
 
 
 def write_termination_log(path: str, text: str) -> None:

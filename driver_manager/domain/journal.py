@@ -43,17 +43,22 @@ class OldDriver:
     version: str = ""
     root: str = ""
     modules: tuple[str, ...] = ()
+    digest: str = ""
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Originals and ownership of one taken node. `driver` is None where none was loaded at the time."""
+    """Originals and ownership of one taken node. `driver` is None where none was loaded at the time.
+
+    `services` are the host's services that this node may have lost to us, to be started again.
+    """
 
     owner: Owner
     boot_id: str
     labels: Mapping[str, str] = field(default_factory=dict)
     cordoned: bool = False
     driver: OldDriver | None = None
+    services: tuple[str, ...] = ()
 
 
 class JournalUnreadable(ConfigError):
@@ -79,7 +84,14 @@ def encode(journal: Journal) -> str:
     }
     if journal.driver is not None:
         driver = journal.driver
-        body["driver"] = {"version": driver.version, "root": driver.root, "modules": list(driver.modules)}
+        body["driver"] = {
+            "version": driver.version,
+            "root": driver.root,
+            "modules": list(driver.modules),
+            **({"digest": driver.digest} if driver.digest else {}),
+        }
+    if journal.services:
+        body["services"] = list(journal.services)
     return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
 
@@ -105,6 +117,7 @@ def decode(text: str) -> Journal:
         labels=_labels(_typed(body, "labels", dict)),
         cordoned=_typed(body, "cordoned", bool),
         driver=_driver(body["driver"]) if body.get("driver") is not None else None,
+        services=_names(body, "services") if "services" in body else (),
     )
 
 
@@ -143,7 +156,13 @@ def _labels(body: Mapping[str, Any]) -> dict[str, str]:
 def _driver(body: Any) -> OldDriver:
     if not isinstance(body, dict):
         raise _unreadable(f"driver is {body!r}, expected an object")
-    modules = _typed(body, "modules", list)
-    if not all(isinstance(name, str) for name in modules):
-        raise _unreadable("driver.modules holds something else than text")
-    return OldDriver(version=_typed(body, "version", str), root=_typed(body, "root", str), modules=tuple(modules))
+    version, root = _typed(body, "version", str), _typed(body, "root", str)
+    digest = _typed(body, "digest", str) if "digest" in body else ""
+    return OldDriver(version=version, root=root, modules=_names(body, "modules"), digest=digest)
+
+
+def _names(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    names = _typed(body, key, list)
+    if not all(isinstance(name, str) for name in names):
+        raise _unreadable(f"{key} holds something else than text")
+    return tuple(names)

@@ -108,12 +108,41 @@ class Module:
 
 @dataclass(frozen=True)
 class ModuleFile:
-    """A module that a driver root offers for the running kernel."""
+    """A module that a driver root offers. None means that it could not be found out.
+
+    `layout_matches`: whether its checksum of `module_layout` is this kernel's, so that the kernel takes it although
+    it was built for another release (kernel/module/version.c, check_modstruct_version).
+    """
 
     name: str
     path: str
     version: str = ""
     vermagic: str = ""
+    is_signed: bool | None = None
+    layout_matches: bool | None = None
+    missing_dependencies: tuple[str, ...] = ()
+    unknown_symbols: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown."""
+
+    pid: int
+    process: str
+    node: str
+    how: str
+    container: str = ""
+    pod_uid: str = ""
+    pod: str = ""
+
+    def __str__(self) -> str:
+        who = f"{self.process} (pid {self.pid})"
+        if self.pod or self.pod_uid:
+            who += f" in pod {self.pod or self.pod_uid}"
+        if self.container:
+            who += f" container {self.container[:12]}"
+        return f"{who} has {self.node} {self.how}"
 
 
 @dataclass(frozen=True)
@@ -168,6 +197,9 @@ class Host:
     pci_devices: tuple[str, ...] = ()
     conflicting: tuple[str, ...] = ()
     marker: RebootMarker | None = None
+    enforces_signatures: bool = False
+    state_problem: str = ""
+    active_services: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -216,6 +248,7 @@ class Policy:
     force_reinstall: bool = False
     no_wait: bool = False
     take_over: bool = False
+    stop_host_services: bool = False
     pod_termination_timeout_s: float = 300.0
     device_free_timeout_s: float = 60.0
     deadline_s: float = 1800.0

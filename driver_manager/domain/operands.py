@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from dataclasses import replace
 
-from driver_manager.domain.model import Observation, Pod
+from driver_manager.domain.model import Holder, Observation, Pod
 from driver_manager.domain.profile import Profile
 
 
@@ -34,6 +35,12 @@ def _mounts(pod: Pod, root: str) -> bool:
         path == root or path.startswith(f"{root}/") or root.startswith(f"{path.rstrip('/')}/")
         for path in pod.host_paths
     )
+
+
+def named(holders: Iterable[Holder], pods: Iterable[Pod]) -> tuple[Holder, ...]:
+    """The holders with the names of their pods, as far as `pods` has them."""
+    names = {pod.uid: str(pod) for pod in pods}
+    return tuple(replace(holder, pod=names.get(holder.pod_uid, "")) for holder in holders)
 
 
 def why_still_there(pod: Pod) -> str:

@@ -23,6 +23,7 @@ from driver_manager.domain.steps import (
     RequestReboot,
     StandDown,
     Step,
+    StopServices,
     TakeNode,
     UnloadModules,
     UnmountDriverRoot,
@@ -62,8 +63,8 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
         return
     raise OwnedElsewhere(
         f"node {obs.node.name} is taken by {journal.owner}, which is still there",
-        "Wait for it, or look at it with `driver-manager status`; --take-over continues in its place once you are "
-        "sure that it does nothing any more.",
+        "Wait for it: a pod resumes by itself when its container starts again. --take-over continues in its place, "
+        "once you are sure that it does nothing any more.",
     )
 
 
@@ -161,9 +162,11 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
     managed = (
         obs.node.annotations.get(profile.keys.upgrade_enabled) == "true" if profile.keys.upgrade_enabled else False
     )
-    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=not managed)
+    services = host.active_services if policy.stop_host_services else ()
+    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=not managed, services=services)
     steps: list[Step] = [
         *taken,
+        *((StopServices(services),) if services else ()),
         WaitForDevice(policy.device_free_timeout_s),
         UnloadModules(unload_order(host.modules)),
         *_clean(host, (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file)),
@@ -181,9 +184,15 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
 
 
 def _taken(
-    obs: Observation, profile: Profile, policy: Policy, pause: frozenset[str], *, cordon: bool
+    obs: Observation,
+    profile: Profile,
+    policy: Policy,
+    pause: frozenset[str],
+    *,
+    cordon: bool,
+    services: tuple[str, ...] = (),
 ) -> tuple[Step, ...]:
-    step = take(obs, profile, pause, cordon=cordon)
+    step = take(obs, profile, pause, cordon=cordon, services=services)
     keys = pause | paused_keys(obs.node, profile)
     pods = tuple(sorted(str(pod) for pod in placed_by(obs.pods.pods, keys, obs.own_pod)))
     wait = WaitForOperands(tuple(sorted(keys)), pods, policy.pod_termination_timeout_s) if keys else None
@@ -213,9 +222,16 @@ def _load(obs: Observation, host: Host, profile: Profile, policy: Policy) -> lis
         return []
     paths = profile.paths
     return [
-        LoadModules(host.source, host.previous_source),
+        LoadModules(host.source, host.previous_source, _digest_to_go_back_to(obs, host)),
         *([RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source)] if obs.digest else []),
     ]
+
+
+def _digest_to_go_back_to(obs: Observation, host: Host) -> str:
+    journal = obs.journal
+    if journal is not None and journal.driver is not None and journal.boot_id == host.boot_id:
+        return journal.driver.digest
+    return host.digest or ""
 
 
 def _check(obs: Observation, host: Host, profile: Profile, policy: Policy) -> None:

@@ -1,53 +1,169 @@
-"""What would make the run fail, found before anything is changed. Pure."""
+"""What would make a run fail, found before anything is changed. Pure; the facts are read by the adapters."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from driver_manager.domain.model import Host, Loader, Policy
+from driver_manager.domain.model import DriverSource, Host, Loader, ModuleFile, Policy
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.steps import (
+    ClearRebootRequest,
+    GiveBack,
+    RequestReboot,
+    StandDown,
+    Step,
+    TakeNode,
+    WaitForOperands,
+)
+
+_BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Something that would stop the run, and what to do about it."""
+class Check:
+    """One thing looked at. `ok` is None where it could not be found out, which stops nothing."""
 
+    name: str
+    ok: bool | None
     what: str
-    remedy: str
+    remedy: str = ""
 
 
-def problems(host: Host, profile: Profile, policy: Policy) -> tuple[Problem, ...]:
-    """Everything that is known to stop a run that has to load or replace the driver."""
-    return (*_deadline(policy), *_source(host, policy), *_conflicts(host, profile))
-
-
-def _deadline(policy: Policy) -> tuple[Problem, ...]:
-    budget_s = policy.pod_termination_timeout_s + policy.device_free_timeout_s
-    if policy.deadline_s >= budget_s:
-        return ()
+def checks(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
+    """Everything that decides whether the driver can be loaded or replaced, apart from access rights."""
     return (
-        Problem(
-            f"the deadline of {policy.deadline_s:g} s is shorter than the waits it has to hold ({budget_s:g} s)",
-            "Raise RECONCILE_DEADLINE, or lower POD_TERMINATION_TIMEOUT or DEVICE_FREE_TIMEOUT.",
-        ),
+        _deadline(policy),
+        *_driver(host, policy),
+        *_conflicts(host, profile),
+        *((_state(host),) if policy.loader is Loader.MANAGER else ()),
     )
 
 
-def _source(host: Host, policy: Policy) -> tuple[Problem, ...]:
-    if policy.loader is Loader.CONTAINER:
-        return ()
-    if host.source is None:
-        return (Problem("there is no driver root to load from", "Set DRIVER_ROOT to the root of a driver tree."),)
-    if host.source.problem:
-        return (Problem(host.source.problem, host.source.remedy),)
-    return ()
+def problems(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
+    """Those of `checks` that would stop the run."""
+    return tuple(check for check in checks(host, profile, policy) if check.ok is False)
 
 
-def _conflicts(host: Host, profile: Profile) -> tuple[Problem, ...]:
+def rights(steps: Iterable[Step]) -> tuple[tuple[str, str], ...]:
+    """(verb, resource) of what `steps` need beyond the reads that made the plan."""
+    needed: dict[tuple[str, str], None] = {}
+    for step in steps:
+        if isinstance(step, TakeNode | GiveBack | StandDown | RequestReboot | ClearRebootRequest):
+            needed["patch", "nodes"] = None
+        if isinstance(step, WaitForOperands) and step.pods:
+            needed["watch", "pods"] = None
+    return tuple(needed)
+
+
+def access(refused: Iterable[tuple[str, str]], needed: Iterable[tuple[str, str]]) -> tuple[Check, ...]:
+    """One check per needed right."""
+    gone = set(refused)
     return tuple(
-        Problem(
+        Check(
+            f"may {verb} {resource}",
+            (verb, resource) not in gone,
+            f"this account may {'not ' if (verb, resource) in gone else ''}{verb} {resource}",
+            f"Give this service account the verb {verb} on {resource}.",
+        )
+        for verb, resource in needed
+    )
+
+
+def _deadline(policy: Policy) -> Check:
+    budget_s = policy.pod_termination_timeout_s + policy.device_free_timeout_s
+    fits = policy.deadline_s >= budget_s
+    relation = "holds" if fits else "is shorter than"
+    return Check(
+        "deadline",
+        fits,
+        f"the deadline of {policy.deadline_s:g} s {relation} the waits in it ({budget_s:g} s)",
+        "Raise RECONCILE_DEADLINE, or lower POD_TERMINATION_TIMEOUT or DEVICE_FREE_TIMEOUT.",
+    )
+
+
+def _driver(host: Host, policy: Policy) -> tuple[Check, ...]:
+    if policy.loader is Loader.CONTAINER:
+        return (Check("driver", None, "the driver's container brings the driver: it checks its own modules"),)
+    source = host.source
+    if source is None:
+        return (Check("driver", False, "there is no driver root to load from", "Set DRIVER_ROOT to a driver tree."),)
+    if source.problem:
+        return (Check("driver", False, source.problem, source.remedy),)
+    return tuple(check for file in source.modules for check in _file(file, host, source))
+
+
+def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ...]:
+    return (
+        _kernel(file, host.kernel_release),
+        Check(
+            f"dependencies of {file.name}",
+            not file.missing_dependencies,
+            f"{file.name} needs {', '.join(file.missing_dependencies)}, which neither {source.root} nor the host has"
+            if file.missing_dependencies
+            else f"all dependencies of {file.name} are there",
+            "Complete the driver tree.",
+        ),
+        _symbols(file),
+        _signature(file, enforced=host.enforces_signatures),
+    )
+
+
+def _kernel(file: ModuleFile, kernel: str) -> Check:
+    """The kernel compares vermagic, but leaves the release out where both sides have symbol checksums."""
+    name, release = f"{file.name} for this kernel", file.vermagic.split(" ")[0]
+    if file.layout_matches is False:
+        what = f"{file.path} was built for kernel {release or 'unknown'} and its checksums are not those of {kernel}"
+        return Check(name, False, what, _BUILD_IT)
+    if release == kernel:
+        return Check(name, True, f"{file.path} {file.version} is built for {kernel}")
+    if file.layout_matches:
+        return Check(name, True, f"{file.path} is built for {release}, and its symbol checksums fit {kernel}")
+    return Check(
+        name, False, f"{file.path} is built for kernel {release or 'unknown'}, this one is {kernel}", _BUILD_IT
+    )
+
+
+def _symbols(file: ModuleFile) -> Check:
+    name = f"symbols of {file.name}"
+    if file.unknown_symbols is None:
+        return Check(name, None, f"the symbols that {file.name} needs cannot be listed")
+    if file.unknown_symbols:
+        shown = ", ".join(file.unknown_symbols[:5])
+        return Check(name, False, f"{file.name} needs symbols that nobody exports: {shown}", _BUILD_IT)
+    return Check(name, True, f"every symbol that {file.name} needs is exported")
+
+
+def _signature(file: ModuleFile, *, enforced: bool) -> Check:
+    name = f"signature of {file.name}"
+    if not enforced:
+        return Check(name, True, "this kernel does not enforce module signatures")
+    return Check(
+        name,
+        file.is_signed,
+        f"this kernel enforces signatures and {file.name} is {'signed' if file.is_signed else 'not signed'}",
+        "Sign the module with a key the kernel trusts (a machine owner key), or use a signed driver.",
+    )
+
+
+def _conflicts(host: Host, profile: Profile) -> tuple[Check, ...]:
+    if not host.conflicting:
+        return (Check("conflicts", True, "no conflicting module is loaded"),) if profile.modules.conflicting else ()
+    return tuple(
+        Check(
+            "conflicts",
+            False,
             f"module {name} is loaded and conflicts with the {profile.name} driver",
             f"Blacklist {name} on the host and reboot, or unload it by hand.",
         )
         for name in host.conflicting
+    )
+
+
+def _state(host: Host) -> Check:
+    return Check(
+        "state file",
+        not host.state_problem,
+        host.state_problem or "the folder of the state file can be written and has room",
+        "Mount the vendor's folder of the host read-write (for Rebellions: /run/rbln), and free some space.",
     )

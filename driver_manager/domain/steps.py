@@ -45,6 +45,16 @@ class WaitForOperands:
 
 
 @dataclass(frozen=True)
+class StopServices:
+    """Stop host services that hold the device; they are started again on every way out."""
+
+    names: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"stop host service(s) {', '.join(self.names)}"
+
+
+@dataclass(frozen=True)
 class WaitForDevice:
     """Wait until nothing but modules uses the driver's modules."""
 
@@ -66,7 +76,7 @@ class UnloadModules:
 
 @dataclass(frozen=True)
 class UnmountDriverRoot:
-    """Unmount what an earlier driver container left mounted at the driver root, deepest first."""
+    """Unmount what an earlier driver container left mounted at the driver root, the last mounted first."""
 
     mounts: tuple[str, ...]
 
@@ -86,10 +96,11 @@ class RemoveArtifacts:
 
 @dataclass(frozen=True)
 class LoadModules:
-    """Load the driver from `source` and verify it; on failure load `previous` again."""
+    """Load the driver from `source` and verify it; on failure load `previous` again and record its digest."""
 
     source: DriverSource
     previous: DriverSource | None
+    previous_digest: str = ""
 
     def describe(self) -> str:
         version = f" {self.source.version}" if self.source.version else ""
@@ -118,7 +129,8 @@ class GiveBack:
 
     def describe(self) -> str:
         cordon = ", lift our cordon" if self.journal.cordoned else ""
-        return f"give the node back: restore {len(self.journal.labels)} label(s){cordon}, remove the journal"
+        services = f", start {', '.join(self.journal.services)}" if self.journal.services else ""
+        return f"give the node back: restore {len(self.journal.labels)} label(s){cordon}{services}, remove the journal"
 
 
 @dataclass(frozen=True)
@@ -171,6 +183,7 @@ class ClearRebootRequest:
 Step = (
     TakeNode
     | WaitForOperands
+    | StopServices
     | WaitForDevice
     | UnloadModules
     | UnmountDriverRoot
@@ -227,10 +240,18 @@ class Plan:
         return "\n".join(lines)
 
 
+def _camel_case(key: str) -> str:
+    """Field names as JSON writes them; keys of labels and annotations, which have a slash, as they are."""
+    if "/" in key:
+        return key
+    first, *rest = key.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
 def _plain(value: Any) -> Any:
     match value:
         case dict():
-            return {key: _plain(item) for key, item in value.items()}
+            return {_camel_case(key): _plain(item) for key, item in value.items()}
         case list() | tuple():
             return [_plain(item) for item in value]
         case _:

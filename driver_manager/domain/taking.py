@@ -34,10 +34,13 @@ def pausable_keys(node: Node, profile: Profile) -> frozenset[str]:
     return frozenset(key for key in keys if label_rules.is_pausable(node.labels[key]))
 
 
-def take(obs: Observation, profile: Profile, pause: Set[str], *, cordon: bool) -> TakeNode | None:
+def take(
+    obs: Observation, profile: Profile, pause: Set[str], *, cordon: bool, services: tuple[str, ...] = ()
+) -> TakeNode | None:
     """The step that takes the node with the labels in `pause` paused; None where it is ours already, just so.
 
-    Labels found paused are adopted, so that giving the node back restores them too.
+    Labels found paused are adopted, so that giving the node back restores them too. `services` will be stopped: they
+    join those that an earlier run noted.
     """
     node, deploy = obs.node, profile.deploy
     journaled = obs.journal.labels if obs.journal else {}
@@ -51,6 +54,7 @@ def take(obs: Observation, profile: Profile, pause: Set[str], *, cordon: bool) -
         labels=originals,
         cordoned=profile.keys.cordon in node.annotations or sets_cordon,
         driver=_old_driver(obs, profile),
+        services=tuple(sorted({*services, *(obs.journal.services if obs.journal else ())})),
     )
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
@@ -99,9 +103,12 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
 
 
 def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
-    host = obs.host
+    """The driver to go back to. Of one boot the first journal knows: what is loaded later may be a failed attempt."""
+    host, known = obs.host, obs.journal.driver if obs.journal else None
     if host is None or not any(root in host.modules for root in profile.modules.roots):
-        return obs.journal.driver if obs.journal else None
+        return known
+    if known is not None and obs.journal is not None and obs.journal.boot_id == host.boot_id:
+        return known
     root = host.previous_source.root if host.previous_source else ""
     version = next((module.version for module in host.modules.values() if module.version), "")
-    return OldDriver(version=version, root=root, modules=tuple(sorted(host.modules)))
+    return OldDriver(version=version, root=root, modules=tuple(sorted(host.modules)), digest=host.digest or "")

@@ -6,6 +6,8 @@ Owns reading and checking; the shape is `driver_manager.domain.profile`. A bad f
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import tomllib
 import types
 import typing
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.probing import PARSERS
 from driver_manager.domain.profile import Profile
 
@@ -83,7 +86,20 @@ def parse(text: str, where: str) -> Profile:
     return profile
 
 
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_PREFIXED_KEY = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+"""Qualified names of labels and annotations (k8s.io/apimachinery validation.IsQualifiedName)."""
+
+
 def _check(profile: Profile, where: str) -> None:
+    """What types do not say. A bad key or value would else be found by the API server, in the middle of a run."""
+    if not _NAME.fullmatch(profile.name) or profile.name == AUTO:
+        raise _bad(where, "name", profile.name, f"a name other than {AUTO}")
+    if not re.fullmatch(r"[0-9a-f]{4}", profile.pci_vendor):
+        raise _bad(where, "pci_vendor", profile.pci_vendor, "four lower-case hexadecimal digits, as 1eff")
+    _check_keys(profile, where)
+    if profile.probe is not None and not math.isfinite(profile.probe.timeout_s):
+        raise _bad(where, "probe.timeout_s", profile.probe.timeout_s, "a number of seconds")
     if not profile.modules.roots:
         raise _bad(where, "modules.roots", (), "at least one module name")
     if profile.probe is not None and profile.probe.parser not in PARSERS:
@@ -93,6 +109,23 @@ def _check(profile: Profile, where: str) -> None:
         for path in (value,) if isinstance(value, str) else value:
             if path and (not path.startswith("/") or ".." in path.split("/")):
                 raise _bad(where, f"paths.{field.name}", path, "an absolute path without ..")
+
+
+def _check_keys(profile: Profile, where: str) -> None:
+    keys = {field.name: getattr(profile.keys, field.name) for field in dataclasses.fields(profile.keys)}
+    for name, key in keys.items():
+        if (key or name in ("journal", "cordon")) and not _PREFIXED_KEY.fullmatch(key):
+            raise _bad(where, f"keys.{name}", key, "a key such as example.com/name")
+    used = [key for key in keys.values() if key]
+    if len(set(used)) != len(used):
+        raise _bad(where, "keys", used, "a different key for each")
+    deploy = profile.deploy
+    if deploy.prefix and not _PREFIXED_KEY.fullmatch(deploy.driver_key):
+        raise _bad(where, "deploy.prefix", deploy.prefix, "the beginning of a key, as example.com/npu.deploy.")
+    for name in ("paused_value", "preinstalled_value"):
+        value = getattr(deploy, name)
+        if not _NAME.fullmatch(value) or len(value) > MAX_LABEL_VALUE_CHARS or value in ("true", "false"):
+            raise _bad(where, f"deploy.{name}", value, "a label value other than true and false")
 
 
 def _build(kind: Any, body: Any, where: str, at: str) -> Any:

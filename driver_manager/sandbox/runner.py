@@ -91,7 +91,7 @@ class _Play:
         self._run("plan")
         begun_s = time.monotonic()
         first_request = len(self._cluster.server.requests)
-        self._show.chapter("run: driver-manager reconcile-driver-state")
+        self._show.chapter(f"run: {self._command()}")
         report.exit_codes.append(self._reconcile())
         self._interfere(report)
         report.seconds = time.monotonic() - begun_s
@@ -105,6 +105,11 @@ class _Play:
         report.after = self._state()
         report.problems = _problems(self._scenario, report)
         return report
+
+    def _command(self) -> str:
+        """The command as one would type it, apart from what every init container has."""
+        settings = [f"{name}={value}" for name, value in self._scenario.env.items()]
+        return " ".join([*settings, "driver-manager reconcile-driver-state", *self._scenario.arguments])
 
     def _reconcile(self) -> int:
         watch = self._kill_without_driver if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER else None

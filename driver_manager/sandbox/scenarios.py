@@ -63,6 +63,11 @@ def _upgrade(tree: HostTree) -> None:
     tree.add_driver(NEW_ROOT, NEW)
 
 
+def _container_upgrade(tree: HostTree) -> None:
+    _old_loaded(tree)
+    tree.mount_driver_root()
+
+
 def _current(tree: HostTree) -> None:
     tree.add_driver(NEW_ROOT, NEW)
     tree.load(NEW_ROOT)
@@ -106,6 +111,14 @@ SCENARIOS = {
             _upgrade,
             labels=_CUSTOM,
             env=_MANAGER,
+        ),
+        Scenario(
+            "container-upgrade",
+            f"the same, but the driver's container loads {NEW} afterwards: unload, unmount its old root, give back",
+            ExitCode.DONE,
+            "not loaded",
+            _container_upgrade,
+            labels=_CUSTOM,
         ),
         Scenario(
             "already-current",

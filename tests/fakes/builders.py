@@ -58,7 +58,9 @@ def modules(version: str = "1.0", users: int = 0, **extra: Module) -> dict[str, 
 
 def source(root: str = "/opt/new", version: str = "2.0", **fields: Any) -> DriverSource:
     """A root that offers the driver."""
-    return DriverSource(root, (ModuleFile("rebellions", f"{root}/rebellions.ko", version),), **fields)
+    return DriverSource(
+        root, (ModuleFile("rebellions", f"{root}/rebellions.ko", version, "6.1.0-fake SMP mod_unload"),), **fields
+    )
 
 
 def host(**fields: Any) -> Host:

@@ -40,6 +40,7 @@ class FakeCluster:
     posted: list[tuple[str, str, bool]] = field(default_factory=list)
     retry_budgets: list[float] = field(default_factory=list)
     owner_of: dict[str, DaemonSet] = field(default_factory=dict)
+    missing_rights: frozenset[tuple[str, str]] = frozenset()
 
     def __post_init__(self) -> None:
         if self.current is not None:
@@ -85,17 +86,27 @@ class FakeCluster:
         with self.killer.call("event", effect=True):
             self.posted.append((reason, message, warning))
 
+    def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        for _ in rights:
+            with self.killer.call("review"):
+                pass
+        return tuple(right for right in rights if right in self.missing_rights)
+
     def limit_retries(self, budget_s: float) -> None:
         self.retry_budgets.append(budget_s)
 
     # the world
 
     def edit(
-        self, labels: Mapping[str, str | None] | None = None, *, cordon: bool | None = None, **annotations: str | None
+        self,
+        labels: Mapping[str, str | None] | None = None,
+        *,
+        cordon: bool | None = None,
+        annotations: Mapping[str, str | None] | None = None,
     ) -> None:
         """Somebody else edits the Node; nothing where it does not exist."""
         if self.current is not None:
-            self._apply(NodeChange(dict(labels or {}), annotations, cordon))
+            self._apply(NodeChange(dict(labels or {}), dict(annotations or {}), cordon))
 
     def delete_node(self) -> None:
         """Somebody deletes the Node object."""

@@ -11,6 +11,7 @@ from driver_manager.domain.journal import Journal
 from driver_manager.domain.model import (
     DriverSource,
     Health,
+    Holder,
     Host,
     LoadRecord,
     Module,
@@ -23,6 +24,7 @@ from driver_manager.domain.unloading import closure
 from tests.fakes.killer import Killer
 
 KERNEL = "6.1.0-fake"
+VERMAGIC = f"{KERNEL} SMP mod_unload"
 TMPFS = "/run/"
 
 
@@ -52,6 +54,10 @@ class FakeHost:
     has_device_nodes: bool = True
     unload_attempts: list[str] = field(default_factory=list)
     modules_error: Exception | None = None
+    bound_pods: tuple[str, ...] = ()
+    known_holders: tuple[Holder, ...] = ()
+    services: dict[str, bool] = field(default_factory=dict)
+    broken_services: set[str] = field(default_factory=set)
 
     @property
     def boot_id(self) -> str:
@@ -112,6 +118,26 @@ class FakeHost:
         with self.killer.call(f"unmount {mount_point}", effect=True):
             self.mounts.remove(mount_point)
 
+    def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:
+        with self.killer.call("still bound"):
+            return self.bound_pods
+
+    def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
+        with self.killer.call("holders"):
+            return self.known_holders
+
+    def stop_service(self, name: str) -> None:
+        with self.killer.call(f"stop {name}", effect=True):
+            if name in self.broken_services:
+                raise ModuleFailed(f"cannot stop host service {name}", "Stop it by hand.")
+            self.services[name] = False
+
+    def start_service(self, name: str) -> None:
+        with self.killer.call(f"start {name}", effect=True):
+            if name in self.broken_services:
+                raise ModuleFailed(f"cannot start host service {name}", "Start it by hand.")
+            self.services[name] = True
+
     def remove(self, path: str) -> None:
         with self.killer.call(f"remove {path}", effect=True):
             self.files.pop(path, None)
@@ -123,9 +149,10 @@ class FakeHost:
     # the world
 
     def reboot(self) -> None:
-        """A fresh kernel: modules, mounts and tmpfs are gone."""
+        """A fresh kernel: modules, mounts and tmpfs are gone, every service runs."""
         self.boots += 1
         self.loaded, self.mounts = {}, []
+        self.services = dict.fromkeys(self.services, True)
         self.files = {path: text for path, text in self.files.items() if not path.startswith(TMPFS)}
 
     def put_driver(self, version: str, digest: str, *, peer: bool = True) -> None:
@@ -146,16 +173,22 @@ class FakeHost:
         version = self.offers.get(root)
         if version is None:
             return None
-        return DriverSource(root, tuple(ModuleFile(name, root, version) for name in self.profile.modules.roots))
+        return DriverSource(
+            root, tuple(ModuleFile(name, root, version, VERMAGIC) for name in self.profile.modules.roots)
+        )
 
     def facts(self, journal: Journal | None, *, driver_root: str, loads: bool) -> Host:
-        """All facts of the host, as one read."""
+        """All facts of the host, as one read. The way back is the journaled driver's, else the loaded one's."""
         with self.killer.call("host"):
             record = self._record()
-            journaled = journal.driver if journal else None
-            roots = [record.root if record else "", journaled.root if journaled else "", driver_root]
-            version = self.loaded.get(self.root, "") if self.loaded else journaled.version if journaled else ""
-            offered = (self.source_of(root) for root in (roots if self.loaded else roots[1:2]) if root)
+            old = journal.driver if journal else None
+            candidates = [(old.root, old.version)] if old else []
+            if self.root in self.loaded:
+                loaded = self.loaded[self.root]
+                candidates += [(record.root, loaded)] if record else []
+                candidates += [(driver_root, loaded)]
+            found = ((self.source_of(root), version) for root, version in candidates)
+            previous = (source for source, version in found if source is not None and source.version == version)
             paths = self.profile.paths
             digest = self.files.get(paths.state_file)
             return Host(
@@ -169,8 +202,9 @@ class FakeHost:
                 artifacts=tuple(sorted(self.files)),
                 host_driver=self.host_driver,
                 source=self.source_of(driver_root) if loads else None,
-                previous_source=next((source for source in offered if source and source.version == version), None),
+                previous_source=next(previous, None),
                 marker=self._marker(),
+                active_services=tuple(sorted(name for name, runs in self.services.items() if runs)),
             )
 
     def _record(self) -> LoadRecord | None:
@@ -189,6 +223,8 @@ class FakeHost:
         found = {}
         for name, version in self.loaded.items():
             holders = tuple(sorted(other for other in self.loaded if name in self.needs.get(other, ())))
-            users = self.stuck_users.get(name, 0) + (self.users() if name == self.root else 0)
+            users = self.stuck_users.get(name, 0)
+            if name == self.root:
+                users += self.users() + sum(self.services.values())
             found[name] = Module(name, version, len(holders) + users, holders)
         return found

@@ -44,7 +44,7 @@ class Killer:
         self._hooks.append(_Hook(lambda index, _: index == number, after, action))
 
     def at(self, name: str, action: Action, *, after: bool = False) -> None:
-        """Once, at the next call called `name`: do `action`."""
+        """Once, at the next call called `name`: do `action`; the one after that is for the next action given here."""
         self._hooks.append(_Hook(lambda _, called: called == name, after, action))
 
     def die(self) -> None:
@@ -82,4 +82,5 @@ class Killer:
         for hook in self._hooks:
             if not hook.used and hook.after is after and hook.matches(number, name):
                 hook.used = True
-                hook.action()
+                return hook.action()
+        return None

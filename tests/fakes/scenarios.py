@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 from driver_manager.domain.errors import ExitCode
@@ -57,6 +58,14 @@ def replace_by_manager() -> World:
     return world
 
 
+def replace_with_host_services() -> World:
+    """As above, and a service of the host holds the device, which may be stopped."""
+    world = replace_by_manager()
+    world.policy = replace(world.policy, stop_host_services=True)
+    world.host.services = {"rbln_daemon.service": True}
+    return world
+
+
 def rebind() -> World:
     """The wanted driver is loaded; its container starts anew and replaces the root that operands have mounted."""
     world = _world(Loader.CONTAINER)
@@ -90,13 +99,20 @@ SCENARIOS: dict[str, Callable[[], World]] = {
     for scenario in (
         replace_by_container,
         replace_by_manager,
+        replace_with_host_services,
         rebind,
         first_install_over_a_stale_root,
         first_install_by_manager,
         current,
     )
 }
-TAKING = ("replace_by_container", "replace_by_manager", "rebind", "first_install_over_a_stale_root")
+TAKING = (
+    "replace_by_container",
+    "replace_by_manager",
+    "replace_with_host_services",
+    "rebind",
+    "first_install_over_a_stale_root",
+)
 """Those that pause labels."""
 
 

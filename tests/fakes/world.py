@@ -27,6 +27,7 @@ class State:
     modules: Mapping[str, str]
     files: Mapping[str, str]
     mounts: tuple[str, ...]
+    services: Mapping[str, bool]
 
 
 @dataclass
@@ -97,4 +98,5 @@ class World:
             dict(self.host.loaded),
             {path: text for path, text in self.host.files.items() if path != self.profile.paths.load_record},
             tuple(self.host.mounts),
+            dict(self.host.services),
         )

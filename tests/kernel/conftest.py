@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.conftest import control_plane  # noqa: F401  # a fixture, used by its name
+from tests.cluster.controlplane import ControlPlane
 from tests.kernel import guest, tools
 from tests.kernel.replay import GuestModule, ReplayedCase, refuse
 
@@ -63,13 +65,20 @@ def probe_address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def guest_environment(probe_address: str) -> dict[str, str]:
+def guest_environment(probe_address: str, control_plane: ControlPlane) -> dict[str, str]:  # noqa: F811  # the fixture
     """What the guest's tests find in their environment beside the driver roots; it may hold credentials.
 
     What they are to reach on the host must be up when this returns, and listen on 127.0.0.1: the guest knows it as
     guest.HOST_ADDRESS.
     """
-    return {"GUEST_PROBE_ADDRESS": probe_address}
+    url = control_plane.url.replace("127.0.0.1", guest.HOST_ADDRESS)
+    return {
+        "GUEST_PROBE_ADDRESS": probe_address,
+        "GUEST_API_URL": url,
+        "GUEST_API_CA": str(control_plane.ca),
+        "GUEST_ADMIN_TOKEN": control_plane.admin.token,
+        "GUEST_AGENT_KUBECONFIG": str(control_plane.kubeconfig(control_plane.agent_with_events.token, server=url)),
+    }
 
 
 @pytest.fixture(scope="session")

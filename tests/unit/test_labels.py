@@ -88,7 +88,8 @@ def test_a_label_changed_or_deleted_during_the_pause_is_left_alone(before: dict[
     changes = restored(now, saved, P)
     assert changes.keys() <= now.keys(), "a key was created"
     for key in changes:
-        assert now[key] == paused_form(saved[key], P)
+        assert is_paused(now[key], P)
+        assert now[key] == paused_form(saved[key], P) or decoded(now[key], P) == saved[key]
 
 
 @given(LABELS, LABELS, st.sets(st.sampled_from(["a", "b", "c", "d"])))
@@ -118,7 +119,6 @@ def test_resuming_finds_the_same_originals_again() -> None:
     assert originals(paused, first, frozenset(labels), P) == first
 
 
-@pytest.mark.xfail(strict=True, reason="true_paused… decodes to true, whose paused form is another value")
 def test_a_true_that_another_manager_suffixed_is_restored_from_its_own_value() -> None:
     labels = {"a": f"true_{P}"}
     saved = originals(labels, {}, frozenset(labels), P)

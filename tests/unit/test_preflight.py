@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager.domain.model import Loader, Policy
-from driver_manager.domain.preflight import problems
-from tests.fakes.builders import PROFILE, host, source
+from driver_manager.domain.model import DriverSource, Loader, ModuleFile, Policy
+from driver_manager.domain.preflight import access, checks, problems, rights
+from driver_manager.domain.steps import GiveBack, RecordDigest, Step, WaitForOperands
+from tests.fakes.builders import PROFILE, host, journal, source
 
 MANAGER = Policy(loader=Loader.MANAGER)
 
@@ -43,3 +44,70 @@ def test_every_conflicting_module_is_a_problem_of_its_own() -> None:
     assert [part for problem in found for part in ("nouveau", "other") if part in problem.what] == ["nouveau", "other"]
     assert len(found) == 3
     assert all(problem.remedy for problem in found)
+
+
+KERNEL = "6.1.0-fake"
+FITS = f"{KERNEL} SMP"
+
+
+@pytest.mark.parametrize(
+    ("file", "ok"),
+    [
+        (ModuleFile("m", "/m.ko", vermagic=FITS), True),
+        (ModuleFile("m", "/m.ko", vermagic=FITS, layout_matches=True), True),
+        (ModuleFile("m", "/m.ko", vermagic=FITS, layout_matches=False), False),
+        (ModuleFile("m", "/m.ko", vermagic="5.15 SMP", layout_matches=True), True),
+        (ModuleFile("m", "/m.ko", vermagic="5.15 SMP", layout_matches=False), False),
+        (ModuleFile("m", "/m.ko", vermagic="5.15 SMP"), False),
+        (ModuleFile("m", "/m.ko", vermagic=f"{KERNEL}-other SMP"), False),
+        (ModuleFile("m", "/m.ko"), False),
+        (ModuleFile("m", "/m.ko", vermagic=FITS, missing_dependencies=("n",)), False),
+        (ModuleFile("m", "/m.ko", vermagic=FITS, unknown_symbols=()), True),
+        (ModuleFile("m", "/m.ko", vermagic=FITS, unknown_symbols=("gone",)), False),
+        (ModuleFile("m", "/m.ko", vermagic=FITS, is_signed=False), True),
+    ],
+)
+def test_a_module_that_this_kernel_would_not_take_stops_the_run(file: ModuleFile, ok: bool) -> None:
+    found = problems(host(source=DriverSource("/opt", (file,))), PROFILE, MANAGER)
+    assert (found == ()) is ok
+    assert all(problem.what and problem.remedy for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("signed", "enforced", "ok"), [(True, True, True), (False, True, False), (None, True, None), (None, False, True)]
+)
+def test_a_signature_matters_where_the_kernel_asks_for_it(signed: bool | None, enforced: bool, ok: bool | None) -> None:
+    file = ModuleFile("m", "/m.ko", vermagic=FITS, is_signed=signed)
+    facts = host(source=DriverSource("/opt", (file,)), enforces_signatures=enforced)
+    (check,) = [check for check in checks(facts, PROFILE, MANAGER) if check.name == "signature of m"]
+    assert check.ok is ok
+
+
+def test_a_state_file_that_cannot_be_written_stops_a_manager_only() -> None:
+    full = host(source=source(), state_problem="/run/rbln has only 0 bytes left")
+    assert [problem.what for problem in problems(full, PROFILE, MANAGER)] == ["/run/rbln has only 0 bytes left"]
+    assert problems(full, PROFILE, Policy()) == ()
+
+
+@pytest.mark.parametrize(
+    ("steps", "needed"),
+    [
+        ((), ()),
+        ((RecordDigest("/s", "d", "/r", source()),), ()),
+        ((GiveBack(journal()),), (("patch", "nodes"),)),
+        ((WaitForOperands(("k",), (), 1.0),), ()),
+        ((WaitForOperands(("k",), ("p",), 1.0), GiveBack(journal())), (("watch", "pods"), ("patch", "nodes"))),
+    ],
+)
+def test_only_rights_that_the_steps_use_are_asked_for(
+    steps: tuple[Step, ...], needed: tuple[tuple[str, str], ...]
+) -> None:
+    assert rights(steps) == needed
+
+
+def test_a_right_that_is_missing_is_named_with_its_remedy() -> None:
+    needed = (("patch", "nodes"), ("watch", "pods"))
+    have, lack = access([("watch", "pods")], needed)
+    assert (have.ok, lack.ok) == (True, False)
+    assert "may not watch pods" in lack.what
+    assert "verb watch on pods" in lack.remedy

@@ -42,23 +42,10 @@ from tests.fakes.checks import (
 from tests.fakes.scenarios import LABELS, SCENARIOS, TAKING, settle_in, undisturbed
 from tests.fakes.world import World
 
-
-def is_known_to_diverge(name: str, effect: int, *, after: bool) -> bool:
-    """A killed rebind whose root is unmounted already forgets to remove the ready marker (a defect, reported)."""
-    return name == "rebind" and (effect, after) in ((2, True), (3, False))
-
-
 ALL_KILLS = [(name, effect, after) for name in SCENARIOS for effect, after in kill_points(name)]
-KNOWN_TO_DIVERGE = pytest.mark.xfail(reason="_keep plans the ready marker's removal only while the root is mounted")
 
 
-@pytest.mark.parametrize(
-    ("name", "effect", "after"),
-    [
-        pytest.param(*kill, marks=KNOWN_TO_DIVERGE if is_known_to_diverge(*kill[:2], after=kill[2]) else ())
-        for kill in ALL_KILLS
-    ],
-)
+@pytest.mark.parametrize(("name", "effect", "after"), ALL_KILLS)
 def test_a_run_killed_at_any_effect_and_run_again_ends_like_an_undisturbed_one(
     name: str, effect: int, after: bool
 ) -> None:
@@ -232,7 +219,10 @@ def test_sigterm_while_waiting_for_pods_ends_the_wait_at_once_and_gives_back() -
     assert world.state().labels == LABELS
 
 
-@pytest.mark.parametrize("call", range(4, undisturbed("replace_by_container")[3]))
+TAKEN_AT = calls_of("replace_by_container").index("patch") + 1
+
+
+@pytest.mark.parametrize("call", range(TAKEN_AT, undisturbed("replace_by_container")[3]))
 def test_a_second_run_is_refused_while_the_firsts_pod_lives(call: int) -> None:
     check_second_run_is_refused(call)
 
@@ -249,8 +239,7 @@ def caught(check: Callable[[], None]) -> bool:
 def check_all_kills() -> None:
     for name in TAKING:
         for effect, after in kill_points(name):
-            if not is_known_to_diverge(name, effect, after=after):
-                check_killed(name, effect, after=after)
+            check_killed(name, effect, after=after)
 
 
 def check_all_edits() -> None:
@@ -303,7 +292,7 @@ ORIGINALS, RELEASE = label_rules.originals, taking.release
         (label_rules, "originals", originals_without_the_journal, check_all_kills),
         (settling, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
         (settling.Settler, "_must_hold", lambda *_: False, check_all_terms),
-        (journals.Owner, "is_same_run_as", lambda *_: True, lambda: check_second_run_is_refused(4)),
+        (journals.Owner, "is_same_run_as", lambda *_: True, lambda: check_second_run_is_refused(TAKEN_AT)),
         (executor.Executor, "_take_node", patch_without_precondition, check_all_edits),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.fakes.builders import (
     EXPORTER,
     LABELS,
     ME,
+    OLD_DIGEST,
     PAUSED,
     PLUGIN,
     PROFILE,
@@ -22,6 +24,7 @@ from tests.fakes.builders import (
     host,
     journal,
     key,
+    modules,
     node,
     observation,
     source,
@@ -49,7 +52,7 @@ def test_the_journal_holds_what_cannot_be_observed_again() -> None:
     step = taken(host=host(previous_source=source("/opt/old", "1.0")))
     assert decode(step.change.annotations[JOURNAL] or "") == step.journal
     assert step.journal == journal(
-        owner=ME, cordoned=True, driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"))
+        owner=ME, cordoned=True, driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), OLD_DIGEST)
     )
 
 
@@ -86,6 +89,12 @@ def test_a_resumed_run_remembers_the_old_driver_that_is_gone() -> None:
     assert step.journal.driver == old
 
 
+def test_a_resumed_run_does_not_take_a_half_proven_new_driver_for_the_old_one() -> None:
+    old = OldDriver("1.0", "/opt/old", ("rebellions",))
+    half = host(modules=modules("2.0"), digest=None, previous_source=source("/opt/new", "2.0"))
+    assert taken(host=half, journal=journal(driver=old)).journal.driver == old
+
+
 def test_nothing_loaded_is_journaled_as_no_driver() -> None:
     assert taken(host=host(modules={})).journal.driver is None
     left_behind = {"rebellions_core": Module("rebellions_core", "1.0")}
@@ -116,7 +125,7 @@ def test_labels_found_paused_are_adopted() -> None:
 # giving back
 
 
-def given_back(now: Node, **fields: object) -> tuple[dict[str, str | None], dict[str, str | None], bool | None]:
+def given_back(now: Node, **fields: Any) -> tuple[dict[str, str | None], dict[str, str | None], bool | None]:
     change = release(now, replace(journal(cordoned=True), **fields), PROFILE)
     return dict(change.labels), dict(change.annotations), change.unschedulable
 

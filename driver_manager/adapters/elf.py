@@ -1,0 +1,59 @@
+"""Which symbols a module file needs from others: the undefined ones of its ELF symbol table.
+
+Own reader, because it is one table of one format: a kernel module is a relocatable ELF file of the kernel's own word
+size and byte order. Source: elf(5).
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+_ELF64_LITTLE = b"\x7fELF\x02\x01"
+_SYMTAB = 2
+_GLOBAL = 1
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+MAX_BYTES = 512 * 1024 * 1024
+
+
+def needed_symbols(path: Path) -> frozenset[str] | None:
+    """Names that must be exported by somebody for the module to load; None for what cannot be read as one.
+
+    Weak symbols do not count. Not read: zstd-compressed modules and big-endian or 32-bit kernels.
+    """
+    try:
+        data = _content(path)
+        return frozenset(_undefined(data)) if data.startswith(_ELF64_LITTLE) else None
+    except (OSError, EOFError, struct.error, lzma.LZMAError, zlib.error, IndexError, ValueError):
+        return None
+
+
+def _content(path: Path) -> bytes:
+    if path.suffix == ".gz":
+        with gzip.open(path) as file:
+            return file.read(MAX_BYTES)
+    if path.suffix == ".xz":
+        with lzma.open(path) as file:
+            return file.read(MAX_BYTES)
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES)
+
+
+def _undefined(data: bytes) -> Iterator[str]:
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    sections = [_SECTION.unpack_from(data, table + number * size) for number in range(count)]
+    for _, kind, _, _, offset, length, link, _, _, _ in sections:
+        if kind != _SYMTAB:
+            continue
+        names = sections[link][4]
+        for at in range(offset, offset + length, _SYMBOL.size):
+            name, info, _, section, _, _ = _SYMBOL.unpack_from(data, at)
+            if name and section == 0 and info >> 4 == _GLOBAL:
+                start = names + name
+                yield data[start : data.index(b"\0", start)].decode("ascii", "replace")

@@ -1,0 +1,154 @@
+"""What a driver root offers: the modules of its tree, their facts, and whether this kernel would take them.
+
+Nothing is loaded or written. Sources: kmod's modinfo(8), modprobe(8), modules.dep(5), depmod(8) (modules.symbols).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver_manager.adapters.commands import run
+from driver_manager.adapters.elf import needed_symbols
+from driver_manager.adapters.rooted import HostFiles
+from driver_manager.domain.model import DriverSource, ModuleFile
+
+HOST = "/"
+LAYOUT_SYMBOL = "module_layout"
+_DATA_KINDS = frozenset("DdBbRr")
+_USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
+
+
+@dataclass(frozen=True)
+class ModuleTrees:
+    """Module trees on one host for one kernel. `proc` is the host's /proc."""
+
+    files: HostFiles
+    proc: Path
+    kernel: str
+
+    def find(self, root: str, name: str) -> str:
+        """Absolute host path of module `name` in the tree of `root`, "" if none: by modules.dep, else by its name."""
+        for entry in self._entries(root):
+            if _module_name(entry) == name:
+                return entry
+        return ""
+
+    def source(self, root: str, roots: Iterable[str], *, in_depth: bool = True) -> DriverSource:
+        """What `root` offers; its `problem` says what is not there. `in_depth` adds all that decides about loading."""
+        found: list[ModuleFile] = []
+        for name in roots:
+            path = self.find(root, name)
+            if not path:
+                return DriverSource(root, problem=self._nothing_for(root, name), remedy=_USE_ANOTHER)
+            found.append(self._inspect(root, name, path) if in_depth else self._outline(name, path, {}))
+        return DriverSource(root, tuple(found))
+
+    def _entries(self, root: str) -> Iterator[str]:
+        tree = self._tree(root)
+        try:
+            with self.files.path(f"{tree}/modules.dep").open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    entry = line.split(":", 1)[0].strip()
+                    yield entry if entry.startswith("/") else f"{tree}/{entry}"
+        except FileNotFoundError:
+            top = self.files.path(tree)
+            # The host's own tree always has its list; only a driver tree may come without, and is small.
+            for path in sorted(top.rglob("*.ko*")) if root != HOST else ():
+                yield f"{tree}/{path.relative_to(top).as_posix()}"
+        except OSError:
+            return
+
+    def _tree(self, root: str) -> str:
+        return f"{root.rstrip('/')}/lib/modules/{self.kernel}"
+
+    def _nothing_for(self, root: str, name: str) -> str:
+        try:
+            kernels = sorted(entry.name for entry in self.files.path(f"{root.rstrip('/')}/lib/modules").iterdir())
+        except OSError:
+            return f"driver root {root} has no lib/modules"
+        return (
+            f"driver root {root} has no module {name} for kernel {self.kernel} (it has: {', '.join(kernels) or 'none'})"
+        )
+
+    def _outline(self, name: str, path: str, facts: dict[str, str]) -> ModuleFile:
+        facts = facts or self._modinfo(path)
+        return ModuleFile(name, path, facts.get("version", ""), facts.get("vermagic", ""))
+
+    def _inspect(self, root: str, name: str, path: str) -> ModuleFile:
+        facts = self._modinfo(path)
+        outline = self._outline(name, path, facts)
+        needs = [need for need in facts.get("depends", "").split(",") if need]
+        missing = tuple(need for need in needs if not self.find(root, need) and not self.find(HOST, need))
+        checksums = self._checksums(path)
+        return ModuleFile(
+            name=name,
+            path=path,
+            version=outline.version,
+            vermagic=outline.vermagic,
+            is_signed=("sig_id" in facts or "signer" in facts) if facts else None,
+            layout_matches=self._layout_matches(checksums),
+            missing_dependencies=missing,
+            unknown_symbols=self._unknown(root, path),
+        )
+
+    def _modinfo(self, path: str) -> dict[str, str]:
+        """Fields of a module file, first occurrence each; empty where modinfo fails."""
+        facts: dict[str, str] = {}
+        for line in run(["modinfo", str(self.files.path(path))]).out.splitlines():
+            key, separator, value = line.partition(":")
+            if separator:
+                facts.setdefault(key.strip(), value.strip())
+        return facts
+
+    def _checksums(self, path: str) -> dict[str, str]:
+        """Checksum by imported symbol; empty for a module without symbol versions."""
+        rows = (
+            line.split()
+            for line in run(["modprobe", "--dump-modversions", str(self.files.path(path))]).out.splitlines()
+        )
+        return {row[1]: row[0] for row in rows if len(row) == 2}
+
+    def _layout_matches(self, checksums: dict[str, str]) -> bool | None:
+        """Compared with a module of the host's own tree for this kernel: the kernel compares the same number."""
+        mine = checksums.get(LAYOUT_SYMBOL)
+        reference = next(self._entries(HOST), "")
+        theirs = self._checksums(reference).get(LAYOUT_SYMBOL) if mine and reference else None
+        return None if mine is None or theirs is None else mine == theirs
+
+    def _unknown(self, root: str, path: str) -> tuple[str, ...] | None:
+        """Needed symbols that neither the kernel nor a module of the two trees exports; None if unknowable."""
+        needed = needed_symbols(self.files.path(path))
+        if needed is None:
+            return None
+        left = set(needed) - self._exported(root) - self._exported(HOST)
+        lists_data = False
+        try:
+            with (self.proc / "kallsyms").open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    _, kind, name = line.split(None, 3)[:3]
+                    left.discard(name)
+                    lists_data = lists_data or kind in _DATA_KINDS
+        except (OSError, ValueError):
+            return None
+        # Without CONFIG_KALLSYMS_ALL exported data is not listed: what is missing may be there all the same.
+        is_complete = lists_data and self._has_symbol_list(root)
+        return tuple(sorted(left)) if is_complete or not left else None
+
+    def _exported(self, root: str) -> set[str]:
+        """Symbols exported by modules of a tree, by its modules.symbols (`alias symbol:NAME MODULE`)."""
+        try:
+            text = self.files.path(f"{self._tree(root)}/modules.symbols").read_text(errors="replace")
+        except OSError:
+            return set()
+        rows = (line.split() for line in text.splitlines())
+        return {row[1].removeprefix("symbol:") for row in rows if len(row) == 3 and row[0] == "alias"}
+
+    def _has_symbol_list(self, root: str) -> bool:
+        return self.files.exists(f"{self._tree(root)}/modules.symbols")
+
+
+def _module_name(path: str) -> str:
+    """The module's name in the kernel: without directories and endings, dashes as underscores."""
+    return path.rpartition("/")[2].split(".ko", 1)[0].replace("-", "_")

@@ -1,0 +1,48 @@
+"""`holders`: who uses the device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from driver_manager import settings
+from driver_manager.adapters.holders import find_holders
+from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.wiring import open_session
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.model import Holder
+from driver_manager.domain.operands import named
+from driver_manager.settings import Values
+
+
+@click.command("holders", short_help="List the processes that use the device.")
+@output_option
+@with_options(settings.CLUSTER, settings.HOST, settings.LOGGING)
+def holders_command(*, output: str, **options: Any) -> int:
+    """List the processes that have the device open or mapped, with their pods and containers. Changes nothing.
+
+    Needs the host's /proc (PROC_ROOT) and, for the names of pods, the API server.
+    """
+    session = open_session(Values(options), api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
+    found = find_holders(session.roots.proc, session.roots.dev, session.profile.paths.device_nodes)
+    if any(holder.pod_uid for holder in found):
+        found = named(found, session.cluster.pods().pods)
+    click.echo(json.dumps([asdict(holder) for holder in found], indent=2) if output == "json" else _table(found))
+    return ExitCode.DONE
+
+
+def _table(holders: tuple[Holder, ...]) -> str:
+    if not holders:
+        return "nobody uses the device"
+    rows = [("PID", "PROCESS", "NODE", "HOW", "POD", "CONTAINER")]
+    rows += [
+        (str(one.pid), one.process, one.node, one.how, one.pod or one.pod_uid or "-", one.container[:12] or "-")
+        for one in holders
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

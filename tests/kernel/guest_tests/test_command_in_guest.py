@@ -1,0 +1,288 @@
+"""The real command line on a real kernel, against the real API server on the host: the whole product, for real.
+
+The guest's own machine is the node's host; its first network card stands for the accelerator on PCI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.api import Api
+from tests.cluster.conftest import create_node, create_operands
+from tests.cluster.kubelet import Node
+from tests.kernel.guest_fixtures import DriverRoots, holding_mapped, holding_open, is_loaded, modprobe, module_fact
+
+pytestmark = pytest.mark.usefixtures("guest_kernel")
+
+PREFIX = "rebellions.ai/npu.deploy."
+JOURNAL = "rebellions.ai/npu-driver-manager.journal"
+STATE = Path("/run/rbln/rbln-driver.state")
+DRIVER_ROOT = Path("/run/rbln/driver")
+LABELS = {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}vfio-manager": "false"}
+RUN_TIMEOUT_S = 60.0
+VIRTIO_PCI_VENDOR = "1af4"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Command:
+    """The command line on this guest for one node."""
+
+    def __init__(self, api: Api, node: Node, folder: Path) -> None:
+        self.api = api
+        self.node = node
+        self._profile = folder / "profile.toml"
+        shipped = Path("driver_manager/profiles/rebellions.toml").read_text()
+        own = shipped.replace('pci_vendor = "1eff"', f'pci_vendor = "{VIRTIO_PCI_VENDOR}"')
+        self._profile.write_text(own.replace('pci_classes = ["1200"]', "pci_classes = []"))
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        """Start `driver-manager` with `arguments`; `env` adds to the environment."""
+        environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "KUBECONFIG": os.environ["GUEST_AGENT_KUBECONFIG"],
+            "NODE_NAME": self.node.name,
+            "HOST_ROOT": "/",
+            "PROFILE_FILE": str(self._profile),
+            "DRIVER_LOAD": "manager",
+            "DRIVER_CONFIG_DIGEST": "new-digest",
+            "LOG_FORMAT": "text",
+            **env,
+        }
+        argv = [sys.executable, "-m", "driver_manager", *arguments]
+        return subprocess.Popen(argv, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def run(self, *arguments: str, **env: str) -> Ended:
+        """Run it to its end."""
+        return ended(self.start(*arguments, **env))
+
+    def reconcile(self, root: Path, **env: str) -> Ended:
+        """`reconcile-driver-state` with a driver root."""
+        return self.run("reconcile-driver-state", DRIVER_ROOT=str(root), **env)
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    """Wait for the end of a command."""
+    out, err = process.communicate(timeout=RUN_TIMEOUT_S)
+    print(err, file=sys.stderr)
+    return Ended(process.returncode, out, err)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    """A node on the host's API server that this guest is, and the command line for it. /run/rbln is left empty."""
+    with contextlib.ExitStack() as stack:
+        url, ca, token = (os.environ[name] for name in ("GUEST_API_URL", "GUEST_API_CA", "GUEST_ADMIN_TOKEN"))
+        api = stack.enter_context(Api(url, Path(ca), token))
+        node = create_node(stack, api, LABELS, boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        stack.callback(_empty, STATE.parent)
+        yield Command(api, node, tmp_path)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_file():
+            path.unlink()
+
+
+def _old_driver(roots: DriverRoots) -> None:
+    assert modprobe(roots["v1"], "rebellions").status == 0
+    STATE.parent.mkdir(exist_ok=True)
+    STATE.write_text("old-digest\n")
+    note = {"schema": 1, "bootId": _boot_id(), "root": str(roots["v1"]), "version": "1.2.92"}
+    (STATE.parent / "driver-manager.json").write_text(json.dumps(note))
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _assert_given_back(command: Command) -> None:
+    node = command.node.read()
+    assert {key: node["metadata"]["labels"].get(key) for key in LABELS} == LABELS
+    assert JOURNAL not in node["metadata"].get("annotations", {})
+    assert "unschedulable" not in node["spec"]
+
+
+def _wait_until(check: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + RUN_TIMEOUT_S
+    while not check():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.05)
+
+
+def test_an_upgrade_swaps_the_real_modules_and_gives_every_label_back(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    with contextlib.ExitStack() as stack:
+        create_operands(stack, command.api, command.node, ("device-plugin", "metrics-exporter"))
+        labels = command.node.labels()
+        done = command.reconcile(roots["v2"])
+        assert done.code == 0
+        assert command.node.labels() == labels
+    assert (module_fact("rebellions", "version"), module_fact("rebellions_core", "version")) == ("2.0.1", "2.0.1")
+    assert STATE.read_text() == "new-digest\n"
+    _assert_given_back(command)
+    again = command.reconcile(roots["v2"])
+    assert (again.code, "nothing to do" in again.err) == (0, True)
+
+
+def test_the_device_on_pci_tells_the_profile(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    status = json.loads(command.run("status", "-o", "json", DRIVER_ROOT=str(roots["v2"])).out)
+    assert status["profile"] == "rebellions"
+    assert status["host"]["pciDevices"] != []
+    assert [(module["name"], module["holders"]) for module in status["host"]["modules"]] == [
+        ("rebellions", []),
+        ("rebellions_core", ["rebellions"]),
+    ]
+
+
+def test_a_held_device_is_reported_with_its_holder_and_waited_for(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    with holding_open() as pid:
+        busy = command.reconcile(roots["v2"], DEVICE_FREE_TIMEOUT="1s")
+        assert busy.code == 4
+        assert f"sleep (pid {pid}) has /dev/rbln0 open" in busy.err
+        assert module_fact("rebellions", "version") == "1.2.92"
+        _assert_given_back(command)
+        listed = json.loads(command.run("holders", "-o", "json").out)
+        assert [(one["pid"], one["process"], one["how"]) for one in listed] == [(pid, "sleep", "open")]
+        waiting = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="50s")
+        _wait_until(lambda: JOURNAL in command.node.annotations(), "the node is taken")
+    assert ended(waiting).code == 0
+    assert module_fact("rebellions", "version") == "2.0.1"
+    _assert_given_back(command)
+
+
+def test_a_mapping_without_an_open_file_is_found_too(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    with holding_mapped() as pid:
+        busy = command.reconcile(roots["v2"], DEVICE_FREE_TIMEOUT="0s")
+        assert busy.code == 4
+        assert f"(pid {pid}) has /dev/rbln0 mapped" in busy.err
+
+
+def test_a_holder_in_a_pod_is_named_by_its_cgroup(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    uid, container = "0a1b2c3d-1111-2222-3333-444455556666", "c" * 64
+    slices = ("kubepods-burstable.slice", f"kubepods-burstable-pod{uid.replace('-', '_')}.slice")
+    group = Path("/sys/fs/cgroup/kubepods.slice").joinpath(*slices, f"cri-containerd-{container}.scope")
+    group.mkdir(parents=True)
+    with holding_open() as pid:
+        (group / "cgroup.procs").write_text(f"{pid}\n")
+        (holder,) = json.loads(command.run("holders", "-o", "json").out)
+    assert (holder["pod_uid"], holder["container"]) == (uid, container)
+
+
+@pytest.mark.parametrize(
+    ("variant", "why"),
+    [
+        ("wrong-kernel", "its checksums are not those of"),
+        ("unknown-symbol", "needs symbols that nobody exports: rebellions_absent"),
+        ("absent-kernel", "has no module rebellions for kernel"),
+    ],
+)
+def test_a_driver_that_cannot_load_is_refused_before_any_label_changes(
+    command: Command, roots: DriverRoots, variant: str, why: str
+) -> None:
+    _old_driver(roots)
+    version = command.node.read()["metadata"]["resourceVersion"]
+    refused = command.reconcile(roots[variant])
+    assert refused.code == 6
+    assert why in refused.err
+    assert command.node.read()["metadata"]["resourceVersion"] == version
+    assert module_fact("rebellions", "version") == "1.2.92"
+    checked = command.run("preflight", DRIVER_ROOT=str(roots[variant]))
+    assert (checked.code, "✗" in checked.out) == (6, True)
+
+
+def test_preflight_of_a_good_driver_has_only_good_news(command: Command, roots: DriverRoots) -> None:
+    checked = command.run("preflight", "-o", "json", DRIVER_ROOT=str(roots["v2"]))
+    assert checked.code == 0
+    results = {check["name"]: check["ok"] for check in json.loads(checked.out)}
+    assert set(results.values()) == {True}
+    assert {"symbols of rebellions", "rebellions for this kernel", "may patch nodes", "deadline"} <= results.keys()
+
+
+def test_a_driver_of_another_release_whose_checksums_fit_is_taken(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    assert command.reconcile(roots["other-release"]).code == 0
+    assert module_fact("rebellions", "version") == "2.0.1"
+
+
+def test_a_tree_without_modules_dep_gets_one(command: Command, roots: DriverRoots) -> None:
+    assert command.reconcile(roots["no-modules-dep"]).code == 0
+    assert module_fact("rebellions", "version") == "2.0.1"
+
+
+def test_a_module_whose_init_fails_is_rolled_back(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    failed = command.reconcile(roots["bad-init"])
+    assert failed.code == 5
+    assert "the old driver 1.2.92 is loaded again" in failed.err
+    assert (module_fact("rebellions", "version"), module_fact("rebellions_core", "version")) == ("1.2.92", "1.2.92")
+    assert STATE.read_text() == "old-digest\n"
+    _assert_given_back(command)
+
+
+def test_a_failed_first_load_leaves_no_dependency_loaded(command: Command, roots: DriverRoots) -> None:
+    failed = command.reconcile(roots["bad-init"])
+    assert failed.code == 5
+    assert [name for name in ("rebellions", "rebellions_core") if is_loaded(name)] == []
+    _assert_given_back(command)
+
+
+def test_a_run_killed_without_a_driver_is_finished_by_the_next(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    run = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]))
+    _wait_until(lambda: not is_loaded("rebellions"), "the old driver is unloaded")
+    run.send_signal(signal.SIGKILL)
+    ended(run)
+    again = command.reconcile(roots["v2"])
+    assert again.code == 0
+    assert (module_fact("rebellions", "version"), STATE.read_text()) == ("2.0.1", "new-digest\n")
+    _assert_given_back(command)
+
+
+def test_stale_mounts_at_the_driver_root_are_all_unmounted(command: Command, roots: DriverRoots) -> None:
+    _old_driver(roots)
+    inner = DRIVER_ROOT / "with space"
+    for point in (DRIVER_ROOT, inner, DRIVER_ROOT):
+        point.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(point)], check=True, timeout=30)
+    done = command.run("reconcile-driver-state", DRIVER_LOAD="container")
+    assert done.code == 0
+    assert str(DRIVER_ROOT) not in Path("/proc/self/mountinfo").read_text()
+    assert not is_loaded("rebellions")
+    assert not STATE.exists()
+    _assert_given_back(command)
+
+
+def test_a_reboot_only_driver_stays_loaded(command: Command, roots: DriverRoots, tmp_path: Path) -> None:
+    _old_driver(roots)
+    profile = tmp_path / "reboot.toml"
+    text = Path("driver_manager/profiles/rebellions.toml").read_text()
+    text = text.replace('strategy = "in-place"', 'strategy = "reboot"')
+    profile.write_text(text.replace("[paths]", f'[paths]\nreboot_marker = "{tmp_path}/marker"'))
+    asked = command.reconcile(roots["v2"], NO_WAIT="true", PROFILE_FILE=str(profile), DRIVER_PROFILE="rebellions")
+    assert asked.code == 9
+    assert module_fact("rebellions", "version") == "1.2.92"
+    assert json.loads((tmp_path / "marker").read_text())["bootId"] == _boot_id()

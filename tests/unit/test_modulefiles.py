@@ -1,0 +1,93 @@
+"""What a driver tree offers is looked up in its own list, inside the host's root, for the running kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters import modulefiles
+from driver_manager.adapters.commands import Result
+from driver_manager.adapters.modulefiles import ModuleTrees
+from driver_manager.adapters.rooted import HostFiles
+
+KERNEL = "6.1.0-fake"
+
+
+def tree(root: Path, dep: str, *files: str) -> ModuleTrees:
+    folder = root / f"opt/driver/lib/modules/{KERNEL}"
+    folder.mkdir(parents=True)
+    (folder / "modules.dep").write_text(dep)
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    return trees(root)
+
+
+def trees(root: Path, kernel: str = KERNEL) -> ModuleTrees:
+    return ModuleTrees(HostFiles(root, root / "proc"), root / "proc", kernel)
+
+
+PREFIX = f"/opt/driver/lib/modules/{KERNEL}/"
+
+
+@pytest.mark.parametrize(
+    ("dep", "name", "path"),
+    [
+        ("extra/rebellions.ko:\n", "rebellions", f"{PREFIX}extra/rebellions.ko"),
+        ("extra/rebellions.ko.xz: a.ko b.ko\n", "rebellions", f"{PREFIX}extra/rebellions.ko.xz"),
+        ("extra/rebellions.ko.zst:\n", "rebellions", f"{PREFIX}extra/rebellions.ko.zst"),
+        ("extra/drv-pcie-host.ko:\n", "drv_pcie_host", f"{PREFIX}extra/drv-pcie-host.ko"),
+        ("extra/drv_pcie-host.ko.gz:\n", "drv_pcie_host", f"{PREFIX}extra/drv_pcie-host.ko.gz"),
+        ("/abs/rebellions.ko:\n", "rebellions", "/abs/rebellions.ko"),
+        ("a/other.ko: x/rebellions.ko\nx/rebellions.ko:\n", "rebellions", f"{PREFIX}x/rebellions.ko"),
+        ("a/other.ko: x/rebellions.ko\n", "rebellions", ""),
+        ("extra/rebellions_core.ko:\nextra/xrebellions.ko:\n", "rebellions", ""),
+        ("", "rebellions", ""),
+        ("\n:::\n\xff\n", "rebellions", ""),
+    ],
+)
+def test_a_module_is_looked_up_in_modules_dep(tmp_path: Path, dep: str, name: str, path: str) -> None:
+    assert tree(tmp_path, dep).find("/opt/driver", name) == path
+    assert trees(tmp_path).find("/opt/driver/", name) == path
+
+
+def test_no_tree_has_no_module(tmp_path: Path) -> None:
+    assert trees(tmp_path).find("/", "rebellions") == ""
+
+
+def test_a_tree_behind_an_absolute_link_of_the_host_is_found_inside_it(tmp_path: Path) -> None:
+    files = tree(tmp_path, "rebellions.ko:\n")
+    (tmp_path / "link").symlink_to("/opt/driver")
+    assert files.find("/link", "rebellions") == f"/link/lib/modules/{KERNEL}/rebellions.ko"
+
+
+def modinfo(monkeypatch: pytest.MonkeyPatch, out: str) -> list[list[str]]:
+    """Let `out` be what modinfo prints; the argument lists of all tools that were run."""
+    ran: list[list[str]] = []
+
+    def run(argv: Sequence[str], **_: Any) -> Result:
+        ran.append(list(argv))
+        return Result(0, out if argv[0] == "modinfo" else "", "")
+
+    monkeypatch.setattr(modulefiles, "run", run)
+    return ran
+
+
+def test_a_root_says_what_it_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tree(tmp_path, "x/rebellions.ko:\n", "x/rebellions.ko")
+    ran = modinfo(monkeypatch, f"version:  2.0\nvermagic:       {KERNEL} SMP\nversion: again\n")
+    source = found.source("/opt/driver", ("rebellions",))
+    assert (source.problem, source.version, source.modules[0].vermagic) == ("", "2.0", f"{KERNEL} SMP")
+    assert source.modules[0].path == f"{PREFIX}x/rebellions.ko"
+    assert ran[0] == ["modinfo", str(tmp_path / f"opt/driver/lib/modules/{KERNEL}/x/rebellions.ko")]
+
+
+def test_a_root_without_the_module_says_for_which_kernels_it_is(tmp_path: Path) -> None:
+    tree(tmp_path, "")
+    (tmp_path / "opt/driver/lib/modules/5.15").mkdir()
+    problem = trees(tmp_path, "7.0").source("/opt/driver", ("rebellions",)).problem
+    assert "no module rebellions for kernel 7.0 (it has: 5.15, 6.1.0-fake)" in problem
+    assert "has no lib/modules" in trees(tmp_path).source("/absent", ("rebellions",)).problem

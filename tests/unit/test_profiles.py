@@ -1,0 +1,176 @@
+"""A profile is data: shipped ones are complete, a bad file names key, value and what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from driver_manager import profiles
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.profile import Profile, Strategy
+from tests.fakes.builders import PROFILES
+
+GOOD = """
+name = "own"
+strategy = "in-place"
+pci_vendor = "1234"
+[keys]
+journal = "example.com/journal"
+cordon = "example.com/cordon"
+[modules]
+roots = ["own"]
+[paths]
+driver_root = "/run/own/driver"
+state_file = "/run/own/state"
+load_record = "/run/own/record"
+"""
+
+
+def test_the_shipped_profiles_are_these() -> None:
+    assert set(profiles.builtin()) == {"ascend", "nvidia", "rebellions"}
+    assert PROFILES["ascend"].strategy is Strategy.REBOOT
+    assert PROFILES["rebellions"].strategy is Strategy.IN_PLACE
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_shipped_profile_is_consistent(name: str) -> None:
+    profile = PROFILES[name]
+    assert len({value for value in vars(profile.keys).values() if value}) == sum(map(bool, vars(profile.keys).values()))
+    assert len(profile.deploy.paused_value) <= 63
+    assert "-" not in "".join(profile.modules.roots), "/sys/module writes - as _"
+    if profile.strategy is Strategy.REBOOT:
+        assert profile.paths.reboot_marker
+        assert profile.modules.own == ()
+
+
+def test_the_rebellions_profile_is_the_wire_contract() -> None:
+    profile = PROFILES["rebellions"]
+    assert profile.keys.journal == "rebellions.ai/npu-driver-manager.journal"
+    assert profile.keys.cordon == "rebellions.ai/npu-driver-upgrade-cordon"
+    assert profile.deploy.driver_key == "rebellions.ai/npu.deploy.driver"
+    assert profile.deploy.paused_value == "paused-for-driver-upgrade"
+    assert profile.paths.state_file == "/run/rbln/rbln-driver.state"
+
+
+def test_a_small_profile_is_enough() -> None:
+    profile = profiles.parse(GOOD, "own.toml")
+    assert profile.name == "own"
+    assert profile.probe is None
+    assert profile.deploy.keys_in({"": "true", "any": "true"}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "own"', "name = own", "is not TOML"),
+        ('name = "own"', 'nmae = "own"', "unknown key nmae"),
+        ('name = "own"', "", "name is missing"),
+        ('name = "own"', "name = 1", "name is 1, expected a text"),
+        ('strategy = "in-place"', 'strategy = "live"', "strategy is 'live', expected one of in-place, reboot"),
+        ('journal = "example.com/journal"', "", "keys.journal is missing"),
+        ('cordon = "example.com/cordon"', 'cordn = "x"', "unknown key keys.cordn"),
+        ('roots = ["own"]', "roots = []", "modules.roots is (), expected at least one"),
+        ('roots = ["own"]', 'roots = "own"', "modules.roots is 'own', expected a list of texts"),
+        ('roots = ["own"]', "roots = [1]", "modules.roots is [1], expected a list of texts"),
+        ('"/run/own/state"', '"run/own/state"', "paths.state_file is 'run/own/state', expected an absolute path"),
+        ('"/run/own/state"', '"/run/../etc/x"', "paths.state_file is '/run/../etc/x'"),
+        ("[paths]", 'deploy = "x"\n[paths]', "unknown key modules.deploy"),
+        ("[keys]", "probe = 1\n[keys]", "probe is 1, expected a table"),
+        ("[paths]", '[probe]\ntool = "t"\nparser = "magic"\n[paths]', "probe.parser is 'magic', expected one of"),
+        ("[paths]", '[probe]\ntool = "t"\ntimeout_s = 0\n[paths]', "probe.timeout_s is 0, expected a number above 0"),
+        ("[paths]", '[probe]\ntool = "t"\ntimeout_s = true\n[paths]', "probe.timeout_s is True"),
+        ("[paths]", '[probe]\ntool = "t"\ntimeout_s = nan\n[paths]', "probe.timeout_s is nan"),
+        ("[paths]", "[probe]\n[paths]", "probe.tool is missing"),
+    ],
+)
+def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, said: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ConfigError) as caught:
+        profiles.parse(GOOD.replace(old, new, 1), "own.toml")
+    assert "own.toml" in caught.value.what
+    assert said in caught.value.what
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[paths]", '[deploy]\nprefix = "x/"\npaused_value = ""\n[paths]'),
+        ("[paths]", f'[deploy]\nprefix = "x/"\npaused_value = "{"p" * 64}"\n[paths]'),
+        ("[paths]", '[deploy]\nprefix = "x/"\npaused_value = "true"\n[paths]'),
+        ('journal = "example.com/journal"', 'journal = ""'),
+        ('cordon = "example.com/cordon"', 'cordon = "example.com/journal"'),
+        ('name = "own"', 'name = ""'),
+        ("[paths]", '[probe]\ntool = "t"\ntimeout_s = inf\n[paths]'),
+    ],
+)
+def test_a_profile_that_would_lose_labels_or_the_journal_is_refused(old: str, new: str) -> None:
+    with pytest.raises(ConfigError):
+        profiles.parse(GOOD.replace(old, new, 1), "own.toml")
+
+
+def test_a_users_file_adds_a_profile_or_replaces_one(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(GOOD)
+    assert set(profiles.known(str(file))) == {*PROFILES, "own"}
+    file.write_text(GOOD.replace('"own"', '"nvidia"', 1))
+    assert profiles.known(str(file))["nvidia"].pci_vendor == "1234"
+    assert set(profiles.known(None)) == set(PROFILES)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "own.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"own\.toml cannot be read"):
+        profiles.known(str(file))
+
+
+# picking
+
+
+def devices(*names: str) -> Callable[[Profile], bool]:
+    return lambda profile: profile.name in names
+
+
+@pytest.mark.parametrize(
+    ("wanted", "labels", "present", "picked"),
+    [
+        ("nvidia", [], devices("ascend"), "nvidia"),
+        ("auto", [], devices("rebellions"), "rebellions"),
+        ("auto", ["nvidia.com/gpu.deploy.driver"], devices("rebellions"), "rebellions"),
+        ("auto", ["nvidia.com/gpu.deploy.device-plugin"], devices(), "nvidia"),
+        ("auto", ["openfuyao.com/npu.present"], devices(), "ascend"),
+    ],
+)
+def test_a_profile_is_picked_by_name_then_devices_then_labels(
+    wanted: str, labels: list[str], present: Callable[[Profile], bool], picked: str
+) -> None:
+    assert profiles.pick(wanted, PROFILES, labels, present).name == picked
+
+
+@pytest.mark.parametrize(
+    ("wanted", "labels", "present", "said"),
+    [
+        ("intel", [], devices(), "no profile 'intel'"),
+        ("auto", [], devices(), "no known PCI device and no known node label"),
+        ("auto", [], devices("ascend", "nvidia"), "ascend, nvidia"),
+        ("auto", ["nvidia.com/gpu.deploy.x", "rebellions.ai/npu.deploy.y"], devices(), "nvidia, rebellions"),
+    ],
+)
+def test_none_or_two_is_an_error_that_lists_what_was_seen(
+    wanted: str, labels: list[str], present: Callable[[Profile], bool], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        profiles.pick(wanted, PROFILES, labels, present)
+    assert "DRIVER_PROFILE" in caught.value.remedy
+
+
+def test_a_profile_without_a_deploy_prefix_is_not_picked_by_any_label() -> None:
+    bare = replace(PROFILES["ascend"], present_labels=())
+    with pytest.raises(ConfigError, match="no known"):
+        profiles.pick("auto", {"ascend": bare}, ["any/label"], devices())

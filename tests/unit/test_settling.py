@@ -1,0 +1,226 @@
+"""What was taken is given back, or held on purpose; the message says which, and no failure hides another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from driver_manager.domain.errors import (
+    ApiUnavailable,
+    ConfigError,
+    ExitCode,
+    NodeMissing,
+    OwnedElsewhere,
+)
+from driver_manager.domain.journal import Journal, OldDriver, encode
+from driver_manager.domain.model import Observation
+from driver_manager.settling import ATTEMPTS, SETTLE_RETRY_S, Settler
+from tests.fakes.builders import (
+    EXPORTER,
+    LABELS,
+    PAUSED,
+    PLUGIN,
+    PROFILE,
+    SOMEBODY,
+    journal,
+    node,
+    observation,
+)
+from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.fakes.cluster import FakeCluster
+from tests.fakes.host import FakeHost
+from tests.fakes.killer import Killer
+
+JOURNAL, CORDON = PROFILE.keys.journal, PROFILE.keys.cordon
+MINE = journal(cordoned=True, driver=OldDriver("1.0", "/opt/old", ("rebellions",)))
+
+
+class Scene:
+    """A node taken with `MINE`, its old driver still loaded."""
+
+    def __init__(self, there: str | None = None, *, was_there: str | None = None, loaded: bool = True) -> None:
+        self.killer = Killer()
+        self.clock = FakeClock(self.killer)
+        self.reporter = RecordingReporter()
+        annotations = {JOURNAL: encode(MINE) if there is None else there, CORDON: "true"}
+        taken = node({**LABELS, PLUGIN: PAUSED, EXPORTER: PAUSED}, annotations=annotations, unschedulable=True)
+        self.cluster = FakeCluster(self.killer, self.clock, taken)
+        self.host = FakeHost(self.killer, PROFILE)
+        if loaded:
+            self.host.put_driver("1.0", "d")
+        before = {} if was_there is None else {JOURNAL: was_there}
+        self.settler = self._settler(observation(node=node(annotations=before)))
+
+    def _settler(self, obs: Observation) -> Settler:
+        return Settler(self.cluster, self.host, self.clock, self.reporter, PROFILE, obs)
+
+    @property
+    def is_given_back(self) -> bool:
+        now = self.cluster.current
+        return now is not None and now.labels == LABELS and not now.annotations and not now.unschedulable
+
+    @property
+    def is_untouched(self) -> bool:
+        return self.cluster.patches == []
+
+
+def test_a_taken_node_is_given_back_after_a_failure_with_the_driver_loaded() -> None:
+    scene = Scene()
+    scene.settler.took(MINE)
+    assert scene.settler.after_failure(None) == "the node was given back as it was"
+    assert scene.is_given_back
+    assert scene.killer.calls == ["modules", "node", "patch"]
+
+
+def test_what_an_earlier_run_left_is_given_back_too() -> None:
+    scene = Scene(was_there=encode(MINE))
+    assert "given back" in scene.settler.after_failure(MINE)
+    assert scene.is_given_back
+
+
+def test_nothing_taken_is_nothing_to_say_and_nothing_to_ask() -> None:
+    scene = Scene()
+    assert scene.settler.after_failure(None) == ""
+    assert scene.killer.calls == []
+
+
+def test_a_node_whose_old_driver_is_gone_is_held_with_its_journal() -> None:
+    scene = Scene(loaded=False)
+    scene.settler.took(MINE)
+    said = scene.settler.after_failure(None)
+    assert "stays paused" in said
+    assert "resumes from the journal" in said
+    assert scene.is_untouched
+
+
+def test_a_node_that_had_no_driver_is_given_back_without_one() -> None:
+    scene = Scene(loaded=False)
+    scene.settler.took(journal(cordoned=True))
+    assert "given back" in scene.settler.after_failure(None)
+    assert scene.is_given_back
+
+
+def test_giving_back_after_a_failure_is_not_interrupted_by_sigterm() -> None:
+    scene = Scene()
+    scene.settler.took(MINE)
+    scene.clock.ask_to_end()
+    scene.killer.at("node", scene.clock.check)
+    assert "given back" in scene.settler.after_failure(None)
+
+
+def test_giving_back_after_a_failure_has_a_small_retry_budget() -> None:
+    scene = Scene()
+    scene.settler.took(MINE)
+    scene.settler.after_failure(None)
+    assert scene.cluster.retry_budgets == [SETTLE_RETRY_S]
+
+
+def test_an_api_server_that_is_away_leaves_it_to_the_next_run() -> None:
+    scene = Scene()
+    scene.settler.took(MINE)
+    scene.killer.at("node", _unavailable)
+    assert "the next run gives it back from the journal" in scene.settler.after_failure(None)
+    assert scene.reporter.warnings == ["not given back: no answer"]
+
+
+def test_a_host_that_cannot_be_read_does_not_hide_the_first_failure() -> None:
+    scene = Scene()
+    scene.settler.took(MINE)
+    scene.host.modules_error = ConfigError("cannot read /sys/module", "")
+    assert "the next run" in scene.settler.after_failure(None)
+    assert scene.is_untouched, "whether the driver is gone is not known: hold"
+
+
+@pytest.mark.parametrize("conflicts", [1, ATTEMPTS - 1])
+def test_a_conflict_is_met_by_computing_the_patch_anew(conflicts: int) -> None:
+    scene = Scene()
+    for _ in range(conflicts):
+        scene.killer.at("patch", lambda: scene.cluster.edit({"other": "x"}))
+    scene.settler.give_back(MINE)
+    assert scene.cluster.current is not None
+    assert scene.cluster.current.labels == {**LABELS, "other": "x"}
+    assert scene.killer.calls.count("patch") == conflicts + 1
+
+
+def test_a_node_that_keeps_changing_ends_with_api_unavailable() -> None:
+    scene = Scene()
+    for number in range(ATTEMPTS * 2):
+        scene.killer.at_call(number, lambda: scene.cluster.edit({"other": "x"}))
+    with pytest.raises(ApiUnavailable, match=f"{ATTEMPTS} patches conflicted") as caught:
+        scene.settler.give_back(MINE)
+    assert "the journal is still on the Node" in caught.value.remedy
+
+
+def test_a_replaced_node_is_left_alone() -> None:
+    scene = Scene()
+    scene.cluster.replace_node({PLUGIN: PAUSED})
+    scene.settler.give_back(MINE)
+    assert scene.is_untouched
+    assert "replaced meanwhile" in scene.reporter.warnings[0]
+
+
+def test_a_deleted_node_has_nothing_to_give_back() -> None:
+    scene = Scene()
+    scene.cluster.delete_node()
+    with pytest.raises(NodeMissing, match="does not exist") as caught:
+        scene.settler.give_back(MINE)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert caught.value.remedy == "Nothing is left to give back."
+
+
+def test_a_node_that_another_run_took_over_is_left_to_it() -> None:
+    scene = Scene(encode(journal(owner=SOMEBODY)))
+    with pytest.raises(OwnedElsewhere, match="driver-b"):
+        scene.settler.give_back(MINE)
+    assert scene.is_untouched
+
+
+@pytest.mark.parametrize("owner", ["same-run", "as-observed", "unreadable", "missing"])
+def test_any_other_journal_does_not_stop_the_giving_back(owner: str) -> None:
+    other = encode(Journal(SOMEBODY, "boot-1"))
+    there = {"same-run": encode(journal(labels={})), "as-observed": other, "unreadable": "garbage"}.get(owner)
+    scene = Scene(there, was_there=other if owner == "as-observed" else None)
+    if owner == "missing":
+        scene.cluster.edit(annotations={JOURNAL: None})
+    scene.settler.give_back(MINE)
+    assert scene.is_given_back
+
+
+SERVICE = "rbln_daemon.service"
+
+
+def test_stopped_services_are_started_on_both_ways_out() -> None:
+    for loaded in (True, False):
+        scene = Scene(loaded=loaded)
+        scene.host.services = {SERVICE: False}
+        scene.settler.took(replace(MINE, services=(SERVICE,)))
+        scene.settler.after_failure(None)
+        assert scene.host.services == {SERVICE: True}
+
+
+def test_a_service_that_does_not_start_keeps_nobody_from_the_node() -> None:
+    scene = Scene()
+    scene.host.broken_services = {SERVICE}
+    scene.settler.give_back(replace(MINE, services=(SERVICE,)))
+    assert scene.is_given_back
+    assert SERVICE in scene.reporter.warnings[0]
+
+
+def test_services_that_another_run_stopped_are_left_to_it() -> None:
+    scene = Scene(encode(journal(owner=SOMEBODY, services=(SERVICE,))))
+    scene.host.services = {SERVICE: False}
+    with pytest.raises(OwnedElsewhere):
+        scene.settler.give_back(replace(MINE, services=(SERVICE,)))
+    assert scene.host.services == {SERVICE: False}
+
+
+def test_an_unchanged_node_is_not_patched() -> None:
+    scene = Scene()
+    scene.cluster.edit({PLUGIN: "true", EXPORTER: "true"}, cordon=False, annotations={JOURNAL: None, CORDON: None})
+    scene.settler.give_back(MINE)
+    assert scene.is_untouched
+
+
+def _unavailable() -> None:
+    raise ApiUnavailable("no answer", "")

@@ -1,0 +1,187 @@
+"""Waiting for pods is one LIST and one WATCH: nothing is polled, nothing missed, and nobody left unnamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import pytest
+
+from driver_manager.domain.errors import ApiUnavailable, PodsRemain, Terminated, WatchBroken
+from driver_manager.domain.model import Pod, PodEvent
+from driver_manager.waiting import WATCH_S, PodWait
+from tests.fakes.builders import PLUGIN, node, pod
+from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.fakes.cluster import FakeCluster
+from tests.fakes.killer import Killer
+
+
+class Scene:
+    """A node with pods, and a wait for those placed by the device plugin's label."""
+
+    def __init__(self, *pods: Pod) -> None:
+        self.killer = Killer()
+        self.clock = FakeClock(self.killer)
+        self.reporter = RecordingReporter()
+        self.cluster = FakeCluster(self.killer, self.clock, node())
+        for one in pods:
+            self.cluster.add_pod(one)
+
+    def wait(self, timeout_s: float = 300.0) -> None:
+        concerns: Callable[[Pod], bool] = lambda one: PLUGIN in one.selector_keys  # noqa: E731  # short
+        known = self.cluster.pods()
+        PodWait(self.cluster, self.clock, self.reporter, concerns).until_gone(known, timeout_s)
+
+    def gone_after(self, seconds: float, uid: str) -> None:
+        self.clock.after(seconds, lambda: self.cluster.remove_pod(uid))
+
+
+def test_nothing_to_wait_for_asks_for_nothing() -> None:
+    scene = Scene(pod("other"))
+    scene.wait()
+    assert scene.killer.calls == ["pods"]
+
+
+def test_the_wait_ends_with_the_last_pod_on_one_watch() -> None:
+    scene = Scene(pod("a", PLUGIN), pod("b", PLUGIN), pod("other"))
+    scene.gone_after(3.0, "a")
+    scene.gone_after(7.0, "b")
+    scene.wait()
+    assert scene.clock.now == 1007.0
+    assert scene.killer.calls == ["pods", "watch"]
+    assert scene.reporter.infos == ["pod rbln-system/a is gone, 1 left", "pod rbln-system/b is gone, 0 left"]
+
+
+def test_a_pod_that_left_between_list_and_watch_is_seen() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.killer.at("watch", lambda: scene.cluster.remove_pod("a"))
+    scene.wait()
+    assert scene.clock.now == 1000.0
+
+
+def test_a_pod_that_ends_counts_as_gone() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.clock.after(2.0, lambda: scene.cluster.add_pod(pod("a", "moved", phase="Succeeded")))
+    scene.wait()
+    assert scene.clock.now == 1002.0
+
+
+def test_a_pod_that_comes_meanwhile_is_waited_for_too() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.clock.after(1.0, lambda: scene.cluster.add_pod(pod("late", PLUGIN)))
+    scene.gone_after(2.0, "a")
+    scene.gone_after(9.0, "late")
+    scene.wait()
+    assert scene.clock.now == 1009.0
+
+
+def test_on_timeout_every_pod_is_named_with_its_reason() -> None:
+    scene = Scene(
+        pod("stuck", PLUGIN, deleting=True, finalizers=("vendor/hold",)),
+        pod("slow", PLUGIN, deleting=True, grace_period_s=600),
+        pod("kept", PLUGIN, owner_kind="ReplicaSet", namespace="tenant"),
+        pod("other"),
+    )
+    with pytest.raises(PodsRemain) as caught:
+        scene.wait(60.0)
+    assert scene.clock.now == 1060.0
+    assert "3 pod(s) still on the node after 60 s" in caught.value.what
+    assert "rbln-system/stuck: terminating, held by finalizer vendor/hold" in caught.value.what
+    assert "rbln-system/slow: terminating, its grace period of 600 s" in caught.value.what
+    assert "tenant/kept: not deleted: owned by a ReplicaSet" in caught.value.what
+    assert "other" not in caught.value.what
+
+
+def test_the_reason_is_the_last_one_seen() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.clock.after(1.0, lambda: scene.cluster.add_pod(pod("a", PLUGIN, deleting=True, finalizers=("x/y",))))
+    with pytest.raises(PodsRemain, match="finalizer x/y"):
+        scene.wait(5.0)
+
+
+def test_no_time_at_all_names_the_pods_without_a_watch() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    with pytest.raises(PodsRemain, match="rbln-system/a"):
+        scene.wait(0.0)
+    assert scene.killer.calls == ["pods"]
+
+
+def test_an_expired_watch_lists_again() -> None:
+    scene = Scene(pod("a", PLUGIN), pod("b", PLUGIN))
+
+    def compacted() -> None:
+        scene.cluster.remove_pod("a")
+        scene.cluster.expire_watches()
+
+    scene.killer.at("watch", compacted)
+    scene.gone_after(5.0, "b")
+    scene.wait()
+    assert scene.killer.calls == ["pods", "watch", "pods", "watch"]
+    assert scene.clock.now == 1005.0
+
+
+def test_a_broken_watch_goes_on_from_the_last_version_seen() -> None:
+    scene = Scene(pod("a", PLUGIN), pod("b", PLUGIN))
+    broken = WatchBroken("the watch broke off", "")
+    scene.killer.at("watch", lambda: _raise(broken), after=True)
+    scene.gone_after(0.5, "a")
+    scene.gone_after(6.0, "b")
+    scene.wait()
+    assert scene.killer.calls == ["pods", "watch", "watch"]
+    assert scene.reporter.warnings == ["the watch broke off; watching again"]
+    assert scene.clock.slept == [1.0]
+    assert scene.clock.now == 1006.0
+
+
+def test_a_broken_watch_is_not_retried_past_the_deadline() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    for _ in range(100):
+        scene.killer.at("watch", lambda: _raise(WatchBroken("broken", "")))
+    with pytest.raises(PodsRemain):
+        scene.wait(3.5)
+    assert scene.clock.now == 1003.5
+    assert scene.killer.calls.count("watch") == 4
+
+
+def test_a_server_that_cannot_list_again_ends_the_wait() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.killer.at("watch", scene.cluster.expire_watches)
+    scene.killer.at_call(2, lambda: _raise(ApiUnavailable("no answer", "")))
+    with pytest.raises(ApiUnavailable):
+        scene.wait()
+
+
+def test_watches_are_renewed_before_servers_end_them() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.gone_after(WATCH_S * 2 + 1, "a")
+    scene.wait(WATCH_S * 4)
+    assert scene.killer.calls.count("watch") == 3
+
+
+def test_sigterm_ends_the_wait_at_once() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.clock.after(12.0, scene.clock.ask_to_end)
+    with pytest.raises(Terminated):
+        scene.wait()
+    assert scene.clock.now == 1012.0
+
+
+class Hasty(FakeCluster):
+    """A server, or a proxy before it, that ends every watch at once and in order."""
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        with self.killer.call("watch"):
+            self.clock.to_next(self.clock.now + 0.05)
+        yield from ()
+
+
+def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
+    scene = Scene()
+    scene.cluster = Hasty(scene.killer, scene.clock, node())
+    scene.cluster.add_pod(pod("a", PLUGIN))
+    with pytest.raises(PodsRemain):
+        scene.wait(60.0)
+    assert scene.killer.calls.count("watch") <= 120
+
+
+def _raise(error: Exception) -> None:
+    raise error
