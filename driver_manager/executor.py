@@ -75,11 +75,13 @@ class Executor:
         self._settler = settler
         self._deadline = deadline
         self._unload_end: float | None = None
+        self._just_paused = False
 
     def run(self, plan: Plan) -> None:
         """Do every step of `plan` in order. Raises the ManagerError of the step that failed."""
         for number, step in enumerate(plan.steps, 1):
-            self._ports.clock.check()
+            if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
+                self._ports.clock.check()
             self._ports.reporter.step(number, len(plan.steps), step.describe())
             self._do(step)
 
@@ -110,11 +112,16 @@ class Executor:
         # Noted before it is done: a patch whose answer is lost may have been applied.
         self._settler.took(step.journal)
         self._ports.cluster.patch_node(step.change, step.resource_version)
+        self._just_paused = bool(step.change.labels)
 
     def _wait_for_operands(self, step: WaitForOperands) -> None:
         concerns = partial(is_placed_by, keys=frozenset(step.keys), own=self._obs.own_pod)
         wait = PodWait(self._ports.cluster, self._ports.clock, self._ports.reporter, concerns)
-        wait.until_gone(self._obs.pods, self._bounded(step.timeout_s))
+        known = self._obs.pods
+        if self._just_paused and not step.pods:
+            # One may have come between the list and the pause; with pods to wait for, the watch would tell.
+            known = self._ports.cluster.pods()
+        wait.until_gone(known, self._bounded(step.timeout_s))
 
     def _wait_for_device(self, step: WaitForDevice) -> None:
         clock = self._ports.clock
@@ -151,7 +158,10 @@ class Executor:
         host, removed = self._ports.host, list[str]()
         try:
             while loaded := host.modules():
+                self._ports.clock.check()
                 name = unload_order(loaded)[0]
+                if name in removed:
+                    raise ModuleFailed(f"module {name} came back after it was unloaded", "Find what loads it again.")
                 self._unload_one(loaded[name])
                 removed.append(name)
                 self._ports.reporter.info(f"module {name} is unloaded")
@@ -200,15 +210,16 @@ class Executor:
 
     def _load_modules(self, step: LoadModules) -> None:
         try:
-            self._load_and_verify(step.source)
+            self._load_and_verify(step.source, step.also)
         except ModuleFailed as error:
             raise self._rolled_back(error, step) from error
 
-    def _load_and_verify(self, source: DriverSource) -> None:
+    def _load_and_verify(self, source: DriverSource, also: tuple[str, ...]) -> None:
         """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
         host = self._ports.host
         host.load(source)
-        if not host.await_device_nodes(self._bounded(DEVICE_NODES_S)):
+        self._load_again(source, also)
+        if not host.await_device_nodes(DEVICE_NODES_S):
             raise ModuleFailed(
                 f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
                 "Look at the kernel log (dmesg) for what the driver says of the device.",
@@ -222,6 +233,14 @@ class Executor:
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
 
+    def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
+        """Load modules above the roots that were there before; one that this driver lacks is said, not fatal."""
+        for name in names:
+            try:
+                self._ports.host.reload(source, (name,))
+            except ModuleFailed as error:
+                self._ports.reporter.warn(f"{name} was loaded before and is not now: {error.what}")
+
     def _rolled_back(self, error: ModuleFailed, step: LoadModules) -> ModuleFailed:
         """What to raise after trying to bring the old driver back."""
         previous = step.previous
@@ -232,7 +251,7 @@ class Executor:
         self._unload_end = self._ports.clock.monotonic() + self._bounded(ROLLBACK_UNLOAD_S)
         try:
             self._unload_modules(UnloadModules(()))
-            self._load_and_verify(previous)
+            self._load_and_verify(previous, step.also)
         except ManagerError as second:
             self._settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
@@ -268,9 +287,11 @@ class Executor:
             "writer": str(self._obs.me),
             "time": int(self._ports.clock.wall()),
         }
-        self._ports.host.write_text(step.path, json.dumps(marker, sort_keys=True) + "\n")
+        if step.path:
+            self._ports.host.write_text(step.path, json.dumps(marker, sort_keys=True) + "\n")
         if not step.change.is_empty:
             self._ports.cluster.patch_node(step.change, None)
+            self._ports.cluster.post_event("RebootRequired", f"reason={step.marker['reason']}", warning=True)
 
     def _hold_for_reboot(self, step: HoldForReboot) -> None:
         error = RebootRequired(
@@ -279,7 +300,6 @@ class Executor:
         )
         if step.no_wait:
             raise error
-        self._ports.cluster.post_event("RebootRequired", "reason=upgrade", warning=True)
         try:
             while True:
                 self._ports.clock.sleep(HEARTBEAT_S)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from driver_manager.domain import journal as journals
+from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.model import Host, Node, Observation, Pod, PodList
@@ -44,10 +45,15 @@ def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
 
 
 def wanted_digest(configured: str, own: Pod | None, pods: PodList, profile: Profile) -> tuple[str, str]:
-    """The wanted driver's digest and where it comes from; both "" when nothing tells."""
+    """The wanted driver's digest and where it comes from; both "" when nothing tells. Raises ConfigError."""
     if configured:
+        if not is_digest(configured):
+            raise ConfigError(
+                "DRIVER_CONFIG_DIGEST is not one printable word of at most 256 characters",
+                "Set it to the same value as in the driver DaemonSet.",
+            )
         return configured, "DRIVER_CONFIG_DIGEST"
-    if own is not None:
+    if own is not None and (own.config_digest or profile.deploy.driver_key in own.selector_keys):
         return _digest_of(own), f"own pod {own}"
     drivers = [pod for pod in pods.pods if profile.deploy.driver_key in pod.selector_keys and not pod.is_over]
     if not drivers:
@@ -60,21 +66,27 @@ def _digest_of(pod: Pod) -> str:
     return pod.config_digest or hashlib.sha256(pod.main_container.encode()).hexdigest()
 
 
-def is_this_host(node: Node, host: Host) -> bool:
-    """Whether `host` is the machine of `node`: same machine id or boot id; a Node that tells neither is believed."""
+def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
+    """Whether these are the ids of the machine of `node`; a Node that tells neither is believed."""
     if not node.machine_id and not node.boot_id:
         return True
-    return (bool(node.machine_id) and node.machine_id == host.machine_id) or (
-        bool(node.boot_id) and node.boot_id == host.boot_id
-    )
+    return (bool(node.machine_id) and node.machine_id == machine_id) or (bool(node.boot_id) and node.boot_id == boot_id)
 
 
-def is_alive(journal: Journal, pods: PodList, host: Host | None, process_lives: Callable[[Owner], bool]) -> bool:
-    """Whether the journal's owner may still be at work."""
+def is_alive(
+    journal: Journal, node: Node, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool] | None
+) -> bool | None:
+    """Whether the journal's owner may still be at work; None where it cannot be told (`process_lives` None: off node).
+
+    Another pod counts as long as it is there, whatever its processes do. In our own pod a restarted container goes on
+    where the last one ended, so there the process decides.
+    """
     owner = journal.owner
-    if owner.pod_uid:
+    if owner.pod_uid and (own is None or own.uid != owner.pod_uid):
         return any(pod.uid == owner.pod_uid and not pod.is_over for pod in pods.pods)
-    return host is not None and owner.boot_id == host.boot_id and process_lives(owner)
+    if not owner.pid or (node.boot_id and owner.boot_id != node.boot_id):
+        return False
+    return process_lives(owner) if process_lives is not None else None
 
 
 def read_journal(node: Node, profile: Profile) -> Journal | None:
@@ -99,7 +111,7 @@ def observe(
     """
     journal = read_journal(node, profile)
     host = read_host(journal)
-    if host is not None and not is_this_host(node, host):
+    if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
         host = None
     own = own_pod(pods, node, identity)
     wanted, source = wanted_digest(digest, own, pods, profile)
@@ -107,10 +119,11 @@ def observe(
         node=node,
         pods=pods,
         host=host,
-        me=Owner(pod=str(own), pod_uid=own.uid) if own is not None else identity.process,
+        me=replace(identity.process, pod=str(own), pod_uid=own.uid) if own is not None else identity.process,
         own_pod=own,
         journal=journal,
-        owner_alive=journal is not None and is_alive(journal, pods, host, process_lives),
+        owner_alive=journal is not None
+        and is_alive(journal, node, pods, own, process_lives if host is not None else None),
         digest=wanted,
         digest_source=source,
     )

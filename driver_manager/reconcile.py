@@ -108,7 +108,7 @@ def _plain(error: ManagerError) -> Outcome:
 
 
 def _failed(error: ManagerError, settler: Settler, obs: Observation) -> Outcome:
-    settled = settler.after_failure(obs.journal)
+    settled = settler.after_failure(obs.journal, hurry=isinstance(error, Terminated))
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     return Outcome(error.exit_code, what, error.remedy, changed=True)

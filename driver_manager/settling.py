@@ -16,8 +16,8 @@ from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
 ATTEMPTS = 10
 """How often the patch is computed anew when somebody else changes the Node at the same moment."""
 
-SETTLE_RETRY_S = 4.0
-"""Retry budget after a failure: a node is given back within 5 s of SIGTERM, or by the next run from the journal."""
+HURRY_S = 1.5
+"""Bound of each of the last three API calls (read, patch, event) after SIGTERM: together they stay below 5 s."""
 
 
 class Settler:
@@ -45,8 +45,10 @@ class Settler:
         """What is loaded now does not serve its device, and there is no way back: operands would only crash."""
         self._is_driver_unusable = True
 
-    def after_failure(self, found: Journal | None) -> str:
+    def after_failure(self, found: Journal | None, *, hurry: bool = False) -> str:
         """Give back, or hold, after a failure; one phrase says which. `found` is what an earlier run left.
+
+        `hurry`: we were told to end, and are killed soon.
 
         Never raises a ManagerError: what cannot be given back now is given back by the next run, from the journal.
         """
@@ -59,10 +61,13 @@ class Settler:
                 why = "its driver does not work" if self._is_driver_unusable else "its old driver is gone"
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             try:
-                self._cluster.limit_retries(SETTLE_RETRY_S)
+                if hurry:
+                    self._cluster.limit_retries(HURRY_S)
                 self.give_back(journal)
             except OwnedElsewhere as error:
                 return f"the node is left as it is: {error.what}"
+            except NodeMissing:
+                return "the Node is gone, so there is nothing to give back"
             except ManagerError as error:
                 self._start_services(journal)
                 self._reporter.warn(f"not given back: {error.what}")
@@ -90,7 +95,7 @@ class Settler:
     def _gave_back(self, journal: Journal) -> bool:
         """One attempt; False after a conflict."""
         node = self._cluster.node()
-        is_same = node.uid == self._obs.node.uid
+        is_same = node.uid == self._obs.node.uid or self._is_ours(node)
         if is_same:
             self._refuse_foreign(node, journal)
         self._start_services(journal)
@@ -131,16 +136,24 @@ class Settler:
             return True
         return self._is_driver_unusable or not any(root in loaded for root in self._profile.modules.roots)
 
+    def _journal_on(self, node: Node) -> Journal | None:
+        text = node.annotations.get(self._profile.keys.journal)
+        try:
+            return journals.decode(text) if text is not None else None
+        except JournalUnreadable:
+            return None
+
+    def _is_ours(self, node: Node) -> bool:
+        """Whether a Node of another uid carries our journal: somebody created it anew from a copy."""
+        there = self._journal_on(node)
+        return there is not None and there.owner == self._obs.me
+
     def _refuse_foreign(self, node: Node, journal: Journal) -> None:
         key = self._profile.keys.journal
-        text = node.annotations.get(key)
-        if text is None or text == self._obs.node.annotations.get(key):
+        if node.annotations.get(key) == self._obs.node.annotations.get(key):
             return
-        try:
-            there = journals.decode(text)
-        except JournalUnreadable:
-            return
-        if there != journal and not there.owner.is_same_run_as(self._obs.me):
+        there = self._journal_on(node)
+        if there is not None and there != journal and there.owner != self._obs.me:
             raise OwnedElsewhere(
                 f"node {node.name} was taken over by {there.owner}",
                 "Nothing to do here: that run gives the node back.",

@@ -16,6 +16,9 @@ from driver_manager.ports import Clock, Cluster, Reporter
 WATCH_S = 240.0
 """Longest single watch; servers end theirs after 5 to 10 minutes, so ours ends first and in order."""
 
+MOST_NAMED = 10
+"""Pods named in a message: an Event holds 1,024 characters."""
+
 RETRY_S = 1.0
 """Pause before a broken watch is opened again."""
 
@@ -45,6 +48,8 @@ class PodWait:
                 if self._remaining and self._clock.monotonic() - begun < RETRY_S:
                     self._pause(end)
             except WatchExpired:
+                if self._clock.monotonic() - begun < RETRY_S:
+                    self._pause(end)
                 self._relist(end)
             except WatchBroken as error:
                 self._reporter.warn(f"{error.what}; watching again")
@@ -84,7 +89,9 @@ class PodWait:
             self._reporter.info(f"pod {pod} is gone, {len(self._remaining)} left")
 
     def _pods_remain(self, timeout_s: float) -> PodsRemain:
-        named = "; ".join(f"{pod}: {why_still_there(pod)}" for pod in self._remaining.values())
+        pods = list(self._remaining.values())
+        named = "; ".join(f"{pod}: {why_still_there(pod)}" for pod in pods[:MOST_NAMED])
+        named += f"; and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
         return PodsRemain(
             f"{len(self._remaining)} pod(s) still on the node after {timeout_s:g} s: {named}",
             "Remove what holds each pod (finalizer, stuck process, missing controller); the next run tries again.",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 OUTPUT_CHARS = 64 * 1024
 TOOL_TIMEOUT_S = 60.0
+KILLED_S = 1.0
 
 TIMED_OUT = 124
 NOT_FOUND = 127
@@ -34,22 +37,32 @@ def run(argv: Sequence[str], *, timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[
     """Run `argv` with PATH, LC_ALL=C and `env` only. Raises nothing: 127 not found, 126 not runnable, 124 timed out."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **(env or {})}
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=environment,
-            check=False,
             start_new_session=True,
         )
     except FileNotFoundError:
         return Result(NOT_FOUND, "", f"{argv[0]}: not found")
-    except OSError as error:
-        return Result(NOT_RUNNABLE, "", f"{argv[0]}: {error.strerror}")
+    except (OSError, ValueError) as error:
+        return Result(NOT_RUNNABLE, "", f"{argv[0]}: {error}")
+    try:
+        out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
+        _end(process)
         return Result(TIMED_OUT, "", f"{argv[0]}: no end after {timeout_s:g} s")
-    return Result(done.returncode, _text(done.stdout), _text(done.stderr))
+    return Result(process.returncode, _text(out), _text(err))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the whole session of a child. One in uninterruptible sleep survives that: it is left, never waited for."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=KILLED_S)
 
 
 def _text(raw: bytes) -> str:

@@ -16,7 +16,7 @@ from driver_manager.adapters.namespaces import in_host_mounts
 from driver_manager.domain.errors import ManagerError, ModuleFailed
 from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
 from driver_manager.domain.probing import parse
-from driver_manager.domain.profile import Probe, Profile, Strategy
+from driver_manager.domain.profile import Probe, Profile, Strategy, is_safe_root
 from driver_manager.domain.unloading import unload_order
 from driver_manager.ports import Clock
 
@@ -92,6 +92,8 @@ class HostSystem:
 
     def unmount(self, mount_point: str) -> None:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
+        if not is_safe_root(mount_point):
+            raise ModuleFailed(f"refused to unmount {mount_point}: the host itself lives in it", "Report this bug.")
         enter = in_host_mounts(self._roots.proc)
         command = [*enter, "umount"]
         target = mount_point if enter else str(self._files.path(mount_point))

@@ -9,12 +9,11 @@ from pathlib import Path
 from driver_manager.adapters import kmod, procfs, services
 from driver_manager.adapters.modulefiles import HOST, ModuleTrees
 from driver_manager.adapters.rooted import HostFiles
+from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.model import DriverSource, Host, LoadRecord, RebootMarker
-from driver_manager.domain.profile import Profile
-
-MAX_DIGEST_CHARS = 256
+from driver_manager.domain.profile import Profile, is_safe_root
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,11 @@ class HostRoots:
 def boot_id(roots: HostRoots) -> str:
     """The kernel's id of this boot. Raises ConfigError."""
     return _kernel_fact(roots, "random/boot_id")
+
+
+def machine_id(roots: HostRoots) -> str:
+    """The host's machine id (machine-id(5)), "" if it has none. Raises OSError."""
+    return (roots.files().read("/etc/machine-id") or "").strip()
 
 
 def _kernel_fact(roots: HostRoots, name: str) -> str:
@@ -96,11 +100,10 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
     return Host(
         boot_id=this_boot,
         kernel_release=kernel,
-        machine_id=(files.read("/etc/machine-id") or "").strip(),
+        machine_id=machine_id(roots),
         modules=modules,
         digest=digest,
         digest_problem=digest_problem,
-        record=record,
         root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
         artifacts=tuple(path for path in _artifacts(profile) if files.exists(path)),
         host_driver=_host_driver(trees, profile),
@@ -111,7 +114,7 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
         conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
         marker=_marker(files, paths.reboot_marker),
         enforces_signatures=_enforces_signatures(roots.sys),
-        state_problem=files.why_not_writable(paths.state_file) if loads else "",
+        state_problem=files.why_not_writable(paths.state_file),
         active_services=services.active(roots.sys, profile.host_services),
     )
 
@@ -145,7 +148,7 @@ def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
     if text is None:
         return None, ""
     value = text.strip()
-    if not value or len(value) > MAX_DIGEST_CHARS or not value.isprintable() or {" ", "\ufffd"} & set(value):
+    if not is_digest(value):
         return None, f"{path} does not hold one digest"
     return value, ""
 
@@ -161,6 +164,12 @@ def _record(files: HostFiles, path: str, this_boot: str) -> LoadRecord | None:
 
 
 def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
+    """Mounts at and below the driver root, `driver_root` being its path without symlinks."""
+    if not is_safe_root(driver_root):
+        raise ConfigError(
+            f"the driver root leads to {driver_root}, which the host itself lives in",
+            "Remove the symlink that leads there; nothing was changed.",
+        )
     path = roots.proc / "1/mountinfo"
     try:
         return procfs.mount_points_below(path.read_text(errors="surrogateescape"), driver_root)

@@ -49,8 +49,7 @@ def loaded_among(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
 
 def _module(folder: Path) -> Module | None:
     """The module at `folder`; None where it is gone or built in (then it has no `initstate`)."""
-    state = _line(folder / "initstate")
-    if state is None:
+    if _line(folder / "initstate") is None:
         return None
     count = _line(folder / "refcnt") or ""
     try:
@@ -60,9 +59,8 @@ def _module(folder: Path) -> Module | None:
     return Module(
         name=folder.name,
         version=_line(folder / "version") or "",
-        refcount=int(count) if count.lstrip("-").isdigit() else None,
+        refcount=int(count) if count.isascii() and count.isdigit() else None,
         holders=holders,
-        live=state == "live",
     )
 
 

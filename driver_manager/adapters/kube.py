@@ -6,6 +6,7 @@ and sends its own few requests through the client's connection pool, as plain JS
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Generator, Mapping
 from datetime import UTC, datetime
@@ -73,7 +74,7 @@ def load_client(kubeconfig: str | None) -> Any:
             kube_config.load_incluster_config(client_configuration=configuration)
         else:
             kube_config.load_kube_config(client_configuration=configuration)
-    except (kube_config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
             f"no usable way to the cluster{f' in {kubeconfig}' if kubeconfig else ''}: {said}",
@@ -92,10 +93,12 @@ class KubeCluster:
         self._clock = clock
         self._reporter = reporter
         self._retry_budget_s = retry_budget_s
+        self._read_timeout_s = REQUEST_TIMEOUT_S
 
     def limit_retries(self, budget_s: float) -> None:
         """See the port."""
         self._retry_budget_s = min(self._retry_budget_s, budget_s)
+        self._read_timeout_s = min(self._read_timeout_s, budget_s)
 
     def node(self) -> Node:
         """See the port."""
@@ -229,11 +232,12 @@ class KubeCluster:
 
     def _once(self, method: str, path: str, what: str, body: Any, content_type: str) -> dict[str, Any]:
         """One request, the connection's answer as JSON. Raises _Transient or the ManagerError it means."""
-        response = self._send(method, path, body, content_type, REQUEST_TIMEOUT_S)
-        try:
-            data = response.data
-        except (HTTPError, OSError) as error:
-            raise _Transient(f"the answer broke off ({type(error).__name__})") from error
+        with self._clock.interruptible() if method == "GET" else contextlib.nullcontext():
+            response = self._send(method, path, body, content_type, self._read_timeout_s)
+            try:
+                data = response.data
+            except (HTTPError, OSError) as error:
+                raise _Transient(f"the answer broke off ({type(error).__name__})") from error
         if response.status >= 300:
             raise _error_for(response.status, response.headers, data, what, self._node_name)
         return _json_object(data)
@@ -270,6 +274,10 @@ class KubeCluster:
             )
         except (HTTPError, OSError) as error:
             raise _Transient(_why_unreachable(error)) from error
+        except ValueError as error:
+            raise ConfigError(
+                "the credentials cannot be sent: they hold characters that no header can", "Renew the kubeconfig."
+            ) from error
 
 
 def _as_pod_list(body: Mapping[str, Any]) -> PodList:
@@ -290,7 +298,7 @@ def _understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any])
 def _why_unreachable(error: Exception) -> str:
     reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
     if isinstance(reason, NewConnectionError):
-        return "the connection was refused or has no route"
+        return f"cannot connect: {str(reason).rpartition(': ')[2]}"
     return f"{type(reason).__name__}: {reason}".splitlines()[0][:200]
 
 
@@ -310,7 +318,9 @@ def _error_for(status: int, headers: Mapping[str, str], data: bytes, what: str, 
     if status in (401, 403):
         return ApiRefused(
             f"the API server refused to {what} ({status}): {message}",
-            "Renew the credentials." if status == 401 else "Give this service account the verb; deploy/ has the RBAC.",
+            "Renew the credentials."
+            if status == 401
+            else "Give this account the verb; the README lists all that it needs.",
         )
     if status == 404 and what.endswith(" nodes"):
         return NodeMissing(f"node {node} does not exist", "Set NODE_NAME (or --node-name) to the node this runs on.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -76,10 +77,14 @@ class HostFiles:
     def read(self, path: str) -> str | None:
         """The file's first 64 KiB as text, None where there is no file. Raises OSError."""
         try:
-            with self.path(path).open("rb") as file:
-                return file.read(MAX_READ_BYTES).decode(errors="replace")
+            # Not blocking: a FIFO in the file's place must not hold the run.
+            descriptor = os.open(self.path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+            return file.read(MAX_READ_BYTES).decode(errors="replace")
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         """Replace the file atomically; a symlink in its place is replaced, not followed. Raises ConfigError."""
@@ -94,6 +99,8 @@ class HostFiles:
     def why_not_writable(self, path: str) -> str:
         """Why a small file cannot be written at `path`, "" if it seems that it can. Writes nothing."""
         try:
+            if self.path(path, follow_last=False).is_dir():
+                return f"{path} is a folder"
             return self._writable(path, lambda target: _why_no_room(target.parent))
         except OSError as error:
             return f"{path} cannot be written: {error.strerror}"
@@ -113,17 +120,17 @@ class HostFiles:
         with contextlib.suppress(OSError):
             if self.root != Path("/") and direct.parent.samefile(views[0].parent):
                 views.insert(0, direct)
-        views.append(resolve(self._proc / "1" / "root", path, follow_last=False))
-        for view in views[:-1]:
+        for view in views:
             try:
                 return act(view)
             except OSError as error:
                 if error.errno != errno.EROFS:
                     raise
                 refused = error
-        if not (self._proc / "1" / "root").is_dir():
+        host_view = self._proc / "1" / "root"
+        if not os.path.isdir(host_view):  # noqa: PTH112  # False, not an error, where we may not look
             raise refused
-        return act(views[-1])
+        return act(resolve(host_view, path, follow_last=False))
 
 
 def _why_no_room(folder: Path) -> str:

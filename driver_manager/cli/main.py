@@ -103,5 +103,5 @@ def _fail(code: ExitCode, what: str, remedy: str) -> int:
     if remedy:
         log.error(f"what to do: {remedy}")
     path = os.environ.get("TERMINATION_LOG") or "/dev/termination-log"
-    write_termination_log(path, f"exit {code.value}: {what} {remedy}")
+    write_termination_log(path, f"exit {code.value}: {what}", remedy)
     return code

@@ -63,7 +63,8 @@ def _announce(session: Session, outcome: Outcome) -> None:
     else:
         session.log.info(outcome.what)
     line = f"exit {outcome.exit_code.value}: {outcome.what} {outcome.remedy}".strip()
-    write_termination_log(session.values.text("termination_log"), line)
+    last = f"exit {outcome.exit_code.value}: {outcome.what}"
+    write_termination_log(session.values.text("termination_log"), last, outcome.remedy)
     if outcome.changed:
         with session.clock.shielded():
             reason = "DriverReconcileFailed" if failed else "DriverReconciled"

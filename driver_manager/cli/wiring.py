@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -20,10 +21,11 @@ from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.model import Host, Loader, Node, Observation, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.executor import Ports
-from driver_manager.observe import Identity, observe
+from driver_manager.observe import Identity, is_this_host, observe
 from driver_manager.ports import Cluster
 from driver_manager.settings import Values
 
+TERMINATION_LOG_CHARS = 3000
 CONTAINER_HOST_ROOT = Path("/host")
 
 
@@ -136,15 +138,25 @@ def open_session(values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_
     name = node_name(values, roots)
     cluster = _cluster(values, name, clock, log, api_timeout_s)
     node = cluster.node()
-    profile = profiles.pick(wanted, known, node.labels, lambda one: bool(hostfacts.pci_devices(roots, one)))
+    is_here = _is_here(node, roots)
+    profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(hostfacts.pci_devices(roots, one)))
     return Session(values, clock, log, cluster, roots, node, profile)
+
+
+def _is_here(node: Node, roots: HostRoots) -> bool:
+    """Whether this is the node's own host: another machine's devices say nothing about it."""
+    try:
+        return is_this_host(node, hostfacts.machine_id(roots), hostfacts.boot_id(roots))
+    except (ManagerError, OSError):
+        return False
 
 
 def node_name(values: Values, roots: HostRoots) -> str:
     """The node's name: as told, else the host's own where a host tree is mounted. Raises ConfigError."""
     told = values.text("node_name")
     if not told and roots.root != Path("/"):
-        told = (roots.files().read("/etc/hostname") or "").strip()
+        with contextlib.suppress(OSError):
+            told = (roots.files().read("/etc/hostname") or "").strip()
     if not told:
         raise ConfigError("the node is not known", "Set NODE_NAME (or --node-name).")
     if not all(part.replace("-", "").isalnum() and part == part.lower() for part in told.split(".")):
@@ -159,11 +171,13 @@ def _cluster(values: Values, name: str, clock: SystemClock, log: LogReporter, ap
     return KubeCluster(client, name, clock, log, values.seconds("api_timeout", api_timeout_s))
 
 
-def write_termination_log(path: str, text: str) -> None:
-    """Write the last line for `kubectl describe pod`; only into a file that is already there (the kubelet made it)."""
-    try:
+def write_termination_log(path: str, what: str, remedy: str = "") -> None:
+    """Write the last line for `kubectl describe pod`; only into a file that is already there (the kubelet made it).
+
+    The kubelet keeps 4,096 bytes: a long `what` is cut so that the remedy is seen. What cannot be written is let go.
+    """
+    text = f"{what[: TERMINATION_LOG_CHARS - len(remedy)]} {remedy}".strip()
+    with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
-    except OSError:
-        return
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-        file.write(text[:4000])
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)

@@ -17,7 +17,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Owner:
-    """Who runs: a pod (by uid), or a process by hand (pid and start time within a pid namespace of one boot)."""
+    """Who runs: a process (pid and start time within a pid namespace of one boot), by hand or in a pod (by uid)."""
 
     pod: str = ""
     pod_uid: str = ""
@@ -25,12 +25,6 @@ class Owner:
     start_ticks: int = 0
     pid_namespace: int = 0
     boot_id: str = ""
-
-    def is_same_run_as(self, other: Owner) -> bool:
-        """Whether a restart of one may continue the other's work without asking: the same pod, or the same process."""
-        if self.pod_uid or other.pod_uid:
-            return self.pod_uid == other.pod_uid
-        return self == other
 
     def __str__(self) -> str:
         return f"pod {self.pod}" if self.pod_uid else f"process {self.pid} run by hand"
@@ -68,16 +62,18 @@ class JournalUnreadable(ConfigError):
 def encode(journal: Journal) -> str:
     """The annotation's value: compact JSON with sorted keys."""
     owner = journal.owner
+    process = {
+        "pid": owner.pid,
+        "startTicks": owner.start_ticks,
+        "pidNamespace": owner.pid_namespace,
+        "bootId": owner.boot_id,
+    }
     body: dict[str, Any] = {
         "v": VERSION,
         "bootId": journal.boot_id,
-        "owner": {"pod": owner.pod, "uid": owner.pod_uid}
-        if owner.pod_uid
-        else {
-            "pid": owner.pid,
-            "startTicks": owner.start_ticks,
-            "pidNamespace": owner.pid_namespace,
-            "bootId": owner.boot_id,
+        "owner": {
+            **({"pod": owner.pod, "uid": owner.pod_uid} if owner.pod_uid else {}),
+            **(process if owner.pid else {}),
         },
         "labels": dict(journal.labels),
         "cordoned": journal.cordoned,
@@ -137,9 +133,13 @@ def _typed(body: Mapping[str, Any], key: str, kind: type) -> Any:
 
 
 def _owner(body: Mapping[str, Any]) -> Owner:
-    if "uid" in body:
-        return Owner(pod=_typed(body, "pod", str), pod_uid=_typed(body, "uid", str))
+    in_pod = "uid" in body
+    pod, pod_uid = (_typed(body, "pod", str), _typed(body, "uid", str)) if in_pod else ("", "")
+    if in_pod and "pid" not in body:
+        return Owner(pod=pod, pod_uid=pod_uid)
     return Owner(
+        pod=pod,
+        pod_uid=pod_uid,
         pid=_typed(body, "pid", int),
         start_ticks=_typed(body, "startTicks", int),
         pid_namespace=_typed(body, "pidNamespace", int),

@@ -103,7 +103,6 @@ class Module:
     version: str = ""
     refcount: int | None = None
     holders: tuple[str, ...] = ()
-    live: bool = True
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,6 @@ class Host:
     modules: Mapping[str, Module] = field(default_factory=dict)
     digest: str | None = None
     digest_problem: str = ""
-    record: LoadRecord | None = None
     root_mounts: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()
     host_driver: str = ""
@@ -204,7 +202,10 @@ class Host:
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything one decision needs, read once. `host` is None away from the node."""
+    """Everything one decision needs, read once. `host` is None away from the node.
+
+    `owner_alive`: whether the journal's owner still lives, None where that cannot be told.
+    """
 
     node: Node
     pods: PodList
@@ -212,7 +213,7 @@ class Observation:
     me: Owner
     own_pod: Pod | None = None
     journal: Journal | None = None
-    owner_alive: bool = False
+    owner_alive: bool | None = False
     digest: str = ""
     digest_source: str = ""
 

@@ -7,6 +7,7 @@ Raises the errors that stop a run before its first effect.
 from __future__ import annotations
 
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PreflightFailed
+from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.model import Host, Loader, NodeChange, Observation, Policy
 from driver_manager.domain.operands import bound_to_root, placed_by
 from driver_manager.domain.preflight import problems
@@ -30,10 +31,11 @@ from driver_manager.domain.steps import (
     WaitForDevice,
     WaitForOperands,
 )
-from driver_manager.domain.taking import found_journal, give_back, pausable_keys, paused_keys, take
+from driver_manager.domain.taking import found_journal, give_back, pausable_keys, take
 from driver_manager.domain.unloading import unload_order
 
 UPGRADE = "upgrade"
+REBOOT_STATE = "node-reboot-required"
 
 
 def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
@@ -46,7 +48,7 @@ def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
     refuse_if_owned(obs, take_over=policy.take_over)
     if profile.strategy is Strategy.REBOOT:
         return _plan_reboot_driver(obs, host, profile, policy)
-    if policy.loader is Loader.CONTAINER and host.host_driver and host.digest is None:
+    if policy.loader is Loader.CONTAINER and _is_host_driver(obs, host):
         return _stand_down(obs, host, profile, policy)
     if not is_loaded(host, profile):
         return _first_install(obs, host, profile, policy)
@@ -59,13 +61,20 @@ def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
 def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
     """Raise OwnedElsewhere when the journal belongs to another run that still lives and `take_over` is not asked."""
     journal = obs.journal
-    if journal is None or take_over or not obs.owner_alive or journal.owner.is_same_run_as(obs.me):
+    if journal is None or take_over or obs.owner_alive is False or journal.owner == obs.me:
         return
+    doubt = "which is still there" if obs.owner_alive else "of which cannot be told from here whether it lives"
     raise OwnedElsewhere(
-        f"node {obs.node.name} is taken by {journal.owner}, which is still there",
+        f"node {obs.node.name} is taken by {journal.owner}, {doubt}",
         "Wait for it: a pod resumes by itself when its container starts again. --take-over continues in its place, "
         "once you are sure that it does nothing any more.",
     )
+
+
+def _is_host_driver(obs: Observation, host: Host) -> bool:
+    """Whether the host has a driver of its own. A digest, or a journal that knows a driver, is an installer's trace."""
+    traced = host.digest is not None or bool(host.digest_problem) or (obs.journal is not None and obs.journal.driver)
+    return bool(host.host_driver) and not traced
 
 
 def is_loaded(host: Host, profile: Profile) -> bool:
@@ -120,18 +129,18 @@ def _stand_down(obs: Observation, host: Host, profile: Profile, policy: Policy) 
 def _first_install(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     """No module loaded: nothing can hold the device, so nobody is evicted or waited for but pods of a stale root."""
     _check(obs, host, profile, policy)
-    stale = bound_to_root(obs, profile) if host.root_mounts else frozenset()
-    resumed = paused_keys(obs.node, profile) if obs.journal else frozenset()
-    steps: list[Step] = []
-    taken: tuple[Step, ...] = ()
-    if stale or obs.journal:
-        taken = _taken(obs, profile, policy, stale | resumed, cordon=False)
-    steps += taken
-    if host.modules:  # left behind by a load that failed or was killed
-        steps.append(UnloadModules(unload_order(host.modules)))
-    steps += _clean(host, (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file))
-    steps += _load(obs, host, profile, policy)
-    steps += _release(obs, profile, taken)
+    work: list[Step] = []
+    if not _is_installing(obs, profile, policy):
+        if host.modules:  # left behind by a load that failed or was killed
+            work.append(UnloadModules(unload_order(host.modules)))
+        paths = (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file)
+        work += _clean(obs, host, profile, policy, paths)
+    work += _load(obs, host, profile, policy)
+    stale = bound_to_root(obs, profile) if any(isinstance(step, UnmountDriverRoot) for step in work) else frozenset()
+    # Whoever loads, unloads or unmounts takes the node, so that two runs never do so at once.
+    owns = obs.journal is not None or any(not isinstance(step, RemoveArtifacts) for step in work)
+    taken = _taken(obs, profile, policy, stale, cordon=False) if owns else ()
+    steps = [*taken, *work, *_release(obs, profile, taken)]
     loads = policy.loader is Loader.MANAGER
     reason = "the driver is not loaded: " + ("load it" if loads else "its container loads it, the way is made clear")
     return Plan(Decision.NOT_LOADED, reason, tuple(steps))
@@ -143,11 +152,11 @@ def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Pla
     reason = f"driver is current: digest {obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
     if not _container_starts_anew(obs, policy):
         return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)))
+    work = _clean(obs, host, profile, policy, (profile.paths.ready_marker,))
     if not host.root_mounts:
-        steps = (*_clean(host, (profile.paths.ready_marker,)), *give_back(found_journal(obs, profile)))
-        return Plan(Decision.CURRENT, reason, steps)
+        return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(obs, profile))))
     taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False)
-    steps = (*taken, *_clean(host, (profile.paths.ready_marker,)), *_release(obs, profile, taken))
+    steps = (*taken, *work, *_release(obs, profile, taken))
     reason += "; its container starts anew, so pods must let go of the old root"
     return Plan(Decision.REBIND, reason, steps)
 
@@ -169,7 +178,13 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
         *((StopServices(services),) if services else ()),
         WaitForDevice(policy.device_free_timeout_s),
         UnloadModules(unload_order(host.modules)),
-        *_clean(host, (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file)),
+        *_clean(
+            obs,
+            host,
+            profile,
+            policy,
+            (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file),
+        ),
         *_load(obs, host, profile, policy),
         *_release(obs, profile, taken),
     ]
@@ -193,9 +208,8 @@ def _taken(
     services: tuple[str, ...] = (),
 ) -> tuple[Step, ...]:
     step = take(obs, profile, pause, cordon=cordon, services=services)
-    keys = pause | paused_keys(obs.node, profile)
-    pods = tuple(sorted(str(pod) for pod in placed_by(obs.pods.pods, keys, obs.own_pod)))
-    wait = WaitForOperands(tuple(sorted(keys)), pods, policy.pod_termination_timeout_s) if keys else None
+    pods = tuple(sorted(str(pod) for pod in placed_by(obs.pods.pods, pause, obs.own_pod)))
+    wait = WaitForOperands(tuple(sorted(pause)), pods, policy.pod_termination_timeout_s) if pause else None
     return tuple(found for found in (step, wait) if found is not None)
 
 
@@ -206,10 +220,22 @@ def _release(obs: Observation, profile: Profile, taken: tuple[Step, ...]) -> tup
     return give_back(found_journal(obs, profile))
 
 
-def _clean(host: Host, paths: tuple[str, ...]) -> list[Step]:
-    """Unmount what is mounted at the driver root; remove those of `paths` that are there."""
+def _is_installing(obs: Observation, profile: Profile, policy: Policy) -> bool:
+    """Whether a driver container is at work, whose modules and root are not stale; never in its own init container."""
+    if policy.loader is Loader.MANAGER:
+        return False
+    pods = (pod for pod in obs.pods.pods if profile.deploy.driver_key in pod.selector_keys and not pod.is_over)
+    return any(pod.main_started for pod in pods)
+
+
+def _clean(obs: Observation, host: Host, profile: Profile, policy: Policy, paths: tuple[str, ...]) -> list[Step]:
+    """Unmount what is mounted at the driver root, unless it is in use; remove those of `paths` that are there."""
     steps: list[Step] = []
-    if host.root_mounts:
+    wanted = [source.root for source in (host.source, host.previous_source) if source is not None]
+    is_source = policy.loader is Loader.MANAGER and any(
+        _overlap(root, mount) for root in wanted for mount in host.root_mounts
+    )
+    if host.root_mounts and not is_source and not _is_installing(obs, profile, policy):
         steps.append(UnmountDriverRoot(host.root_mounts))
     present = tuple(path for path in paths if path and path in host.artifacts)
     if present:
@@ -217,21 +243,41 @@ def _clean(host: Host, paths: tuple[str, ...]) -> list[Step]:
     return steps
 
 
+def _overlap(root: str, mount: str) -> bool:
+    """Whether a tree at `root` would lose something if `mount` went."""
+    one, other = root.rstrip("/") + "/", mount.rstrip("/") + "/"
+    return one.startswith(other) or (other.startswith(one) and root != "/")
+
+
 def _load(obs: Observation, host: Host, profile: Profile, policy: Policy) -> list[Step]:
     if policy.loader is Loader.CONTAINER or host.source is None:
         return []
     paths = profile.paths
     return [
-        LoadModules(host.source, host.previous_source, _digest_to_go_back_to(obs, host)),
+        LoadModules(
+            host.source, host.previous_source, _digest_to_go_back_to(obs, host), _further_modules(obs, host, profile)
+        ),
         *([RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source)] if obs.digest else []),
     ]
 
 
-def _digest_to_go_back_to(obs: Observation, host: Host) -> str:
+def _old_driver(obs: Observation, host: Host) -> OldDriver | None:
+    """What the journal of this boot knows of the driver to go back to."""
     journal = obs.journal
-    if journal is not None and journal.driver is not None and journal.boot_id == host.boot_id:
-        return journal.driver.digest
-    return host.digest or ""
+    return journal.driver if journal is not None and journal.boot_id == host.boot_id else None
+
+
+def _further_modules(obs: Observation, host: Host, profile: Profile) -> tuple[str, ...]:
+    """Modules of the driver that were loaded above its roots, in the order to load them again."""
+    old = _old_driver(obs, host)
+    before = old.modules if old is not None else unload_order(host.modules)
+    first_root = min((before.index(root) for root in profile.modules.roots if root in before), default=0)
+    return tuple(reversed(before[:first_root]))
+
+
+def _digest_to_go_back_to(obs: Observation, host: Host) -> str:
+    old = _old_driver(obs, host)
+    return old.digest if old is not None else host.digest or ""
 
 
 def _check(obs: Observation, host: Host, profile: Profile, policy: Policy) -> None:
@@ -244,7 +290,8 @@ def _check(obs: Observation, host: Host, profile: Profile, policy: Policy) -> No
 def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     """Strategy `reboot`: the driver is loaded into a fresh kernel only, and never unloaded."""
     paths = profile.paths
-    stale = host.marker is not None and host.marker.boot_id != host.boot_id
+    # A marker without a boot id is an older operator's: whether it is stale cannot be told, so it is left to it.
+    stale = host.marker is not None and host.marker.boot_id not in ("", host.boot_id)
     clear = (ClearRebootRequest(paths.reboot_marker, _reboot_labels(obs, profile, None)),) if stale else ()
     if not is_loaded(host, profile):
         reason = "the driver is not loaded: a fresh boot can load it"
@@ -254,7 +301,8 @@ def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: 
     if not why:
         return Plan(Decision.CURRENT, f"driver is current: digest {obs.digest[:12]}, loaded since this boot", clear)
     marker = {"from": host.digest or "", "to": obs.digest, "reason": UPGRADE}
-    request = RequestReboot(paths.reboot_marker, marker, _reboot_labels(obs, profile, "true"))
+    is_asked = host.marker is not None and not stale  # its evidence is kept: one reboot serves both reasons
+    request = RequestReboot("" if is_asked else paths.reboot_marker, marker, _reboot_labels(obs, profile, "true"))
     return Plan(
         Decision.REBOOT,
         f"{why}; this driver must never be unloaded from a running kernel",
@@ -265,7 +313,7 @@ def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: 
 def _reboot_labels(obs: Observation, profile: Profile, value: str | None) -> NodeChange:
     key = profile.keys.reboot_required
     wanted: dict[str, str | None] = {key: value} if key and obs.node.labels.get(key) != value else {}
-    state = profile.keys.upgrade_state
-    if state and value is not None and obs.node.labels.get(state) != "node-reboot-required":
-        wanted[state] = "node-reboot-required"
+    state, asked = profile.keys.upgrade_state, obs.node.labels.get(profile.keys.upgrade_state) == REBOOT_STATE
+    if state and asked is (value is None):
+        wanted[state] = REBOOT_STATE if value is not None else None
     return NodeChange(labels=wanted)

@@ -16,6 +16,7 @@ from driver_manager.domain.steps import (
     TakeNode,
     WaitForOperands,
 )
+from driver_manager.domain.unloading import is_own
 
 _BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
 
@@ -36,7 +37,8 @@ def checks(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
         _deadline(policy),
         *_driver(host, policy),
         *_conflicts(host, profile),
-        *((_state(host),) if policy.loader is Loader.MANAGER else ()),
+        _users(host, profile),
+        _state(host),
     )
 
 
@@ -160,10 +162,24 @@ def _conflicts(host: Host, profile: Profile) -> tuple[Check, ...]:
     )
 
 
+def _users(host: Host, profile: Profile) -> Check:
+    """Modules above the driver that are not part of it: nobody would load them again."""
+    foreign = [name for name in host.modules if not is_own(name, profile.modules)]
+    if not foreign:
+        return Check("modules above", True, "no foreign module uses the driver")
+    return Check(
+        "modules above",
+        False,
+        f"foreign module {', '.join(foreign)} uses the driver and would not be loaded again",
+        "Unload it by hand first, or add it to modules.own of the profile if it is part of the driver.",
+    )
+
+
 def _state(host: Host) -> Check:
     return Check(
         "state file",
         not host.state_problem,
         host.state_problem or "the folder of the state file can be written and has room",
-        "Mount the vendor's folder of the host read-write (for Rebellions: /run/rbln), and free some space.",
+        "Mount the vendor's folder of the host read-write (for Rebellions: /run/rbln), free some space, remove what is "
+        "in the way.",
     )

@@ -16,6 +16,27 @@ class Strategy(Enum):
     REBOOT = "reboot"
 
 
+_NOT_TO_BE_TOUCHED = (
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/home",
+    "/lib",
+    "/proc",
+    "/run",
+    "/sys",
+    "/usr",
+    "/var/lib/kubelet",
+)
+
+
+def is_safe_root(path: str) -> bool:
+    """Whether everything mounted at and below `path` may be unmounted: not for a folder the host itself lives in."""
+    below = path.rstrip("/") + "/"
+    return path.count("/") > 1 and not any(f"{vital}/".startswith(below) for vital in _NOT_TO_BE_TOUCHED)
+
+
 @dataclass(frozen=True)
 class NodeKeys:
     """Full names of the label and annotation keys on the Node; empty where the vendor has none."""

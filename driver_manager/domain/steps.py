@@ -96,11 +96,15 @@ class RemoveArtifacts:
 
 @dataclass(frozen=True)
 class LoadModules:
-    """Load the driver from `source` and verify it; on failure load `previous` again and record its digest."""
+    """Load the driver from `source` and verify it; on failure load `previous` again and record its digest.
+
+    `also` are further modules of the driver that were loaded before, as its peers above the roots.
+    """
 
     source: DriverSource
     previous: DriverSource | None
     previous_digest: str = ""
+    also: tuple[str, ...] = ()
 
     def describe(self) -> str:
         version = f" {self.source.version}" if self.source.version else ""
@@ -149,14 +153,15 @@ class StandDown:
 
 @dataclass(frozen=True)
 class RequestReboot:
-    """Write the reboot-required marker, label the node; the driver stays loaded."""
+    """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded."""
 
     path: str
     marker: Mapping[str, Any]
     change: NodeChange
 
     def describe(self) -> str:
-        return f"write the reboot-required marker {self.path} and label the node"
+        marker = f"write the reboot-required marker {self.path} and " if self.path else ""
+        return f"{marker}label the node for a reboot"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import GiveBack, TakeNode
+from driver_manager.domain.unloading import unload_order
 
 CORDON_MARK = "true"
 """Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
@@ -111,4 +112,4 @@ def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
         return known
     root = host.previous_source.root if host.previous_source else ""
     version = next((module.version for module in host.modules.values() if module.version), "")
-    return OldDriver(version=version, root=root, modules=tuple(sorted(host.modules)), digest=host.digest or "")
+    return OldDriver(version=version, root=root, modules=unload_order(host.modules), digest=host.digest or "")

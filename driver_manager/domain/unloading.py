@@ -26,11 +26,15 @@ def closure(loaded: Mapping[str, Module], modules: Modules) -> dict[str, Module]
     while below:
         below = False
         for name, module in loaded.items():
-            own = any(fnmatchcase(name, pattern) for pattern in modules.own)
-            if own and name not in found and set(module.holders) <= found.keys():
+            if is_own(name, modules) and name not in found and set(module.holders) <= found.keys():
                 found[name] = module
                 below = True
     return found
+
+
+def is_own(name: str, modules: Modules) -> bool:
+    """Whether the profile counts the module as part of the driver."""
+    return name in modules.roots or any(fnmatchcase(name, pattern) for pattern in modules.own)
 
 
 def unload_order(modules: Mapping[str, Module]) -> tuple[str, ...]:

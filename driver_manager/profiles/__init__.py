@@ -20,7 +20,7 @@ from typing import Any
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.probing import PARSERS
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import Profile, is_safe_root
 
 AUTO = "auto"
 
@@ -98,6 +98,11 @@ def _check(profile: Profile, where: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{4}", profile.pci_vendor):
         raise _bad(where, "pci_vendor", profile.pci_vendor, "four lower-case hexadecimal digits, as 1eff")
     _check_keys(profile, where)
+    for name in ("driver_root", "state_file", "load_record"):
+        if not getattr(profile.paths, name):
+            raise _bad(where, f"paths.{name}", "", "an absolute path")
+    if not is_safe_root(profile.paths.driver_root):
+        raise _bad(where, "paths.driver_root", profile.paths.driver_root, "a folder of the driver's own")
     if profile.probe is not None and not math.isfinite(profile.probe.timeout_s):
         raise _bad(where, "probe.timeout_s", profile.probe.timeout_s, "a number of seconds")
     if not profile.modules.roots:
