@@ -188,7 +188,6 @@ SCENARIOS = {
             _ascend,
             profile="ascend",
             arguments=("--no-wait",),
-            changed_labels={"npu.openfuyao.com/driver-upgrade-state": "node-reboot-required"},
             interference=Interference.REBOOT_AFTER,
         ),
     )

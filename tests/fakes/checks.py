@@ -60,7 +60,7 @@ def check_killed(name: str, effect: int, *, after: bool, reboot: bool = False, n
     world.killer.kill_at(effect, after=after)
     assert world.run() is None, "the kill must have struck"
     if reboot:
-        world.host.reboot()
+        world.reboot()
     if new_pod:
         world.move_to_new_pod()
     finish(world)
@@ -144,31 +144,35 @@ def check_terminated(name: str, call: int) -> None:
     assert settle_in(world) == undisturbed(name)[1]
 
 
-def check_second_run_is_refused(call: int) -> None:
-    """At `call` of a run, another pod's run begins. Raises AssertionError unless it is refused and changes nothing."""
-    first = SCENARIOS["replace_by_container"]()
-    codes: list[ExitCode] = []
+SECONDS = ("driver-b", "driver-a", "")
+"""Where a second run may begin: in another pod, in the first one's own, by hand."""
+
+
+def check_second_run_is_refused(name: str, call: int, pod: str) -> None:
+    """At `call` of a run, another begins in `pod`. Raises AssertionError unless it is refused and changes nothing."""
+    first = SCENARIOS[name]()
+    refused: list[ExitCode] = []
 
     def second_run() -> None:
         before = first.state()
-        second = replace_pod(first)
-        outcome = second.run()
+        outcome = second_run_of(first, pod).run()
         assert outcome is not None
-        codes.append(outcome.exit_code)
+        refused.append(outcome.exit_code)
         assert first.state() == before
 
     first.killer.at_call(call, second_run)
     outcome = first.run()
     assert outcome is not None
     assert outcome.exit_code is ExitCode.DONE, outcome
-    assert codes == [ExitCode.OWNED_ELSEWHERE]
+    assert refused == [ExitCode.OWNED_ELSEWHERE]
     assert first.state().labels == LABELS
 
 
-def replace_pod(world: World) -> World:
-    """The same node and host, seen by a run in another pod."""
+def second_run_of(world: World, pod: str) -> World:
+    """The same node and host, seen by a second process in `pod` ("": by hand)."""
     other = object.__new__(World)
     other.__dict__.update(world.__dict__)
-    other.pod = "driver-b"
-    world.cluster.add_pod(replace(driver_pod(), name="driver-b", uid="driver-b"))
+    other.pod, other.pid = pod, world.pid + 1_000
+    if pod and pod not in world.cluster.listed:
+        world.cluster.add_pod(replace(driver_pod(), name=pod, uid=pod))
     return other

@@ -32,7 +32,7 @@ TMPFS = "/run/"
 class FakeHost:
     """See `driver_manager.ports.HostSystem`; `facts` is what an adapter would read.
 
-    `offers` is the driver version by root. `needs` names what each module depends on.
+    `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
     """
 
     killer: Killer
@@ -58,6 +58,7 @@ class FakeHost:
     known_holders: tuple[Holder, ...] = ()
     services: dict[str, bool] = field(default_factory=dict)
     broken_services: set[str] = field(default_factory=set)
+    lacking: set[str] = field(default_factory=set)
 
     @property
     def boot_id(self) -> str:
@@ -100,7 +101,7 @@ class FakeHost:
     def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
         for name in names:
             with self.killer.call(f"reload {name}", effect=True):
-                if not set(self.needs.get(name, ())) <= self.loaded.keys():
+                if name in self.lacking or not set(self.needs.get(name, ())) <= self.loaded.keys():
                     raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
                 self.loaded[name] = self.offers[source.root]
 
@@ -197,7 +198,6 @@ class FakeHost:
                 machine_id=self.machine_id,
                 modules=self._modules(),
                 digest=digest.strip() if digest is not None else None,
-                record=record,
                 root_mounts=tuple(reversed(self.mounts)),
                 artifacts=tuple(sorted(self.files)),
                 host_driver=self.host_driver,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from driver_manager.domain.journal import Owner
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.executor import Ports
@@ -49,6 +50,13 @@ class World:
         self.cluster = FakeCluster(self.killer, self.clock, node(dict(self.labels)), self.daemon_sets)
         self.host = FakeHost(self.killer, self.profile, self.cluster.device_users)
         self.cluster.add_pod(driver_pod())
+        self.pid = 100
+        self.running: set[Owner] = set()
+
+    @property
+    def process(self) -> Owner:
+        """The process that runs now, or would."""
+        return Owner(pid=self.pid, start_ticks=self.pid, pid_namespace=1, boot_id=self.host.boot_id)
 
     @property
     def ports(self) -> Ports:
@@ -60,26 +68,37 @@ class World:
             self.cluster.node(),
             self.cluster.pods(),
             self.profile,
-            Identity(self.pod, True, "rbln-system"),
+            Identity(self.pod, bool(self.pod), "rbln-system", self.process),
             digest=self.digest,
             read_host=lambda journal: self.host.facts(
                 journal, driver_root=self.driver_root, loads=self.policy.loader.value == "manager"
             ),
-            process_lives=lambda _: False,
+            process_lives=lambda owner: replace(owner, pod="", pod_uid="") in self.running,
         )
 
     def run(self) -> Outcome | None:
         """One process from begin to end; None where it was killed."""
         self.killer.guard()
+        me = self.process
+        self.running.add(me)
         try:
             return reconcile(self.ports, self.observe, self.profile, self.policy)
         except Killed:
             return None
+        finally:
+            self.running.discard(me)
 
     def next_process(self) -> None:
         """The killed or ended process is followed by another one."""
         self.killer.revive()
         self.clock.forget_the_end()
+        self.pid += 1
+
+    def reboot(self) -> None:
+        """The host reboots, and its kubelet tells so."""
+        self.host.reboot()
+        if self.cluster.current is not None:
+            self.cluster.current = replace(self.cluster.current, boot_id=self.host.boot_id)
 
     def move_to_new_pod(self) -> None:
         """The driver pod is deleted and made again by its DaemonSet."""

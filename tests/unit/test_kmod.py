@@ -50,15 +50,16 @@ def test_a_built_in_module_is_not_loaded(sys: Path) -> None:
     assert kmod.driver_modules(sys, PROFILE.modules) == {}
 
 
-@pytest.mark.parametrize(("text", "count"), [("7\n", 7), ("-1\n", -1), ("garbage", None), ("", None)])
+@pytest.mark.parametrize(("text", "count"), [("7\n", 7), ("-1\n", None), ("²\n", None), ("garbage", None), ("", None)])
 def test_a_count_that_the_kernel_does_not_tell_is_none(sys: Path, text: str, count: int | None) -> None:
     load(sys, "rebellions", refcnt=text)
     assert kmod.driver_modules(sys, PROFILE.modules)["rebellions"].refcount == count
 
 
-def test_a_module_on_its_way_out_is_not_live(sys: Path) -> None:
+def test_a_module_on_its_way_in_or_out_counts_as_loaded(sys: Path) -> None:
     load(sys, "rebellions", initstate="going\n")
-    assert not kmod.driver_modules(sys, PROFILE.modules)["rebellions"].live
+    load(sys, "rebellions_core", initstate="coming\n")
+    assert set(kmod.driver_modules(sys, PROFILE.modules)) == {"rebellions", "rebellions_core"}
 
 
 def test_an_unreadable_sys_is_a_configuration_error(tmp_path: Path) -> None:

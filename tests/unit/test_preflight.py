@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager.domain.model import DriverSource, Loader, ModuleFile, Policy
+from driver_manager.domain.model import DriverSource, Loader, Module, ModuleFile, Policy
 from driver_manager.domain.preflight import access, checks, problems, rights
 from driver_manager.domain.steps import GiveBack, RecordDigest, Step, WaitForOperands
 from tests.fakes.builders import PROFILE, host, journal, source
@@ -83,10 +83,29 @@ def test_a_signature_matters_where_the_kernel_asks_for_it(signed: bool | None, e
     assert check.ok is ok
 
 
-def test_a_state_file_that_cannot_be_written_stops_a_manager_only() -> None:
+@pytest.mark.parametrize("policy", [MANAGER, Policy()])
+def test_a_state_file_that_cannot_be_written_stops_both_loaders(policy: Policy) -> None:
     full = host(source=source(), state_problem="/run/rbln has only 0 bytes left")
-    assert [problem.what for problem in problems(full, PROFILE, MANAGER)] == ["/run/rbln has only 0 bytes left"]
-    assert problems(full, PROFILE, Policy()) == ()
+    (problem,) = problems(full, PROFILE, policy)
+    assert (problem.name, problem.what) == ("state file", "/run/rbln has only 0 bytes left")
+    assert "free some space" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("names", "foreign"),
+    [
+        (("rebellions", "rebellions_core"), ()),
+        (("rebellions", "rebellions_peer"), ()),
+        (("rebellions", "third_party"), ("third_party",)),
+        (("ext4", "rebellions", "third_party"), ("ext4", "third_party")),
+    ],
+)
+def test_a_foreign_module_above_the_driver_stops_the_run(names: tuple[str, ...], foreign: tuple[str, ...]) -> None:
+    found = problems(host(modules={name: Module(name) for name in names}), PROFILE, Policy())
+    assert [problem.name for problem in found] == ["modules above"] * bool(foreign)
+    for problem in found:
+        assert f"foreign module {', '.join(foreign)} uses the driver" in problem.what
+        assert "modules.own" in problem.remedy
 
 
 @pytest.mark.parametrize(

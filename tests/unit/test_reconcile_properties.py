@@ -7,6 +7,7 @@ MUTANTS that these properties caught, each proved again by a test at the end:
   - always uncordon: an administrator's cordon is lifted
   - never hold: operands come back to a node whose old driver is gone
   - the owner is not asked for: two runs interleave
+  - the node is taken only to pause it: two runs load the driver at once
   - no resourceVersion precondition on the pause: an edit between observation and pause is overwritten
 """
 
@@ -14,21 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager import executor, settling
-from driver_manager.domain import journal as journals
 from driver_manager.domain import labels as label_rules
-from driver_manager.domain import taking
+from driver_manager.domain import planner, taking
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.domain.steps import TakeNode
+from driver_manager.domain.steps import Step, TakeNode
 from tests.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.fakes.checks import (
     EDITS,
+    SECONDS,
     check_converged,
     check_cordoned_first,
     check_edited,
@@ -79,7 +82,7 @@ def test_any_number_of_kills_signals_and_reboots_in_a_row_ends_like_an_undisturb
             world.killer.at_call(sigterm_at, world.clock.ask_to_end)
         world.run()
         if reboot:
-            world.host.reboot()
+            world.reboot()
         if new_pod:
             world.move_to_new_pod()
     finish(world, runs=8)
@@ -111,6 +114,7 @@ def unavailable() -> None:
     raise ApiUnavailable("no answer", "Look at the API server.")
 
 
+@cache
 def calls_of(name: str) -> list[str]:
     """The calls of an undisturbed run."""
     world = SCENARIOS[name]()
@@ -219,12 +223,16 @@ def test_sigterm_while_waiting_for_pods_ends_the_wait_at_once_and_gives_back() -
     assert world.state().labels == LABELS
 
 
-TAKEN_AT = calls_of("replace_by_container").index("patch") + 1
+def check_all_seconds(name: str) -> None:
+    calls = calls_of(name)
+    for call in range(calls.index("patch") + 1, len(calls)):
+        for pod in SECONDS:
+            check_second_run_is_refused(name, call, pod)
 
 
-@pytest.mark.parametrize("call", range(TAKEN_AT, undisturbed("replace_by_container")[3]))
-def test_a_second_run_is_refused_while_the_firsts_pod_lives(call: int) -> None:
-    check_second_run_is_refused(call)
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name != "current"])
+def test_a_second_run_is_refused_while_the_first_lives(name: str) -> None:
+    check_all_seconds(name)
 
 
 def caught(check: Callable[[], None]) -> bool:
@@ -276,12 +284,16 @@ def always_uncordon(node: Node, *rest: object) -> NodeChange:
     return replace(change, unschedulable=False if node.unschedulable else None)
 
 
+def take_only_to_pause(*arguments: Any, **options: Any) -> tuple[Step, ...]:
+    return TAKEN(*arguments, **options) if arguments[3] else ()
+
+
 def patch_without_precondition(self: executor.Executor, step: TakeNode) -> None:
     self._settler.took(step.journal)
     self._ports.cluster.patch_node(step.change, None)
 
 
-ORIGINALS, RELEASE = label_rules.originals, taking.release
+ORIGINALS, RELEASE, TAKEN = label_rules.originals, taking.release, planner._taken
 
 
 @pytest.mark.parametrize(
@@ -292,7 +304,8 @@ ORIGINALS, RELEASE = label_rules.originals, taking.release
         (label_rules, "originals", originals_without_the_journal, check_all_kills),
         (settling, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
         (settling.Settler, "_must_hold", lambda *_: False, check_all_terms),
-        (journals.Owner, "is_same_run_as", lambda *_: True, lambda: check_second_run_is_refused(TAKEN_AT)),
+        (planner, "refuse_if_owned", lambda *_, **__: None, lambda: check_all_seconds("first_install_by_manager")),
+        (planner, "_taken", take_only_to_pause, lambda: check_all_seconds("first_install_by_manager")),
         (executor.Executor, "_take_node", patch_without_precondition, check_all_edits),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,
@@ -302,6 +315,7 @@ def test_a_mutant_is_caught(
 ) -> None:
     for scenario in TAKING:
         undisturbed(scenario)  # measured before anything is broken
+        calls_of(scenario)
     assert not caught(check)
     monkeypatch.setattr(target, name, mutant)
     assert caught(check)
