@@ -18,7 +18,7 @@ from driver_manager.sandbox import standins
 KERNEL = "6.1.0-sandbox"
 MACHINE_ID = "5a9db0c5a9db0c5a9db0c5a9db0c5a9d"
 ROOT_MOUNT = "36 25 0:31 / {} rw,relatime shared:1 - overlay overlay rw\n"
-TOOLS = ("rmmod", "modprobe", "modinfo", "umount")
+TOOLS = ("rmmod", "modprobe", "modinfo", "umount", "systemctl")
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,16 @@ class HostTree:
     def hold_device(self) -> None:
         """Make the driver busy, as a process with the device open does."""
         standins.count(self.root / "sys/module" / self.profile.modules.roots[0], 1)
+
+    def start_service(self, name: str) -> None:
+        """Let a host service run."""
+        standins.systemctl(self.root, ["start", name])
+
+    @property
+    def services(self) -> list[str]:
+        """Names of the host services that run."""
+        folder = self.root / "sys/fs/cgroup/system.slice"
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
 
     def reboot(self) -> None:
         """A new boot: no modules, empty /run, no mounts."""

@@ -1,4 +1,4 @@
-"""Stand-ins for rmmod, modprobe, modinfo, umount and rbln-smi that work on a sandbox host tree instead of a kernel.
+"""Stand-ins for kmod's tools, umount, systemctl and rbln-smi that work on a sandbox host tree instead of a kernel.
 
 Run as a program: `standins.py TOOL TREE ARGUMENT…`. They word their failures as kmod does, so that what reads them is
 tested. Standard library only, and nothing of the package: it starts in a bare interpreter.
@@ -15,7 +15,14 @@ BUSY = "rmmod: ERROR: Module {} is in use"
 def main(argv: list[str]) -> int:
     """Run the tool named first, on the tree named second; its exit status."""
     tool, tree, *arguments = argv
-    tools = {"rmmod": rmmod, "modprobe": modprobe, "modinfo": modinfo, "umount": umount, "rbln-smi": rbln_smi}
+    tools = {
+        "rmmod": rmmod,
+        "modprobe": modprobe,
+        "modinfo": modinfo,
+        "umount": umount,
+        "rbln-smi": rbln_smi,
+        "systemctl": systemctl,
+    }
     return tools[tool](Path(tree), arguments)
 
 
@@ -98,6 +105,17 @@ def umount(tree: Path, arguments: list[str]) -> int:
             table.write_text("".join(f"{line}\n" for line in lines))
             return 0
     return fail(f"umount: {point}: not mounted.", 32)
+
+
+def systemctl(tree: Path, arguments: list[str]) -> int:
+    """Start or stop a service: its cgroup is there while it runs."""
+    verb, name = arguments[0], arguments[-1]
+    group = tree / "sys/fs/cgroup/system.slice" / name
+    if verb == "start":
+        group.mkdir(parents=True, exist_ok=True)
+    elif group.is_dir():
+        group.rmdir()
+    return 0
 
 
 def rbln_smi(tree: Path, _: list[str]) -> int:

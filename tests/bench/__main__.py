@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.holders import measure_holders
 from tests.cluster.api import wait_until
 from tests.cluster.conftest import EVENTS, GENERATION_1, bind_rights, create_node, create_operands
 from tests.cluster.controlplane import NAMESPACE, ControlPlane, missing_assets
@@ -22,6 +23,7 @@ from tests.cluster.kubelet import Operands
 from tests.cluster.rig import Rig
 
 RUNS = 10
+HOLDER_RUNS = 5
 POD_STOP_S = 1.0
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 
@@ -98,7 +100,10 @@ def figures() -> list[Figure]:
         for number in range(RUNS):
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
                 samples.append(measure(plane, Path(folder)))
-            print(f"run {number + 1} of {RUNS}: {samples[-1]}", file=sys.stderr)
+            print(f"reconcile {number + 1} of {RUNS}", file=sys.stderr)
+        print("holders among 5,000 processes", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            holders_s = measure_holders(plane, Path(folder), HOLDER_RUNS)
     return [
         Figure(
             "API requests of one reconcile, 6 operands",
@@ -121,6 +126,13 @@ def figures() -> list[Figure]:
             1.0,
             "from start to end of the process, less the second that the pods take",
         ),
+        Figure(
+            "`holders` on a host with 5,000 processes",
+            "s",
+            tuple(holders_s),
+            1.0,
+            "whole command, start of the process included; open files and mappings of all processes",
+        ),
     ]
 
 
@@ -131,12 +143,15 @@ def main() -> int:
         rows = [{**vars(figure), "median": figure.median, "met": figure.is_met} for figure in found]
         print(json.dumps(rows, indent=2))
     else:
-        print(f"{'what':<45} {'min':>7} {'median':>7} {'max':>7} {'target':>8}  how")
+        print(f"{'what':<45} {'min':>7} {'median':>7} {'max':>7} {'target':>8}  unit")
         for figure in found:
             low, high = min(figure.samples), max(figure.samples)
             target = f"≤ {figure.target:g}"
             row = f"{figure.what:<45} {low:>7.2f} {figure.median:>7.2f} {high:>7.2f} {target:>8}"
-            print(f"{row}  {figure.unit or 'count'}: {figure.how}{'' if figure.is_met else '  MISSED'}")
+            print(f"{row}  {figure.unit or 'count'}{'' if figure.is_met else '  MISSED'}")
+        print("\nhow:")
+        for figure in found:
+            print(f"  {figure.what}: {figure.how}")
     return 0 if all(figure.is_met for figure in found) else 1
 
 

@@ -29,6 +29,7 @@ GENERATION_1 = [
     {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
     {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]},
 ]
+READ_ONLY = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
 EVENTS = [{"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]}]
 
 
@@ -53,6 +54,7 @@ def control_plane() -> Iterator[ControlPlane]:
         with running.api(running.admin) as api:
             api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
             bind_rights(api, running.agent, GENERATION_1)
+            bind_rights(api, running.reader, READ_ONLY)
             bind_rights(api, running.agent_with_events, GENERATION_1 + EVENTS)
         yield running
 

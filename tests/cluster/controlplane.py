@@ -130,9 +130,10 @@ class ControlPlane:
         self.agent = _service_account("driver-manager")
         self.agent_with_events = _service_account("driver-manager-events")
         self.nobody = _service_account("nobody")
+        self.reader = _service_account("reader")
         self._controllers = _user("system:kube-controller-manager", "system:masters")
         # The agents have no rights of their own: the fixtures bind roles to them.
-        self._users = (self.admin, self.agent, self.agent_with_events, self.nobody, self._controllers)
+        self._users = (self.admin, self.agent, self.agent_with_events, self.nobody, self.reader, self._controllers)
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="control-plane-"))

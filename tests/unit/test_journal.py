@@ -17,9 +17,14 @@ GOLDEN = sorted((Path(__file__).parent / "golden").glob("journal-v*.json"))
 GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
 TEXT = st.text(max_size=20)
 COUNT = st.integers(0, 2**63)
-OWNERS = st.builds(Owner, pod=TEXT, pod_uid=st.text(min_size=1, max_size=20)) | st.builds(
-    Owner, pid=COUNT, start_ticks=COUNT, pid_namespace=COUNT, boot_id=TEXT
-)
+PROCESS: dict[str, Any] = {
+    "pid": st.integers(1, 2**63),
+    "start_ticks": COUNT,
+    "pid_namespace": COUNT,
+    "boot_id": TEXT,
+}
+POD: dict[str, Any] = {"pod": TEXT, "pod_uid": st.text(min_size=1, max_size=20)}
+OWNERS = st.builds(Owner, **POD) | st.builds(Owner, **PROCESS) | st.builds(Owner, **POD, **PROCESS)
 JOURNALS = st.builds(
     Journal,
     owner=OWNERS,
@@ -27,7 +32,8 @@ JOURNALS = st.builds(
     labels=st.dictionaries(TEXT, TEXT, max_size=4),
     cordoned=st.booleans(),
     services=st.lists(TEXT, max_size=2).map(tuple),
-    driver=st.none() | st.builds(OldDriver, version=TEXT, root=TEXT, modules=st.lists(TEXT, max_size=3).map(tuple)),
+    driver=st.none()
+    | st.builds(OldDriver, version=TEXT, root=TEXT, modules=st.lists(TEXT, max_size=3).map(tuple), digest=TEXT),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -70,6 +76,24 @@ def test_the_golden_journal_of_a_process_means_what_it_did() -> None:
     boot = "6f1b1c3e-0000-4000-8000-000000000001"
     owner = Owner(pid=4711, start_ticks=123456, pid_namespace=4026531836, boot_id=boot)
     assert decode((Path(__file__).parent / "golden/journal-v1-process.json").read_text()) == Journal(owner, boot)
+
+
+def test_the_golden_journal_of_a_process_in_a_pod_holds_both() -> None:
+    boot = "6f1b1c3e-0000-4000-8000-000000000001"
+    assert decode((Path(__file__).parent / "golden/journal-v1-pod-process.json").read_text()) == Journal(
+        owner=Owner(
+            pod="rbln-system/driver-x7k2p",
+            pod_uid="0b0d7f0e-0000-4000-8000-000000000002",
+            pid=7,
+            start_ticks=123456,
+            pid_namespace=4026532501,
+            boot_id=boot,
+        ),
+        boot_id=boot,
+        labels={"rebellions.ai/npu.deploy.device-plugin": "true"},
+        cordoned=True,
+        driver=OldDriver("1.2.91", "/opt/old", ("rebellions_peer", "rebellions", "rebellions_core"), "ab12"),
+    )
 
 
 @given(st.text() | JSON.map(json.dumps))
@@ -117,6 +141,10 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"services": "rbln_daemon.service"}, "services"),
         ({"services": [1]}, "services"),
         ({"owner": {"uid": 1, "pod": "p"}}, "uid"),
+        ({"owner": {"uid": "u", "pod": "p", "pid": "7"}}, "pid"),
+        ({"owner": {"uid": "u", "pod": "p", "pid": 7}}, "startTicks"),
+        ({"owner": {}}, "pid"),
+        ({"driver": {"version": "1", "root": "/", "modules": [], "digest": 1}}, "digest"),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], named: str) -> None:
@@ -137,19 +165,14 @@ def test_an_unknown_extra_field_of_the_same_version_is_ignored() -> None:
     assert decode(json.dumps(GOOD | {"later": 1})) == decode(json.dumps(GOOD))
 
 
-def test_a_restarted_container_of_the_same_pod_is_the_same_run() -> None:
-    assert Owner("ns/a", "u1").is_same_run_as(Owner("ns/a", "u1", pid=7))
-    assert not Owner("ns/a", "u1").is_same_run_as(Owner("ns/a", "u2"))
-    assert not Owner("ns/a", "u1").is_same_run_as(Owner(pid=7))
-
-
-def test_a_process_is_the_same_run_only_with_its_start_time_namespace_and_boot() -> None:
-    process = Owner(pid=7, start_ticks=1, pid_namespace=2, boot_id="b")
-    assert process.is_same_run_as(Owner(pid=7, start_ticks=1, pid_namespace=2, boot_id="b"))
-    for other in (Owner(pid=7, start_ticks=2, pid_namespace=2, boot_id="b"), Owner(pid=7), Owner()):
-        assert not process.is_same_run_as(other)
+def test_two_processes_of_one_pod_are_two_owners() -> None:
+    first = Owner("ns/a", "u1", pid=7, start_ticks=1, pid_namespace=2, boot_id="b")
+    again = Owner("ns/a", "u1", pid=7, start_ticks=9, pid_namespace=3, boot_id="b")
+    assert decode(encode(Journal(first, "b"))).owner == first
+    assert decode(encode(Journal(again, "b"))).owner != first
 
 
 def test_an_owner_is_named_for_people() -> None:
     assert str(Owner("ns/a", "u1")) == "pod ns/a"
+    assert str(Owner("ns/a", "u1", pid=7)) == "pod ns/a"
     assert str(Owner(pid=7)) == "process 7 run by hand"

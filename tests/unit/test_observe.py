@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Journal, JournalUnreadable, Owner, encode
-from driver_manager.domain.model import Host, Observation, Pod, PodList
+from driver_manager.domain.model import Node, Observation, Pod, PodList
 from driver_manager.observe import Identity, is_alive, is_this_host, observe, own_pod, wanted_digest
 from tests.fakes.builders import DRIVER, PROFILE, driver_pod, host, journal, node, pod
 
@@ -73,6 +74,10 @@ def test_we_are_the_pod_where_there_is_one_else_the_process() -> None:
     assert observed(GUESSED).me == Owner(pid=7)
 
 
+def test_in_a_pod_we_are_the_pod_and_the_process() -> None:
+    assert observed(replace(SURE, process=PROCESS), driver_pod()).me == IN_POD
+
+
 # digest
 
 
@@ -104,6 +109,22 @@ def test_by_hand_the_newest_living_driver_pod_tells() -> None:
     assert wanted_digest("", None, listed(*pods), PROFILE) == ("new", "driver pod rbln-system/new")
 
 
+@pytest.mark.parametrize("told", ["two words", "two\nlines", "tab\there", "d" * 257, "\ufffd", "\x00", " "])
+def test_a_told_digest_that_the_state_file_could_not_hold_is_refused(told: str) -> None:
+    with pytest.raises(ConfigError, match="DRIVER_CONFIG_DIGEST") as caught:
+        wanted_digest(told, driver_pod(), listed(), PROFILE)
+    assert "driver DaemonSet" in caught.value.remedy
+
+
+def test_a_pod_of_ours_that_is_no_driver_pod_leaves_it_to_the_driver_pod() -> None:
+    debug = pod("debugger", main_container='["busybox"]')
+    driver = pod("driver-x", DRIVER, config_digest="wanted")
+    assert wanted_digest("", debug, listed(debug, driver), PROFILE) == ("wanted", "driver pod rbln-system/driver-x")
+    assert wanted_digest("", debug, listed(debug), PROFILE) == ("", "")
+    with_env = replace(debug, config_digest="own")
+    assert wanted_digest("", with_env, listed(with_env, driver), PROFILE)[0] == "own"
+
+
 def test_nothing_that_tells_is_no_digest() -> None:
     assert wanted_digest("", None, listed(pod("other")), PROFILE) == ("", "")
 
@@ -125,16 +146,28 @@ def test_nothing_that_tells_is_no_digest() -> None:
 )
 def test_a_host_is_the_nodes_by_machine_id_or_boot_id(machine: str, boot: str, answer: bool) -> None:
     now = node(machine_id=machine, boot_id=boot)
-    assert is_this_host(now, host()) is answer
+    assert is_this_host(now, "machine", "boot-1") is answer
     found = observed(SURE, driver_pod(), node=now)
     assert (found.host is not None) is answer
 
 
-def test_an_empty_machine_id_on_both_sides_is_no_match() -> None:
-    assert not is_this_host(node(machine_id="", boot_id="b"), host(machine_id="", boot_id="c"))
+def test_ids_that_are_empty_on_both_sides_are_no_match() -> None:
+    assert not is_this_host(node(machine_id="", boot_id="b"), "", "c")
+    assert not is_this_host(node(machine_id="m", boot_id=""), "n", "")
 
 
-# the journal
+# the owner of a journal
+
+PROCESS = Owner(pid=7, start_ticks=1, pid_namespace=2, boot_id="boot-1")
+IN_POD = replace(PROCESS, pod="rbln-system/driver-a", pod_uid="driver-a")
+
+
+def alive(
+    owner: Owner, *pods: Pod, own: Pod | None = None, runs: bool | None = False, now: Node | None = None
+) -> bool | None:
+    """`runs`: what the process table says, None off the node."""
+    process_lives = None if runs is None else lambda _: bool(runs)
+    return is_alive(Journal(owner, "boot-1"), now or node(), listed(*pods), own, process_lives)
 
 
 @pytest.mark.parametrize(
@@ -143,29 +176,58 @@ def test_an_empty_machine_id_on_both_sides_is_no_match() -> None:
         ((driver_pod(),), True),
         ((driver_pod(deleting=True),), True),
         ((driver_pod(phase="Failed"),), False),
+        ((driver_pod(phase="Succeeded"),), False),
         ((pod("driver-a", uid="another"),), False),
         ((), False),
     ],
 )
-def test_a_pods_journal_is_alive_while_that_very_pod_is_there(pods: tuple[Pod, ...], answer: bool) -> None:
-    assert is_alive(journal(), listed(*pods), host(), nobody) is answer
+@pytest.mark.parametrize("runs", [True, False, None])
+@pytest.mark.parametrize("owner", [IN_POD, replace(IN_POD, pid=0), replace(IN_POD, boot_id="boot-0")])
+def test_another_pods_run_counts_while_that_very_pod_is_there_whatever_its_processes_do(
+    pods: tuple[Pod, ...], answer: bool, runs: bool | None, owner: Owner
+) -> None:
+    for own in (None, pod("driver-b", uid="driver-b")):
+        assert alive(owner, *pods, own=own, runs=runs) is answer
 
 
 @pytest.mark.parametrize(
-    ("there", "lives", "answer"),
-    [(host(), True, True), (host(), False, False), (None, True, False), (host(boot_id="boot-2"), True, False)],
+    ("owner", "own"),
+    [(IN_POD, driver_pod()), (PROCESS, None), (PROCESS, driver_pod())],
+    ids=["own", "hand", "hand-pod"],
 )
-def test_a_processs_journal_is_alive_while_it_runs_in_this_boot(there: Host | None, lives: bool, answer: bool) -> None:
-    by_hand = Journal(Owner(pid=7, boot_id="boot-1"), "boot-1")
-    assert is_alive(by_hand, listed(), there, lambda _: lives) is answer
+@pytest.mark.parametrize("runs", [True, False, None])
+def test_in_our_own_pod_and_by_hand_the_process_decides_and_off_the_node_nobody_can(
+    owner: Owner, own: Pod | None, runs: bool | None
+) -> None:
+    assert alive(owner, driver_pod(), own=own, runs=runs) is runs
+
+
+@pytest.mark.parametrize("runs", [True, None])
+def test_a_process_of_an_earlier_boot_is_dead_wherever_we_look_from(runs: bool | None) -> None:
+    assert alive(replace(PROCESS, boot_id="boot-0"), runs=runs) is False
+    assert alive(replace(PROCESS, boot_id="boot-0"), runs=runs, now=node(boot_id="")) is runs
+
+
+def test_a_journal_of_our_own_pod_without_a_process_is_an_older_managers_and_resumed() -> None:
+    assert alive(Owner("rbln-system/driver-a", "driver-a"), driver_pod(), own=driver_pod(), runs=True) is False
 
 
 def test_the_nodes_journal_is_part_of_the_observation() -> None:
-    now = node(annotations={PROFILE.keys.journal: encode(journal())})
-    found = observed(SURE, driver_pod(), node=now)
-    assert found.journal == journal()
-    assert found.owner_alive
-    assert observed(SURE, driver_pod()).journal is None
+    now = node(annotations={PROFILE.keys.journal: encode(journal(owner=IN_POD))})
+    found = observed(SURE, driver_pod(), node=now, lives=lambda owner: owner == IN_POD)
+    assert found.journal == journal(owner=IN_POD)
+    assert found.owner_alive is True
+    assert observed(SURE, driver_pod(), node=now).owner_alive is False
+    bare = observed(SURE, driver_pod())
+    assert bare.journal is None
+    assert bare.owner_alive is False
+
+
+def test_off_the_node_the_process_table_at_hand_is_not_asked() -> None:
+    now = node(annotations={PROFILE.keys.journal: encode(journal(owner=PROCESS))})
+    for there in (None, host(machine_id="laptop", boot_id="laptop")):
+        assert observed(GUESSED, node=now, host=there, lives=lambda _: True).owner_alive is None
+        assert observed(GUESSED, node=now, host=there).owner_alive is None
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "null"])

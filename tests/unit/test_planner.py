@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, OwnedElsewhere, PreflightFailed
-from driver_manager.domain.model import Loader, Module, Observation, Policy, RebootMarker
+from driver_manager.domain.journal import OldDriver
+from driver_manager.domain.model import Loader, Module, Observation, Pod, Policy
 from driver_manager.domain.planner import plan
 from driver_manager.domain.steps import (
-    ClearRebootRequest,
     Decision,
     GiveBack,
-    HoldForReboot,
     LoadModules,
     Plan,
     RecordDigest,
     RemoveArtifacts,
-    RequestReboot,
     StandDown,
     TakeNode,
     UnloadModules,
@@ -27,7 +25,6 @@ from driver_manager.domain.steps import (
     WaitForOperands,
 )
 from tests.fakes.builders import (
-    ASCEND,
     DRIVER,
     EXPORTER,
     LABELS,
@@ -37,10 +34,10 @@ from tests.fakes.builders import (
     PLUGIN,
     PROFILE,
     ROOT_MOUNT,
-    SOMEBODY,
     driver_pod,
     host,
     journal,
+    modules,
     node,
     observation,
     pod,
@@ -85,6 +82,19 @@ def test_standing_down_gives_back_what_an_earlier_run_took() -> None:
     assert steps(obs) == [GiveBack, StandDown]
 
 
+@pytest.mark.parametrize(
+    "traces",
+    [
+        {"host": host(host_driver="/lib/m.ko", digest=OLD_DIGEST)},
+        {"host": host(host_driver="/lib/m.ko", digest=None, digest_problem="garbage")},
+        {"host": host(host_driver="/lib/m.ko", digest=None), "journal": journal(driver=OldDriver("1.0"))},
+    ],
+    ids=["digest", "digest-problem", "journal"],
+)
+def test_a_driver_that_an_installer_left_traces_of_is_not_the_hosts(traces: dict[str, Any]) -> None:
+    assert plan(observation(**traces), PROFILE, CONTAINER).decision is Decision.REPLACE
+
+
 def test_a_manager_may_load_the_hosts_own_driver() -> None:
     obs = observation(host=host(host_driver="/lib/m.ko", modules={}, digest=None, source=source("/")))
     assert plan(obs, PROFILE, MANAGER).decision is Decision.NOT_LOADED
@@ -103,7 +113,7 @@ def test_an_equal_digest_with_no_module_loaded_is_not_current() -> None:
     obs = observation(host=host(modules={}, digest=NEW_DIGEST, source=source(), artifacts=(STATE,)))
     found = plan(obs, PROFILE, MANAGER)
     assert found.decision is Decision.NOT_LOADED
-    assert [type(step) for step in found.steps] == [RemoveArtifacts, LoadModules, RecordDigest]
+    assert [type(step) for step in found.steps] == [TakeNode, RemoveArtifacts, LoadModules, RecordDigest, GiveBack]
     assert one(found, RemoveArtifacts).paths == (STATE,)
 
 
@@ -119,21 +129,93 @@ def test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded() ->
 
 def test_a_stale_root_that_nobody_has_mounted_is_just_unmounted() -> None:
     obs = observation(host=host(modules={}, digest=None, root_mounts=(f"{ROOT_MOUNT}/a", ROOT_MOUNT)))
-    assert steps(obs) == [UnmountDriverRoot]
+    found = plan(obs, PROFILE, CONTAINER)
+    assert [type(step) for step in found.steps] == [TakeNode, UnmountDriverRoot, GiveBack]
+    assert takes_no_label(found)
 
 
 def test_what_a_failed_load_left_behind_is_unloaded_first() -> None:
     left = {"rebellions_core": Module("rebellions_core")}
     obs = observation(host=host(modules=left, digest=None, source=source()))
-    assert steps(obs, MANAGER) == [UnloadModules, LoadModules, RecordDigest]
+    assert steps(obs, MANAGER) == [TakeNode, UnloadModules, LoadModules, RecordDigest, GiveBack]
+    assert takes_no_label(plan(obs, PROFILE, MANAGER))
 
 
-def test_a_run_that_resumes_without_a_driver_waits_for_what_it_paused_and_gives_back() -> None:
+def takes_no_label(found: Plan) -> bool:
+    """Whether the node is taken with the journal alone."""
+    change = one(found, TakeNode).change
+    return not change.labels and change.unschedulable is None and set(change.annotations) == {PROFILE.keys.journal}
+
+
+@pytest.mark.parametrize(
+    ("facts", "policy"),
+    [
+        ({"source": source()}, MANAGER),
+        ({"root_mounts": (ROOT_MOUNT,)}, CONTAINER),
+        ({"modules": {"rebellions_core": Module("rebellions_core")}}, CONTAINER),
+    ],
+    ids=["load", "unmount", "unload"],
+)
+def test_whoever_loads_unloads_or_unmounts_takes_the_node_first(facts: dict[str, Any], policy: Policy) -> None:
+    found = plan(observation(host=host(**{"modules": {}, "digest": None, **facts})), PROFILE, policy)
+    assert found.decision is Decision.NOT_LOADED
+    assert type(found.steps[0]) is TakeNode
+    assert takes_no_label(found)
+    assert one(found, GiveBack).journal == one(found, TakeNode).journal
+
+
+def test_removing_files_takes_no_node() -> None:
+    obs = observation(host=host(modules={}, digest=OLD_DIGEST, artifacts=(STATE, READY)))
+    assert steps(obs) == [RemoveArtifacts]
+
+
+def test_a_run_that_resumes_without_a_driver_waits_for_nobody_and_gives_back_what_was_paused() -> None:
     obs = observation(host=host(modules={}, digest=None, source=source()), node=node(TAKEN), journal=journal())
     found = plan(obs, PROFILE, MANAGER)
-    assert [type(step) for step in found.steps][-3:] == [LoadModules, RecordDigest, GiveBack]
-    assert one(found, WaitForOperands).keys == (PLUGIN, EXPORTER)
+    assert [type(step) for step in found.steps] == [TakeNode, LoadModules, RecordDigest, GiveBack]
     assert one(found, GiveBack).journal.labels == {PLUGIN: "true", EXPORTER: "true"}
+
+
+def test_a_run_that_resumes_without_a_driver_still_waits_for_pods_of_a_stale_root() -> None:
+    pods = (pod("plugin", PLUGIN, host_paths=(ROOT_MOUNT,)), pod("exporter", EXPORTER))
+    stale = host(modules={}, digest=None, root_mounts=(ROOT_MOUNT,))
+    obs = observation(host=stale, node=node(TAKEN), journal=journal(), pods=pods)
+    found = plan(obs, PROFILE, CONTAINER)
+    assert [type(step) for step in found.steps] == [TakeNode, WaitForOperands, UnmountDriverRoot, GiveBack]
+    assert one(found, WaitForOperands).keys == (PLUGIN,)
+
+
+@pytest.mark.parametrize("own", [None, pod("debugger")])
+def test_a_driver_container_that_is_installing_is_left_alone(own: Pod | None) -> None:
+    installing = pod("driver-x", DRIVER, main_started=True)
+    left = {"rebellions_core": Module("rebellions_core")}
+    facts = host(modules=left, digest=None, root_mounts=(ROOT_MOUNT,), artifacts=(STATE, READY))
+    assert steps(observation(host=facts, own_pod=own, pods=(installing,))) == []
+    over = pod("driver-x", DRIVER, main_started=True, phase="Failed")
+    assert UnmountDriverRoot in steps(observation(host=facts, own_pod=own, pods=(over,)))
+
+
+# who unmounts
+
+
+@pytest.mark.parametrize(
+    ("root", "unmounts"),
+    [
+        (ROOT_MOUNT, False),
+        (f"{ROOT_MOUNT}/", False),
+        (f"{ROOT_MOUNT}/inner", False),
+        ("/run/rbln", False),
+        (f"{ROOT_MOUNT}-new", True),
+        ("/opt/new", True),
+        ("/", True),
+    ],
+)
+@pytest.mark.parametrize("which", ["source", "previous_source"])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_manager_never_unmounts_what_it_loads_from(root: str, unmounts: bool, which: str, loaded: bool) -> None:
+    sources = {"source": source(), "previous_source": None, which: source(root, "1.0")}
+    facts = host(root_mounts=(ROOT_MOUNT,), **({} if loaded else {"modules": {}}), **sources)
+    assert (UnmountDriverRoot in steps(observation(host=facts), MANAGER)) is unmounts
 
 
 def test_labels_found_paused_without_a_journal_are_given_back_when_nothing_is_loaded() -> None:
@@ -235,7 +317,29 @@ def test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back() -> 
     found = plan(observation(host=host(source=new, previous_source=old)), PROFILE, MANAGER)
     assert [type(step) for step in found.steps][-3:] == [LoadModules, RecordDigest, GiveBack]
     assert one(found, LoadModules) == LoadModules(new, old, OLD_DIGEST)
+    assert one(found, TakeNode).journal.driver.digest == OLD_DIGEST
     assert one(found, RecordDigest) == RecordDigest(STATE, NEW_DIGEST, PROFILE.paths.load_record, new)
+
+
+PEERS = modules(rebellions_peer=Module("rebellions_peer", "1.0"), rebellions_fs=Module("rebellions_fs", "1.0"))
+PEERS["rebellions"] = replace(PEERS["rebellions"], refcount=2, holders=("rebellions_fs", "rebellions_peer"))
+
+
+def test_own_modules_above_the_roots_are_loaded_again_in_the_opposite_order() -> None:
+    found = plan(observation(host=host(modules=PEERS, source=source())), PROFILE, MANAGER)
+    assert one(found, TakeNode).journal.driver.modules == one(found, UnloadModules).names
+    assert one(found, LoadModules).also == ("rebellions_peer", "rebellions_fs")
+
+
+def test_a_resumed_run_knows_peers_and_digest_from_the_journal_of_this_boot() -> None:
+    names = ("rebellions_peer", "rebellions", "rebellions_core")
+    left = journal(driver=OldDriver("1.0", "/opt/old", names, OLD_DIGEST))
+    gone = host(modules={}, digest=None, source=source())
+    step = one(plan(observation(host=gone, journal=left, node=node(TAKEN)), PROFILE, MANAGER), LoadModules)
+    assert (step.previous_digest, step.also) == (OLD_DIGEST, ("rebellions_peer",))
+    other = replace(left, boot_id="boot-0")
+    step = one(plan(observation(host=gone, journal=other, node=node(TAKEN)), PROFILE, MANAGER), LoadModules)
+    assert (step.previous_digest, step.also) == ("", ())
 
 
 def test_a_forced_reinstall_needs_no_digest_and_records_none() -> None:
@@ -256,76 +360,3 @@ def test_on_a_node_whose_upgrades_an_operator_manages_we_never_cordon() -> None:
 
 def test_a_run_by_hand_is_told_that_nobody_loads_the_driver() -> None:
     assert "until the driver pod is restarted" in plan(observation(own_pod=None), PROFILE, CONTAINER).warnings[0]
-
-
-# what stops a run
-
-
-@pytest.mark.parametrize(
-    ("fields", "policy", "error", "said"),
-    [
-        ({"host": None}, CONTAINER, ConfigError, "this is not node"),
-        ({"digest": ""}, CONTAINER, ConfigError, "the wanted driver is not known"),
-        ({"host": host(conflicting=("nouveau",))}, CONTAINER, PreflightFailed, "nouveau"),
-        ({"host": host(modules={}, digest=None)}, MANAGER, PreflightFailed, "no driver root"),
-        ({}, Policy(deadline_s=1.0), PreflightFailed, "shorter than the waits"),
-        ({"journal": journal(owner=SOMEBODY), "owner_alive": True}, CONTAINER, OwnedElsewhere, "pod rbln-system"),
-    ],
-)
-def test_what_stops_a_run_says_why_and_what_to_do(
-    fields: dict[str, Any], policy: Policy, error: type[ManagerError], said: str
-) -> None:
-    with pytest.raises(error, match=said) as caught:
-        plan(observation(**fields), PROFILE, policy)
-    assert caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("fields", "policy"),
-    [
-        ({"journal": journal(owner=SOMEBODY), "owner_alive": False}, CONTAINER),
-        ({"journal": journal(), "owner_alive": True}, CONTAINER),
-        ({"journal": journal(owner=SOMEBODY), "owner_alive": True}, Policy(take_over=True)),
-    ],
-)
-def test_a_journal_of_ours_or_of_the_dead_does_not_stop_a_run(fields: dict[str, Any], policy: Policy) -> None:
-    assert plan(observation(**fields), PROFILE, policy).decision is Decision.REPLACE
-
-
-def test_a_refused_second_run_ends_with_eleven() -> None:
-    assert OwnedElsewhere("", "").exit_code is ExitCode.OWNED_ELSEWHERE
-
-
-# strategy reboot
-
-ASCEND_LOADED = {"modules": {"drv_pcie_host": Module("drv_pcie_host", "23.0", 3)}}
-
-
-def test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested() -> None:
-    found = plan(observation(host=host(**ASCEND_LOADED)), ASCEND, Policy(no_wait=True))
-    assert found.decision is Decision.REBOOT
-    assert [type(step) for step in found.steps] == [RequestReboot, HoldForReboot]
-    request = one(found, RequestReboot)
-    assert request.path == ASCEND.paths.reboot_marker
-    assert request.marker == {"from": OLD_DIGEST, "to": NEW_DIGEST, "reason": "upgrade"}
-    assert request.change.labels[ASCEND.keys.reboot_required] == "true"
-    assert one(found, HoldForReboot).no_wait
-
-
-def test_a_current_driver_of_strategy_reboot_clears_only_a_stale_request() -> None:
-    labels = {ASCEND.keys.reboot_required: "true"}
-    for marker, expected in (
-        (None, []),
-        (RebootMarker("upgrade", "boot-1"), []),
-        (RebootMarker("upgrade", "boot-0"), [ClearRebootRequest]),
-    ):
-        obs = observation(host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker=marker), node=node(labels))
-        found = plan(obs, ASCEND, CONTAINER)
-        assert [type(step) for step in found.steps] == expected
-    assert one(found, ClearRebootRequest).change.labels == {ASCEND.keys.reboot_required: None}
-
-
-def test_a_fresh_boot_loads_a_driver_of_strategy_reboot() -> None:
-    obs = observation(host=host(modules={}, digest=None, source=source(), marker=RebootMarker("upgrade", "boot-0")))
-    found = plan(obs, ASCEND, MANAGER)
-    assert [type(step) for step in found.steps] == [ClearRebootRequest, LoadModules, RecordDigest]

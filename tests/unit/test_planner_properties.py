@@ -11,7 +11,15 @@ from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.model import Loader, Observation, Policy, RebootMarker
 from driver_manager.domain.planner import plan
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.steps import GiveBack, LoadModules, Plan, StandDown, TakeNode, UnloadModules
+from driver_manager.domain.steps import (
+    GiveBack,
+    LoadModules,
+    Plan,
+    StandDown,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+)
 from tests.fakes.builders import (
     LABELS,
     NEW_DIGEST,
@@ -27,7 +35,8 @@ from tests.fakes.builders import (
     observation,
     source,
 )
-from tests.unit.test_planner import ASCEND_LOADED, READY, STATE, TAKEN
+from tests.unit.test_planner import READY, STATE, TAKEN
+from tests.unit.test_planner_reboot import ASCEND_LOADED
 
 
 @st.composite
@@ -40,15 +49,15 @@ def observations(draw: st.DrawFn) -> Observation:
         root_mounts=draw(st.sampled_from([(), (ROOT_MOUNT,)])),
         artifacts=draw(st.sampled_from([(), (READY, STATE)])),
         host_driver=draw(st.sampled_from(["", "/lib/m.ko"])),
-        source=draw(st.sampled_from([None, source(), source(problem="no", remedy="build it")])),
-        previous_source=draw(st.sampled_from([None, source("/opt/old", "1.0")])),
+        source=draw(st.sampled_from([None, source(), source(ROOT_MOUNT), source(problem="no", remedy="build it")])),
+        previous_source=draw(st.sampled_from([None, source("/opt/old", "1.0"), source(ROOT_MOUNT, "1.0")])),
         marker=draw(st.sampled_from([None, RebootMarker("upgrade", "boot-0"), RebootMarker("upgrade", "boot-1")])),
     )
     return observation(
         host=facts,
         node=node(draw(st.sampled_from([LABELS, TAKEN, {}])), unschedulable=draw(st.booleans())),
         journal=draw(st.sampled_from([None, journal(), journal(owner=SOMEBODY)])),
-        owner_alive=draw(st.booleans()),
+        owner_alive=draw(st.sampled_from([True, False, None])),
         digest=draw(st.sampled_from(["", NEW_DIGEST])),
         own_pod=draw(st.sampled_from([None, driver_pod(), driver_pod(main_started=True)])),
     )
@@ -88,7 +97,14 @@ def test_any_plan_is_sound(obs: Observation, name: str, policy: Policy) -> None:
         assert GiveBack in kinds, "taken and never given back"
     if GiveBack in kinds:
         assert set(kinds[kinds.index(GiveBack) + 1 :]) <= {StandDown}, "work goes on after giving back"
-    if UnloadModules in kinds and TakeNode in kinds:
-        assert kinds.index(UnloadModules) > kinds.index(TakeNode)
+    if name != "ascend" and {LoadModules, UnloadModules, UnmountDriverRoot} & set(kinds):
+        assert TakeNode in kinds, "two runs may do this at once"
+    if UnmountDriverRoot in kinds and policy.loader is Loader.CONTAINER:
+        assert not any(pod.main_started for pod in obs.pods.pods), "a driver container is at work"
+    if UnmountDriverRoot in kinds and policy.loader is Loader.MANAGER and obs.host is not None:
+        sources = (obs.host.source, obs.host.previous_source)
+        assert ROOT_MOUNT not in [one.root for one in sources if one is not None], "it unmounts what it loads from"
+    if obs.journal is not None and obs.journal.owner != obs.me and not policy.take_over:
+        assert obs.owner_alive is False, "another run's node is touched"
     if LoadModules in kinds:
         assert policy.loader is Loader.MANAGER
