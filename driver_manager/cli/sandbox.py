@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from driver_manager.cli.options import styled
+from driver_manager.cli.options import output_option, styled
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.sandbox.runner import NodeState, Report, run_scenario
 from driver_manager.sandbox.scenarios import SCENARIOS
@@ -35,14 +35,7 @@ class Screen:
 @click.argument("name", default="", metavar="[SCENARIO]")
 @click.option("--list", "wants_list", is_flag=True, help="List the scenarios.")
 @click.option("--all", "wants_all", is_flag=True, help="Play every scenario.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="For people or machines.",
-)
+@output_option
 def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str) -> int:
     """Play SCENARIO (default: upgrade) on an embedded API server and host tree. Needs no cluster, device or root.
 

@@ -38,7 +38,8 @@ def checks(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
         *_driver(host, policy),
         *_conflicts(host, profile),
         _users(host, profile),
-        _state(host),
+        # Where the container loads, we write no file, but what an earlier one left has to go.
+        *((_state(host),) if policy.loader is Loader.MANAGER or host.artifacts else ()),
     )
 
 

@@ -127,6 +127,12 @@ class FakeCluster:
         )
         self.react()
 
+    def recreate_node(self) -> None:
+        """The Node object is deleted and created again from a copy of itself."""
+        old = self._existing()
+        self.version += 1
+        self.current = replace(old, uid=old.uid + "+", resource_version=str(self.version))
+
     def add_pod(self, pod: Pod) -> None:
         """A pod appears."""
         self.version += 1

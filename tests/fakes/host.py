@@ -59,6 +59,7 @@ class FakeHost:
     services: dict[str, bool] = field(default_factory=dict)
     broken_services: set[str] = field(default_factory=set)
     lacking: set[str] = field(default_factory=set)
+    awaited_s: list[float] = field(default_factory=list)
 
     @property
     def boot_id(self) -> str:
@@ -106,6 +107,7 @@ class FakeHost:
                 self.loaded[name] = self.offers[source.root]
 
     def await_device_nodes(self, timeout_s: float) -> bool:
+        self.awaited_s.append(timeout_s)
         with self.killer.call("device nodes"):
             return self.has_device_nodes
 

@@ -58,6 +58,13 @@ def replace_by_manager() -> World:
     return world
 
 
+def replace_with_a_peer() -> World:
+    """As above, and a module of the driver is loaded above its root."""
+    world = replace_by_manager()
+    world.host.loaded["rebellions_peer"] = "1.0"
+    return world
+
+
 def replace_with_host_services() -> World:
     """As above, and a service of the host holds the device, which may be stopped."""
     world = replace_by_manager()
@@ -99,6 +106,7 @@ SCENARIOS: dict[str, Callable[[], World]] = {
     for scenario in (
         replace_by_container,
         replace_by_manager,
+        replace_with_a_peer,
         replace_with_host_services,
         rebind,
         first_install_over_a_stale_root,
@@ -109,6 +117,7 @@ SCENARIOS: dict[str, Callable[[], World]] = {
 TAKING = (
     "replace_by_container",
     "replace_by_manager",
+    "replace_with_a_peer",
     "replace_with_host_services",
     "rebind",
     "first_install_over_a_stale_root",

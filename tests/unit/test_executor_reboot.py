@@ -11,6 +11,7 @@ from driver_manager.adapters.host import HostSystem
 from driver_manager.adapters.hostfacts import HostRoots
 from driver_manager.domain.errors import ExitCode, ModuleFailed
 from driver_manager.domain.model import Loader, Policy
+from driver_manager.domain.planner import REBOOT_STATE
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.fakes.clock import FakeClock
 from tests.fakes.scenarios import NEW_ROOT
@@ -41,8 +42,83 @@ def test_holding_for_the_reboot_ends_with_sigterm_as_nine() -> None:
     world = ascend(no_wait=False)
     world.clock.after(3_600.0, world.clock.ask_to_end)
     assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
-    assert world.cluster.posted[0][0] == "RebootRequired"
     assert world.clock.now == 4_600.0
+
+
+@pytest.mark.parametrize("no_wait", [True, False])
+def test_the_request_is_an_event_too_and_only_once(no_wait: bool) -> None:
+    world = ascend(no_wait=no_wait)
+    for _ in range(3):
+        world.next_process()
+        world.clock.after(100.0, world.clock.ask_to_end)
+        assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
+    assert [(reason, text) for reason, text, _ in world.cluster.posted] == [("RebootRequired", "reason=upgrade")]
+
+
+@pytest.mark.parametrize("boot", ["boot-1", ""])
+def test_a_marker_that_is_there_already_is_not_written_over(boot: str) -> None:
+    world = ascend(no_wait=True)
+    there = json.dumps({"reason": "recovery", "bootId": boot, "evidence": "wedged"})
+    world.host.files[ASCEND.paths.reboot_marker] = there
+    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
+    assert world.host.files[ASCEND.paths.reboot_marker] == there
+    assert asked(world)
+
+
+def asked(world: World) -> bool:
+    labels = world.state().labels
+    both = [labels.get(ASCEND.keys.reboot_required), labels.get(ASCEND.keys.upgrade_state)]
+    assert both in ([None, None], ["true", REBOOT_STATE]), "one without the other"
+    return both != [None, None]
+
+
+def rebooted(world: World) -> None:
+    """A reboot after which the new driver is loaded and recorded."""
+    world.reboot()
+    world.host.loaded = {"drv_pcie_host": "24.0"}
+    world.host.files[ASCEND.paths.state_file] = NEW_DIGEST
+
+
+def test_after_the_reboot_marker_and_labels_are_gone() -> None:
+    world = ascend(no_wait=True)
+    run(world)
+    world.next_process()
+    rebooted(world)
+    assert run(world).exit_code is ExitCode.DONE
+    assert not asked(world)
+    assert ASCEND.paths.reboot_marker not in world.host.files
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", [0, 1, 2])
+def test_a_request_killed_at_any_effect_is_completed_by_the_next_run(effect: int, after: bool) -> None:
+    world = ascend(no_wait=True)
+    world.killer.kill_at(effect, after=after)
+    assert world.run() is None
+    world.next_process()
+    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
+    assert asked(world)
+    assert ASCEND.paths.reboot_marker in world.host.files
+
+
+LOST = pytest.mark.xfail(reason="the marker goes first: killed right after, nothing tells that the labels must go too")
+
+
+@pytest.mark.parametrize(
+    ("effect", "after"),
+    [(0, False), pytest.param(0, True, marks=LOST), pytest.param(1, False, marks=LOST), (1, True)],
+)
+def test_clearing_a_request_killed_at_any_effect_is_completed_by_the_next_run(effect: int, after: bool) -> None:
+    world = ascend(no_wait=True)
+    run(world)
+    world.next_process()
+    rebooted(world)
+    world.killer.kill_at(effect, after=after)
+    assert world.run() is None
+    world.next_process()
+    assert run(world).exit_code is ExitCode.DONE
+    assert not asked(world)
+    assert ASCEND.paths.reboot_marker not in world.host.files
 
 
 @pytest.mark.parametrize("loader", Loader)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from driver_manager.adapters.commands import Result
 from driver_manager.adapters.hostfacts import HostRoots, boot_id, pci_devices, read_host
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import OldDriver
-from driver_manager.domain.model import Host, LoadRecord, RebootMarker
+from driver_manager.domain.model import Host, RebootMarker
 from driver_manager.domain.profile import Profile
 from tests.fakes.builders import ASCEND, NEW_DIGEST, PROFILE, PROFILES, journal
 from tests.unit.test_kmod import KERNEL, load
@@ -63,7 +64,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_a_bare_host_is_read(tree: Tree) -> None:
     found = tree.read()
     assert (found.boot_id, found.kernel_release, found.machine_id) == ("boot-1", KERNEL, "machine")
-    assert (found.modules, found.digest, found.digest_problem, found.record) == ({}, None, "", None)
+    assert (found.modules, found.digest, found.digest_problem, found.previous_source) == ({}, None, "", None)
     assert (found.root_mounts, found.artifacts, found.host_driver, found.source) == ((), (), "", None)
 
 
@@ -95,30 +96,52 @@ def test_a_folder_in_the_state_files_place_is_a_problem(tree: Tree) -> None:
     assert "Is a directory" in tree.read().digest_problem
 
 
+@pytest.mark.parametrize("kind", ["folder", "fifo"])
+def test_what_is_no_file_in_the_state_files_place_stops_the_run(tree: Tree, kind: str) -> None:
+    place = tree.root / PATHS.state_file.lstrip("/")
+    if kind == "folder":
+        place.mkdir(parents=True)
+    else:
+        place.parent.mkdir(parents=True)
+        os.mkfifo(place)
+    found = tree.read()
+    assert found.digest is None
+    assert found.digest_problem
+    assert (f"{PATHS.state_file} is a folder" == found.state_problem) is (kind == "folder")
+
+
 # load record
 
 
+def with_record(tree: Tree, monkeypatch: pytest.MonkeyPatch, record: str | bytes) -> str:
+    """The way back of a loaded driver whose root only the load record names."""
+    offer(tree, monkeypatch, old="1.0", new="2.0")
+    load(tree.root / "sys", "rebellions", version="1.0\n")
+    tree.put(PATHS.load_record, record)
+    return way_back(tree)
+
+
 @pytest.mark.parametrize(
-    ("body", "record"),
+    ("body", "root"),
     [
-        ({"bootId": "boot-1", "root": "/opt", "version": "1"}, LoadRecord("boot-1", "/opt", "1")),
-        ({"bootId": "boot-0", "root": "/opt", "version": "1"}, None),
-        ({"bootId": "boot-1", "root": "opt", "version": "1"}, None),
-        ({"bootId": "boot-1"}, None),
-        ([], None),
-        ("text", None),
-        (None, None),
+        ({"bootId": "boot-1", "root": "/opt/old", "version": "1.0"}, "/opt/old"),
+        ({"bootId": "boot-0", "root": "/opt/old", "version": "1.0"}, ""),
+        ({"bootId": "boot-1", "root": "opt/old", "version": "1.0"}, ""),
+        ({"bootId": "boot-1"}, ""),
+        ([], ""),
+        ("text", ""),
+        (None, ""),
     ],
 )
-def test_a_load_record_counts_for_its_own_boot_only(tree: Tree, body: object, record: LoadRecord | None) -> None:
-    tree.put(PATHS.load_record, json.dumps(body))
-    assert tree.read().record == record
+def test_a_load_record_counts_for_its_own_boot_only(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, body: object, root: str
+) -> None:
+    assert with_record(tree, monkeypatch, json.dumps(body)) == root
 
 
 @pytest.mark.parametrize("content", ["", "{", b"\xff", "[" * 60_000])
-def test_a_broken_load_record_is_none(tree: Tree, content: str | bytes) -> None:
-    tree.put(PATHS.load_record, content)
-    assert tree.read().record is None
+def test_a_broken_load_record_is_none(tree: Tree, monkeypatch: pytest.MonkeyPatch, content: str | bytes) -> None:
+    assert with_record(tree, monkeypatch, content) == ""
 
 
 # mounts and artifacts
@@ -130,6 +153,23 @@ def test_stale_mounts_are_found_where_the_host_really_mounts_them(tree: Tree) ->
     (tree.root / "run/rbln").symlink_to("/data/rbln")
     tree.put("/proc/1/mountinfo", mountinfo("/", "/data/rbln/driver", "/data/rbln/driver/dev", "/run/rbln/driver"))
     assert tree.read().root_mounts == ("/data/rbln/driver/dev", "/data/rbln/driver")
+
+
+def test_mounts_come_last_mounted_first(tree: Tree) -> None:
+    points = (PATHS.driver_root, f"{PATHS.driver_root}/dev", f"{PATHS.driver_root}/a", f"{PATHS.driver_root}/dev/shm")
+    tree.put("/proc/1/mountinfo", mountinfo("/", *points))
+    assert tree.read().root_mounts == tuple(reversed(points))
+
+
+@pytest.mark.parametrize("target", ["/", "/run", "../..", "/usr", "/etc", "/var", "/var/lib/kubelet", "/opt"])
+def test_a_driver_root_that_leads_to_a_folder_the_host_lives_in_is_refused(tree: Tree, target: str) -> None:
+    for folder in ("run/rbln", "usr", "etc", "var/lib/kubelet", "opt"):
+        (tree.root / folder).mkdir(parents=True, exist_ok=True)
+    (tree.root / PATHS.driver_root.lstrip("/")).symlink_to(target)
+    tree.put("/proc/1/mountinfo", mountinfo("/", "/run", "/var/lib/kubelet"))
+    with pytest.raises(ConfigError, match="which the host itself lives in") as caught:
+        tree.read()
+    assert "nothing was changed" in caught.value.remedy
 
 
 def test_artifacts_are_those_that_are_there(tree: Tree) -> None:

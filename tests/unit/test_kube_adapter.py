@@ -171,7 +171,7 @@ def test_a_server_that_is_not_there_is_api_unavailable() -> None:
     configuration.proxy = None
     configuration.retries = False
     cluster = KubeCluster(kube_client.ApiClient(configuration), "n", FakeClock(), RecordingReporter(), 1.0)
-    with pytest.raises(ApiUnavailable, match="cannot connect: .*Connection refused"):
+    with pytest.raises(ApiUnavailable, match=r"cannot connect: .*Connection refused"):
         cluster.node()
 
 

@@ -1,4 +1,4 @@
-"""Strategy `reboot`: the driver is never unloaded; one reboot is asked for, and what asked for it is cleared after it."""
+"""Strategy `reboot`: the driver is never unloaded; one reboot is asked for, and the request is cleared after it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from driver_manager import profiles
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.profile import Profile, Strategy, is_safe_root
 from tests.fakes.builders import PROFILES
 
 GOOD = """
@@ -79,6 +79,13 @@ def test_a_small_profile_is_enough() -> None:
         ('"/run/own/state"', '"/run/../etc/x"', "paths.state_file is '/run/../etc/x'"),
         ("[paths]", 'deploy = "x"\n[paths]', "unknown key modules.deploy"),
         ("[keys]", "probe = 1\n[keys]", "probe is 1, expected a table"),
+        ('"/run/own/driver"', '"/"', "paths.driver_root is '/', expected a folder of the driver's own"),
+        ('"/run/own/driver"', '"/run"', "paths.driver_root is '/run', expected a folder of the driver's own"),
+        ('"/run/own/driver"', '""', "paths.driver_root is '', expected an absolute path"),
+        ('"/run/own/state"', '""', "paths.state_file is '', expected an absolute path"),
+        ('"/run/own/record"', '""', "paths.load_record is '', expected an absolute path"),
+        ('state_file = "/run/own/state"', "", "paths.state_file is missing"),
+        ('load_record = "/run/own/record"', "", "paths.load_record is missing"),
         ("[paths]", '[probe]\ntool = "t"\nparser = "magic"\n[paths]', "probe.parser is 'magic', expected one of"),
         ("[paths]", '[probe]\ntool = "t"\ntimeout_s = 0\n[paths]', "probe.timeout_s is 0, expected a number above 0"),
         ("[paths]", '[probe]\ntool = "t"\ntimeout_s = true\n[paths]', "probe.timeout_s is True"),
@@ -110,6 +117,50 @@ def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, 
 def test_a_profile_that_would_lose_labels_or_the_journal_is_refused(old: str, new: str) -> None:
     with pytest.raises(ConfigError):
         profiles.parse(GOOD.replace(old, new, 1), "own.toml")
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        *((profile.paths.driver_root, True) for profile in PROFILES.values()),
+        ("/run/rbln/driver/", True),
+        ("/opt/vendor", True),
+        ("/var/lib/Ascend/driver", True),
+        ("/usr/local/vendor/driver", True),
+        ("", False),
+        ("/", False),
+        ("//", False),
+        *(
+            (path, False)
+            for path in ("/run", "/run/", "/usr", "/etc", "/dev", "/proc", "/sys", "/boot", "/home", "/lib")
+        ),
+        *(
+            (path, False)
+            for path in ("/var", "/var/lib", "/var/lib/", "/var/lib/kubelet", "/opt", "/mnt", "/srv", "/data")
+        ),
+    ],
+)
+def test_a_root_whose_mounts_may_go_is_one_of_the_drivers_own(path: str, answer: bool) -> None:
+    assert is_safe_root(path) is answer
+
+
+@pytest.mark.xfail(reason="only folders above a vital one are refused, not those inside it, nor other spellings")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/var/lib/kubelet/pods",
+        "/var/lib/containerd",
+        "/run/containerd",
+        "/sys/fs/cgroup",
+        "/dev/shm",
+        "/proc/sys",
+        "/opt/",
+        "//run",
+        "/run/.",
+    ],
+)
+def test_a_folder_inside_a_vital_one_or_spelled_otherwise_is_not_the_drivers(path: str) -> None:
+    assert not is_safe_root(path)
 
 
 def test_a_users_file_adds_a_profile_or_replaces_one(tmp_path: Path) -> None:

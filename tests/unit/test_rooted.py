@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -109,6 +110,43 @@ def test_what_is_not_there_reads_as_none(host: Path) -> None:
     assert files.read("/etc/file") == "x"
     with pytest.raises(IsADirectoryError):
         files.read("/etc")
+
+
+@pytest.mark.parametrize("writer", [False, True])
+def test_a_fifo_in_a_files_place_does_not_hold_the_run(host: Path, writer: bool) -> None:
+    fifo = host / "etc/fifo"
+    os.mkfifo(fifo)
+    other_end = os.open(fifo, os.O_RDWR) if writer else None
+    try:
+        with pytest.raises(OSError, match="not a regular file"):
+            HostFiles(host, host / "proc").read("/etc/fifo")
+    finally:
+        if other_end is not None:
+            os.close(other_end)
+
+
+def test_a_device_and_a_socket_in_a_files_place_are_refused(host: Path) -> None:
+    files = HostFiles(Path("/"), Path("/proc"))
+    with pytest.raises(OSError, match="not a regular file"):
+        files.read("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(host / "etc/socket"))
+        with pytest.raises(OSError, match="No such device"):
+            HostFiles(host, host / "proc").read("/etc/socket")
+
+
+def test_a_file_that_can_be_written_has_no_problem_and_a_folder_in_its_place_has(host: Path) -> None:
+    files = HostFiles(host, host / "proc")
+    assert files.why_not_writable("/run/rbln/state") == ""
+    assert files.why_not_writable("/run/absent/deep/state") == ""
+    assert not (host / "run/absent").exists()
+    (host / "run/rbln/state").mkdir()
+    assert files.why_not_writable("/run/rbln/state") == "/run/rbln/state is a folder"
+
+
+def test_a_full_file_system_is_told_with_its_room(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooted, "MIN_FREE_BYTES", 2**80)
+    assert "bytes left" in HostFiles(host, host / "proc").why_not_writable("/run/rbln/state")
 
 
 def test_only_the_first_part_of_a_large_or_binary_file_is_read(host: Path) -> None:

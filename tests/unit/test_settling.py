@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.model import Observation
-from driver_manager.settling import ATTEMPTS, SETTLE_RETRY_S, Settler
+from driver_manager.settling import ATTEMPTS, HURRY_S, Settler
 from tests.fakes.builders import (
     EXPORTER,
     LABELS,
@@ -109,11 +110,23 @@ def test_giving_back_after_a_failure_is_not_interrupted_by_sigterm() -> None:
     assert "given back" in scene.settler.after_failure(None)
 
 
-def test_giving_back_after_a_failure_has_a_small_retry_budget() -> None:
+@pytest.mark.parametrize(("hurry", "budgets"), [(True, [HURRY_S]), (False, [])])
+def test_only_after_sigterm_the_last_calls_are_bounded(hurry: bool, budgets: list[float]) -> None:
     scene = Scene()
     scene.settler.took(MINE)
-    scene.settler.after_failure(None)
-    assert scene.cluster.retry_budgets == [SETTLE_RETRY_S]
+    assert "given back" in scene.settler.after_failure(None, hurry=hurry)
+    assert scene.cluster.retry_budgets == budgets
+    assert HURRY_S * 3 < 5.0, "read, patch and event within the shortest grace period"
+
+
+def test_a_deleted_node_is_no_failure_of_giving_back() -> None:
+    scene = Scene()
+    scene.settler.took(replace(MINE, services=(SERVICE,)))
+    scene.host.services = {SERVICE: False}
+    scene.cluster.delete_node()
+    assert scene.settler.after_failure(None) == "the Node is gone, so there is nothing to give back"
+    assert scene.host.services == {SERVICE: True}
+    assert scene.reporter.warnings == []
 
 
 def test_an_api_server_that_is_away_leaves_it_to_the_next_run() -> None:
@@ -160,6 +173,30 @@ def test_a_replaced_node_is_left_alone() -> None:
     assert "replaced meanwhile" in scene.reporter.warnings[0]
 
 
+def recreated(scene: Scene, carried: Journal) -> None:
+    """Somebody deletes the Node and creates it again from a copy, journal and all."""
+    copy = scene.cluster.current
+    assert copy is not None
+    scene.cluster.current = replace(copy, uid="uid-2", annotations={**copy.annotations, JOURNAL: encode(carried)})
+
+
+def test_a_node_created_anew_with_our_own_journal_is_given_back() -> None:
+    scene = Scene()
+    recreated(scene, MINE)
+    scene.settler.took(MINE)
+    assert "given back" in scene.settler.after_failure(None)
+    assert scene.is_given_back
+    assert scene.reporter.warnings == []
+
+
+def test_a_node_created_anew_with_somebody_elses_journal_is_left_alone() -> None:
+    scene = Scene()
+    recreated(scene, replace(MINE, owner=SOMEBODY))
+    with contextlib.suppress(OwnedElsewhere):
+        scene.settler.give_back(MINE)
+    assert scene.is_untouched
+
+
 def test_a_deleted_node_has_nothing_to_give_back() -> None:
     scene = Scene()
     scene.cluster.delete_node()
@@ -197,6 +234,25 @@ def test_stopped_services_are_started_on_both_ways_out() -> None:
         scene.settler.took(replace(MINE, services=(SERVICE,)))
         scene.settler.after_failure(None)
         assert scene.host.services == {SERVICE: True}
+
+
+def test_services_are_started_once_however_often_the_patch_is_tried() -> None:
+    scene = Scene()
+    for _ in range(3):
+        scene.killer.at("patch", lambda: scene.cluster.edit({"other": "x"}))
+    scene.settler.give_back(replace(MINE, services=(SERVICE,)))
+    assert scene.killer.calls.count(f"start {SERVICE}") == 1
+
+
+def test_services_are_started_once_when_giving_back_fails_and_is_settled() -> None:
+    scene = Scene()
+    taken = replace(MINE, services=(SERVICE,))
+    scene.settler.took(taken)
+    scene.killer.at("patch", _unavailable)
+    with pytest.raises(ApiUnavailable):
+        scene.settler.give_back(taken)
+    assert "given back" in scene.settler.after_failure(None)
+    assert scene.killer.calls.count(f"start {SERVICE}") == 1
 
 
 def test_a_service_that_does_not_start_keeps_nobody_from_the_node() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from driver_manager.domain.errors import ApiUnavailable, PodsRemain, Terminated, WatchBroken
+from driver_manager.domain.errors import ApiUnavailable, PodsRemain, Terminated, WatchBroken, WatchExpired
 from driver_manager.domain.model import Pod, PodEvent
 from driver_manager.waiting import WATCH_S, PodWait
 from tests.fakes.builders import PLUGIN, node, pod
@@ -166,21 +166,50 @@ def test_sigterm_ends_the_wait_at_once() -> None:
 
 
 class Hasty(FakeCluster):
-    """A server, or a proxy before it, that ends every watch at once and in order."""
+    """A server, or a proxy before it, that ends every watch at once: in order, or as expired."""
+
+    expires = False
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
         with self.killer.call("watch"):
             self.clock.to_next(self.clock.now + 0.05)
+        if self.expires:
+            raise WatchExpired("too old", "")
         yield from ()
 
 
-def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
+@pytest.mark.parametrize("expires", [False, True], ids=["ended", "expired"])
+def test_a_server_that_ends_every_watch_at_once_is_not_hammered(expires: bool) -> None:
     scene = Scene()
     scene.cluster = Hasty(scene.killer, scene.clock, node())
+    scene.cluster.expires = expires
     scene.cluster.add_pod(pod("a", PLUGIN))
     with pytest.raises(PodsRemain):
         scene.wait(60.0)
-    assert scene.killer.calls.count("watch") <= 120
+    assert scene.killer.calls.count("watch") <= 60
+    assert scene.killer.calls.count("pods") <= 61
+
+
+def test_sigterm_ends_the_pause_between_two_expired_watches() -> None:
+    scene = Scene()
+    scene.cluster = Hasty(scene.killer, scene.clock, node())
+    scene.cluster.expires = True
+    scene.cluster.add_pod(pod("a", PLUGIN))
+    scene.clock.after(5.2, scene.clock.ask_to_end)
+    with pytest.raises(Terminated):
+        scene.wait(60.0)
+    assert scene.clock.now == pytest.approx(1_005.2)
+
+
+@pytest.mark.parametrize(("count", "said"), [(10, None), (11, "; and 1 more"), (500, "; and 490 more")])
+def test_ten_pods_are_named_and_the_rest_counted(count: int, said: str | None) -> None:
+    scene = Scene(*(pod(f"p{number:03}", PLUGIN) for number in range(count)))
+    with pytest.raises(PodsRemain) as caught:
+        scene.wait(0.0)
+    assert caught.value.what.startswith(f"{count} pod(s) still")
+    assert caught.value.what.count("rbln-system/p") == 10
+    assert ("more" in caught.value.what) is (said is not None)
+    assert said is None or caught.value.what.endswith(said)
 
 
 def _raise(error: Exception) -> None:

@@ -1,0 +1,144 @@
+"""The symbols a module needs are the undefined global ones of its ELF file; anything else reads as unknown."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.adapters.elf import needed_symbols
+
+LOCAL, GLOBAL, WEAK = 0, 1, 2
+SYMTAB, STRTAB = 2, 3
+MAGIC = b"\x7fELF\x02\x01\x01"
+HEADER_BYTES, SECTION_BYTES, SYMBOL_BYTES = 64, 64, 24
+
+Symbol = tuple[str, int, int]
+"""Name, binding, section (0: undefined)."""
+
+
+def section(kind: int, offset: int, length: int, link: int = 0) -> bytes:
+    return struct.pack("<IIQQQQIIQQ", 0, kind, 0, 0, offset, length, link, 0, 1, SYMBOL_BYTES)
+
+
+def elf(*symbols: Symbol) -> bytes:
+    """A relocatable ELF64 file with one symbol table: header, names, symbols, section headers (elf(5))."""
+    names, table = b"\0", bytes(SYMBOL_BYTES)
+    for name, binding, place in symbols:
+        table += struct.pack("<IBBHQQ", len(names) if name else 0, binding << 4, 0, place, 0, 0)
+        names += name.encode() + b"\0" if name else b""
+    names_at, table_at = HEADER_BYTES, HEADER_BYTES + len(names)
+    sections_at = table_at + len(table)
+    header = bytearray(HEADER_BYTES)
+    header[: len(MAGIC)] = MAGIC
+    struct.pack_into("<Q", header, 0x28, sections_at)
+    struct.pack_into("<HH", header, 0x3A, SECTION_BYTES, 3)
+    sections = bytes(SECTION_BYTES) + section(SYMTAB, table_at, len(table), 2) + section(STRTAB, names_at, len(names))
+    return bytes(header) + names + table + sections
+
+
+MODULE = elf(
+    ("printk", GLOBAL, 0),
+    ("rebellions_core_open", GLOBAL, 0),
+    ("init_module", GLOBAL, 1),
+    ("local", LOCAL, 0),
+    ("maybe", WEAK, 0),
+    ("", GLOBAL, 0),
+)
+NEEDED = {"printk", "rebellions_core_open"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("m.ko", MODULE),
+        ("m.ko.gz", gzip.compress(MODULE)),
+        ("m.ko.xz", lzma.compress(MODULE)),
+    ],
+)
+def test_undefined_global_symbols_are_needed(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert needed_symbols(tmp_path / name) == NEEDED
+
+
+def test_a_module_that_needs_nothing_is_not_unknown(tmp_path: Path) -> None:
+    (tmp_path / "m.ko").write_bytes(elf(("init_module", GLOBAL, 1)))
+    assert needed_symbols(tmp_path / "m.ko") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("m.ko", b""),
+        ("m.ko", b"\x7fELF"),
+        ("m.ko", b"\x7fELF\x01\x01" + bytes(200)),
+        ("m.ko", b"\x7fELF\x02\x02" + bytes(200)),
+        ("m.ko", b"\x28\xb5\x2f\xfd" + bytes(20)),
+        ("m.ko", MODULE[:-1]),
+        ("m.ko.gz", b"no gzip"),
+        ("m.ko.gz", gzip.compress(MODULE)[:-9]),
+        ("m.ko.xz", b"no xz"),
+        ("m.ko.xz", lzma.compress(MODULE)[:-9]),
+    ],
+)
+def test_what_is_no_such_file_is_unknown(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert needed_symbols(tmp_path / name) is None
+
+
+def test_no_file_and_a_folder_are_unknown(tmp_path: Path) -> None:
+    assert needed_symbols(tmp_path / "absent.ko") is None
+    assert needed_symbols(tmp_path) is None
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("elf") / "m.ko"
+
+
+SMALL = st.integers(0, 0x7F)
+"""Bytes that make no offset of 2**63 or more: those have a test of their own below."""
+
+
+@given(st.lists(SMALL, max_size=400).map(bytes))
+def test_no_garbage_breaks_the_reader(file: Path, content: bytes) -> None:
+    for head in (b"", MAGIC):
+        file.write_bytes(head + content)
+        assert needed_symbols(file) is None or head
+
+
+@given(st.integers(0, len(MODULE) - 1), st.lists(SMALL, min_size=1, max_size=6).map(bytes))
+def test_no_damage_to_a_module_breaks_the_reader(file: Path, at: int, damage: bytes) -> None:
+    file.write_bytes(MODULE[:at] + damage + MODULE[at + len(damage) :])
+    found = needed_symbols(file)
+    assert found is None or isinstance(found, frozenset)
+
+
+TOO_LARGE = pytest.mark.xfail(raises=OverflowError, reason="an offset of 2**63 or more escapes as OverflowError")
+
+
+@pytest.mark.parametrize(
+    ("where", "offset"),
+    [
+        ("sections", 2**40),
+        ("symbols", 2**40),
+        ("names", 2**40),
+        ("names", 2**63),
+        ("names", 2**64 - 1),
+        pytest.param("sections", 2**63, marks=TOO_LARGE),
+        pytest.param("sections", 2**64 - 1, marks=TOO_LARGE),
+        pytest.param("symbols", 2**63, marks=TOO_LARGE),
+    ],
+)
+def test_an_offset_beyond_any_file_is_unknown(file: Path, where: str, offset: int) -> None:
+    sections_at = len(MODULE) - 3 * SECTION_BYTES
+    at = {"sections": 0x28, "symbols": sections_at + SECTION_BYTES + 24, "names": sections_at + 2 * SECTION_BYTES + 24}
+    content = bytearray(MODULE)
+    struct.pack_into("<Q", content, at[where], offset)
+    file.write_bytes(content)
+    assert needed_symbols(file) is None

@@ -1,0 +1,181 @@
+"""The API is never waited for longer than told, SIGTERM ends a read, and bad credentials are a configuration error."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client as kube_client
+
+from driver_manager.adapters import kube
+from driver_manager.adapters.kube import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, KubeCluster, load_client
+from driver_manager.domain.errors import ApiUnavailable, ConfigError, Terminated
+from driver_manager.domain.model import NodeChange
+from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.fakes.scripted_api import NODE, Answer, Scripted
+
+
+def client(url: str, token: str = "Bearer t") -> Any:
+    configuration = kube_client.Configuration(host=url)
+    configuration.proxy = None
+    configuration.retries = False
+    configuration.api_key = {"authorization": token}
+    return kube_client.ApiClient(configuration)
+
+
+class SilentPool:
+    """A connection pool that only notes how long it was told to wait, and gives one scripted answer."""
+
+    def __init__(self) -> None:
+        self.read_s: list[float] = []
+        self.connect_s: list[float] = []
+        self.rest_client = self
+        self.pool_manager = self
+        self.configuration = kube_client.Configuration(host="http://silent.invalid")
+
+    def request(self, method: str, url: str, *, timeout: Any, **_: Any) -> Any:
+        self.read_s.append(timeout.read_timeout)
+        self.connect_s.append(timeout.connect_timeout)
+        raise OSError("silent")
+
+
+@pytest.mark.parametrize(
+    ("limits", "read_s"), [((), REQUEST_TIMEOUT_S), ((1.5,), 1.5), ((1.5, 60.0), 1.5), ((99.0,), 15)]
+)
+def test_a_limited_budget_bounds_each_read_too(limits: tuple[float, ...], read_s: float) -> None:
+    pool = SilentPool()
+    cluster = KubeCluster(pool, "n", FakeClock(), RecordingReporter(), 2.0)
+    for limit in limits:
+        cluster.limit_retries(limit)
+    with pytest.raises(ApiUnavailable):
+        cluster.node()
+    cluster.post_event("X", "y", warning=False)
+    assert set(pool.read_s) == {read_s}
+    assert set(pool.connect_s) == {CONNECT_TIMEOUT_S}
+
+
+class Signalled(FakeClock):
+    """A clock that notes which requests SIGTERM may end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_open = False
+
+    @contextmanager
+    def interruptible(self) -> Generator[None, None, None]:
+        self.is_open = True
+        try:
+            yield
+        finally:
+            self.is_open = False
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Scripted]:
+    scripted = Scripted()
+    yield scripted
+    scripted.close()
+
+
+def test_reads_end_with_sigterm_and_writes_do_not(running: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    running.start_over()
+    clock, sent = Signalled(), list[tuple[str, bool]]()
+    real = KubeCluster._send
+
+    def send(self: KubeCluster, method: str, *rest: Any, **options: Any) -> Any:
+        sent.append((method, clock.is_open))
+        return real(self, method, *rest, **options)
+
+    monkeypatch.setattr(KubeCluster, "_send", send)
+    cluster = KubeCluster(running.api, "n", clock, RecordingReporter(), 1.0)
+    running.answer(Answer(body={**NODE, "items": []}))
+    cluster.node()
+    cluster.pods()
+    cluster.patch_node(NodeChange(labels={"a": "b"}), None)
+    cluster.post_event("X", "y", warning=False)
+    list(cluster.watch_pods("1", 1.0))
+    assert sent == [("GET", True), ("GET", True), ("PATCH", False), ("POST", False), ("GET", True)]
+
+
+def test_a_told_process_does_not_even_begin_to_read(running: Scripted) -> None:
+    running.start_over()
+    running.clock.ask_to_end()
+    with pytest.raises(Terminated):
+        running.cluster.node()
+    assert running.requests == []
+    with running.clock.shielded():
+        assert running.cluster.node().uid == "u"
+
+
+@pytest.mark.parametrize("token", ["Bearer a\nb", "Bearer a\r\nX: y", "Bearer \u2028"])
+def test_credentials_that_no_header_can_hold_are_a_configuration_error(running: Scripted, token: str) -> None:
+    running.start_over()
+    api = client(f"http://127.0.0.1:{running.server.server_port}", token)
+    cluster = KubeCluster(api, "n", FakeClock(), RecordingReporter(), 1.0)
+    with pytest.raises(ConfigError, match="credentials cannot be sent") as caught:
+        cluster.node()
+    assert token not in f"{caught.value.what} {caught.value.remedy}"
+    assert running.requests == []
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "REQUEST_TIMEOUT_S", 15.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held: list[socket.socket] = []
+        thread = threading.Thread(target=lambda: held.append(listener.accept()[0]))
+        thread.start()
+        cluster = KubeCluster(
+            client(f"http://127.0.0.1:{listener.getsockname()[1]}"), "n", FakeClock(), RecordingReporter(), 30.0
+        )
+        cluster.limit_retries(0.2)
+        begin = time.monotonic()
+        cluster.post_event("X", "y", warning=True)
+        assert time.monotonic() - begin < 2.0
+        thread.join()
+        held[0].close()
+
+
+GOOD_KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+"""
+
+
+def test_a_kubeconfig_is_used(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(GOOD_KUBECONFIG)
+    assert load_client(str(tmp_path / "config")).configuration.host == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"garbage",
+        b"\xff\xfe\x00",
+        b"[1, 2]",
+        b"{unclosed: [",
+        GOOD_KUBECONFIG.replace("current-context: c", "current-context: gone").encode(),
+        GOOD_KUBECONFIG.replace("server:", "certificate-authority-data: '%%%', server:").encode(),
+        GOOD_KUBECONFIG.replace("users: [{name: u, user: {token: t}}]", "users: 1").encode(),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "config"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_client(str(path))
+    assert str(path) in caught.value.what
+    assert "\n" not in caught.value.what
+    assert "KUBECONFIG" in caught.value.remedy
