@@ -236,6 +236,8 @@ class Executor:
     def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
         """Load modules above the roots that were there before; one that this driver lacks is said, not fatal."""
         for name in names:
+            if name in self._ports.host.modules():
+                continue
             try:
                 self._ports.host.reload(source, (name,))
             except ModuleFailed as error:
@@ -308,6 +310,7 @@ class Executor:
             raise error from None
 
     def _clear_reboot_request(self, step: ClearRebootRequest) -> None:
-        self._ports.host.remove(step.path)
+        # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:
             self._ports.cluster.patch_node(step.change, None)
+        self._ports.host.remove(step.path)

@@ -47,12 +47,7 @@ def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
 def wanted_digest(configured: str, own: Pod | None, pods: PodList, profile: Profile) -> tuple[str, str]:
     """The wanted driver's digest and where it comes from; both "" when nothing tells. Raises ConfigError."""
     if configured:
-        if not is_digest(configured):
-            raise ConfigError(
-                "DRIVER_CONFIG_DIGEST is not one printable word of at most 256 characters",
-                "Set it to the same value as in the driver DaemonSet.",
-            )
-        return configured, "DRIVER_CONFIG_DIGEST"
+        return _checked(configured, "the environment"), "DRIVER_CONFIG_DIGEST"
     if own is not None and (own.config_digest or profile.deploy.driver_key in own.selector_keys):
         return _digest_of(own), f"own pod {own}"
     drivers = [pod for pod in pods.pods if profile.deploy.driver_key in pod.selector_keys and not pod.is_over]
@@ -63,7 +58,19 @@ def wanted_digest(configured: str, own: Pod | None, pods: PodList, profile: Prof
 
 
 def _digest_of(pod: Pod) -> str:
-    return pod.config_digest or hashlib.sha256(pod.main_container.encode()).hexdigest()
+    if pod.config_digest:
+        return _checked(pod.config_digest, f"pod {pod}")
+    return hashlib.sha256(pod.main_container.encode()).hexdigest()
+
+
+def _checked(digest: str, where: str) -> str:
+    """`digest`. Raises ConfigError for one that the state file could not hold."""
+    if not is_digest(digest):
+        raise ConfigError(
+            f"DRIVER_CONFIG_DIGEST in {where} is not one printable word of at most 256 characters",
+            "Mend it in the driver DaemonSet.",
+        )
+    return digest
 
 
 def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:

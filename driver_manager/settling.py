@@ -95,9 +95,8 @@ class Settler:
     def _gave_back(self, journal: Journal) -> bool:
         """One attempt; False after a conflict."""
         node = self._cluster.node()
+        self._refuse_foreign(node, journal)
         is_same = node.uid == self._obs.node.uid or self._is_ours(node)
-        if is_same:
-            self._refuse_foreign(node, journal)
         self._start_services(journal)
         if not is_same:
             self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to give back")

@@ -29,7 +29,7 @@ def needed_symbols(path: Path) -> frozenset[str] | None:
     try:
         data = _content(path)
         return frozenset(_undefined(data)) if data.startswith(_ELF64_LITTLE) else None
-    except (OSError, EOFError, struct.error, lzma.LZMAError, zlib.error, IndexError, ValueError):
+    except (OSError, EOFError, struct.error, lzma.LZMAError, zlib.error, IndexError, OverflowError, ValueError):
         return None
 
 

@@ -225,6 +225,9 @@ def _marker(files: HostFiles, path: str) -> RebootMarker | None:
         return None
     try:
         body = json.loads(text)
-        return RebootMarker(str(body.get("reason", "")), str(body.get("bootId", "")), text.strip()[:300])
+        reason, boot = body.get("reason"), body.get("bootId")
+        return RebootMarker(
+            reason if isinstance(reason, str) else "", boot if isinstance(boot, str) else "", text.strip()[:300]
+        )
     except (ValueError, AttributeError, RecursionError):
         return RebootMarker("upgrade", "", text.strip()[:300])

@@ -267,7 +267,7 @@ class KubeCluster:
                 configuration.host + path,
                 body=None if body is None else json.dumps(body),
                 headers=headers,
-                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s),
+                timeout=urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, read_s), read=read_s),
                 preload_content=not stream,
                 retries=False,
                 redirect=False,

@@ -43,7 +43,7 @@ class ModuleTrees:
             if not path:
                 return DriverSource(root, problem=self._nothing_for(root, name), remedy=_USE_ANOTHER)
             found.append(self._inspect(root, name, path) if in_depth else self._outline(name, path, {}))
-        return DriverSource(root, tuple(found))
+        return DriverSource(root, tuple(found), real_root=self.files.real(root))
 
     def _entries(self, root: str) -> Iterator[str]:
         tree = self._tree(root)

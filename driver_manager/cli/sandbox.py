@@ -71,7 +71,7 @@ def _play(name: str, output: str) -> Report:
 
 
 def _show(report: Report, screen: Screen) -> None:
-    screen.chapter("timeline: what the API server saw")
+    screen.chapter("timeline: what the API server saw (… stands for the deploy labels' common prefix)")
     for happening in report.timeline:
         screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
     screen.chapter("the end beside the beginning")

@@ -146,12 +146,16 @@ class Holder:
 
 @dataclass(frozen=True)
 class DriverSource:
-    """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable."""
+    """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable.
+
+    `real_root` is the same without symlinks, as the mount table would name it.
+    """
 
     root: str
     modules: tuple[ModuleFile, ...] = ()
     problem: str = ""
     remedy: str = ""
+    real_root: str = ""
 
     @property
     def version(self) -> str:

@@ -32,7 +32,7 @@ from driver_manager.domain.steps import (
     WaitForOperands,
 )
 from driver_manager.domain.taking import found_journal, give_back, pausable_keys, take
-from driver_manager.domain.unloading import unload_order
+from driver_manager.domain.unloading import beside, unload_order
 
 UPGRADE = "upgrade"
 REBOOT_STATE = "node-reboot-required"
@@ -231,7 +231,7 @@ def _is_installing(obs: Observation, profile: Profile, policy: Policy) -> bool:
 def _clean(obs: Observation, host: Host, profile: Profile, policy: Policy, paths: tuple[str, ...]) -> list[Step]:
     """Unmount what is mounted at the driver root, unless it is in use; remove those of `paths` that are there."""
     steps: list[Step] = []
-    wanted = [source.root for source in (host.source, host.previous_source) if source is not None]
+    wanted = [source.real_root or source.root for source in (host.source, host.previous_source) if source is not None]
     is_source = policy.loader is Loader.MANAGER and any(
         _overlap(root, mount) for root in wanted for mount in host.root_mounts
     )
@@ -268,11 +268,11 @@ def _old_driver(obs: Observation, host: Host) -> OldDriver | None:
 
 
 def _further_modules(obs: Observation, host: Host, profile: Profile) -> tuple[str, ...]:
-    """Modules of the driver that were loaded above its roots, in the order to load them again."""
-    old = _old_driver(obs, host)
-    before = old.modules if old is not None else unload_order(host.modules)
-    first_root = min((before.index(root) for root in profile.modules.roots if root in before), default=0)
-    return tuple(reversed(before[:first_root]))
+    """Modules of the driver that were loaded beside its roots, in the order to load those again that are not back."""
+    old, roots = _old_driver(obs, host), profile.modules.roots
+    if old is None:
+        return beside(host.modules, roots)
+    return tuple(name for name in reversed(old.modules) if name not in roots)
 
 
 def _digest_to_go_back_to(obs: Observation, host: Host) -> str:

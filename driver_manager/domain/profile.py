@@ -16,25 +16,32 @@ class Strategy(Enum):
     REBOOT = "reboot"
 
 
-_NOT_TO_BE_TOUCHED = (
+_VITAL = (
     "/bin",
     "/boot",
     "/dev",
     "/etc",
-    "/home",
     "/lib",
+    "/lib64",
     "/proc",
-    "/run",
+    "/sbin",
     "/sys",
-    "/usr",
+    "/run/containerd",
+    "/run/systemd",
+    "/var/lib/containerd",
+    "/var/lib/docker",
     "/var/lib/kubelet",
 )
+"""Folders that the host and its containers live in."""
 
 
 def is_safe_root(path: str) -> bool:
-    """Whether everything mounted at and below `path` may be unmounted: not for a folder the host itself lives in."""
-    below = path.rstrip("/") + "/"
-    return path.count("/") > 1 and not any(f"{vital}/".startswith(below) for vital in _NOT_TO_BE_TOUCHED)
+    """Whether everything mounted at and below `path` may be unmounted: it holds nothing vital, nor lies in it."""
+    parts = path.rstrip("/").split("/")[1:]
+    if len(parts) < 2 or {"", ".", ".."} & set(parts):
+        return False
+    below = f"/{'/'.join(parts)}/"
+    return not any(f"{vital}/".startswith(below) or below.startswith(f"{vital}/") for vital in _VITAL)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from driver_manager.domain.model import Module
@@ -49,6 +49,15 @@ def unload_order(modules: Mapping[str, Module]) -> tuple[str, ...]:
         for name in free:
             del left[name]
     return tuple(order)
+
+
+def beside(modules: Mapping[str, Module], roots: Iterable[str]) -> tuple[str, ...]:
+    """Names that loading `roots` does not bring back by itself, in the order to load them."""
+    pulled_in = set(roots)
+    for name in unload_order(modules):  # holders come first
+        if pulled_in & set(modules[name].holders):
+            pulled_in.add(name)
+    return tuple(name for name in reversed(unload_order(modules)) if name not in pulled_in)
 
 
 def users(module: Module) -> int:

@@ -72,7 +72,9 @@ class Recorder(Controller):
         before, after = event.previous["metadata"], event.obj["metadata"]
         old, new = before.get("labels", {}), after.get("labels", {})
         changed = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
-        texts = [f"label {key}: {old.get(key, '(absent)')} → {new.get(key, '(absent)')}" for key in changed]
+        prefix = self._profile.deploy.prefix
+        names = {key: "…" + key.removeprefix(prefix) if prefix and key.startswith(prefix) else key for key in changed}
+        texts = [f"{names[key]}: {old.get(key, '(absent)')} → {new.get(key, '(absent)')}" for key in changed]
         cordons = [bool(obj.get("spec", {}).get("unschedulable")) for obj in (event.previous, event.obj)]
         if cordons[0] != cordons[1]:
             texts.append("node cordoned" if cordons[1] else "node uncordoned")

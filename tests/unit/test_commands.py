@@ -92,17 +92,14 @@ def test_a_killed_tool_has_a_negative_status() -> None:
     assert run(python("import os; os.kill(os.getpid(), 9)")).status == -signal.SIGKILL
 
 
-SPAWN = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'], start_new_session={})
-open(sys.argv[1], 'w').write(str(child.pid))
-time.sleep(60)
-"""
+def leaving(command: str, pid_file: Path) -> list[str]:
+    """A tool that starts `command` as its child, notes its pid, and hangs."""
+    return ["sh", "-c", f'{command} & echo $! > "$1.new"; mv "$1.new" "$1"; sleep 60', "sh", str(pid_file)]
 
 
 def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     begin = time.monotonic()
-    result = run(python(SPAWN.format("False"), str(tmp_path / "pid")), timeout_s=0.6)
+    result = run(leaving("sleep 60", tmp_path / "pid"), timeout_s=0.6)
     assert result.status == TIMED_OUT
     assert result.said.endswith("no end after 0.6 s")
     assert time.monotonic() - begin < 0.6 + KILLED_S
@@ -119,7 +116,7 @@ def test_a_tool_that_ignores_sigterm_is_killed_all_the_same() -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_child_that_survives_in_a_session_of_its_own_is_abandoned_not_waited_for(tmp_path: Path) -> None:
     begin = time.monotonic()
-    result = run(python(SPAWN.format("True"), str(tmp_path / "pid")), timeout_s=0.6)
+    result = run(leaving("setsid sleep 60", tmp_path / "pid"), timeout_s=0.6)
     survivor = int((tmp_path / "pid").read_text())
     try:
         assert result.status == TIMED_OUT

@@ -65,6 +65,21 @@ def test_a_peer_is_loaded_again_from_the_new_root() -> None:
     assert world.reporter.warnings == []
 
 
+def test_what_the_root_brought_back_by_itself_is_not_loaded_twice() -> None:
+    world = with_peer()
+    world.killer.kill_at(world_effects().index("unload rebellions_core"), after=True)
+    assert world.run() is None
+    world.next_process()
+    assert run(world).exit_code is ExitCode.DONE
+    assert [call for call in world.killer.calls if call.startswith("reload")] == ["reload rebellions_peer"]
+
+
+def world_effects() -> list[str]:
+    world = with_peer()
+    run(world)
+    return world.killer.effects
+
+
 def test_a_peer_that_the_new_driver_lacks_is_a_warning() -> None:
     world = with_peer()
     world.host.lacking = {"rebellions_peer"}

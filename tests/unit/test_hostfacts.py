@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from driver_manager.adapters.commands import Result
 from driver_manager.adapters.hostfacts import HostRoots, boot_id, pci_devices, read_host
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import OldDriver
-from driver_manager.domain.model import Host, RebootMarker
+from driver_manager.domain.model import Host, Loader, Policy, RebootMarker
+from driver_manager.domain.planner import plan
 from driver_manager.domain.profile import Profile
-from tests.fakes.builders import ASCEND, NEW_DIGEST, PROFILE, PROFILES, journal
+from driver_manager.domain.steps import UnmountDriverRoot
+from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
 from tests.unit.test_kmod import KERNEL, load
 from tests.unit.test_procfs import mountinfo
 
@@ -252,6 +255,7 @@ def test_devices_are_listed_in_order_and_a_missing_bus_is_empty(tree: Tree) -> N
         ('{"bootId": "b"}', ("", "b")),
         ("please reboot\n", ("upgrade", "")),
         ("[1]", ("upgrade", "")),
+        ('{"reason": 1, "bootId": null}', ("", "")),
         ("", ("upgrade", "")),
     ],
 )
@@ -328,6 +332,20 @@ def test_the_loaded_driver_is_found_where_the_load_record_says(tree: Tree, monke
     load(tree.root / "sys", "rebellions", version="1.0\n")
     tree.put(PATHS.load_record, json.dumps({"bootId": "boot-1", "root": "/opt/old", "version": "1.0"}))
     assert way_back(tree) == "/opt/old"
+
+
+def test_a_source_behind_a_link_is_known_to_be_what_is_mounted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = Result(0, f"version: 1.0\nvermagic: {KERNEL} SMP\n", "")
+    monkeypatch.setattr(modulefiles, "run", lambda argv, **_: fits if argv[0] == "modinfo" else Result(0, "", ""))
+    (tree.root / "var").mkdir()
+    (tree.root / "var/run").symlink_to("/run")
+    tree.put(f"{PATHS.driver_root}/lib/modules/{KERNEL}/modules.dep", "rebellions.ko:\n")
+    tree.put("/proc/1/mountinfo", mountinfo("/", PATHS.driver_root))
+    load(tree.root / "sys", "rebellions", version="0.9\n")
+    facts = replace(tree.read(driver_root=f"/var{PATHS.driver_root}", loads=True), digest=OLD_DIGEST)
+    found = plan(observation(host=facts), PROFILE, Policy(loader=Loader.MANAGER))
+    assert (facts.root_mounts, facts.previous_source) == ((PATHS.driver_root,), None)
+    assert UnmountDriverRoot not in [type(step) for step in found.steps]
 
 
 def test_a_root_that_offers_another_version_now_is_no_way_back(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,12 @@ def test_a_told_digest_that_the_state_file_could_not_hold_is_refused(told: str) 
     assert "driver DaemonSet" in caught.value.remedy
 
 
+@pytest.mark.parametrize("own", [driver_pod(config_digest="two words"), None])
+def test_a_pods_digest_that_the_state_file_could_not_hold_is_refused(own: Pod | None) -> None:
+    with pytest.raises(ConfigError):
+        wanted_digest("", own, listed(driver_pod(config_digest="two words")), PROFILE)
+
+
 def test_a_pod_of_ours_that_is_no_driver_pod_leaves_it_to_the_driver_pod() -> None:
     debug = pod("debugger", main_container='["busybox"]')
     driver = pod("driver-x", DRIVER, config_digest="wanted")

@@ -195,6 +195,14 @@ def test_a_driver_container_that_is_installing_is_left_alone(own: Pod | None) ->
     assert UnmountDriverRoot in steps(observation(host=facts, own_pod=own, pods=(over,)))
 
 
+def test_a_replacement_by_hand_leaves_the_root_of_a_started_driver_container_mounted() -> None:
+    for started in (True, False):
+        pods = (pod("driver-x", DRIVER, main_started=started),)
+        obs = observation(host=host(root_mounts=(ROOT_MOUNT,)), own_pod=None, pods=pods)
+        assert plan(obs, PROFILE, CONTAINER).decision is Decision.REPLACE
+        assert (UnmountDriverRoot in steps(obs)) is not started
+
+
 # who unmounts
 
 
@@ -331,12 +339,20 @@ def test_own_modules_above_the_roots_are_loaded_again_in_the_opposite_order() ->
     assert one(found, LoadModules).also == ("rebellions_peer", "rebellions_fs")
 
 
+def test_an_own_module_beside_the_root_is_loaded_again_too() -> None:
+    beside = modules(rebellions_net=Module("rebellions_net", "1.0", 0))
+    beside["rebellions_core"] = Module("rebellions_core", "1.0", 2, ("rebellions", "rebellions_net"))
+    found = plan(observation(host=host(modules=beside, source=source())), PROFILE, MANAGER)
+    assert "rebellions_net" in one(found, UnloadModules).names
+    assert one(found, LoadModules).also == ("rebellions_net",)
+
+
 def test_a_resumed_run_knows_peers_and_digest_from_the_journal_of_this_boot() -> None:
     names = ("rebellions_peer", "rebellions", "rebellions_core")
     left = journal(driver=OldDriver("1.0", "/opt/old", names, OLD_DIGEST))
     gone = host(modules={}, digest=None, source=source())
     step = one(plan(observation(host=gone, journal=left, node=node(TAKEN)), PROFILE, MANAGER), LoadModules)
-    assert (step.previous_digest, step.also) == (OLD_DIGEST, ("rebellions_peer",))
+    assert (step.previous_digest, step.also) == (OLD_DIGEST, ("rebellions_core", "rebellions_peer"))
     other = replace(left, boot_id="boot-0")
     step = one(plan(observation(host=gone, journal=other, node=node(TAKEN)), PROFILE, MANAGER), LoadModules)
     assert (step.previous_digest, step.also) == ("", ())

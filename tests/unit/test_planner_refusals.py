@@ -13,6 +13,8 @@ from driver_manager.domain.steps import Decision
 from tests.fakes.builders import PROFILE, SOMEBODY, host, journal, modules, observation, source
 from tests.unit.test_planner import CONTAINER, MANAGER
 
+FULL = host(state_problem="/run is full", artifacts=(PROFILE.paths.state_file,))
+
 
 @pytest.mark.parametrize(
     ("fields", "policy", "error", "said"),
@@ -22,7 +24,12 @@ from tests.unit.test_planner import CONTAINER, MANAGER
         ({"host": host(conflicting=("nouveau",))}, CONTAINER, PreflightFailed, "nouveau"),
         ({"host": host(modules={}, digest=None)}, MANAGER, PreflightFailed, "no driver root"),
         ({}, Policy(deadline_s=1.0), PreflightFailed, "shorter than the waits"),
-        ({"host": host(state_problem="/run is full")}, CONTAINER, PreflightFailed, "/run is full"),
+        (
+            {"host": FULL},
+            CONTAINER,
+            PreflightFailed,
+            "/run is full",
+        ),
         ({"journal": journal(owner=SOMEBODY), "owner_alive": True}, CONTAINER, OwnedElsewhere, "is still there"),
         ({"journal": journal(owner=SOMEBODY), "owner_alive": None}, CONTAINER, OwnedElsewhere, "cannot be told"),
     ],

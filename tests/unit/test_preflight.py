@@ -83,12 +83,22 @@ def test_a_signature_matters_where_the_kernel_asks_for_it(signed: bool | None, e
     assert check.ok is ok
 
 
-@pytest.mark.parametrize("policy", [MANAGER, Policy()])
-def test_a_state_file_that_cannot_be_written_stops_both_loaders(policy: Policy) -> None:
-    full = host(source=source(), state_problem="/run/rbln has only 0 bytes left")
-    (problem,) = problems(full, PROFILE, policy)
-    assert (problem.name, problem.what) == ("state file", "/run/rbln has only 0 bytes left")
-    assert "free some space" in problem.remedy
+@pytest.mark.parametrize(
+    ("policy", "artifacts", "stops"),
+    [
+        (MANAGER, (), True),
+        (MANAGER, (PROFILE.paths.state_file,), True),
+        (Policy(), (PROFILE.paths.state_file,), True),
+        (Policy(), (), False),
+    ],
+)
+def test_a_state_file_that_cannot_be_written_stops_whoever_has_to_write_or_remove_one(
+    policy: Policy, artifacts: tuple[str, ...], stops: bool
+) -> None:
+    full = host(source=source(), artifacts=artifacts, state_problem="/run/rbln has only 0 bytes left")
+    found = problems(full, PROFILE, policy)
+    assert [(problem.name, problem.what) for problem in found] == [("state file", full.state_problem)] * stops
+    assert all("free some space" in problem.remedy for problem in found)
 
 
 @pytest.mark.parametrize(

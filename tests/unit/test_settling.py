@@ -197,6 +197,15 @@ def test_a_node_created_anew_with_somebody_elses_journal_is_left_alone() -> None
     assert scene.is_untouched
 
 
+def test_services_stay_stopped_on_a_node_created_anew_that_another_run_owns() -> None:
+    scene = Scene()
+    recreated(scene, replace(MINE, owner=SOMEBODY, services=(SERVICE,)))
+    scene.host.services = {SERVICE: False}
+    with contextlib.suppress(OwnedElsewhere):
+        scene.settler.give_back(replace(MINE, services=(SERVICE,)))
+    assert scene.host.services == {SERVICE: False}
+
+
 def test_a_deleted_node_has_nothing_to_give_back() -> None:
     scene = Scene()
     scene.cluster.delete_node()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.model import Module
 from driver_manager.domain.profile import Modules
-from driver_manager.domain.unloading import closure, unload_order, users
+from driver_manager.domain.unloading import beside, closure, unload_order, users
 
 NAMES = ["rebellions", "rebellions_core", "rebellions_peer", "third", "fourth", "ext4"]
 DRIVER = Modules(("rebellions",), ("rebellions", "rebellions_*"))
@@ -83,3 +83,19 @@ def test_users_are_what_the_reference_count_has_beyond_holders() -> None:
     assert users(Module("m", refcount=1, holders=("a",))) == 0
     assert users(Module("m", refcount=0, holders=("a",))) == 0
     assert users(Module("m", refcount=None)) == 0
+
+
+@given(loaded())
+def test_what_stands_beside_the_roots_and_what_they_pull_in_is_everything(modules: dict[str, Module]) -> None:
+    order = beside(modules, DRIVER.roots)
+    assert not set(order) & set(DRIVER.roots)
+    for name in modules:
+        pulled_in = name in DRIVER.roots or is_below_a_root(modules, name)
+        assert (name in order) is not pulled_in
+    for place, name in enumerate(order):
+        assert not set(order[:place]) & set(modules[name].holders), "a holder cannot be loaded first"
+
+
+def is_below_a_root(modules: dict[str, Module], name: str) -> bool:
+    holders = modules[name].holders
+    return any(holder in DRIVER.roots or is_below_a_root(modules, holder) for holder in holders if holder in modules)

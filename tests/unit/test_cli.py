@@ -1,0 +1,157 @@
+"""Any failure is one line what and one line what to do, an exit code of the contract, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from driver_manager import settings
+from driver_manager.cli.main import COMMANDS, run
+from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
+
+NODE_COMMANDS = [name for name in COMMANDS if name != "sandbox"]
+ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.LOGGING]
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No option from the environment, no file of the host, and the signal handlers as they were."""
+    for setting in ALL:
+        monkeypatch.delenv(setting.env, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def errors(captured: str) -> list[str]:
+    """The messages of JSON log lines."""
+    return [json.loads(line)["message"] for line in captured.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["no-such-command"], "No such command 'no-such-command'"),
+        (["--no-such-option"], "No such option"),
+        (["plan", "--no-such-option"], "No such option"),
+        (["plan", "extra"], "unexpected extra argument"),
+        (["plan", "--reconcile-deadline"], "requires an argument"),
+        (["plan", "--reconcile-deadline", "soon"], "'soon' is not a duration such as 90, 30s, 5m or 1h30m"),
+        (["plan", "--reconcile-deadline", "-5m"], "'-5m' is not a duration"),
+        (["plan", "--reconcile-deadline", "721h"], "longer than 30 days"),
+        (["plan", "--driver-load", "magic"], "'magic' is not one of 'container', 'manager'"),
+        (["status", "-o", "yaml"], "'yaml' is not one of 'text', 'json'"),
+        (["plan", "--log-level", "loud"], "'loud' is not one of"),
+        (["plan"], "the node is not known"),
+        (["plan", "--node-name", "Not A Node"], "'Not A Node' is not the name of a node"),
+        (["plan", "--node-name", "n", "--profile", "intel"], "there is no profile 'intel'"),
+        (["plan", "--node-name", "n", "--profile-file", "/absent.toml"], "profile file /absent.toml cannot be read"),
+        (["plan", "--node-name", "n", "--kubeconfig", "/absent"], "no usable way to the cluster in /absent"),
+        (["sandbox", "no-such-scenario"], "there is no scenario 'no-such-scenario'"),
+        (["sandbox", "upgrade", "--all"], "a scenario and --all were given"),
+    ],
+)
+def test_a_usage_error_is_two_lines_and_exit_code_two(
+    capfd: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    assert (
+        run([*argv, "--host-root", "/"] if "--node-name" not in argv and argv == ["plan"] else argv) == ExitCode.USAGE
+    )
+    out, err = capfd.readouterr()
+    what, remedy = errors(err)
+    assert said in what
+    assert "\n" not in what
+    assert remedy.startswith("what to do: ")
+    assert out == ""
+
+
+def test_no_command_shows_the_help_and_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == ExitCode.USAGE
+    assert "reconcile-driver-state" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", NODE_COMMANDS)
+@pytest.mark.parametrize("form", [["-o", "json"], ["-ojson"], ["--output", "json"], ["--output=json"]])
+def test_with_json_output_an_error_is_json_too(
+    capfd: pytest.CaptureFixture[str], command: str, form: list[str]
+) -> None:
+    assert run([command, *form, "--node-name", "n", "--kubeconfig", "/absent"]) == ExitCode.USAGE
+    out, err = capfd.readouterr()
+    body = json.loads(out)
+    assert (body["exitCode"], set(body)) == (2, {"error", "remedy", "exitCode"})
+    assert "/absent" in body["error"]
+    assert errors(err) == [body["error"], f"what to do: {body['remedy']}"]
+
+
+def test_an_error_in_text_is_not_json(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOG_FORMAT", "text")
+    assert run(["plan", "--node-name", "n", "--kubeconfig", "/absent"]) == ExitCode.USAGE
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "error: no usable way to the cluster" in err
+    assert "error: what to do: " in err
+
+
+def test_the_last_line_goes_to_the_termination_log(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    run(["plan", "--node-name", "Bad"])
+    assert not log.exists()
+    log.touch()
+    run(["plan", "--node-name", "Bad"])
+    assert log.read_text().startswith("exit 2: 'Bad' is not the name of a node")
+    assert "NODE_NAME" in log.read_text()
+
+
+@pytest.mark.parametrize("name", ["NODE_NAME", "KUBECONFIG", "DRIVER_LOAD", "RECONCILE_DEADLINE", "FORCE_REINSTALL"])
+def test_an_empty_variable_counts_as_unset(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "")
+    assert run(["plan", "--host-root", "/"]) == ExitCode.USAGE
+    assert "the node is not known" in errors(capfd.readouterr().err)[0]
+
+
+def test_a_flag_goes_before_its_variable(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "From-Env")
+    run(["plan"])
+    run(["plan", "--node-name", "From-Flag"])
+    said = errors(capfd.readouterr().err)
+    assert "From-Env" in said[0]
+    assert "From-Flag" in said[2]
+
+
+def test_a_variable_that_cannot_be_read_names_the_option(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_TERMINATION_TIMEOUT", "5 minutes")
+    assert run(["plan"]) == ExitCode.USAGE
+    assert "--pod-termination-timeout" in errors(capfd.readouterr().err)[0]
+
+
+@pytest.mark.parametrize("command", NODE_COMMANDS)
+def test_the_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str], command: str) -> None:
+    assert run([command, "--help"]) == ExitCode.DONE
+    text = capfd.readouterr().out
+    for setting in (*settings.CLUSTER, *settings.HOST, *settings.LOGGING):
+        assert setting.flag in text
+        assert setting.env in text
+
+
+def test_the_help_explains_every_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == ExitCode.DONE
+    text = " ".join(capfd.readouterr().out.split())
+    assert all(f"{code.value} {meaning}" in text for code, meaning in EXIT_MEANINGS.items())
+    assert set(EXIT_MEANINGS) == set(ExitCode)
+    assert all(command in text for command in COMMANDS)
+
+
+def test_the_scenarios_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "--list", "-o", "json"]) == ExitCode.DONE
+    assert "upgrade" in [row["name"] for row in json.loads(capfd.readouterr().out)]

@@ -1,0 +1,50 @@
+"""One transition is one line: text for people, JSON for machines, and a closed log ends no run."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from driver_manager.adapters.reporting import LEVELS, LogReporter
+
+
+def log(stream: io.StringIO, *, as_json: bool, level: str = "debug") -> LogReporter:
+    return LogReporter(lambda: 1_700_000_000.25, as_json=as_json, level=level, stream=stream)
+
+
+def test_text_has_time_level_and_words() -> None:
+    out = io.StringIO()
+    reporter = log(out, as_json=False)
+    reporter.step(2, 7, "unload x")
+    reporter.warn("odd")
+    assert out.getvalue() == "22:13:20.250 [2/7] unload x\n22:13:20.250 warning: odd\n"
+
+
+def test_json_is_one_object_a_line_with_its_fields() -> None:
+    out = io.StringIO()
+    reporter = log(out, as_json=True)
+    reporter.step(1, 2, "two\nlines")
+    reporter.error("failed", exit_code=4)
+    first, second = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert (first["message"], first["step"], first["steps"]) == ("[1/2] two\nlines", 1, 2)
+    assert (second["level"], second["exit_code"], second["time"]) == ("error", 4, "2023-11-14T22:13:20.250+00:00")
+
+
+@pytest.mark.parametrize(("level", "lines"), [("debug", 4), ("info", 4), ("warning", 2), ("error", 1)])
+def test_less_than_the_level_is_left_out(level: str, lines: int) -> None:
+    out = io.StringIO()
+    reporter = log(out, as_json=False, level=level)
+    reporter.info("a")
+    reporter.step(1, 1, "b")
+    reporter.warn("c")
+    reporter.error("d")
+    assert len(out.getvalue().splitlines()) == lines
+    assert level in LEVELS
+
+
+def test_a_closed_log_ends_no_run() -> None:
+    out = io.StringIO()
+    out.close()
+    log(out, as_json=True).info("nobody hears it")
