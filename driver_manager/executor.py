@@ -236,11 +236,10 @@ class Executor:
     def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
         """Load modules above the roots that were there before; one that this driver lacks is said, not fatal."""
         for name in names:
-            if name in self._ports.host.modules():
-                continue
             try:
-                self._ports.host.reload(source, (name,))
-            except ModuleFailed as error:
+                if name not in self._ports.host.modules():
+                    self._ports.host.reload(source, (name,))
+            except ManagerError as error:
                 self._ports.reporter.warn(f"{name} was loaded before and is not now: {error.what}")
 
     def _rolled_back(self, error: ModuleFailed, step: LoadModules) -> ModuleFailed:
@@ -250,10 +249,12 @@ class Executor:
             self._settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
         self._ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
-        self._unload_end = self._ports.clock.monotonic() + self._bounded(ROLLBACK_UNLOAD_S)
         try:
-            self._unload_modules(UnloadModules(()))
-            self._load_and_verify(previous, step.also)
+            # Told to end or not: between two drivers there is none, and the way back is short.
+            with self._ports.clock.shielded():
+                self._unload_end = self._ports.clock.monotonic() + ROLLBACK_UNLOAD_S
+                self._unload_modules(UnloadModules(()))
+                self._load_and_verify(previous, step.also)
         except ManagerError as second:
             self._settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)

@@ -81,17 +81,17 @@ def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
 
 
 def is_alive(
-    journal: Journal, node: Node, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool] | None
+    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool] | None
 ) -> bool | None:
     """Whether the journal's owner may still be at work; None where it cannot be told (`process_lives` None: off node).
 
-    Another pod counts as long as it is there, whatever its processes do. In our own pod a restarted container goes on
-    where the last one ended, so there the process decides.
+    `boot_id` is the node's boot, "" where it is not known. Another pod counts as long as it is there, whatever its
+    processes do. In our own pod a restarted container goes on where the last one ended, so there the process decides.
     """
     owner = journal.owner
     if owner.pod_uid and (own is None or own.uid != owner.pod_uid):
         return any(pod.uid == owner.pod_uid and not pod.is_over for pod in pods.pods)
-    if not owner.pid or (node.boot_id and owner.boot_id != node.boot_id):
+    if not owner.pid or (boot_id and owner.boot_id != boot_id):
         return False
     return process_lives(owner) if process_lives is not None else None
 
@@ -130,7 +130,13 @@ def observe(
         own_pod=own,
         journal=journal,
         owner_alive=journal is not None
-        and is_alive(journal, node, pods, own, process_lives if host is not None else None),
+        and is_alive(
+            journal,
+            host.boot_id if host is not None else node.boot_id,
+            pods,
+            own,
+            process_lives if host is not None else None,
+        ),
         digest=wanted,
         digest_source=source,
     )

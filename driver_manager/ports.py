@@ -126,6 +126,10 @@ class Clock(Protocol):
         """Raise Terminated when the process was told to end, unless shielded."""
         ...
 
+    def is_ending(self) -> bool:
+        """Whether the process was told to end."""
+        ...
+
     def interruptible(self) -> AbstractContextManager[None]:
         """Within it, the wish to end raises Terminated in the middle of a blocking call, unless shielded."""
         ...

@@ -61,7 +61,7 @@ def _attempt(ports: Ports, obs: Observation, profile: Profile, policy: Policy, d
         raise
     except ManagerError as error:
         # A node that an earlier run left paused does not stay so because this run cannot even start.
-        return _failed(error, settler, obs) if obs.host is not None else _plain(error)
+        return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
     for warning in decided.warnings:
         ports.reporter.warn(warning)
     try:
@@ -70,7 +70,7 @@ def _attempt(ports: Ports, obs: Observation, profile: Profile, policy: Policy, d
     except (Conflict, OwnedElsewhere):
         raise
     except ManagerError as error:
-        return _failed(error, settler, obs)
+        return _failed(error, ports, settler, obs)
     except BaseException:
         settler.after_failure(obs.journal)
         raise
@@ -107,8 +107,8 @@ def _plain(error: ManagerError) -> Outcome:
     return Outcome(error.exit_code, error.what, error.remedy)
 
 
-def _failed(error: ManagerError, settler: Settler, obs: Observation) -> Outcome:
-    settled = settler.after_failure(obs.journal, hurry=isinstance(error, Terminated))
+def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation) -> Outcome:
+    settled = settler.after_failure(obs.journal, hurry=ports.clock.is_ending())
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     return Outcome(error.exit_code, what, error.remedy, changed=True)

@@ -57,7 +57,7 @@ class Settler:
             return ""
         with self._clock.shielded():
             if self._must_hold(journal):
-                self._start_services(journal)
+                self._start_services_of_ours(journal)
                 why = "its driver does not work" if self._is_driver_unusable else "its old driver is gone"
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             try:
@@ -110,6 +110,18 @@ class Settler:
         except Conflict:
             return False
         return True
+
+    def _start_services_of_ours(self, journal: Journal) -> None:
+        """Start the services on a node that is held, unless another run took it over meanwhile."""
+        if not journal.services:
+            return
+        try:
+            self._refuse_foreign(self._cluster.node(), journal)
+        except OwnedElsewhere:
+            return
+        except ManagerError as error:
+            self._reporter.warn(error.what)
+        self._start_services(journal)
 
     def _start_services(self, journal: Journal) -> None:
         """Start what was stopped, once; a service that does not start is said and keeps nobody from the node."""

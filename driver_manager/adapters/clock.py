@@ -42,6 +42,10 @@ class SystemClock:
         if self._asked_by and not self._shields:
             raise Terminated(f"told to end by {self._asked_by}", "Nothing: the next run goes on from what it finds.")
 
+    def is_ending(self) -> bool:
+        """See the port."""
+        return bool(self._asked_by)
+
     @contextmanager
     def interruptible(self) -> Generator[None, None, None]:
         """See the port."""

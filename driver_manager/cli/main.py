@@ -66,19 +66,19 @@ def run(argv: list[str]) -> int:
     try:
         result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False)
     except click.exceptions.Abort:
-        return _fail(ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
+        return _fail(argv, ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return ExitCode.USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "driver-manager"
-        return _fail(ExitCode.USAGE, _usage_text(error), f"See `{command} --help`.")
+        return _fail(argv, ExitCode.USAGE, _usage_text(error), f"See `{command} --help`.")
     except ManagerError as error:
         if _wants_json(argv):
             body = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code)}
             click.echo(json.dumps(body, indent=2))
-        return _fail(error.exit_code, error.what, error.remedy)
+        return _fail(argv, error.exit_code, error.what, error.remedy)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
@@ -94,14 +94,24 @@ def _usage_text(error: click.ClickException) -> str:
     return " ".join(error.format_message().split())
 
 
-def _fail(code: ExitCode, what: str, remedy: str) -> int:
+def _told(argv: list[str], flag: str, env: str, default: str) -> str:
+    """An option where click has not read it, or could not: flag before environment before default."""
+    for number, word in enumerate(argv):
+        if word == flag and number + 1 < len(argv):
+            return argv[number + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return os.environ.get(env) or default
+
+
+def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
     """Two lines, as every failure has them; the exit code."""
-    wanted = os.environ.get("LOG_FORMAT") or "auto"
+    wanted = _told(argv, "--log-format", "LOG_FORMAT", "auto")
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
     log = LogReporter(time.time, as_json=as_json, level="error")
     log.error(what, exit_code=int(code))
     if remedy:
         log.error(f"what to do: {remedy}")
-    path = os.environ.get("TERMINATION_LOG") or "/dev/termination-log"
+    path = _told(argv, "--termination-log", "TERMINATION_LOG", "/dev/termination-log")
     write_termination_log(path, f"exit {code.value}: {what}", remedy)
     return code

@@ -25,7 +25,7 @@ from driver_manager.observe import Identity, is_this_host, observe
 from driver_manager.ports import Cluster
 from driver_manager.settings import Values
 
-TERMINATION_LOG_CHARS = 3000
+TERMINATION_LOG_BYTES = 4000
 CONTAINER_HOST_ROOT = Path("/host")
 
 
@@ -176,8 +176,9 @@ def write_termination_log(path: str, what: str, remedy: str = "") -> None:
 
     The kubelet keeps 4,096 bytes: a long `what` is cut so that the remedy is seen. What cannot be written is let go.
     """
-    text = f"{what[: TERMINATION_LOG_CHARS - len(remedy)]} {remedy}".strip()
+    ending = f" {remedy}".encode(errors="replace")[: TERMINATION_LOG_BYTES // 2]
+    text = what.encode(errors="replace")[: TERMINATION_LOG_BYTES - len(ending)] + ending
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.strip())

@@ -269,7 +269,8 @@ def _old_driver(obs: Observation, host: Host) -> OldDriver | None:
 
 def _further_modules(obs: Observation, host: Host, profile: Profile) -> tuple[str, ...]:
     """Modules of the driver that were loaded beside its roots, in the order to load those again that are not back."""
-    old, roots = _old_driver(obs, host), profile.modules.roots
+    # Of whatever boot: a reboot in between takes them away as an unload does.
+    old, roots = obs.journal.driver if obs.journal else None, profile.modules.roots
     if old is None:
         return beside(host.modules, roots)
     return tuple(name for name in reversed(old.modules) if name not in roots)

@@ -26,11 +26,22 @@ _VITAL = (
     "/proc",
     "/sbin",
     "/sys",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/sbin",
     "/run/containerd",
+    "/run/crio",
+    "/run/docker",
+    "/run/k3s",
+    "/run/netns",
     "/run/systemd",
+    "/run/user",
     "/var/lib/containerd",
+    "/var/lib/containers",
     "/var/lib/docker",
     "/var/lib/kubelet",
+    "/var/lib/rancher",
 )
 """Folders that the host and its containers live in."""
 

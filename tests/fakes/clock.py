@@ -64,6 +64,9 @@ class FakeClock:
         if self.ended_at is not None and not self._shields:
             raise Terminated("told to end by SIGTERM", "Nothing.")
 
+    def is_ending(self) -> bool:
+        return self.ended_at is not None
+
     @contextmanager
     def interruptible(self) -> Generator[None, None, None]:
         self.check()

@@ -178,3 +178,13 @@ def test_a_failure_on_a_node_created_anew_holds_it_like_any_other() -> None:
     world.killer.at("load rebellions", world.cluster.recreate_node)
     assert run(world).exit_code is ExitCode.MODULE_FAILED
     assert is_held(world)
+
+
+def test_a_rollback_is_finished_though_the_process_is_told_to_end() -> None:
+    world = SCENARIOS["replace_with_a_peer"]()
+    world.host.sick = {"2.0"}
+    world.killer.at("probe", world.clock.ask_to_end)
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.MODULE_FAILED
+    assert "is loaded again" in outcome.what
+    assert world.host.loaded["rebellions"] == "1.0"

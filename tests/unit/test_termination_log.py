@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.cli.wiring import TERMINATION_LOG_CHARS, write_termination_log
+from driver_manager.cli.wiring import TERMINATION_LOG_BYTES, write_termination_log
 
 KUBELET_BYTES = 4096
 """What the kubelet keeps (pkg/kubelet/container, MaxContainerTerminationMessageLength)."""
@@ -26,13 +26,18 @@ def test_what_and_remedy_replace_what_was_there(log: Path) -> None:
     assert log.read_text() == "done"
 
 
-@pytest.mark.parametrize("length", [TERMINATION_LOG_CHARS - 20, TERMINATION_LOG_CHARS, 100_000])
+@pytest.mark.parametrize("length", [TERMINATION_LOG_BYTES - 20, TERMINATION_LOG_BYTES, 100_000])
 def test_a_long_text_is_cut_and_the_remedy_kept(log: Path, length: int) -> None:
     write_termination_log(str(log), "exit 3: " + "p" * length, "Remove what holds each pod.")
     text = log.read_text()
     assert text.startswith("exit 3: ppp")
     assert text.endswith("p Remove what holds each pod.")
     assert len(text.encode()) <= KUBELET_BYTES
+
+
+def test_no_text_of_any_length_goes_beyond_what_the_kubelet_keeps(log: Path) -> None:
+    write_termination_log(str(log), "€" * 9_000, "€" * 9_000)
+    assert 0 < len(log.read_bytes()) <= KUBELET_BYTES
 
 
 def test_text_that_cannot_be_encoded_is_replaced(log: Path) -> None:
