@@ -143,8 +143,14 @@ class Executor:
     def _named_holders(self) -> str:
         """Who uses the device, for a message; "" where nobody can be seen."""
         count = sum(users(module) for module in self._ports.host.modules().values())
-        found = named(self._ports.host.holders(count), self._obs.pods.pods)
-        return ": " + "; ".join(str(holder) for holder in found) if found else ""
+        try:
+            found = named(self._ports.host.holders(count), self._obs.pods.pods)
+        except ManagerError as error:
+            return f" (holders unknown: {error.what})"
+        texts = [str(holder) for holder in found]
+        if found and len(found) < count:
+            texts.append(f"{count - len(found)} more could not be found")
+        return ": " + "; ".join(texts) if texts else ""
 
     def _busy(self, what: str) -> DriverBusy:
         return DriverBusy(
@@ -154,7 +160,13 @@ class Executor:
         )
 
     def _unload_modules(self, _: UnloadModules) -> None:
-        """Unload the closure, looked up again before every module: a holder may have come meanwhile."""
+        self._unload_all(self._obs.host.previous_source if self._obs.host else None)
+
+    def _unload_all(self, source: DriverSource | None) -> None:
+        """Unload the closure, looked up again before every module: a holder may have come meanwhile.
+
+        `source` is where what is loaded now came from, to put back what went before a busy one.
+        """
         host, removed = self._ports.host, list[str]()
         try:
             while loaded := host.modules():
@@ -166,7 +178,7 @@ class Executor:
                 removed.append(name)
                 self._ports.reporter.info(f"module {name} is unloaded")
         except ManagerError:
-            self._reload(removed)
+            self._reload(removed, source)
             raise
 
     def _unload_one(self, module: Module) -> None:
@@ -180,9 +192,8 @@ class Executor:
                     raise self._busy(error.what) from error
                 clock.sleep(DEVICE_POLL_S)
 
-    def _reload(self, removed: list[str]) -> None:
+    def _reload(self, removed: list[str], source: DriverSource | None) -> None:
         """Put back modules that went before one of them turned out to be busy, as long as the roots are there."""
-        source = self._obs.host.previous_source if self._obs.host else None
         if not removed or not self._ports.host.modules():
             return
         if source is None:
@@ -253,14 +264,17 @@ class Executor:
             # Told to end or not: between two drivers there is none, and the way back is short.
             with self._ports.clock.shielded():
                 self._unload_end = self._ports.clock.monotonic() + ROLLBACK_UNLOAD_S
-                self._unload_modules(UnloadModules(()))
+                self._unload_all(step.source)
                 self._load_and_verify(previous, step.also)
         except ManagerError as second:
             self._settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
         if step.previous_digest:
             paths = self._profile.paths
-            self._record_digest(RecordDigest(paths.state_file, step.previous_digest, paths.load_record, previous))
+            try:
+                self._record_digest(RecordDigest(paths.state_file, step.previous_digest, paths.load_record, previous))
+            except ManagerError as second:
+                self._ports.reporter.warn(f"the old digest is not recorded again: {second.what}")
         return ModuleFailed(f"{error.what}; the old driver {previous.version} is loaded again", error.remedy)
 
     def _record_digest(self, step: RecordDigest) -> None:

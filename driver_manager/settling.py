@@ -56,13 +56,13 @@ class Settler:
         if journal is None or self._is_given_back:
             return ""
         with self._clock.shielded():
+            if hurry:
+                self._cluster.limit_retries(HURRY_S)
             if self._must_hold(journal):
                 self._start_services_of_ours(journal)
                 why = "its driver does not work" if self._is_driver_unusable else "its old driver is gone"
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             try:
-                if hurry:
-                    self._cluster.limit_retries(HURRY_S)
                 self.give_back(journal)
             except OwnedElsewhere as error:
                 return f"the node is left as it is: {error.what}"

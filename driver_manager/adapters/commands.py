@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-OUTPUT_CHARS = 64 * 1024
+OUTPUT_CHARS = 4 * 1024 * 1024
 TOOL_TIMEOUT_S = 60.0
 KILLED_S = 1.0
 
@@ -20,7 +20,7 @@ NOT_RUNNABLE = 126
 
 @dataclass(frozen=True)
 class Result:
-    """Exit status and output (each at most 64 Ki characters). Negative status: killed by that signal."""
+    """Exit status and output (each at most 4 Mi characters). Negative status: killed by that signal."""
 
     status: int
     out: str

@@ -16,6 +16,7 @@ from pathlib import Path
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _SYMTAB = 2
 _GLOBAL = 1
+_EXPORT = "__ksymtab_"
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 MAX_BYTES = 512 * 1024 * 1024
@@ -26,9 +27,23 @@ def needed_symbols(path: Path) -> frozenset[str] | None:
 
     Weak symbols do not count. Not read: zstd-compressed modules and big-endian or 32-bit kernels.
     """
+    symbols = _symbols(path)
+    return None if symbols is None else frozenset(name for name, is_needed in symbols if is_needed)
+
+
+def exported_symbols(path: Path) -> frozenset[str]:
+    """Names that the module exports (EXPORT_SYMBOL leaves `__ksymtab_NAME`); none for what cannot be read."""
+    names = (name for name, _ in _symbols(path) or ())
+    return frozenset(name.removeprefix(_EXPORT) for name in names if name.startswith(_EXPORT))
+
+
+def _symbols(path: Path) -> list[tuple[str, bool]] | None:
+    """(name, whether it is an undefined global) of the module's symbols; None for what is no module."""
     try:
+        if not path.is_file():
+            return None
         data = _content(path)
-        return frozenset(_undefined(data)) if data.startswith(_ELF64_LITTLE) else None
+        return list(_table(data)) if data.startswith(_ELF64_LITTLE) else None
     except (OSError, EOFError, struct.error, lzma.LZMAError, zlib.error, IndexError, OverflowError, ValueError):
         return None
 
@@ -44,9 +59,11 @@ def _content(path: Path) -> bytes:
         return file.read(MAX_BYTES)
 
 
-def _undefined(data: bytes) -> Iterator[str]:
+def _table(data: bytes) -> Iterator[tuple[str, bool]]:
     (table,) = struct.unpack_from("<Q", data, 0x28)
     size, count = struct.unpack_from("<HH", data, 0x3A)
+    if size < _SECTION.size or not count:
+        raise ValueError("no section headers")
     sections = [_SECTION.unpack_from(data, table + number * size) for number in range(count)]
     for _, kind, _, _, offset, length, link, _, _, _ in sections:
         if kind != _SYMTAB:
@@ -54,6 +71,7 @@ def _undefined(data: bytes) -> Iterator[str]:
         names = sections[link][4]
         for at in range(offset, offset + length, _SYMBOL.size):
             name, info, _, section, _, _ = _SYMBOL.unpack_from(data, at)
-            if name and section == 0 and info >> 4 == _GLOBAL:
+            if name:
                 start = names + name
-                yield data[start : data.index(b"\0", start)].decode("ascii", "replace")
+                text = data[start : data.index(b"\0", start)].decode("ascii", "replace")
+                yield text, section == 0 and info >> 4 == _GLOBAL

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import Holder
 
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
@@ -26,9 +27,12 @@ def find_holders(proc: Path, dev: Path, patterns: tuple[str, ...], *, enough: in
     """Every process that uses one of the device nodes in `patterns` (as /dev/rbln*), by pid.
 
     Mappings are read only where open files explain fewer than `enough` users (None: always): they cost most.
+    Raises ConfigError where `proc` shows no process at all.
     """
+    if not any(name == "self" or name.isdigit() for name in _listed(proc)):
+        raise ConfigError(f"{proc} shows no process", "Run as root with the host's /proc (PROC_ROOT).")
     nodes = {f"/dev/{node.relative_to(dev)}": _device(node) for node in _nodes(dev, patterns)}
-    pids = sorted(int(name) for name in _listed(proc) if name.isdigit())
+    pids = _pids(proc)
     found = {(pid, node): OPEN for pid in pids for node in _open_nodes(proc / str(pid), nodes)}
     if enough is None or len(found) < enough:
         for pid in pids:
@@ -36,6 +40,10 @@ def find_holders(proc: Path, dev: Path, patterns: tuple[str, ...], *, enough: in
                 found.setdefault((pid, node), MAPPED)
     psutil.PROCFS_PATH = str(proc)
     return tuple(_holder(proc, pid, node, how) for (pid, node), how in sorted(found.items()))
+
+
+def _pids(proc: Path) -> list[int]:
+    return sorted(int(name) for name in _listed(proc) if name.isascii() and name.isdigit())
 
 
 def _nodes(dev: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -85,7 +93,8 @@ def _mapped_nodes(process: Path, nodes: dict[str, int | None]) -> set[str]:
     if b"/dev/" not in text:
         return set()
     names = {line.split(None, 5)[-1].decode(errors="replace") for line in text.splitlines() if b"/dev/" in line}
-    return names & nodes.keys()
+    # A node that was made anew leaves its old mappings marked so.
+    return {name.removesuffix(" (deleted)") for name in names} & nodes.keys()
 
 
 def _holder(proc: Path, pid: int, node: str, how: str) -> Holder:
@@ -93,6 +102,7 @@ def _holder(proc: Path, pid: int, node: str, how: str) -> Holder:
         name = psutil.Process(pid).name()
     except (psutil.Error, OSError):
         name = "(gone)"
+    name = "".join(letter if letter.isprintable() else "?" for letter in name)
     pod_uid, container = whose(proc / str(pid))
     return Holder(pid=pid, process=name, node=node, how=how, container=container, pod_uid=pod_uid)
 
@@ -111,7 +121,7 @@ def bound_to(proc: Path, devices: frozenset[str]) -> tuple[tuple[int, str], ...]
     """(pid, pod uid) of processes in a pod whose own mounts still show one of the file systems (`major:minor`)."""
     found: list[tuple[int, str]] = []
     seen: set[str] = set()
-    for pid in sorted(int(name) for name in _listed(proc) if name.isdigit()):
+    for pid in _pids(proc):
         process = proc / str(pid)
         pod_uid, _ = whose(process)
         if not pod_uid or pod_uid in seen:

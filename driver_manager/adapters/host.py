@@ -97,10 +97,11 @@ class HostSystem:
         enter = in_host_mounts(self._roots.proc)
         command = [*enter, "umount"]
         target = mount_point if enter else str(self._files.path(mount_point))
+        before = self._times_mounted(mount_point)
         result = run([*command, "--", target])
         if result.status:
             result = run([*command, "--lazy", "--", target])
-        if result.status and self._is_mounted(mount_point):
+        if before and self._times_mounted(mount_point) >= before:  # whatever the tool says
             raise ModuleFailed(
                 f"cannot unmount {mount_point}: {result.said}", "Find what holds it with `fuser -vm` on the host."
             )
@@ -117,11 +118,11 @@ class HostSystem:
 
     def stop_service(self, name: str) -> None:
         """See the port."""
-        services.stop(self._roots.proc, name)
+        services.stop(self._roots.proc, self._roots.sys, name, self._clock)
 
     def start_service(self, name: str) -> None:
         """See the port."""
-        services.start(self._roots.proc, name)
+        services.start(self._roots.proc, self._roots.sys, name, self._clock)
 
     def remove(self, path: str) -> None:
         """See the port."""
@@ -175,6 +176,6 @@ class HostSystem:
             env["LD_LIBRARY_PATH"] = ":".join(str(folder) for folder in folders)
         return env
 
-    def _is_mounted(self, mount_point: str) -> bool:
+    def _times_mounted(self, mount_point: str) -> int:
         mountinfo = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
-        return mount_point in procfs.mount_points_below(mountinfo, mount_point)
+        return procfs.mount_points_below(mountinfo, mount_point).count(mount_point)

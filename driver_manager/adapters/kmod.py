@@ -49,7 +49,8 @@ def loaded_among(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
 
 def _module(folder: Path) -> Module | None:
     """The module at `folder`; None where it is gone or built in (then it has no `initstate`)."""
-    if _line(folder / "initstate") is None:
+    # One that is going serves nobody any more, whether or not it ever ends.
+    if _line(folder / "initstate") in (None, "going"):
         return None
     count = _line(folder / "refcnt") or ""
     try:

@@ -156,6 +156,10 @@ class KubeCluster:
     def _may(self, verb: str, resource: str) -> bool:
         name, _, subresource = resource.partition("/")
         attributes = {"verb": verb, "resource": name, **({"subresource": subresource} if subresource else {})}
+        if name == "nodes":
+            attributes["name"] = self._node_name
+        elif name == "events":
+            attributes["namespace"] = "default"
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",

@@ -6,11 +6,11 @@ Nothing is loaded or written. Sources: kmod's modinfo(8), modprobe(8), modules.d
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from driver_manager.adapters.commands import run
-from driver_manager.adapters.elf import needed_symbols
+from driver_manager.adapters.elf import exported_symbols, needed_symbols
 from driver_manager.adapters.rooted import HostFiles
 from driver_manager.domain.model import DriverSource, ModuleFile
 
@@ -22,10 +22,11 @@ _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT 
 
 @dataclass(frozen=True)
 class ModuleTrees:
-    """Module trees on one host for one kernel. `proc` is the host's /proc."""
+    """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys."""
 
     files: HostFiles
     proc: Path
+    sys_root: Path
     kernel: str
 
     def find(self, root: str, name: str) -> str:
@@ -42,8 +43,42 @@ class ModuleTrees:
             path = self.find(root, name)
             if not path:
                 return DriverSource(root, problem=self._nothing_for(root, name), remedy=_USE_ANOTHER)
-            found.append(self._inspect(root, name, path) if in_depth else self._outline(name, path, {}))
-        return DriverSource(root, tuple(found), real_root=self.files.real(root))
+            found.append(_outline(name, path, self._modinfo(path)))
+        if not in_depth:
+            return DriverSource(root, tuple(found), real_root=self.files.real(root))
+        problem = self._why_no_list(root)
+        if problem:
+            return DriverSource(root, problem=problem, remedy="Run depmod when the driver tree is built.")
+        paths = self._with_dependencies(root, {file.name: file.path for file in found})
+        exported = self._exported(HOST) | self._exported(root)
+        for path in paths.values():
+            exported |= exported_symbols(self.files.path(path))
+        inspected = [self._inspect(name, path, paths, exported) for name, path in paths.items()]
+        return DriverSource(
+            root,
+            tuple(inspected[: len(found)]),
+            real_root=self.files.real(root),
+            dependencies=tuple(inspected[len(found) :]),
+        )
+
+    def _with_dependencies(self, root: str, paths: dict[str, str]) -> dict[str, str]:
+        """`paths` by module name, and after them those of all modules they pull in from the same tree."""
+        found, queue = dict(paths), list(paths.values())
+        while queue:
+            for need in _needs(self._modinfo(queue.pop(0))):
+                path = self.find(root, need) if need not in found else ""
+                if path:
+                    found[need] = path
+                    queue.append(path)
+        return found
+
+    def _why_no_list(self, root: str) -> str:
+        """Why a tree without modules.dep cannot be loaded from, "" if it has one or can be given one."""
+        path = f"{self._tree(root)}/modules.dep"
+        if self.files.exists(path):
+            return ""
+        why = self.files.why_not_writable(path)
+        return f"the driver tree {root} has no modules.dep, and {why}" if why else ""
 
     def _entries(self, root: str) -> Iterator[str]:
         tree = self._tree(root)
@@ -72,26 +107,27 @@ class ModuleTrees:
             f"driver root {root} has no module {name} for kernel {self.kernel} (it has: {', '.join(kernels) or 'none'})"
         )
 
-    def _outline(self, name: str, path: str, facts: dict[str, str]) -> ModuleFile:
-        facts = facts or self._modinfo(path)
-        return ModuleFile(name, path, facts.get("version", ""), facts.get("vermagic", ""))
-
-    def _inspect(self, root: str, name: str, path: str) -> ModuleFile:
+    def _inspect(self, name: str, path: str, tree: dict[str, str], exported: set[str]) -> ModuleFile:
         facts = self._modinfo(path)
-        outline = self._outline(name, path, facts)
-        needs = [need for need in facts.get("depends", "").split(",") if need]
-        missing = tuple(need for need in needs if not self.find(root, need) and not self.find(HOST, need))
-        checksums = self._checksums(path)
-        return ModuleFile(
-            name=name,
-            path=path,
-            version=outline.version,
-            vermagic=outline.vermagic,
+        # modprobe looks for dependencies below the same root only: another one serves if it is in the kernel already.
+        missing = tuple(need for need in _needs(facts) if need not in tree and not self._is_in_kernel(need))
+        return replace(
+            _outline(name, path, facts),
             is_signed=("sig_id" in facts or "signer" in facts) if facts else None,
-            layout_matches=self._layout_matches(checksums),
+            layout_matches=self._layout_matches(self._checksums(path)),
+            flags_match=self._flags_match(facts.get("vermagic", "")),
             missing_dependencies=missing,
-            unknown_symbols=self._unknown(root, path),
+            unknown_symbols=self._unknown(path, exported),
         )
+
+    def _is_in_kernel(self, name: str) -> bool:
+        return (self.sys_root / "module" / name).is_dir()
+
+    def _flags_match(self, vermagic: str) -> bool | None:
+        """Compared with a module of the host's own tree, without the release; None where there is none to compare."""
+        reference = next(self._entries(HOST), "")
+        theirs = self._modinfo(reference).get("vermagic", "") if reference else ""
+        return vermagic.split()[1:] == theirs.split()[1:] if vermagic and theirs else None
 
     def _modinfo(self, path: str) -> dict[str, str]:
         """Fields of a module file, first occurrence each; empty where modinfo fails."""
@@ -117,12 +153,12 @@ class ModuleTrees:
         theirs = self._checksums(reference).get(LAYOUT_SYMBOL) if mine and reference else None
         return None if mine is None or theirs is None else mine == theirs
 
-    def _unknown(self, root: str, path: str) -> tuple[str, ...] | None:
-        """Needed symbols that neither the kernel nor a module of the two trees exports; None if unknowable."""
+    def _unknown(self, path: str, exported: set[str]) -> tuple[str, ...] | None:
+        """Needed symbols that are not `exported` by a module and not in the kernel; None if unknowable."""
         needed = needed_symbols(self.files.path(path))
         if needed is None:
             return None
-        left = set(needed) - self._exported(root) - self._exported(HOST)
+        left = set(needed) - exported
         lists_data = False
         try:
             with (self.proc / "kallsyms").open(encoding="utf-8", errors="replace") as lines:
@@ -133,8 +169,7 @@ class ModuleTrees:
         except (OSError, ValueError):
             return None
         # Without CONFIG_KALLSYMS_ALL exported data is not listed: what is missing may be there all the same.
-        is_complete = lists_data and self._has_symbol_list(root)
-        return tuple(sorted(left)) if is_complete or not left else None
+        return tuple(sorted(left)) if lists_data or not left else None
 
     def _exported(self, root: str) -> set[str]:
         """Symbols exported by modules of a tree, by its modules.symbols (`alias symbol:NAME MODULE`)."""
@@ -145,8 +180,13 @@ class ModuleTrees:
         rows = (line.split() for line in text.splitlines())
         return {row[1].removeprefix("symbol:") for row in rows if len(row) == 3 and row[0] == "alias"}
 
-    def _has_symbol_list(self, root: str) -> bool:
-        return self.files.exists(f"{self._tree(root)}/modules.symbols")
+
+def _outline(name: str, path: str, facts: dict[str, str]) -> ModuleFile:
+    return ModuleFile(name, path, facts.get("version", ""), facts.get("vermagic", ""))
+
+
+def _needs(facts: dict[str, str]) -> list[str]:
+    return [need.replace("-", "_") for need in facts.get("depends", "").split(",") if need]
 
 
 def _module_name(path: str) -> str:

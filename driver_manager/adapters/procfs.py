@@ -9,6 +9,7 @@ from pathlib import Path
 
 from driver_manager.domain.journal import Owner
 
+_ENDED = ("Z", "X", "x")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -61,7 +62,7 @@ def _start_ticks(process: Path) -> int | None:
     """Field 22 of /proc/pid/stat (proc(5)): clock ticks after boot; None for a process that is gone."""
     try:
         after_name = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(after_name[19])
+        return None if after_name[0] in _ENDED else int(after_name[19])
     except (OSError, IndexError, ValueError):
         return None
 

@@ -135,8 +135,10 @@ class HostFiles:
 
 def _why_no_room(folder: Path) -> str:
     """Raises OSError (EROFS) for a read-only file system."""
-    while not folder.is_dir():
+    while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
     status = os.statvfs(folder)
     if status.f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))

@@ -12,9 +12,10 @@ from driver_manager import settings
 from driver_manager.adapters.holders import find_holders
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.wiring import open_session
-from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.model import Holder
 from driver_manager.domain.operands import named
+from driver_manager.domain.unloading import users
 from driver_manager.settings import Values
 
 
@@ -27,10 +28,15 @@ def holders_command(*, output: str, **options: Any) -> int:
     Needs the host's /proc (PROC_ROOT) and, for the names of pods, the API server.
     """
     session = open_session(Values(options), api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
+    if not session.is_here:
+        raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
     found = find_holders(session.roots.proc, session.roots.dev, session.profile.paths.device_nodes)
     if any(holder.pod_uid for holder in found):
         found = named(found, session.cluster.pods().pods)
     click.echo(json.dumps([asdict(holder) for holder in found], indent=2) if output == "json" else _table(found))
+    unnamed = sum(users(module) for module in session.ports().host.modules().values()) - len(found)
+    if unnamed > 0:
+        session.log.warn(f"the driver has {unnamed} more user(s) that could not be found under {session.roots.proc}")
     return ExitCode.DONE
 
 

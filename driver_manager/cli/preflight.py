@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Any
 
 import click
 
 from driver_manager import settings
-from driver_manager.cli.options import output_option, styled, with_options
+from driver_manager.cli.options import styled, with_options
 from driver_manager.cli.wiring import open_session, policy
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.preflight import Check, access, checks
+from driver_manager.ports import Cluster
 from driver_manager.settings import Values
 
-_NEEDED = (("patch", "nodes"), ("watch", "pods"), ("create", "events"))
+_NEEDED = (("patch", "nodes"), ("watch", "pods"))
+_WISHED = ("create", "events")
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 
 @click.command("preflight", short_help="Check whether the driver could be replaced now.")
-@output_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    show_default=True,
+    help="auto: text on a terminal, else JSON.",
+)
 @with_options(settings.CLUSTER, settings.DRIVER, settings.HOST, settings.LOGGING)
 def preflight_command(*, output: str, **options: Any) -> int:
     """Check whether the driver could be replaced now: modules, signatures, conflicts, rights, deadline.
@@ -36,9 +46,18 @@ def preflight_command(*, output: str, **options: Any) -> int:
     found = (
         *checks(obs.host, session.profile, policy(values)),
         *access(session.cluster.refused(_NEEDED), _NEEDED),
+        *_wished(session.cluster),
     )
-    click.echo(json.dumps([asdict(check) for check in found], indent=2) if output == "json" else _text(found))
+    as_json = output == "json" or (output == "auto" and not sys.stdout.isatty())
+    click.echo(json.dumps([asdict(check) for check in found], indent=2) if as_json else _text(found))
     return ExitCode.PREFLIGHT_FAILED if any(check.ok is False for check in found) else ExitCode.DONE
+
+
+def _wished(cluster: Cluster) -> tuple[Check, ...]:
+    """A right without which a run only says less."""
+    if not cluster.refused((_WISHED,)):
+        return (Check("may create events", True, "this account may create events in namespace default"),)
+    return (Check("may create events", None, "this account may not create events in namespace default: a warning"),)
 
 
 def _text(found: tuple[Check, ...]) -> str:

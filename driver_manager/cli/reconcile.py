@@ -35,7 +35,8 @@ def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
     outcome = reconcile(session.ports(), session.observer(), session.profile, policy(values))
     _announce(session, outcome)
     if output == "json":
-        click.echo(json.dumps({"exitCode": int(outcome.exit_code), "what": outcome.what, "remedy": outcome.remedy}))
+        words = {"error": outcome.what, "remedy": outcome.remedy} if outcome.exit_code else {"what": outcome.what}
+        click.echo(json.dumps({**words, "exitCode": int(outcome.exit_code)}, indent=2))
     return int(outcome.exit_code)
 
 

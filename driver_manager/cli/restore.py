@@ -11,7 +11,7 @@ import click
 from driver_manager import settings
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.wiring import Session, open_session
-from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import NodeChange, Observation
 from driver_manager.domain.planner import is_loaded, refuse_if_owned
@@ -40,6 +40,11 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, **optio
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
     refuse_if_owned(obs, take_over=values.flag("take_over"))
+    if obs.host is None and journal is not None and journal.services and not dry_run:
+        raise ConfigError(
+            f"host services were stopped on node {obs.node.name} ({', '.join(journal.services)}), and this is not it",
+            "Run restore on the node, where they can be started again.",
+        )
     change = release(session.node, journal, session.profile) if journal else NodeChange()
     if not dry_run and journal is not None and not change.is_empty:
         ports = session.ports()
@@ -71,6 +76,7 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
     removed = sorted(key for key, value in change.annotations.items() if value is None)
     if output == "json":
         body = {"node": obs.node.name, "labels": labels, "uncordon": change.unschedulable is False, "removed": removed}
+        body["services"] = list(obs.journal.services) if obs.journal else []
         return json.dumps({**body, "dryRun": dry_run}, indent=2)
     if change.is_empty:
         return f"nothing to give back on node {obs.node.name}: no journal, no paused label, no cordon of ours"
@@ -78,6 +84,8 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
     lines = [f"{verb} {key}: {pair['from']} → {pair['to']}" for key, pair in labels.items()]
     if change.unschedulable is False:
         lines.append("would lift our cordon" if dry_run else "lifted our cordon")
+    services = obs.journal.services if obs.journal else ()
+    lines += [f"{'would start' if dry_run else 'started'} host service {name}" for name in services]
     lines += [f"{'would remove' if dry_run else 'removed'} annotation {key}" for key in removed]
     if obs.host is not None and not is_loaded(obs.host, profile):
         lines.append("note: no driver is loaded; operands that need it will wait or crash until it is")

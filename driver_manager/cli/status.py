@@ -118,6 +118,7 @@ def _journal(obs: Observation, problem: str) -> dict[str, Any] | None:
         "bootId": journal.boot_id,
         "sameBoot": obs.host.boot_id == journal.boot_id if obs.host else None,
         "cordoned": journal.cordoned,
+        "services": list(journal.services),
         "oldDriver": {"version": driver.version, "root": driver.root} if driver else None,
     }
 
@@ -195,9 +196,10 @@ def _journal_line(journal: dict[str, Any] | None) -> str:
         return "none: nothing is taken"
     if "problem" in journal:
         return f"unreadable: {journal['problem']}"
-    lives = "still there" if journal["ownerLives"] else "gone"
+    lives = {True: "still there", False: "gone", None: "unknown whether it lives"}[journal["ownerLives"]]
     old = journal["oldDriver"]
-    return f"taken by {journal['owner']} ({lives}); old driver {old['version'] if old else 'none'}"
+    services = f"; services stopped: {', '.join(journal['services'])}" if journal["services"] else ""
+    return f"taken by {journal['owner']} ({lives}); old driver {old['version'] if old else 'none'}{services}"
 
 
 def _host_lines(host: dict[str, Any]) -> list[str]:

@@ -73,6 +73,7 @@ class Session:
     roots: HostRoots
     node: Node
     profile: Profile
+    is_here: bool = True
     host_problem: str = ""
 
     def ports(self) -> Ports:
@@ -140,7 +141,7 @@ def open_session(values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_
     node = cluster.node()
     is_here = _is_here(node, roots)
     profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(hostfacts.pci_devices(roots, one)))
-    return Session(values, clock, log, cluster, roots, node, profile)
+    return Session(values, clock, log, cluster, roots, node, profile, is_here)
 
 
 def _is_here(node: Node, roots: HostRoots) -> bool:

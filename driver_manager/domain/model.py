@@ -110,7 +110,8 @@ class ModuleFile:
     """A module that a driver root offers. None means that it could not be found out.
 
     `layout_matches`: whether its checksum of `module_layout` is this kernel's, so that the kernel takes it although
-    it was built for another release (kernel/module/version.c, check_modstruct_version).
+    it was built for another release (kernel/module/version.c, check_modstruct_version). `flags_match`: whether the rest
+    of its vermagic (SMP, preempt, …) is that of the host's own modules.
     """
 
     name: str
@@ -119,6 +120,7 @@ class ModuleFile:
     vermagic: str = ""
     is_signed: bool | None = None
     layout_matches: bool | None = None
+    flags_match: bool | None = None
     missing_dependencies: tuple[str, ...] = ()
     unknown_symbols: tuple[str, ...] | None = None
 
@@ -148,7 +150,8 @@ class Holder:
 class DriverSource:
     """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable.
 
-    `real_root` is the same without symlinks, as the mount table would name it.
+    `real_root` is the same without symlinks, as the mount table would name it. `dependencies` are what the modules pull
+    in from the same tree.
     """
 
     root: str
@@ -156,6 +159,7 @@ class DriverSource:
     problem: str = ""
     remedy: str = ""
     real_root: str = ""
+    dependencies: tuple[ModuleFile, ...] = ()
 
     @property
     def version(self) -> str:

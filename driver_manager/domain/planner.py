@@ -155,6 +155,7 @@ def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Pla
     work = _clean(obs, host, profile, policy, (profile.paths.ready_marker,))
     if not host.root_mounts:
         return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(obs, profile))))
+    _check(obs, host, profile, policy)
     taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False)
     steps = (*taken, *work, *_release(obs, profile, taken))
     reason += "; its container starts anew, so pods must let go of the old root"

@@ -93,7 +93,7 @@ def _driver(host: Host, policy: Policy) -> tuple[Check, ...]:
         return (Check("driver", False, "there is no driver root to load from", "Set DRIVER_ROOT to a driver tree."),)
     if source.problem:
         return (Check("driver", False, source.problem, source.remedy),)
-    return tuple(check for file in source.modules for check in _file(file, host, source))
+    return tuple(check for file in (*source.modules, *source.dependencies) for check in _file(file, host, source))
 
 
 def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ...]:
@@ -102,7 +102,7 @@ def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ..
         Check(
             f"dependencies of {file.name}",
             not file.missing_dependencies,
-            f"{file.name} needs {', '.join(file.missing_dependencies)}, which neither {source.root} nor the host has"
+            f"{file.name} needs {', '.join(file.missing_dependencies)}, which is neither in {source.root} nor loaded"
             if file.missing_dependencies
             else f"all dependencies of {file.name} are there",
             "Complete the driver tree.",
@@ -118,6 +118,10 @@ def _kernel(file: ModuleFile, kernel: str) -> Check:
     if file.layout_matches is False:
         what = f"{file.path} was built for kernel {release or 'unknown'} and its checksums are not those of {kernel}"
         return Check(name, False, what, _BUILD_IT)
+    if file.flags_match is False:
+        return Check(
+            name, False, f"{file.path} is built with other options than this kernel: {file.vermagic}", _BUILD_IT
+        )
     if release == kernel:
         return Check(name, True, f"{file.path} {file.version} is built for {kernel}")
     if file.layout_matches:

@@ -91,6 +91,11 @@ _PREFIXED_KEY = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A
 """Qualified names of labels and annotations (k8s.io/apimachinery validation.IsQualifiedName)."""
 
 
+_DEVICE = re.compile(r"/dev/[A-Za-z0-9_][A-Za-z0-9_.*?\[\]!:-]*(/[A-Za-z0-9_.*?\[\]!:-]+)*")
+_MODULE = re.compile(r"[A-Za-z0-9_]{3}")
+_SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]*\.service")
+
+
 def _check(profile: Profile, where: str) -> None:
     """What types do not say. A bad key or value would else be found by the API server, in the middle of a run."""
     if not _NAME.fullmatch(profile.name) or profile.name == AUTO:
@@ -98,6 +103,7 @@ def _check(profile: Profile, where: str) -> None:
     if not re.fullmatch(r"[0-9a-f]{4}", profile.pci_vendor):
         raise _bad(where, "pci_vendor", profile.pci_vendor, "four lower-case hexadecimal digits, as 1eff")
     _check_keys(profile, where)
+    _check_patterns(profile, where)
     for name in ("driver_root", "state_file", "load_record"):
         if not getattr(profile.paths, name):
             raise _bad(where, f"paths.{name}", "", "an absolute path")
@@ -114,6 +120,18 @@ def _check(profile: Profile, where: str) -> None:
         for path in (value,) if isinstance(value, str) else value:
             if path and (not path.startswith("/") or ".." in path.split("/")):
                 raise _bad(where, f"paths.{field.name}", path, "an absolute path without ..")
+
+
+def _check_patterns(profile: Profile, where: str) -> None:
+    for pattern in profile.paths.device_nodes:
+        if not _DEVICE.fullmatch(pattern) or "**" in pattern:
+            raise _bad(where, "paths.device_nodes", pattern, "a pattern such as /dev/rbln[0-9]*")
+    for pattern in (*profile.modules.own, *profile.modules.roots):
+        if not _MODULE.match(pattern):
+            raise _bad(where, "modules", pattern, "a module name, or a pattern that begins with three letters of it")
+    for name in profile.host_services:
+        if not _SERVICE.fullmatch(name):
+            raise _bad(where, "host_services", name, "the name of a systemd service")
 
 
 def _check_keys(profile: Profile, where: str) -> None:

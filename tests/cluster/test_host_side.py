@@ -75,7 +75,7 @@ def test_missing_rights_are_found_before_anything_changes(control_plane: Control
     assert one.node is not None
     assert one.node.labels() == LABELS
     assert one.tree.driver_version == OLD
-    checked = one.run("preflight", KUBECONFIG=reader)
+    checked = one.run("preflight", "-o", "text", KUBECONFIG=reader)
     assert checked.code == 6
     assert "✗ may watch pods" in checked.out
 
@@ -84,7 +84,7 @@ def test_preflight_says_what_stops_a_run_and_what_to_do(one: Rig) -> None:
     good = one.run("preflight", "-o", "json")
     assert good.code == 0, good.err
     assert all(check["ok"] is not False for check in json.loads(good.out))
-    bad = one.run("preflight", DRIVER_ROOT="/nonexistent", RECONCILE_DEADLINE="1s")
+    bad = one.run("preflight", "-o", "text", DRIVER_ROOT="/nonexistent", RECONCILE_DEADLINE="1s")
     assert bad.code == 6
     assert bad.out.count("✗") == 2
     assert bad.out.count("what to do: ") == 2

@@ -76,7 +76,7 @@ def test_a_tool_that_cannot_run_is_a_status_not_an_exception(argv: list[str], st
 
 
 def test_output_is_bounded_and_bytes_that_are_no_text_are_replaced() -> None:
-    result = run(python(r"import sys; sys.stdout.buffer.write(b'\xff' * 200_000)"))
+    result = run(python(r"import sys; sys.stdout.buffer.write(b'\xff' * 5_000_000)"))
     assert result.out == "\ufffd" * OUTPUT_CHARS
 
 

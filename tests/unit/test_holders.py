@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from driver_manager.adapters import holders
 from driver_manager.adapters.holders import bound_to, find_holders, whose
+from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import Holder
 from tests.unit.test_procfs import mountinfo
 
@@ -140,9 +141,10 @@ def test_processes_that_vanish_or_hide_are_passed_over(host: Proc, monkeypatch: 
     assert find_holders(host.proc, host.dev, PATTERNS) == (Holder(8, "(gone)", "/dev/rbln0", "open"),)
 
 
-def test_no_proc_and_no_device_show_nobody(host: Proc, tmp_path: Path) -> None:
+def test_no_device_shows_nobody_and_no_proc_is_an_error(host: Proc, tmp_path: Path) -> None:
     host.process(7, "/dev/rbln0")
-    assert find_holders(tmp_path / "absent", host.dev, PATTERNS) == ()
+    with pytest.raises(ConfigError, match="shows no process"):  # unknown is not nobody
+        find_holders(tmp_path / "absent", host.dev, PATTERNS)
     assert find_holders(host.proc, tmp_path / "absent", PATTERNS) == ()
     assert find_holders(host.proc, host.dev, ()) == ()
 

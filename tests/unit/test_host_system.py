@@ -127,10 +127,24 @@ def test_a_mount_that_the_host_lives_in_is_never_unmounted(machine: Machine, poi
 
 def test_a_busy_mount_is_detached_lazily(machine: Machine) -> None:
     machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))
-    machine.on_umount = lambda argv: Result(0 if "--lazy" in argv else 32, "", "umount: target is busy.")
+
+    def busy_at_first(argv: Sequence[str]) -> Result:
+        if "--lazy" in argv:
+            machine.put("/proc/1/mountinfo", mountinfo("/"))
+            return Result(0, "", "")
+        return Result(32, "", "umount: target is busy.")
+
+    machine.on_umount = busy_at_first
     machine.system().unmount(ROOT)
     target = str(machine.root / ROOT.lstrip("/"))
     assert machine.ran == [["umount", "--", target], ["umount", "--lazy", "--", target]]
+
+
+def test_a_mount_that_stays_is_told_though_the_tool_is_content(machine: Machine) -> None:
+    machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))
+    machine.on_umount = lambda _: Result(0, "", "")
+    with pytest.raises(ModuleFailed, match=f"cannot unmount {ROOT}"):
+        machine.system().unmount(ROOT)
 
 
 def test_a_mount_that_is_gone_is_fine_and_one_that_stays_is_told(machine: Machine) -> None:

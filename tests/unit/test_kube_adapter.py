@@ -307,7 +307,7 @@ def test_each_right_is_one_review_and_a_refusal_is_told(api: Scripted) -> None:
     api.answer(Answer(body={"status": {"allowed": True}}), Answer(body={"status": {"allowed": False}}))
     assert api.cluster.refused((("patch", "nodes"), ("create", "pods/eviction"))) == (("create", "pods/eviction"),)
     assert [request.body["spec"]["resourceAttributes"] for request in api.requests] == [
-        {"verb": "patch", "resource": "nodes"},
+        {"verb": "patch", "resource": "nodes", "name": "n"},
         {"verb": "create", "resource": "pods", "subresource": "eviction"},
     ]
 

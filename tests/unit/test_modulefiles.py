@@ -27,7 +27,7 @@ def tree(root: Path, dep: str, *files: str) -> ModuleTrees:
 
 
 def trees(root: Path, kernel: str = KERNEL) -> ModuleTrees:
-    return ModuleTrees(HostFiles(root, root / "proc"), root / "proc", kernel)
+    return ModuleTrees(HostFiles(root, root / "proc"), root / "proc", root / "sys", kernel)
 
 
 PREFIX = f"/opt/driver/lib/modules/{KERNEL}/"

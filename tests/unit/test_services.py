@@ -11,7 +11,8 @@ import pytest
 from driver_manager.adapters import services
 from driver_manager.adapters.commands import Result
 from driver_manager.adapters.namespaces import in_host_mounts
-from driver_manager.domain.errors import ModuleFailed
+from driver_manager.domain.errors import ModuleFailed, Terminated
+from tests.fakes.clock import FakeClock
 
 UNIT = "rbln_daemon.service"
 
@@ -44,29 +45,69 @@ def test_services_keep_the_profiles_order(tmp_path: Path) -> None:
     assert services.active(tmp_path, ("b.service", "gone.service", "a.service")) == ("b.service", "a.service")
 
 
-def systemctl(monkeypatch: pytest.MonkeyPatch, result: Result) -> list[list[str]]:
-    ran: list[list[str]] = []
+class Machine:
+    """A /sys where the service runs or not, and a systemctl that does as told after `delay_s` of simulated time."""
 
-    def run(argv: Sequence[str], **_: Any) -> Result:
-        ran.append(list(argv))
-        return result
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *, runs: bool, delay_s: float = 0.0) -> None:
+        self.sys = folder / "sys"
+        self.proc = folder / "proc"
+        self.ran: list[list[str]] = []
+        self.result = Result(0, "", "")
+        self.clock = FakeClock()
+        self._delay_s = delay_s
+        self._group(runs=runs)
+        monkeypatch.setattr(services, "run", self._run)
 
-    monkeypatch.setattr(services, "run", run)
-    return ran
+    def _run(self, argv: Sequence[str], **_: Any) -> Result:
+        self.ran.append(list(argv))
+        if self.result.status == 0:
+            wanted = "start" in argv
+            self.clock.after(self._delay_s, lambda: self._group(runs=wanted))
+        return self.result
+
+    def _group(self, *, runs: bool) -> None:
+        group = self.sys / "fs/cgroup/system.slice" / UNIT
+        if runs:
+            group.mkdir(parents=True, exist_ok=True)
+        elif group.is_dir():
+            group.rmdir()
+
+    def do(self, verb: str) -> None:
+        getattr(services, verb)(self.proc, self.sys, UNIT, self.clock)
 
 
 @pytest.mark.parametrize("verb", ["stop", "start"])
-def test_a_name_that_looks_like_an_option_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str) -> None:
-    ran = systemctl(monkeypatch, Result(0, "", ""))
-    getattr(services, verb)(tmp_path, "--force")
-    assert ran == [["systemctl", verb, "--", "--force"]]
+def test_a_job_is_queued_and_its_effect_awaited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str) -> None:
+    machine = Machine(monkeypatch, tmp_path, runs=verb == "stop", delay_s=0.5)
+    machine.do(verb)
+    assert machine.ran == [["systemctl", verb, "--no-block", "--", UNIT]]
+    assert services.active(machine.sys, (UNIT,)) == ((UNIT,) if verb == "start" else ())
+
+
+@pytest.mark.parametrize(("verb", "limit_s"), [("stop", services.STOP_S), ("start", services.START_S)])
+def test_a_job_without_effect_is_told_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, limit_s: float
+) -> None:
+    machine = Machine(monkeypatch, tmp_path, runs=verb == "stop", delay_s=10_000)
+    begun_s = machine.clock.now
+    with pytest.raises(ModuleFailed, match=UNIT):
+        machine.do(verb)
+    assert machine.clock.now - begun_s == pytest.approx(limit_s, abs=0.1)
+
+
+def test_waiting_for_a_service_to_stop_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(monkeypatch, tmp_path, runs=True, delay_s=10_000)
+    machine.clock.after(1, machine.clock.ask_to_end)
+    with pytest.raises(Terminated):
+        machine.do("stop")
 
 
 @pytest.mark.parametrize("verb", ["stop", "start"])
 def test_a_failure_names_service_and_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str) -> None:
-    systemctl(monkeypatch, Result(5, "", "Unit not loaded.\n"))
+    machine = Machine(monkeypatch, tmp_path, runs=verb == "stop")
+    machine.result = Result(5, "", "Unit not loaded.\n")
     with pytest.raises(ModuleFailed, match=f"cannot {verb} host service {UNIT}: Unit not loaded") as caught:
-        getattr(services, verb)(tmp_path, UNIT)
+        machine.do(verb)
     assert f"systemctl {verb} {UNIT}" in caught.value.remedy
 
 
@@ -78,9 +119,21 @@ def test_another_mount_namespace_is_entered(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "1/ns/mnt").touch()
     enter = ["nsenter", f"--mount={tmp_path}/1/ns/mnt", "--"]
     assert in_host_mounts(tmp_path) == enter
-    ran = systemctl(monkeypatch, Result(0, "", ""))
-    services.stop(tmp_path, UNIT)
-    assert ran == [[*enter, "systemctl", "stop", "--", UNIT]]
+    machine = Machine(monkeypatch, tmp_path, runs=True)
+    machine.proc = tmp_path
+    machine.do("stop")
+    assert machine.ran == [[*enter, "systemctl", "stop", "--no-block", "--", UNIT]]
+
+
+def test_a_namespace_that_we_may_not_look_at_is_no_reason_to_act_on_our_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModuleFailed, match="cannot enter the host's mounts"):
+        in_host_mounts(tmp_path)
 
 
 def test_our_own_mount_namespace_is_not_entered_again(tmp_path: Path) -> None:

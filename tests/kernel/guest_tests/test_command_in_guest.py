@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -201,8 +202,28 @@ def test_a_driver_that_cannot_load_is_refused_before_any_label_changes(
     assert why in refused.err
     assert command.node.read()["metadata"]["resourceVersion"] == version
     assert module_fact("rebellions", "version") == "1.2.92"
-    checked = command.run("preflight", DRIVER_ROOT=str(roots[variant]))
+    checked = command.run("preflight", "-o", "text", DRIVER_ROOT=str(roots[variant]))
     assert (checked.code, "✗" in checked.out) == (6, True)
+
+
+def test_a_dependency_that_cannot_load_is_refused_too(command: Command, roots: DriverRoots, tmp_path: Path) -> None:
+    _old_driver(roots)
+    mixed = tmp_path / "mixed"
+    shutil.copytree(roots["v2"], mixed)
+    core = roots.module_file("wrong-kernel", "rebellions_core")
+    shutil.copy(core, mixed / f"lib/modules/{os.uname().release}/updates/rebellions_core.ko")
+    refused = command.reconcile(mixed)
+    assert refused.code == 6
+    assert "rebellions_core.ko was built for kernel" in refused.err
+    updates = mixed / f"lib/modules/{os.uname().release}/updates"
+    shutil.copy(roots.module_file("v2", "rebellions_core"), updates)
+    shutil.copy(roots.module_file("unknown-symbol", "rebellions"), updates)
+    for listed in updates.parent.glob("modules.*"):
+        listed.unlink()
+    unlisted = command.reconcile(mixed)
+    assert unlisted.code == 6
+    assert "nobody exports: rebellions_absent" in unlisted.err
+    assert module_fact("rebellions", "version") == "1.2.92"
 
 
 def test_preflight_of_a_good_driver_has_only_good_news(command: Command, roots: DriverRoots) -> None:
