@@ -6,7 +6,7 @@ Nothing is loaded or written. Sources: kmod's modinfo(8), modprobe(8), modules.d
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from driver_manager.adapters.commands import run
@@ -16,18 +16,23 @@ from driver_manager.domain.model import DriverSource, ModuleFile
 
 HOST = "/"
 LAYOUT_SYMBOL = "module_layout"
-_DATA_KINDS = frozenset("DdBbRr")
+_DATA_KINDS = frozenset({b"D", b"d", b"B", b"b", b"R", b"r"})
 _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
 
 
-@dataclass(frozen=True)
 class ModuleTrees:
-    """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys."""
+    """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys.
 
-    files: HostFiles
-    proc: Path
-    sys_root: Path
-    kernel: str
+    What a tool said of a file is kept as long as the object, which is one look at the host.
+    """
+
+    def __init__(self, files: HostFiles, proc: Path, sys_root: Path, kernel: str) -> None:
+        self.files = files
+        self.kernel = kernel
+        self._proc = proc
+        self._sys_root = sys_root
+        self._facts: dict[str, dict[str, str]] = {}
+        self._sums: dict[str, dict[str, str]] = {}
 
     def find(self, root: str, name: str) -> str:
         """Absolute host path of module `name` in the tree of `root`, "" if none: by modules.dep, else by its name."""
@@ -53,7 +58,12 @@ class ModuleTrees:
         exported = self._exported(HOST) | self._exported(root)
         for path in paths.values():
             exported |= exported_symbols(self.files.path(path))
-        inspected = [self._inspect(name, path, paths, exported) for name, path in paths.items()]
+        needed = {name: needed_symbols(self.files.path(path)) for name, path in paths.items()}
+        absent = self._absent(frozenset[str]().union(*(names for names in needed.values() if names)) - exported)
+        inspected = [
+            replace(self._inspect(name, path, paths), unknown_symbols=_unknown(needed[name], absent))
+            for name, path in paths.items()
+        ]
         return DriverSource(
             root,
             tuple(inspected[: len(found)]),
@@ -107,7 +117,7 @@ class ModuleTrees:
             f"driver root {root} has no module {name} for kernel {self.kernel} (it has: {', '.join(kernels) or 'none'})"
         )
 
-    def _inspect(self, name: str, path: str, tree: dict[str, str], exported: set[str]) -> ModuleFile:
+    def _inspect(self, name: str, path: str, tree: dict[str, str]) -> ModuleFile:
         facts = self._modinfo(path)
         # modprobe looks for dependencies below the same root only: another one serves if it is in the kernel already.
         missing = tuple(need for need in _needs(facts) if need not in tree and not self._is_in_kernel(need))
@@ -117,11 +127,10 @@ class ModuleTrees:
             layout_matches=self._layout_matches(self._checksums(path)),
             flags_match=self._flags_match(facts.get("vermagic", "")),
             missing_dependencies=missing,
-            unknown_symbols=self._unknown(path, exported),
         )
 
     def _is_in_kernel(self, name: str) -> bool:
-        return (self.sys_root / "module" / name).is_dir()
+        return (self._sys_root / "module" / name).is_dir()
 
     def _flags_match(self, vermagic: str) -> bool | None:
         """Compared with a module of the host's own tree, without the release; None where there is none to compare."""
@@ -131,7 +140,9 @@ class ModuleTrees:
 
     def _modinfo(self, path: str) -> dict[str, str]:
         """Fields of a module file, first occurrence each; empty where modinfo fails."""
-        facts: dict[str, str] = {}
+        if path in self._facts:
+            return self._facts[path]
+        facts = self._facts.setdefault(path, {})
         for line in run(["modinfo", str(self.files.path(path))]).out.splitlines():
             key, separator, value = line.partition(":")
             if separator:
@@ -153,23 +164,17 @@ class ModuleTrees:
         theirs = self._checksums(reference).get(LAYOUT_SYMBOL) if mine and reference else None
         return None if mine is None or theirs is None else mine == theirs
 
-    def _unknown(self, path: str, exported: set[str]) -> tuple[str, ...] | None:
-        """Needed symbols that are not `exported` by a module and not in the kernel; None if unknowable."""
-        needed = needed_symbols(self.files.path(path))
-        if needed is None:
-            return None
-        left = set(needed) - exported
-        lists_data = False
+    def _absent(self, names: frozenset[str]) -> frozenset[str] | None:
+        """Those of `names` that the kernel does not know; None if unknowable."""
+        if not names:
+            return names
         try:
-            with (self.proc / "kallsyms").open(encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    _, kind, name = line.split(None, 3)[:3]
-                    left.discard(name)
-                    lists_data = lists_data or kind in _DATA_KINDS
-        except (OSError, ValueError):
+            words = set((self._proc / "kallsyms").read_bytes().split())
+        except OSError:
             return None
+        absent = frozenset(name for name in names if name.encode() not in words)
         # Without CONFIG_KALLSYMS_ALL exported data is not listed: what is missing may be there all the same.
-        return tuple(sorted(left)) if lists_data or not left else None
+        return absent if not absent or not words.isdisjoint(_DATA_KINDS) else None
 
     def _exported(self, root: str) -> set[str]:
         """Symbols exported by modules of a tree, by its modules.symbols (`alias symbol:NAME MODULE`)."""
@@ -183,6 +188,10 @@ class ModuleTrees:
 
 def _outline(name: str, path: str, facts: dict[str, str]) -> ModuleFile:
     return ModuleFile(name, path, facts.get("version", ""), facts.get("vermagic", ""))
+
+
+def _unknown(needed: frozenset[str] | None, absent: frozenset[str] | None) -> tuple[str, ...] | None:
+    return None if needed is None or absent is None else tuple(sorted(needed & absent))
 
 
 def _needs(facts: dict[str, str]) -> list[str]:
