@@ -30,13 +30,17 @@ def holders_command(*, output: str, **options: Any) -> int:
     session = open_session(Values(options), api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     if not session.is_here:
         raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
-    found = find_holders(session.roots.proc, session.roots.dev, session.profile.paths.device_nodes)
+    loaded = session.ports().host.modules().values()
+    count = sum(users(module) for module in loaded)
+    nodes = session.profile.paths.device_nodes
+    found = find_holders(session.roots.proc, session.roots.dev, nodes, enough=count if loaded else None)
     if any(holder.pod_uid for holder in found):
         found = named(found, session.cluster.pods().pods)
     click.echo(json.dumps([asdict(holder) for holder in found], indent=2) if output == "json" else _table(found))
-    unnamed = sum(users(module) for module in session.ports().host.modules().values()) - len(found)
-    if unnamed > 0:
-        session.log.warn(f"the driver has {unnamed} more user(s) that could not be found under {session.roots.proc}")
+    if count > len(found):
+        session.log.warn(
+            f"the driver has {count - len(found)} more user(s) that could not be found under {session.roots.proc}"
+        )
     return ExitCode.DONE
 
 

@@ -131,7 +131,7 @@ def figures() -> list[Figure]:
             "s",
             tuple(holders_s),
             1.0,
-            "whole command, start of the process included; open files and mappings of all processes",
+            "whole command, start of the process included; the open files of all processes explain the one user",
         ),
     ]
 

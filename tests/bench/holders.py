@@ -35,14 +35,18 @@ def many_processes() -> Iterator[None]:
 
 def measure_holders(plane: ControlPlane, folder: Path, runs: int) -> list[float]:
     """Seconds of `driver-manager holders`, start of the process included, with one holder among all processes."""
-    rig = Rig(plane, plane.agent_with_events, folder)
+    rig = Rig(plane, plane.agent_with_events, folder).with_upgrade()
+    rig.tree.hold_device()
     shipped = Path("driver_manager/profiles/rebellions.toml").read_text()
     own = folder / "own.toml"
     own.write_text(shipped.replace('"/dev/rbln[0-9]*", "/dev/rsd[0-9]*"', f'"{DEVICE}"'))
     seconds = []
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(plane.api(plane.admin))
-        rig.node = create_node(stack, api, {}, boot_id=rig.tree.boot_id)
+        boot_id = (
+            Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        )  # this machine is the node: its /proc is read
+        rig.node = create_node(stack, api, {}, boot_id=boot_id)
         stack.enter_context(many_processes())
         stack.enter_context(Path(DEVICE).open("rb"))
         env = {"PROFILE_FILE": str(own), "DRIVER_PROFILE": "rebellions", "PROC_ROOT": "/proc", "DEV_ROOT": "/dev"}

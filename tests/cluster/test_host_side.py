@@ -137,3 +137,32 @@ def test_holders_lists_who_has_the_device_open(one: Rig) -> None:
     busy = one.reconcile(DEVICE_FREE_TIMEOUT="0s")
     assert busy.code == 4
     assert "trainer (pid 4242)" in busy.last_line
+
+
+def test_a_node_whose_services_were_stopped_is_not_given_back_from_another_machine(one: Rig, tmp_path: Path) -> None:
+    one.tree.hold_device()
+    run = one.start("reconcile-driver-state", "--stop-host-services")
+    wait_until(lambda: one.tree.services == ["sshd.service"], "the service is stopped")
+    run.kill()
+    boot_id = one.tree.root / "proc/sys/kernel/random/boot_id"
+    here = boot_id.read_text()
+    boot_id.write_text("another machine\n")
+    dry = one.run("restore", "--take-over", "--dry-run")
+    assert f"would start host service {SERVICE}" in dry.out
+    refused = one.run("restore", "--take-over")
+    assert refused.code == 2, refused.err
+    assert "Run restore on the node" in refused.err
+    assert SERVICE in _journal(one)
+    boot_id.write_text(here)
+    given = one.run("restore")
+    assert given.code == 0, given.err
+    assert (one.tree.services, _journal(one)) == ([SERVICE, "sshd.service"], "")
+
+
+def test_a_failed_run_says_so_in_json(one: Rig) -> None:
+    one.tree.hold_device()
+    failed = one.reconcile("-o", "json", DEVICE_FREE_TIMEOUT="0s")
+    body = json.loads(failed.out)
+    assert (body["exitCode"], "error" in body, "remedy" in body) == (4, True, True)
+    wrong = one.run("plan", "-o", "json", NODE_NAME="no-such-node")
+    assert json.loads(wrong.out)["exitCode"] == 2

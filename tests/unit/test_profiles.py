@@ -91,6 +91,11 @@ def test_a_small_profile_is_enough() -> None:
         ("[paths]", '[probe]\ntool = "t"\ntimeout_s = true\n[paths]', "probe.timeout_s is True"),
         ("[paths]", '[probe]\ntool = "t"\ntimeout_s = nan\n[paths]', "probe.timeout_s is nan"),
         ("[paths]", "[probe]\n[paths]", "probe.tool is missing"),
+        ("[paths]", '[paths]\ndevice_nodes = ["/dev/"]', "paths.device_nodes is '/dev/'"),
+        ("[paths]", '[paths]\ndevice_nodes = ["/opt/x*"]', "paths.device_nodes is '/opt/x*'"),
+        ("[paths]", '[paths]\ndevice_nodes = ["/dev/**x"]', "paths.device_nodes is '/dev/**x'"),
+        ("[modules]", '[modules]\nown = ["*"]', "modules is '*'"),
+        ("[keys]", 'host_services = ["/etc"]\n[keys]', "host_services is '/etc'"),
     ],
 )
 def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, said: str) -> None:
