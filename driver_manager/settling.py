@@ -11,6 +11,7 @@ from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import Node, Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.taking import release
+from driver_manager.domain.unloading import has_root
 from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
 
 ATTEMPTS = 10
@@ -145,7 +146,7 @@ class Settler:
         except ManagerError as error:
             self._reporter.warn(error.what)
             return True
-        return self._is_driver_unusable or not any(root in loaded for root in self._profile.modules.roots)
+        return self._is_driver_unusable or not has_root(loaded, self._profile.modules)
 
     def _journal_on(self, node: Node) -> Journal | None:
         text = node.annotations.get(self._profile.keys.journal)

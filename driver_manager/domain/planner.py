@@ -32,7 +32,7 @@ from driver_manager.domain.steps import (
     WaitForOperands,
 )
 from driver_manager.domain.taking import found_journal, give_back, pausable_keys, take
-from driver_manager.domain.unloading import beside, unload_order
+from driver_manager.domain.unloading import beside, driver_version, has_root, unload_order
 
 UPGRADE = "upgrade"
 REBOOT_STATE = "node-reboot-required"
@@ -79,7 +79,7 @@ def _is_host_driver(obs: Observation, host: Host) -> bool:
 
 def is_loaded(host: Host, profile: Profile) -> bool:
     """Whether the driver is in the kernel: any of the profile's root modules."""
-    return any(root in host.modules for root in profile.modules.roots)
+    return has_root(host.modules, profile.modules)
 
 
 def why_replace(obs: Observation, host: Host, policy: Policy) -> str:
@@ -148,7 +148,7 @@ def _first_install(obs: Observation, host: Host, profile: Profile, policy: Polic
 
 def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     """Loaded and current. A driver container about to start anew replaces its root: operands must let go of it."""
-    version = next((module.version for module in host.modules.values() if module.version), "")
+    version = driver_version(host.modules)
     reason = f"driver is current: digest {obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
     if not _container_starts_anew(obs, policy):
         return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)))

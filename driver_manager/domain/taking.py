@@ -12,7 +12,7 @@ from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import GiveBack, TakeNode
-from driver_manager.domain.unloading import unload_order
+from driver_manager.domain.unloading import driver_version, has_root, unload_order
 
 CORDON_MARK = "true"
 """Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
@@ -106,10 +106,10 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
 def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
     """The driver to go back to. Of one boot the first journal knows: what is loaded later may be a failed attempt."""
     host, known = obs.host, obs.journal.driver if obs.journal else None
-    if host is None or not any(root in host.modules for root in profile.modules.roots):
+    if host is None or not has_root(host.modules, profile.modules):
         return known
     if known is not None and obs.journal is not None and obs.journal.boot_id == host.boot_id:
         return known
     root = host.previous_source.root if host.previous_source else ""
-    version = next((module.version for module in host.modules.values() if module.version), "")
+    version = driver_version(host.modules)
     return OldDriver(version=version, root=root, modules=unload_order(host.modules), digest=host.digest or "")

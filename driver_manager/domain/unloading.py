@@ -37,6 +37,16 @@ def is_own(name: str, modules: Modules) -> bool:
     return name in modules.roots or any(fnmatchcase(name, pattern) for pattern in modules.own)
 
 
+def has_root(loaded: Mapping[str, Module], modules: Modules) -> bool:
+    """Whether the driver is in the kernel: any of its root modules."""
+    return any(root in loaded for root in modules.roots)
+
+
+def driver_version(loaded: Mapping[str, Module]) -> str:
+    """The first version that a loaded module of the driver tells, "" if none does."""
+    return next((module.version for module in loaded.values() if module.version), "")
+
+
 def unload_order(modules: Mapping[str, Module]) -> tuple[str, ...]:
     """Names so that every module comes after all its holders; names alone decide between equals."""
     order: list[str] = []

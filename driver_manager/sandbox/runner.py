@@ -173,22 +173,20 @@ class _Play:
             process.kill()
 
     def _end_with_pod(self, process: subprocess.Popen[str]) -> None:
-        """As a kubelet: when the driver's pod is told to stop, terminate its init container, then confirm."""
-        end_s = time.monotonic() + RUN_TIMEOUT_S
-        while process.poll() is None and time.monotonic() < end_s:
-            if self._pod not in self._cluster.pods():
-                process.terminate()
-                break
-            time.sleep(POLL_S)
-        self._time_out(process)
+        """As a kubelet: when the driver's pod is told to stop, terminate its init container."""
+        self._once(lambda: self._pod not in self._cluster.pods(), process.terminate, process)
 
     def _kill_without_driver(self, process: subprocess.Popen[str]) -> None:
+        self._once(lambda: self._tree.driver_version == "not loaded", process.kill, process)
+
+    def _once(self, is_time: Callable[[], bool], act: Callable[[], None], process: subprocess.Popen[str]) -> None:
+        """`act` as soon as `is_time`, while the process runs; then wait for its end."""
         end_s = time.monotonic() + RUN_TIMEOUT_S
         while process.poll() is None and time.monotonic() < end_s:
-            if self._tree.driver_version == "not loaded":
-                process.kill()
+            if is_time():
+                act()
                 break
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # the tree's files have no events
         self._time_out(process)
 
     def _state(self) -> NodeState:
