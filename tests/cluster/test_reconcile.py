@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.api import Api, Json, wait_until
 from tests.cluster.controlplane import NAMESPACE, AuditRecord, ControlPlane, User
 from tests.cluster.kubelet import NEVER, Node, NodeFactory, Operands, OperandsFactory
-from tests.cluster.rig import CORDON, JOURNAL, NEW, NEW_DIGEST, OLD, PREFIX, Rig
+from tests.cluster.rig import CORDON, JOURNAL, NEW, NEW_DIGEST, OLD, PREFIX, Rig, Running
 
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 EXTRA_LABELS = {f"{PREFIX}vfio-manager": "false", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}driver": "true"}
@@ -52,6 +52,13 @@ def _assert_untouched(rig: Rig, labels: dict[str, str]) -> None:
 
 def _paused(rig: Rig) -> bool:
     return JOURNAL in _node_of(rig).annotations()
+
+
+def _start_and_take(rig: Rig, **env: str) -> Running:
+    """A run that has taken the node, and waits for its operands."""
+    run = rig.start("reconcile-driver-state", **env)
+    wait_until(lambda: _paused(rig), "the node is taken")
+    return run
 
 
 def test_an_upgrade_ends_with_every_label_as_it_was_in_at_most_six_requests(
@@ -242,8 +249,7 @@ def test_a_second_run_is_refused_while_the_first_ones_pod_lives(rig: Build, oper
     made = operands(node, ("device-plugin", "driver"))
     node.kubelet.stop_after("device-plugin", NEVER)
     pod = made.pods()["driver"][0]["metadata"]["name"]
-    first = one.start("reconcile-driver-state", POD_NAME=pod)
-    wait_until(lambda: _paused(one), "the node is taken")
+    first = _start_and_take(one, POD_NAME=pod)
     second = one.reconcile()
     assert second.code == 11, second.err
     assert pod in second.last_line
@@ -257,8 +263,7 @@ def test_a_killed_run_is_finished_by_the_next(rig: Build, operands: OperandsFact
     made = operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    first = one.start("reconcile-driver-state")
-    wait_until(lambda: _paused(one), "the node is taken")
+    first = _start_and_take(one)
     assert first.kill().code == -9
     assert node.labels() != labels
     node.kubelet.release("device-plugin")
@@ -275,8 +280,7 @@ def test_a_terminated_run_gives_the_node_back(rig: Build, operands: OperandsFact
     operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = one.start("reconcile-driver-state")
-    wait_until(lambda: _paused(one), "the node is taken")
+    run = _start_and_take(one)
     ended = run.terminate()
     assert ended.code == 10, ended.err
     assert "SIGTERM" in ended.last_line
@@ -289,8 +293,7 @@ def test_edits_during_the_pause_win(rig: Build, operands: OperandsFactory) -> No
     operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = one.start("reconcile-driver-state")
-    wait_until(lambda: _paused(one), "the node is taken")
+    run = _start_and_take(one)
     node.set_labels({f"{PREFIX}metrics-exporter": "false", f"{PREFIX}operator-validator": None, f"{PREFIX}new": "true"})
     node.kubelet.release("device-plugin")
     ended = run.end()
@@ -314,8 +317,7 @@ def test_a_node_deleted_meanwhile_ends_with_exit_code_2(rig: Build, operands: Op
     node = _node_of(one)
     made = operands(node, ("device-plugin",))
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = one.start("reconcile-driver-state")
-    wait_until(lambda: _paused(one), "the node is taken")
+    run = _start_and_take(one)
     node.api.delete(node.path)
     node.kubelet.release("device-plugin")
     made.wait_gone()
@@ -340,8 +342,7 @@ def test_restore_gives_a_node_back_by_hand(rig: Build, operands: OperandsFactory
     made: Operands = operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = one.start("reconcile-driver-state")
-    wait_until(lambda: _paused(one), "the node is taken")
+    run = _start_and_take(one)
     refused = one.run("restore")
     assert refused.code == 11, refused.err
     run.kill()
