@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from driver_manager.domain import markers
 from driver_manager.domain.errors import (
     DriverBusy,
     ManagerError,
@@ -52,7 +53,6 @@ DEVICE_POLL_S = 0.2
 DEVICE_NODES_S = 15.0
 ROLLBACK_UNLOAD_S = 10.0
 HEARTBEAT_S = 60.0
-MARKER_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -296,19 +296,12 @@ class Executor:
         )
 
     def _request_reboot(self, step: RequestReboot) -> None:
-        marker = {
-            "schema": MARKER_SCHEMA,
-            **step.marker,
-            "bootId": self._obs.host.boot_id if self._obs.host else "",
-            "node": self._obs.node.name,
-            "writer": str(self._obs.me),
-            "time": int(self._ports.clock.wall()),
-        }
         if step.path:
-            self._ports.host.write_text(step.path, json.dumps(marker, sort_keys=True) + "\n")
+            marker = replace(step.marker, writer=str(self._obs.me), written_s=int(self._ports.clock.wall()))
+            self._ports.host.write_text(step.path, markers.encode(marker))
         if not step.change.is_empty:
             self._ports.cluster.patch_node(step.change, None)
-            self._ports.cluster.post_event("RebootRequired", f"reason={step.marker['reason']}", warning=True)
+            self._ports.cluster.post_event("RebootRequired", f"reason={step.marker.reason}", warning=True)
 
     def _hold_for_reboot(self, step: HoldForReboot) -> None:
         error = RebootRequired(

@@ -9,10 +9,12 @@ from pathlib import Path
 from driver_manager.adapters import kmod, procfs, services
 from driver_manager.adapters.modulefiles import HOST, ModuleTrees
 from driver_manager.adapters.rooted import HostFiles
+from driver_manager.domain import markers
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.model import DriverSource, Host, LoadRecord, RebootMarker
+from driver_manager.domain.markers import Marker, MarkerUnreadable
+from driver_manager.domain.model import DriverSource, Host, LoadRecord
 from driver_manager.domain.profile import Profile, is_safe_root
 
 
@@ -95,6 +97,7 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
     trees = ModuleTrees(files, roots.proc, roots.sys, kernel)
     modules = kmod.driver_modules(roots.sys, profile.modules)
     digest, digest_problem = _digest(files, paths.state_file)
+    marker, marker_problem = _marker(files, paths.reboot_marker)
     record = _record(files, paths.load_record, this_boot)
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
     return Host(
@@ -112,7 +115,8 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
         or (_previous(trees, profile, _roots_to_try(profile, driver_root, record), version) if version else None),
         pci_devices=pci_devices(roots, profile),
         conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
-        marker=_marker(files, paths.reboot_marker),
+        marker=marker,
+        marker_problem=marker_problem,
         enforces_signatures=_enforces_signatures(roots.sys),
         state_problem=files.why_not_writable(paths.state_file),
         active_services=services.active(roots.sys, profile.host_services),
@@ -215,19 +219,15 @@ def _journaled_source(trees: ModuleTrees, profile: Profile, journal: Journal | N
     return _previous(trees, profile, [driver.root], driver.version)
 
 
-def _marker(files: HostFiles, path: str) -> RebootMarker | None:
-    """The reboot-required marker. Plain text is the form of an older operator: it has no boot id and no schema."""
+def _marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
+    """The reboot-required marker, or what keeps it from being read."""
     try:
         text = files.read(path) if path else None
-    except OSError:
-        return None
+    except OSError as error:
+        return None, f"{path}: {error.strerror}"
     if text is None:
-        return None
+        return None, ""
     try:
-        body = json.loads(text)
-        reason, boot = body.get("reason"), body.get("bootId")
-        return RebootMarker(
-            reason if isinstance(reason, str) else "", boot if isinstance(boot, str) else "", text.strip()[:300]
-        )
-    except (ValueError, AttributeError, RecursionError):
-        return RebootMarker("upgrade", "", text.strip()[:300])
+        return markers.decode(text), ""
+    except MarkerUnreadable as error:
+        return None, error.what

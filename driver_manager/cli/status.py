@@ -144,6 +144,7 @@ def _host(host: Host) -> dict[str, Any]:
         "rebootMarker": {"reason": host.marker.reason, "sameBoot": host.marker.boot_id == host.boot_id}
         if host.marker
         else None,
+        "rebootMarkerProblem": host.marker_problem,
     }
 
 
@@ -221,6 +222,8 @@ def _host_lines(host: dict[str, Any]) -> list[str]:
     if host["rebootMarker"]:
         boot = "this boot" if host["rebootMarker"]["sameBoot"] else "an earlier boot"
         lines.append(f"marker    reboot required ({host['rebootMarker']['reason']}), of {boot}")
+    if host["rebootMarkerProblem"]:
+        lines.append(f"marker    {host['rebootMarkerProblem']}")
     return lines
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.markers import Marker
 
 
 @dataclass(frozen=True)
@@ -177,15 +178,6 @@ class LoadRecord:
 
 
 @dataclass(frozen=True)
-class RebootMarker:
-    """A reboot-required marker found on the host."""
-
-    reason: str
-    boot_id: str
-    text: str = ""
-
-
-@dataclass(frozen=True)
 class Host:
     """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below."""
 
@@ -202,7 +194,8 @@ class Host:
     previous_source: DriverSource | None = None
     pci_devices: tuple[str, ...] = ()
     conflicting: tuple[str, ...] = ()
-    marker: RebootMarker | None = None
+    marker: Marker | None = None
+    marker_problem: str = ""
     enforces_signatures: bool = False
     state_problem: str = ""
     active_services: tuple[str, ...] = ()

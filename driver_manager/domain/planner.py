@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PreflightFailed
 from driver_manager.domain.journal import OldDriver
+from driver_manager.domain.markers import UPGRADE, Marker
 from driver_manager.domain.model import Host, Loader, NodeChange, Observation, Policy
 from driver_manager.domain.operands import bound_to_root, placed_by
 from driver_manager.domain.preflight import problems
@@ -34,7 +35,6 @@ from driver_manager.domain.steps import (
 from driver_manager.domain.taking import found_journal, give_back, pausable_keys, take
 from driver_manager.domain.unloading import beside, driver_version, has_root, unload_order
 
-UPGRADE = "upgrade"
 REBOOT_STATE = "node-reboot-required"
 
 
@@ -293,7 +293,7 @@ def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: 
     """Strategy `reboot`: the driver is loaded into a fresh kernel only, and never unloaded."""
     paths = profile.paths
     # A marker without a boot id is an older operator's: whether it is stale cannot be told, so it is left to it.
-    stale = host.marker is not None and host.marker.boot_id not in ("", host.boot_id)
+    stale = host.marker is not None and host.marker.is_stale(host.boot_id)
     clear = (ClearRebootRequest(paths.reboot_marker, _reboot_labels(obs, profile, None)),) if stale else ()
     if not is_loaded(host, profile):
         reason = "the driver is not loaded: a fresh boot can load it"
@@ -302,7 +302,7 @@ def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: 
     why = why_replace(obs, host, policy)
     if not why:
         return Plan(Decision.CURRENT, f"driver is current: digest {obs.digest[:12]}, loaded since this boot", clear)
-    marker = {"from": host.digest or "", "to": obs.digest, "reason": UPGRADE}
+    marker = Marker(UPGRADE, host.boot_id, node=obs.node.name, from_driver=host.digest or "", to_driver=obs.digest)
     is_asked = host.marker is not None and not stale  # its evidence is kept: one reboot serves both reasons
     request = RequestReboot("" if is_asked else paths.reboot_marker, marker, _reboot_labels(obs, profile, "true"))
     return Plan(

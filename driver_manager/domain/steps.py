@@ -5,12 +5,12 @@ Each step is as big as what can be done, repeated or given back at once, and say
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain.journal import Journal
+from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, NodeChange
 
 
@@ -156,7 +156,7 @@ class RequestReboot:
     """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded."""
 
     path: str
-    marker: Mapping[str, Any]
+    marker: Marker
     change: NodeChange
 
     def describe(self) -> str:

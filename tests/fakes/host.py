@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from driver_manager.domain import markers
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed
 from driver_manager.domain.journal import Journal
+from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
     DriverSource,
     Health,
@@ -17,7 +19,6 @@ from driver_manager.domain.model import (
     Module,
     ModuleFile,
     ProbeResult,
-    RebootMarker,
 )
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.unloading import closure
@@ -213,10 +214,9 @@ class FakeHost:
         body = json.loads(self.files.get(self.profile.paths.load_record, "null"))
         return LoadRecord(body["bootId"], body["root"], body["version"]) if body else None
 
-    def _marker(self) -> RebootMarker | None:
+    def _marker(self) -> Marker | None:
         text = self.files.get(self.profile.paths.reboot_marker)
-        body = json.loads(text) if text is not None else None
-        return RebootMarker(body["reason"], body["bootId"], str(text)) if body else None
+        return markers.decode(text) if text is not None else None
 
     def _modules(self) -> dict[str, Module]:
         return closure(self._all(), self.profile.modules)

@@ -10,6 +10,7 @@ import pytest
 from driver_manager.adapters.host import HostSystem
 from driver_manager.adapters.hostfacts import HostRoots
 from driver_manager.domain.errors import ExitCode, ModuleFailed
+from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.planner import REBOOT_STATE
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
@@ -55,10 +56,9 @@ def test_the_request_is_an_event_too_and_only_once(no_wait: bool) -> None:
     assert [(reason, text) for reason, text, _ in world.cluster.posted] == [("RebootRequired", "reason=upgrade")]
 
 
-@pytest.mark.parametrize("boot", ["boot-1", ""])
-def test_a_marker_that_is_there_already_is_not_written_over(boot: str) -> None:
+@pytest.mark.parametrize("there", [encode(Marker("recovery", "boot-1", evidence=("wedged",))), "recovery\n"])
+def test_a_marker_that_is_there_already_is_not_written_over(there: str) -> None:
     world = ascend(no_wait=True)
-    there = json.dumps({"reason": "recovery", "bootId": boot, "evidence": "wedged"})
     world.host.files[ASCEND.paths.reboot_marker] = there
     assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
     assert world.host.files[ASCEND.paths.reboot_marker] == there

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.model import Loader, Observation, Policy, RebootMarker
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.model import Loader, Observation, Policy
 from driver_manager.domain.planner import plan
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import (
@@ -51,7 +52,7 @@ def observations(draw: st.DrawFn) -> Observation:
         host_driver=draw(st.sampled_from(["", "/lib/m.ko"])),
         source=draw(st.sampled_from([None, source(), source(ROOT_MOUNT), source(problem="no", remedy="build it")])),
         previous_source=draw(st.sampled_from([None, source("/opt/old", "1.0"), source(ROOT_MOUNT, "1.0")])),
-        marker=draw(st.sampled_from([None, RebootMarker("upgrade", "boot-0"), RebootMarker("upgrade", "boot-1")])),
+        marker=draw(st.sampled_from([None, Marker("upgrade", "boot-0"), Marker("upgrade", "boot-1")])),
     )
     return observation(
         host=facts,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager.domain.model import Loader, Module, Policy, RebootMarker
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.model import Loader, Module, Policy
 from driver_manager.domain.planner import REBOOT_STATE, plan
 from driver_manager.domain.steps import (
     ClearRebootRequest,
@@ -26,7 +27,8 @@ def test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested() 
     assert [type(step) for step in found.steps] == [RequestReboot, HoldForReboot]
     request = one(found, RequestReboot)
     assert request.path == ASCEND.paths.reboot_marker
-    assert request.marker == {"from": OLD_DIGEST, "to": NEW_DIGEST, "reason": "upgrade"}
+    assert (request.marker.reason, request.marker.boot_id) == ("upgrade", "boot-1")
+    assert (request.marker.from_driver, request.marker.to_driver) == (OLD_DIGEST, NEW_DIGEST)
     assert request.change.labels[ASCEND.keys.reboot_required] == "true"
     assert one(found, HoldForReboot).no_wait
 
@@ -35,8 +37,8 @@ def test_a_current_driver_of_strategy_reboot_clears_only_a_stale_request() -> No
     labels = {ASCEND.keys.reboot_required: "true"}
     for marker, expected in (
         (None, []),
-        (RebootMarker("upgrade", "boot-1"), []),
-        (RebootMarker("upgrade", "boot-0"), [ClearRebootRequest]),
+        (Marker("upgrade", "boot-1"), []),
+        (Marker("upgrade", "boot-0"), [ClearRebootRequest]),
     ):
         obs = observation(host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker=marker), node=node(labels))
         found = plan(obs, ASCEND, CONTAINER)
@@ -45,7 +47,7 @@ def test_a_current_driver_of_strategy_reboot_clears_only_a_stale_request() -> No
 
 
 def test_a_fresh_boot_loads_a_driver_of_strategy_reboot() -> None:
-    obs = observation(host=host(modules={}, digest=None, source=source(), marker=RebootMarker("upgrade", "boot-0")))
+    obs = observation(host=host(modules={}, digest=None, source=source(), marker=Marker("upgrade", "boot-0")))
     found = plan(obs, ASCEND, MANAGER)
     assert [type(step) for step in found.steps] == [ClearRebootRequest, LoadModules, RecordDigest]
 
@@ -61,8 +63,8 @@ def test_a_request_sets_both_labels_once() -> None:
     assert one(again, RequestReboot).change.is_empty
 
 
-@pytest.mark.parametrize("marker", [RebootMarker("recovery", "boot-1"), RebootMarker("upgrade", "")])
-def test_a_marker_that_may_be_of_this_boot_is_kept_as_it_is(marker: RebootMarker) -> None:
+@pytest.mark.parametrize("marker", [Marker("recovery", "boot-1"), Marker("upgrade", "")])
+def test_a_marker_that_may_be_of_this_boot_is_kept_as_it_is(marker: Marker) -> None:
     found = plan(observation(host=host(**ASCEND_LOADED, marker=marker)), ASCEND, CONTAINER)
     assert [type(step) for step in found.steps] == [RequestReboot, HoldForReboot]
     assert one(found, RequestReboot).path == ""
@@ -70,7 +72,7 @@ def test_a_marker_that_may_be_of_this_boot_is_kept_as_it_is(marker: RebootMarker
 
 
 def test_a_marker_of_another_boot_is_written_anew() -> None:
-    found = plan(observation(host=host(**ASCEND_LOADED, marker=RebootMarker("upgrade", "boot-0"))), ASCEND, CONTAINER)
+    found = plan(observation(host=host(**ASCEND_LOADED, marker=Marker("upgrade", "boot-0"))), ASCEND, CONTAINER)
     assert one(found, RequestReboot).path == ASCEND.paths.reboot_marker
 
 
@@ -79,7 +81,7 @@ def test_after_the_reboot_both_labels_go_again(loaded: bool) -> None:
     facts = ASCEND_LOADED if loaded else {"modules": {}}
     found = plan(
         observation(
-            host=host(**facts, digest=NEW_DIGEST, marker=RebootMarker("upgrade", "boot-0"), source=source()),
+            host=host(**facts, digest=NEW_DIGEST, marker=Marker("upgrade", "boot-0"), source=source()),
             node=node({**ASKED, "other": "x"}),
         ),
         ASCEND,
@@ -89,7 +91,7 @@ def test_after_the_reboot_both_labels_go_again(loaded: bool) -> None:
 
 
 def test_a_state_that_another_manager_wrote_stays() -> None:
-    marker = RebootMarker("upgrade", "boot-0")
+    marker = Marker("upgrade", "boot-0")
     obs = observation(
         host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker=marker), node=node({STATE_KEY: "upgrade-done"})
     )
@@ -99,6 +101,6 @@ def test_a_state_that_another_manager_wrote_stays() -> None:
 @pytest.mark.parametrize("loaded", [True, False])
 def test_a_marker_without_a_boot_id_is_not_called_stale(loaded: bool) -> None:
     facts = ASCEND_LOADED if loaded else {"modules": {}}
-    marker = RebootMarker("upgrade", "")
+    marker = Marker("upgrade", "")
     obs = observation(host=host(**facts, digest=NEW_DIGEST, marker=marker), node=node(ASKED))
     assert plan(obs, ASCEND, CONTAINER).steps == ()

@@ -1,0 +1,135 @@
+"""The reboot-required marker: the one file by which reconcile, health watch and rebooter speak to each other.
+
+Owns its JSON form and what is taken for a marker of an older operator. Every version ever written stays readable. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from driver_manager.domain.errors import ConfigError
+
+SCHEMA = 1
+UPGRADE = "upgrade"
+RECOVERY = "recovery"
+REASONS = (UPGRADE, RECOVERY)
+MAX_CHARS = 64 * 1024
+"""No marker is larger, evidence and all: readers look at no more of a file."""
+
+_LEGACY = re.compile(r"[^\x00-\x08\x0e-\x1f\x7f\ufffd]{0,300}")
+_NAMES_REASON = re.compile(r"\b(upgrad|recover)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A reboot is required for `reason`. `boot_id` "" is an older operator's, whose boot cannot be told.
+
+    `written_s` is in seconds since the epoch. `evidence` are lines: the last samples of a probe, for instance.
+    """
+
+    reason: str
+    boot_id: str
+    node: str = ""
+    from_driver: str = ""
+    to_driver: str = ""
+    writer: str = ""
+    written_s: int = 0
+    evidence: tuple[str, ...] = ()
+
+    def is_stale(self, boot_id: str) -> bool:
+        """Whether it was written before this boot, as far as it tells."""
+        return self.boot_id not in ("", boot_id)
+
+
+class MarkerUnreadable(ConfigError):
+    """The file is not a marker that this version can act on."""
+
+
+def encode(marker: Marker) -> str:
+    """The file's content: one line of JSON. The oldest evidence is left out where it would be too long."""
+    evidence = marker.evidence
+    while True:
+        text = _encoded(marker, evidence)
+        if len(text) <= MAX_CHARS or not evidence:
+            return text
+        evidence = evidence[1:]
+
+
+def decode(text: str) -> Marker:
+    """The marker in `text`, JSON or an older operator's plain text that names a reason.
+
+    Raises MarkerUnreadable for anything else: what is not understood must not reboot a node.
+    """
+    if len(text) > MAX_CHARS:
+        raise _unreadable(f"it is longer than {MAX_CHARS} characters")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return _legacy(text)
+    if not isinstance(body, dict):
+        raise _unreadable("it is not a JSON object")
+    schema = body.get("schema")
+    if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
+        raise _unreadable(f"its schema is {schema!r}")
+    if schema > SCHEMA:
+        raise _unreadable(f"its schema is {schema}, this driver-manager knows up to {SCHEMA}")
+    if body.get("reason") not in REASONS:
+        raise _unreadable(f"its reason is {body.get('reason')!r}")
+    if not _text(body, "bootId"):
+        raise _unreadable("it names no boot")
+    written = body.get("time", 0)
+    evidence = body.get("evidence", [])
+    if not isinstance(written, int) or isinstance(written, bool):
+        raise _unreadable(f"its time is {written!r}")
+    if not isinstance(evidence, list) or not all(isinstance(line, str) for line in evidence):
+        raise _unreadable("its evidence is not a list of lines")
+    return Marker(
+        reason=body["reason"],
+        boot_id=_text(body, "bootId"),
+        node=_text(body, "node"),
+        from_driver=_text(body, "from"),
+        to_driver=_text(body, "to"),
+        writer=_text(body, "writer"),
+        written_s=written,
+        evidence=tuple(evidence),
+    )
+
+
+def _encoded(marker: Marker, evidence: tuple[str, ...]) -> str:
+    body = {
+        "schema": SCHEMA,
+        "reason": marker.reason,
+        "bootId": marker.boot_id,
+        "node": marker.node,
+        "from": marker.from_driver,
+        "to": marker.to_driver,
+        "writer": marker.writer,
+        "time": marker.written_s,
+        **({"evidence": list(evidence)} if evidence else {}),
+    }
+    return json.dumps(body, sort_keys=True) + "\n"
+
+
+def _legacy(text: str) -> Marker:
+    """Plain text of the Alauda operator (v1.2.4): no boot, no schema, but a word for why."""
+    found = _NAMES_REASON.search(text) if _LEGACY.fullmatch(text) else None
+    if found is None:
+        raise _unreadable("it is neither JSON nor a line that names upgrade or recovery")
+    return Marker(UPGRADE if found.group(1).lower() == "upgrad" else RECOVERY, boot_id="")
+
+
+def _text(body: dict[str, Any], key: str) -> str:
+    value = body.get(key, "")
+    if not isinstance(value, str):
+        raise _unreadable(f"its {key} is {value!r}, expected a text")
+    return value
+
+
+def _unreadable(why: str) -> MarkerUnreadable:
+    return MarkerUnreadable(
+        f"the reboot-required marker cannot be read: {why}",
+        "Look at the file on the host and remove it if nobody needs it; nothing acts on it.",
+    )
