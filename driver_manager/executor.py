@@ -9,27 +9,35 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
+from driver_manager.departing import Departures
 from driver_manager.domain import markers
 from driver_manager.domain.errors import (
+    ApiUnavailable,
+    Conflict,
     DriverBusy,
     ManagerError,
     ModuleBusy,
     ModuleFailed,
+    OwnedElsewhere,
     RebootRequired,
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation
-from driver_manager.domain.operands import is_placed_by, named
+from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation, Policy
+from driver_manager.domain.operands import named
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import (
+    AskOperator,
     ClearRebootRequest,
+    DrainNode,
+    EvictWorkloads,
     GiveBack,
     HoldForReboot,
     LoadModules,
+    PauseLast,
     Plan,
+    PlanAgain,
     RecordDigest,
     RemoveArtifacts,
     RequestReboot,
@@ -39,13 +47,16 @@ from driver_manager.domain.steps import (
     TakeNode,
     UnloadModules,
     UnmountDriverRoot,
+    WaitForCompletion,
     WaitForDevice,
     WaitForOperands,
+    WaitForSafeLoad,
 )
+from driver_manager.domain.taking import pause_more
 from driver_manager.domain.unloading import unload_order, users
+from driver_manager.handoff import Handoff
 from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
-from driver_manager.settling import Settler
-from driver_manager.waiting import PodWait
+from driver_manager.settling import ATTEMPTS, Settler
 
 DEVICE_POLL_S = 0.2
 """The kernel has no event for a falling module reference count, so it is looked at."""
@@ -68,27 +79,44 @@ class Ports:
 class Executor:
     """Executes one plan for one observation."""
 
-    def __init__(self, ports: Ports, profile: Profile, obs: Observation, settler: Settler, deadline: float) -> None:
+    def __init__(
+        self, ports: Ports, profile: Profile, policy: Policy, obs: Observation, settler: Settler, deadline: float
+    ) -> None:
         self._ports = ports
         self._profile = profile
         self._obs = obs
         self._settler = settler
         self._deadline = deadline
+        outside = (ports.cluster, ports.clock, ports.reporter)
+        self._handoff = Handoff(*outside, obs, self._bounded)
+        self._departures = Departures(*outside, ports.host, profile, policy, obs, self._bounded)
         self._unload_end: float | None = None
         self._just_paused = False
 
-    def run(self, plan: Plan) -> None:
-        """Do every step of `plan` in order. Raises the ManagerError of the step that failed."""
+    def run(self, plan: Plan) -> str:
+        """Do every step of `plan` in order, up to one that says to plan again: what was waited for until then.
+
+        Raises the ManagerError of the step that failed.
+        """
         for number, step in enumerate(plan.steps, 1):
             if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
                 self._ports.clock.check()
+            if isinstance(step, PlanAgain):
+                return step.after
             self._ports.reporter.step(number, len(plan.steps), step.describe())
             self._do(step)
+        return ""
 
     def _do(self, step: Step) -> None:
         handlers: dict[type, Callable[..., None]] = {
             TakeNode: self._take_node,
             WaitForOperands: self._wait_for_operands,
+            WaitForSafeLoad: self._handoff.wait_for_safe_load,
+            AskOperator: self._handoff.ask,
+            WaitForCompletion: self._departures.of_completing,
+            EvictWorkloads: self._departures.of_workloads,
+            DrainNode: self._departures.of_everybody,
+            PauseLast: self._pause_last,
             StopServices: self._stop_services,
             WaitForDevice: self._wait_for_device,
             UnloadModules: self._unload_modules,
@@ -115,13 +143,25 @@ class Executor:
         self._just_paused = bool(step.change.labels)
 
     def _wait_for_operands(self, step: WaitForOperands) -> None:
-        concerns = partial(is_placed_by, keys=frozenset(step.keys), own=self._obs.own_pod)
-        wait = PodWait(self._ports.cluster, self._ports.clock, self._ports.reporter, concerns)
-        known = self._obs.pods
-        if self._just_paused and not step.pods:
-            # One may have come between the list and the pause; with pods to wait for, the watch would tell.
-            known = self._ports.cluster.pods()
-        wait.until_gone(known, self._bounded(step.timeout_s))
+        self._departures.of_operands(step, just_paused=self._just_paused)
+
+    def _pause_last(self, step: PauseLast) -> None:
+        """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
+        for _ in range(ATTEMPTS):
+            node, journal = self._ports.cluster.node(), self._settler.held
+            if journal is None:
+                raise OwnedElsewhere("the node is not taken by this run", "Run again.")
+            self._settler.refuse_foreign(node, journal)
+            longer, change = pause_more(node, journal, self._profile, frozenset(step.keys))
+            if change.is_empty:
+                return
+            self._settler.took(longer)
+            try:
+                self._ports.cluster.patch_node(change, node.resource_version)
+                return
+            except Conflict as error:
+                self._ports.reporter.info(f"{error.what}; looking again")
+        raise ApiUnavailable(f"the Node kept changing: {ATTEMPTS} patches conflicted", "Run again.")
 
     def _wait_for_device(self, step: WaitForDevice) -> None:
         clock = self._ports.clock
@@ -284,7 +324,7 @@ class Executor:
         host.write_text(step.path, step.digest + "\n")
 
     def _give_back(self, step: GiveBack) -> None:
-        self._settler.give_back(step.journal)
+        self._settler.give_back(self._settler.held or step.journal)
 
     def _stand_down(self, step: StandDown) -> None:
         if not step.already_labelled:

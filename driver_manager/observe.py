@@ -11,10 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.digest import is_digest
-from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import Host, Node, Observation, Pod, PodList
+from driver_manager.domain.model import Holder, Host, Node, Observation, Pod, PodList, Policy
+from driver_manager.domain.operands import named
+from driver_manager.domain.planner import wants_users
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.unloading import users
+from driver_manager.domain.workloads import namespaces_with_claims
+from driver_manager.ports import Cluster, HostSystem, Reporter
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,27 @@ def read_journal(node: Node, profile: Profile) -> Journal | None:
     """The node's journal. Raises JournalUnreadable."""
     text = node.annotations.get(profile.keys.journal)
     return journals.decode(text) if text is not None else None
+
+
+def look_closer(
+    obs: Observation, cluster: Cluster, host: HostSystem, reporter: Reporter, profile: Profile, policy: Policy
+) -> Observation:
+    """With the claims and the holders of the device too, where the driver is to be replaced; else as it is.
+
+    Raises as `plan`, and ApiRefused where claims may not be listed.
+    """
+    if not wants_users(obs, profile, policy):
+        return obs
+    namespaces = namespaces_with_claims(obs.pods.pods) if profile.device_classes else ()
+    claims = cluster.claims(namespaces) if namespaces else ()
+    count = sum(users(module) for module in obs.host.modules.values()) if obs.host else 0
+    holders: tuple[Holder, ...] = ()
+    if count:
+        try:
+            holders = named(host.holders(count), obs.pods.pods)
+        except ManagerError as error:
+            reporter.warn(f"who has the device open is not known: {error.what}")
+    return replace(obs, claims=claims, holders=holders)
 
 
 def observe(

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from driver_manager.domain.model import DriverSource, Holder, Module, Node, NodeChange, PodEvent, PodList, ProbeResult
+from driver_manager.domain.model import (
+    Claim,
+    DriverSource,
+    Eviction,
+    Holder,
+    Module,
+    Node,
+    NodeChange,
+    Pod,
+    PodEvent,
+    PodList,
+    ProbeResult,
+)
 
 
 class Cluster(Protocol):
@@ -29,6 +41,18 @@ class Cluster(Protocol):
         Ends quietly when the server ends it. Raises WatchExpired (410), WatchBroken (cut in the middle, nothing heard
         for too long), Terminated.
         """
+        ...
+
+    def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
+        """The Node after each change since `resource_version`, as `watch_pods`: one WATCH. Raises NodeMissing too."""
+        ...
+
+    def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
+        """The ResourceClaims in `namespaces`, one LIST each; none where the cluster knows no such thing."""
+        ...
+
+    def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """Ask once to evict exactly this pod, by its uid, as its budget and its grace allow. Never raises Conflict."""
         ...
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
@@ -116,6 +140,10 @@ class Clock(Protocol):
 
     def wall(self) -> float:
         """Seconds since the epoch."""
+        ...
+
+    def random(self) -> float:
+        """A random number, at least 0 and below 1: for jitter."""
         ...
 
     def sleep(self, seconds: float) -> None:

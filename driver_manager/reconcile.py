@@ -6,7 +6,7 @@ Owns the order of these four and what a failure of each means. Depends on ports 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driver_manager.domain.errors import (
     ApiUnavailable,
@@ -22,8 +22,11 @@ from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.planner import plan
 from driver_manager.domain.preflight import access, rights
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.steps import Decision, LoadModules, Plan
+from driver_manager.domain.steps import Decision, DrainNode, EvictWorkloads, LoadModules, Plan
+from driver_manager.domain.workloads import Fate, with_fate
+from driver_manager.evicting import Evictor
 from driver_manager.executor import Executor, Ports
+from driver_manager.observe import look_closer
 from driver_manager.settling import Settler
 
 TAKE_ATTEMPTS = 10
@@ -40,33 +43,66 @@ class Outcome:
     changed: bool = False
 
 
+class Again(Exception):
+    """The run waited for something before it took the node: observe and plan anew. `after` names it."""
+
+    def __init__(self, after: str) -> None:
+        super().__init__(after)
+        self.after = after
+
+
 def reconcile(ports: Ports, observe: Callable[[], Observation], profile: Profile, policy: Policy) -> Outcome:
     """Bring the node's driver to what is wanted. Raises only unexpected errors, after settling."""
     deadline = ports.clock.monotonic() + policy.deadline_s
+    settler: Settler | None = None
     for _ in range(TAKE_ATTEMPTS):
         try:
-            return _attempt(ports, observe(), profile, policy, deadline)
+            obs = observe()
+        except ManagerError as error:
+            return _plain(error) if settler is None else _failed(error, ports, settler, None)
+        before, settler = settler, Settler(ports.cluster, ports.host, ports.clock, ports.reporter, profile, obs)
+        try:
+            return _attempt(ports, obs, profile, policy, deadline, settler)
+        except Again as again:
+            policy = replace(policy, waited=policy.waited | {again.after})
         except Conflict as error:
             ports.reporter.info(f"{error.what}; observing again")
+            settler = before
         except ManagerError as error:
             return _plain(error)
     return _plain(ApiUnavailable("the Node kept changing while it was to be taken", "Run again; nothing was changed."))
 
 
-def _attempt(ports: Ports, obs: Observation, profile: Profile, policy: Policy, deadline: float) -> Outcome:
-    settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, profile, obs)
+def decide(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -> tuple[Observation, Plan]:
+    """The plan, and the observation with all that it was made from. Changes nothing. Raises as `plan`, ApiRefused."""
+    seen = look_closer(obs, ports.cluster, ports.host, ports.reporter, profile, policy)
+    return seen, plan(seen, profile, policy)
+
+
+def rehearsed(ports: Ports, decided: Plan) -> Plan:
+    """`decided` with a warning for each eviction that the API server would refuse now. Raises ApiRefused."""
+    evicting = any(isinstance(step, EvictWorkloads | DrainNode) for step in decided.steps)
+    targets = [one.pod for one in with_fate(decided.workloads, Fate.EVICT)] if evicting else []
+    refused = Evictor(ports.cluster, ports.clock, ports.reporter).rehearse(targets)
+    return replace(decided, warnings=(*decided.warnings, *refused))
+
+
+def _attempt(
+    ports: Ports, obs: Observation, profile: Profile, policy: Policy, deadline: float, settler: Settler
+) -> Outcome:
     try:
-        decided = plan(obs, profile, policy)
+        obs, decided = decide(ports, obs, profile, policy)
     except OwnedElsewhere:
         raise
     except ManagerError as error:
         # A node that an earlier run left paused does not stay so because this run cannot even start.
         return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
-    for warning in decided.warnings:
-        ports.reporter.warn(warning)
     try:
         _check_rights(ports, decided)
-        Executor(ports, profile, obs, settler, deadline).run(decided)
+        decided = rehearsed(ports, decided)
+        for warning in decided.warnings:
+            ports.reporter.warn(warning)
+        waited_for = Executor(ports, profile, policy, obs, settler, deadline).run(decided)
     except (Conflict, OwnedElsewhere):
         raise
     except ManagerError as error:
@@ -74,6 +110,8 @@ def _attempt(ports: Ports, obs: Observation, profile: Profile, policy: Policy, d
     except BaseException:
         settler.after_failure(obs.journal)
         raise
+    if waited_for:
+        raise Again(waited_for)
     return Outcome(ExitCode.DONE, _summary(decided), changed=bool(decided.steps))
 
 
@@ -107,8 +145,8 @@ def _plain(error: ManagerError) -> Outcome:
     return Outcome(error.exit_code, error.what, error.remedy)
 
 
-def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation) -> Outcome:
-    settled = settler.after_failure(obs.journal, hurry=ports.clock.is_ending())
+def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation | None) -> Outcome:
+    settled = settler.after_failure(obs.journal if obs is not None else None, hurry=ports.clock.is_ending())
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     return Outcome(error.exit_code, what, error.remedy, changed=True)

@@ -31,7 +31,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One option. `default` is in the option's written form."""
+    """One option. `default` is in the option's written form; `also` are other names of the variable, read after it."""
 
     name: str
     env: str
@@ -39,6 +39,7 @@ class Setting:
     help: str
     default: Any = None
     choices: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -81,6 +82,13 @@ HOST = (
         "profile", "DRIVER_PROFILE", Kind.TEXT, "Vendor profile, or auto: by PCI devices, then node labels.", "auto"
     ),
     Setting("profile_file", "PROFILE_FILE", Kind.TEXT, "TOML file with a profile of your own."),
+    Setting(
+        "node_label_for_pod_eviction",
+        "NODE_LABEL_FOR_NPU_POD_EVICTION",
+        Kind.TEXT,
+        "Further node label of a DRA kubelet plugin: paused after the last claim holder has left.",
+        also=("NODE_LABEL_FOR_GPU_POD_EVICTION",),
+    ),
     Setting(
         "host_root", "HOST_ROOT", Kind.TEXT, "The host's root. Default: /host where the host is mounted there, else /."
     ),
@@ -130,6 +138,80 @@ DRIVER = (
         "60s",
     ),
     Setting("reconcile_deadline", "RECONCILE_DEADLINE", Kind.DURATION, "Upper bound of the whole run.", "30m"),
+)
+
+WORKLOADS = (
+    Setting(
+        "enable_npu_pod_eviction",
+        "ENABLE_NPU_POD_EVICTION",
+        Kind.FLAG,
+        "Evict pods that use the accelerator, by request, claim or (see --evict-holders) open device.",
+        False,
+        also=("ENABLE_GPU_POD_EVICTION",),
+    ),
+    Setting(
+        "npu_pod_eviction_force",
+        "NPU_POD_EVICTION_FORCE",
+        Kind.FLAG,
+        "Evict or drain pods, too, that no controller makes anew.",
+        False,
+        also=("DRAIN_USE_FORCE",),
+    ),
+    Setting(
+        "npu_pod_eviction_delete_emptydir_data",
+        "NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA",
+        Kind.FLAG,
+        "Evict or drain pods, too, that lose the data of an emptyDir volume with it.",
+        False,
+        also=("DRAIN_DELETE_EMPTYDIR_DATA",),
+    ),
+    Setting(
+        "npu_pod_eviction_device_class",
+        "NPU_POD_EVICTION_DEVICE_CLASS",
+        Kind.TEXT,
+        "DRA device classes (comma-separated) whose claims use the driver. Default: the profile's.",
+    ),
+    Setting("evict_holders", "EVICT_HOLDERS", Kind.FLAG, "Evict pods, too, that hold the device unasked.", False),
+    Setting(
+        "pod_eviction_timeout",
+        "POD_EVICTION_TIMEOUT",
+        Kind.DURATION,
+        "How long evictions may be refused and pods terminate; a pod's longer grace is honoured.",
+        "5m",
+    ),
+    Setting("enable_auto_drain", "ENABLE_AUTO_DRAIN", Kind.FLAG, "Drain the whole node where evicting fails.", False),
+    Setting(
+        "drain_pod_selector_label", "DRAIN_POD_SELECTOR_LABEL", Kind.TEXT, "Drain only pods that match this selector."
+    ),
+    Setting(
+        "drain_timeout_seconds",
+        "DRAIN_TIMEOUT_SECONDS",
+        Kind.DURATION,
+        "How long a drain may take; 0: until the deadline of the run.",
+        "0s",
+    ),
+    Setting(
+        "wait_for_completion_selector",
+        "WAIT_FOR_COMPLETION_SELECTOR",
+        Kind.TEXT,
+        "Give pods that match this selector time to complete, before anything is evicted.",
+    ),
+    Setting(
+        "wait_for_completion_timeout",
+        "WAIT_FOR_COMPLETION_TIMEOUT",
+        Kind.DURATION,
+        "How long; then they are evicted like others.",
+        "10m",
+    ),
+    Setting("safe_load", "SAFE_LOAD", Kind.FLAG, "Wait for the operator's word before a driver is loaded.", False),
+    Setting(
+        "operator_timeout",
+        "OPERATOR_TIMEOUT",
+        Kind.DURATION,
+        "How long the operator may take, for a safe load or to move workloads that it manages.",
+        "10m",
+    ),
+    Setting("ignore_skip", "IGNORE_SKIP", Kind.FLAG, "By hand: work on a node that is labelled to be skipped.", False),
 )
 
 LOGGING = (

@@ -42,6 +42,11 @@ class Settler:
         """The node now carries `journal`."""
         self._held = journal
 
+    @property
+    def held(self) -> Journal | None:
+        """The journal that the node carries for this run, or found at its beginning."""
+        return self._held or self._obs.journal
+
     def driver_is_unusable(self) -> None:
         """What is loaded now does not serve its device, and there is no way back: operands would only crash."""
         self._is_driver_unusable = True
@@ -96,7 +101,7 @@ class Settler:
     def _gave_back(self, journal: Journal) -> bool:
         """One attempt; False after a conflict."""
         node = self._cluster.node()
-        self._refuse_foreign(node, journal)
+        self.refuse_foreign(node, journal)
         is_same = node.uid == self._obs.node.uid or self._is_ours(node)
         self._start_services(journal)
         if not is_same:
@@ -117,7 +122,7 @@ class Settler:
         if not journal.services:
             return
         try:
-            self._refuse_foreign(self._cluster.node(), journal)
+            self.refuse_foreign(self._cluster.node(), journal)
         except OwnedElsewhere:
             return
         except ManagerError as error:
@@ -160,7 +165,8 @@ class Settler:
         there = self._journal_on(node)
         return there is not None and there.owner == self._obs.me
 
-    def _refuse_foreign(self, node: Node, journal: Journal) -> None:
+    def refuse_foreign(self, node: Node, journal: Journal) -> None:
+        """Raise OwnedElsewhere where another run wrote its journal on `node` meanwhile."""
         key = self._profile.keys.journal
         if node.annotations.get(key) == self._obs.node.annotations.get(key):
             return

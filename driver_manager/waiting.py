@@ -1,78 +1,118 @@
-"""Waiting for pods to leave: one LIST (already made) and one WATCH from its resourceVersion, nothing polled.
+"""Waiting for pods to leave, or for the Node to change: one look (already made) and one WATCH from it, nothing polled.
 
-Owns the handling of ends, breaks and expiry of that watch. Depends on ports only.
+Owns the handling of ends, breaks and expiry of a watch. Depends on ports only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from contextlib import closing
+from typing import Generic, TypeVar
 
 from driver_manager.domain.errors import ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
-from driver_manager.domain.model import Pod, PodEvent, PodEventKind, PodList
+from driver_manager.domain.model import Node, Pod, PodEvent, PodEventKind, PodList
 from driver_manager.domain.operands import why_still_there
+from driver_manager.domain.workloads import MOST_NAMED
 from driver_manager.ports import Clock, Cluster, Reporter
 
 WATCH_S = 240.0
 """Longest single watch; servers end theirs after 5 to 10 minutes, so ours ends first and in order."""
 
-MOST_NAMED = 10
-"""Pods named in a message: an Event holds 1,024 characters."""
-
 RETRY_S = 1.0
 """Pause before a broken watch is opened again."""
 
+T = TypeVar("T")
 
-class PodWait:
-    """Waits until no pod on the node satisfies `concerns`, and reports each one that leaves."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, reporter: Reporter, concerns: Callable[[Pod], bool]) -> None:
+class _Wait(ABC, Generic[T]):
+    """Follows one thing by watches until it is as wanted."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, reporter: Reporter) -> None:
         self._cluster = cluster
         self._clock = clock
         self._reporter = reporter
-        self._concerns = concerns
-        self._remaining: dict[str, Pod] = {}
         self._resource_version = ""
 
-    def until_gone(self, known: PodList, timeout_s: float) -> None:
-        """Return once all are gone. Raises PodsRemain, naming each pod and why it stays, after `timeout_s` seconds."""
-        end = self._clock.monotonic() + timeout_s
-        self._accept(known)
-        while self._remaining:
+    @abstractmethod
+    def _is_done(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+
+    @abstractmethod
+    def _open(self, timeout_s: float) -> Generator[T, None, None]:
+        """A watch from the version last seen."""
+
+    @abstractmethod
+    def _apply(self, event: T) -> None:
+        """Take one event in."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Look anew, where a watch cannot go on."""
+
+    def _until_done(self, end: float) -> bool:
+        """Whether it was done before `end` (monotonic seconds)."""
+        while not self._is_done():
             left_s = end - self._clock.monotonic()
             if left_s <= 0:
-                raise self._pods_remain(timeout_s)
+                return False
             begun = self._clock.monotonic()
             try:
                 self._follow(min(left_s, WATCH_S), end)
-                if self._remaining and self._clock.monotonic() - begun < RETRY_S:
+                if not self._is_done() and self._clock.monotonic() - begun < RETRY_S:
                     self._pause(end)
             except WatchExpired:
                 if self._clock.monotonic() - begun < RETRY_S:
                     self._pause(end)
-                self._relist(end)
+                self._look_again(end)
             except WatchBroken as error:
                 self._reporter.warn(f"{error.what}; watching again")
                 self._pause(end)
+        return True
 
     def _follow(self, timeout_s: float, end: float) -> None:
-        with closing(self._cluster.watch_pods(self._resource_version, timeout_s)) as events:
+        with closing(self._open(timeout_s)) as events:
             for event in events:
                 self._apply(event)
-                if not self._remaining or self._clock.monotonic() >= end:
+                if self._is_done() or self._clock.monotonic() >= end:
                     return
 
     def _pause(self, end: float) -> None:
         """A server that ends or breaks its watches at once is not to be hammered."""
         self._clock.sleep(min(RETRY_S, max(0.0, end - self._clock.monotonic())))
 
-    def _relist(self, end: float) -> None:
+    def _look_again(self, end: float) -> None:
         try:
-            self._accept(self._cluster.pods())
+            self._look()
         except ApiUnavailable:
             if self._clock.monotonic() >= end:
                 return
             raise
+
+
+class PodWait(_Wait[PodEvent]):
+    """Waits until no pod on the node satisfies `concerns`, and reports each one that leaves."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, reporter: Reporter, concerns: Callable[[Pod], bool]) -> None:
+        super().__init__(cluster, clock, reporter)
+        self._concerns = concerns
+        self._remaining: dict[str, Pod] = {}
+
+    def until_gone(self, known: PodList, timeout_s: float) -> None:
+        """Return once all are gone. Raises PodsRemain, naming each pod and why it stays, after `timeout_s` seconds."""
+        end = self._clock.monotonic() + timeout_s
+        self._accept(known)
+        if not self._until_done(end):
+            raise self._pods_remain(timeout_s)
+
+    def _is_done(self) -> bool:
+        return not self._remaining
+
+    def _open(self, timeout_s: float) -> Generator[PodEvent, None, None]:
+        return self._cluster.watch_pods(self._resource_version, timeout_s)
+
+    def _look(self) -> None:
+        self._accept(self._cluster.pods())
 
     def _accept(self, listed: PodList) -> None:
         self._remaining = {pod.uid: pod for pod in listed.pods if self._concerns(pod)}
@@ -96,3 +136,31 @@ class PodWait:
             f"{len(self._remaining)} pod(s) still on the node after {timeout_s:g} s: {named}",
             "Remove what holds each pod (finalizer, stuck process, missing controller); the next run tries again.",
         )
+
+
+class NodeWait(_Wait[Node]):
+    """Waits until the Node is as `is_wanted` says."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, reporter: Reporter, is_wanted: Callable[[Node], bool]) -> None:
+        super().__init__(cluster, clock, reporter)
+        self._is_wanted = is_wanted
+        self._node: Node | None = None
+
+    def until_wanted(self, known: Node, timeout_s: float) -> bool:
+        """Whether it became so within `timeout_s` seconds. Raises NodeMissing when the Node is deleted."""
+        end = self._clock.monotonic() + timeout_s
+        self._apply(known)
+        return self._until_done(end)
+
+    def _is_done(self) -> bool:
+        return self._node is not None and self._is_wanted(self._node)
+
+    def _open(self, timeout_s: float) -> Generator[Node, None, None]:
+        return self._cluster.watch_node(self._resource_version, timeout_s)
+
+    def _look(self) -> None:
+        self._apply(self._cluster.node())
+
+    def _apply(self, event: Node) -> None:
+        self._node = event
+        self._resource_version = event.resource_version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from collections.abc import Generator
@@ -31,6 +32,10 @@ class SystemClock:
     def wall(self) -> float:
         """See the port."""
         return time.time()
+
+    def random(self) -> float:
+        """See the port."""
+        return random.random()  # noqa: S311  # jitter, not a secret
 
     def sleep(self, seconds: float) -> None:
         """See the port."""

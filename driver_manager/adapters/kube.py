@@ -1,113 +1,132 @@
-"""The Cluster port on a real API server, for one Node.
-
-Uses the kubernetes client for what it is good at (kubeconfig, in-cluster credentials and their renewal, TLS, proxies)
-and sends its own few requests through the client's connection pool, as plain JSON.
-"""
+"""The Cluster port on a real API server, for one Node: which requests are sent, and what their answers mean."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-import tenacity
-import urllib3
-from kubernetes import client as kube_client
-from kubernetes import config as kube_config
-from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, ReadTimeoutError
-
-from driver_manager.adapters.kube_objects import as_node, as_pod
+from driver_manager.adapters.kube_api import MERGE_PATCH, Answer, KubeApi, Transient
+from driver_manager.adapters.kube_objects import as_claim, as_node, as_pod
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
-    ConfigError,
     Conflict,
     ManagerError,
     NodeMissing,
     WatchBroken,
     WatchExpired,
 )
-from driver_manager.domain.model import Node, NodeChange, PodEvent, PodEventKind, PodList
+from driver_manager.domain.model import (
+    Claim,
+    Eviction,
+    EvictionOutcome,
+    Node,
+    NodeChange,
+    Pod,
+    PodEvent,
+    PodEventKind,
+    PodList,
+)
+from driver_manager.domain.taking import FIELD_MANAGER
 from driver_manager.ports import Clock, Reporter
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-REQUEST_TIMEOUT_S = 15.0
-CONNECT_TIMEOUT_S = 5.0
 WATCH_SILENCE_S = 90.0
 """Servers send bookmarks about once a minute; a stream silent for longer is taken for dead."""
 
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _POD_EVENTS = {
     "ADDED": PodEventKind.PRESENT,
     "MODIFIED": PodEventKind.PRESENT,
     "DELETED": PodEventKind.GONE,
 }
-_JSON_MERGE = "application/merge-patch+json"
-
+_DRA = "/apis/resource.k8s.io"
+_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+NOT_FOUND, CONFLICT = 404, 409
+_NODE_STATUSES = frozenset({NOT_FOUND, CONFLICT})
+_EVICTION_STATUSES = frozenset({NOT_FOUND, CONFLICT, 429, 500})
 
 T = TypeVar("T")
-
-
-class _Transient(Exception):
-    """An answer, or the lack of one, that may be different next time."""
-
-    def __init__(self, what: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(what)
-        self.retry_after_s = retry_after_s
-
-
-def load_client(kubeconfig: str | None) -> Any:
-    """A configured kubernetes ApiClient: `kubeconfig` if given, else in-cluster, else ~/.kube/config.
-
-    Raises ConfigError when there is none or it cannot be used.
-    """
-    configuration = kube_client.Configuration()
-    try:
-        if kubeconfig:
-            kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-        elif SERVICE_ACCOUNT.exists():
-            kube_config.load_incluster_config(client_configuration=configuration)
-        else:
-            kube_config.load_kube_config(client_configuration=configuration)
-    except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"no usable way to the cluster{f' in {kubeconfig}' if kubeconfig else ''}: {said}",
-            "Set KUBECONFIG (or --kubeconfig) to a valid file, or run in a pod with a service account.",
-        ) from error
-    configuration.retries = False
-    return kube_client.ApiClient(configuration)
 
 
 class KubeCluster:
     """See `driver_manager.ports.Cluster`."""
 
-    def __init__(self, api: Any, node_name: str, clock: Clock, reporter: Reporter, retry_budget_s: float) -> None:
-        self._api = api
+    def __init__(self, client: Any, node_name: str, clock: Clock, reporter: Reporter, retry_budget_s: float) -> None:
+        self._api = KubeApi(client, clock, reporter, retry_budget_s)
         self._node_name = node_name
         self._clock = clock
         self._reporter = reporter
-        self._retry_budget_s = retry_budget_s
-        self._read_timeout_s = REQUEST_TIMEOUT_S
 
     def limit_retries(self, budget_s: float) -> None:
         """See the port."""
-        self._retry_budget_s = min(self._retry_budget_s, budget_s)
-        self._read_timeout_s = min(self._read_timeout_s, budget_s)
+        self._api.limit_retries(budget_s)
 
     def node(self) -> Node:
         """See the port."""
-        return _understood(as_node, self._call("GET", self._node_path, "get nodes"))
+        return _understood(as_node, self._node_call("GET", "get nodes"))
+
+    def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
+        """See the port."""
+        query = {"fieldSelector": f"metadata.name={self._node_name}"}
+        for kind, thing in self._watch("/api/v1/nodes", "watch nodes", query, resource_version, timeout_s):
+            if kind == "DELETED":
+                raise self._missing()
+            if kind in _POD_EVENTS:
+                yield _understood(as_node, thing)
 
     def pods(self) -> PodList:
         """See the port."""
-        body = self._call("GET", "/api/v1/pods?" + urlencode(self._on_node), "list pods")
+        body = self._api.call("GET", "/api/v1/pods?" + urlencode(self._on_node), "list pods")
         return _understood(_as_pod_list, body)
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        """See the port."""
+        for kind, thing in self._watch("/api/v1/pods", "watch pods", self._on_node, resource_version, timeout_s):
+            version = (thing.get("metadata") or {}).get("resourceVersion", "")
+            if kind == "BOOKMARK":
+                yield PodEvent(PodEventKind.BOOKMARK, None, version)
+            elif kind in _POD_EVENTS:
+                yield PodEvent(_POD_EVENTS[kind], _sent(as_pod, thing), version)
+
+    def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
+        """See the port."""
+        try:
+            group = self._api.call("GET", _DRA, "get the versions of resource.k8s.io", passing=frozenset({404}))
+        except Answer:
+            return ()
+        served = {str(version.get("version")) for version in group.get("versions") or []}
+        version = next((known for known in _DRA_VERSIONS if known in served), None)
+        if version is None:
+            raise ApiUnavailable(
+                f"the API server serves resource.k8s.io in {', '.join(sorted(served))}, none of which is known here",
+                f"Use a Kubernetes that serves one of {', '.join(_DRA_VERSIONS)}.",
+            )
+        found: list[Claim] = []
+        for namespace in namespaces:
+            path = f"{_DRA}/{version}/namespaces/{namespace}/resourceclaims"
+            body = self._api.call("GET", path, "list resourceclaims.resource.k8s.io")
+            found += _understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
+        return tuple(found)
+
+    def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """See the port."""
+        options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": pod.namespace, "name": pod.name},
+            "deleteOptions": options,
+        }
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
+        try:
+            self._api.call("POST", path, "create pods/eviction", body, passing=_EVICTION_STATUSES)
+        except Answer as answer:
+            return _refused_eviction(answer)
+        return Eviction(EvictionOutcome.ACCEPTED)
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         """See the port."""
@@ -119,7 +138,7 @@ class KubeCluster:
         if change.unschedulable is not None:
             # null rather than false: an uncordoned Node carries no such field.
             body["spec"] = {"unschedulable": True if change.unschedulable else None}
-        return _understood(as_node, self._call("PATCH", self._node_path, "patch nodes", body, _JSON_MERGE))
+        return _understood(as_node, self._node_call("PATCH", "patch nodes", body))
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         """See the port."""
@@ -129,33 +148,46 @@ class KubeCluster:
         """See the port."""
         body = _event(self._node_name, reason, message, self._clock.wall(), warning=warning)
         try:
-            self._once("POST", "/api/v1/namespaces/default/events", "create events", body, "application/json")
-        except (ManagerError, _Transient) as error:
+            self._api.once("POST", "/api/v1/namespaces/default/events", "create events", body)
+        except (ManagerError, Transient) as error:
             self._reporter.warn(f"no event was recorded: {error}")
 
-    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
-        """See the port."""
-        query = {
-            **self._on_node,
+    def _node_call(self, method: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        # Who set the cordon is read from the managed fields, so our own writes carry a name that is ours for sure.
+        path = f"/api/v1/nodes/{self._node_name}" + (f"?fieldManager={FIELD_MANAGER}" if body is not None else "")
+        try:
+            return self._api.call(method, path, what, body, content_type=MERGE_PATCH, passing=_NODE_STATUSES)
+        except Answer as answer:
+            if answer.status == NOT_FOUND:
+                raise self._missing() from answer
+            raise Conflict(f"node {self._node_name} changed since it was read", "Run again.") from answer
+
+    def _missing(self) -> NodeMissing:
+        return NodeMissing(
+            f"node {self._node_name} does not exist", "Set NODE_NAME (or --node-name) to the node this runs on."
+        )
+
+    def _watch(
+        self, path: str, what: str, query: Mapping[str, str], resource_version: str, timeout_s: float
+    ) -> Generator[tuple[str, dict[str, Any]], None, None]:
+        """Type and object of each event. Raises WatchExpired, WatchBroken."""
+        options = {
+            **query,
             "watch": "1",
             "resourceVersion": resource_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(1, round(timeout_s))),
         }
-        path = "/api/v1/pods?" + urlencode(query)
         silence_s = min(WATCH_SILENCE_S, timeout_s + 1.0)
-        response = self._retrying(lambda: self._open(path, silence_s))
-        try:
-            for line in self._lines(response):
-                event = _as_event(line)
-                if event is not None:
-                    yield event
-        finally:
-            response.close()
+        with closing(self._api.stream(f"{path}?{urlencode(options)}", what, silence_s)) as lines:
+            for line in lines:
+                yield _as_event(line)
 
     def _may(self, verb: str, resource: str) -> bool:
-        name, _, subresource = resource.partition("/")
-        attributes = {"verb": verb, "resource": name, **({"subresource": subresource} if subresource else {})}
+        qualified, _, subresource = resource.partition("/")
+        name, _, group = qualified.partition(".")
+        attributes = {"verb": verb, "resource": name, "group": group, "subresource": subresource}
+        attributes = {key: value for key, value in attributes.items() if value}
         if name == "nodes":
             attributes["name"] = self._node_name
         elif name == "events":
@@ -166,122 +198,14 @@ class KubeCluster:
             "spec": {"resourceAttributes": attributes},
         }
         try:
-            answer = self._call("POST", _REVIEWS, "create selfsubjectaccessreviews", body, "application/json")
+            answer = self._api.call("POST", _REVIEWS, "create selfsubjectaccessreviews", body)
         except ApiRefused:
             return True
         return bool((answer.get("status") or {}).get("allowed", True))
 
     @property
-    def _node_path(self) -> str:
-        return f"/api/v1/nodes/{self._node_name}"
-
-    @property
     def _on_node(self) -> dict[str, str]:
         return {"fieldSelector": f"spec.nodeName={self._node_name}"}
-
-    def _lines(self, response: Any) -> Generator[bytes, None, None]:
-        """Whole lines of the stream. Raises WatchBroken when it is cut, Terminated when we are to end."""
-        buffer = b""
-        while True:
-            try:
-                with self._clock.interruptible():
-                    chunk = response.read1(65536)
-            except ReadTimeoutError:
-                raise WatchBroken("the watch fell silent", "") from None
-            except (HTTPError, OSError) as error:
-                raise WatchBroken(f"the watch broke off ({type(error).__name__})", "") from error
-            if not chunk:
-                if buffer.strip():
-                    raise WatchBroken("the watch was cut in the middle of a line", "")
-                return
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            yield from (line for line in lines if line.strip())
-
-    def _call(
-        self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None, content_type: str = ""
-    ) -> dict[str, Any]:
-        return self._retrying(lambda: self._once(method, path, what, body, content_type))
-
-    def _retrying(self, call: Callable[[], T]) -> T:
-        """Repeat `call` while what it meets is transient. Raises ApiUnavailable once the budget is spent."""
-        end = self._clock.monotonic() + self._retry_budget_s
-        backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5, min=0.1)
-
-        def wait_s(state: tenacity.RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            asked_s = error.retry_after_s if isinstance(error, _Transient) else 0.0
-            left_s = max(0.0, end - self._clock.monotonic())
-            return min(left_s, max(asked_s, backoff(state)))
-
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_Transient),
-            stop=lambda _: self._clock.monotonic() >= end,
-            wait=wait_s,
-            sleep=self._clock.sleep,
-            before_sleep=self._say_retry,
-            reraise=True,
-        )
-        try:
-            return retrying(call)
-        except _Transient as error:
-            raise ApiUnavailable(
-                f"the API server did not answer usefully for {self._retry_budget_s:g} s: {error}",
-                "Check that the API server can be reached from this node; the next run tries again.",
-            ) from error
-
-    def _say_retry(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1 or state.attempt_number % 10 == 0:
-            error = state.outcome.exception() if state.outcome else None
-            self._reporter.warn(f"API: {error}; trying again")
-
-    def _once(self, method: str, path: str, what: str, body: Any, content_type: str) -> dict[str, Any]:
-        """One request, the connection's answer as JSON. Raises _Transient or the ManagerError it means."""
-        with self._clock.interruptible() if method == "GET" else contextlib.nullcontext():
-            response = self._send(method, path, body, content_type, self._read_timeout_s)
-            try:
-                data = response.data
-            except (HTTPError, OSError) as error:
-                raise _Transient(f"the answer broke off ({type(error).__name__})") from error
-        if response.status >= 300:
-            raise _error_for(response.status, response.headers, data, what, self._node_name)
-        return _json_object(data)
-
-    def _open(self, path: str, silence_s: float) -> Any:
-        """An open watch stream. Raises as `_once`, and Terminated."""
-        with self._clock.interruptible():
-            response = self._send("GET", path, None, "", silence_s, stream=True)
-        if response.status >= 300:
-            with response:
-                raise _error_for(response.status, response.headers, response.data, "watch pods", self._node_name)
-        return response
-
-    def _send(
-        self, method: str, path: str, body: Any, content_type: str, read_s: float, *, stream: bool = False
-    ) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept": "application/json", "User-Agent": "driver-manager"}
-        if content_type:
-            headers["Content-Type"] = content_type
-        configuration = self._api.configuration
-        token = configuration.get_api_key_with_prefix("BearerToken", "authorization")
-        if token:
-            headers["Authorization"] = token
-        try:
-            return self._api.rest_client.pool_manager.request(  # type: ignore[no-any-return]  # the client is untyped
-                method,
-                configuration.host + path,
-                body=None if body is None else json.dumps(body),
-                headers=headers,
-                timeout=urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, read_s), read=read_s),
-                preload_content=not stream,
-                retries=False,
-                redirect=False,
-            )
-        except (HTTPError, OSError) as error:
-            raise _Transient(_why_unreachable(error)) from error
-        except ValueError as error:
-            raise ConfigError(
-                "the credentials cannot be sent: they hold characters that no header can", "Renew the kubeconfig."
-            ) from error
 
 
 def _as_pod_list(body: Mapping[str, Any]) -> PodList:
@@ -299,78 +223,39 @@ def _understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any])
         ) from error
 
 
-def _why_unreachable(error: Exception) -> str:
-    reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
-    if isinstance(reason, NewConnectionError):
-        return f"cannot connect: {str(reason).rpartition(': ')[2]}"
-    return f"{type(reason).__name__}: {reason}".splitlines()[0][:200]
-
-
-def _json_object(data: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(data)
-    except ValueError as error:
-        raise _Transient("the answer is not JSON") from error
-    if not isinstance(body, dict):
-        raise _Transient("the answer is not a JSON object")
-    return body
-
-
-def _error_for(status: int, headers: Mapping[str, str], data: bytes, what: str, node: str) -> Exception:
-    """The exception that an HTTP status means for `what` (verb and resource)."""
-    message = _status_message(data)
-    if status in (401, 403):
-        return ApiRefused(
-            f"the API server refused to {what} ({status}): {message}",
-            "Renew the credentials."
-            if status == 401
-            else "Give this account the verb; the README lists all that it needs.",
-        )
-    if status == 404 and what.endswith(" nodes"):
-        return NodeMissing(f"node {node} does not exist", "Set NODE_NAME (or --node-name) to the node this runs on.")
-    if status == 409:
-        return Conflict(f"node {node} changed since it was read", "Run again.")
-    if status == 410:
-        return WatchExpired("the resourceVersion is too old", "")
-    if status in _TRANSIENT:
-        return _Transient(f"{what}: {status} {message}", _retry_after_s(headers))
-    return ManagerError(
-        f"the API server rejected {what} ({status}): {message}", "This is a bug or an API server too old; report it."
-    )
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    try:
-        return max(0.0, float(headers.get("Retry-After", "")))
-    except ValueError:
-        return 0.0
-
-
-def _status_message(data: bytes) -> str:
-    try:
-        message = json.loads(data).get("message")
-    except (ValueError, AttributeError):
-        message = None
-    text = message if isinstance(message, str) else data[:200].decode(errors="replace")
-    return text.strip().splitlines()[0][:300] if text.strip() else "no message"
-
-
-def _as_event(line: bytes) -> PodEvent | None:
-    """The event in one line of a watch; None for kinds we do not know. Raises WatchExpired, WatchBroken."""
+def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Type and object of one line of a watch. Raises WatchExpired, WatchBroken."""
     try:
         body = json.loads(line)
-        kind, thing = body["type"], body["object"]
-        version = (thing.get("metadata") or {}).get("resourceVersion", "")
-        pod = as_pod(thing) if kind in _POD_EVENTS else None
+        kind, thing = str(body["type"]), body["object"]
+        thing.get("metadata")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WatchBroken("the watch sent something that is not an event", "") from error
+        raise _strange(error) from error
     if kind == "ERROR":
         if thing.get("code") == 410:
             raise WatchExpired("the resourceVersion is too old", "")
         raise WatchBroken(f"the watch reported an error: {thing.get('message', 'no message')}", "")
-    if kind == "BOOKMARK":
-        return PodEvent(PodEventKind.BOOKMARK, None, version)
-    return PodEvent(_POD_EVENTS[kind], pod, version) if kind in _POD_EVENTS else None
+    return kind, thing
+
+
+def _sent(read: Callable[[Mapping[str, Any]], T], thing: Mapping[str, Any]) -> T:
+    """`read(thing)` of a watch's object. Raises WatchBroken for what is not such an object."""
+    try:
+        return read(thing)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _strange(error) from error
+
+
+def _strange(error: Exception) -> WatchBroken:
+    return WatchBroken(f"the watch sent something that is not an event ({type(error).__name__})", "")
+
+
+def _refused_eviction(answer: Answer) -> Eviction:
+    """What the API server's refusal of an eviction means (kubernetes, pkg/registry/core/pod/storage/eviction.go)."""
+    if answer.status == NOT_FOUND or (answer.status == CONFLICT and "precondition" in answer.message.lower()):
+        return Eviction(EvictionOutcome.GONE)
+    why = "; ".join((answer.message, *answer.causes))
+    return Eviction(EvictionOutcome.BLOCKED, why, answer.retry_after_s)
 
 
 def _event(node: str, reason: str, message: str, wall_s: float, *, warning: bool) -> dict[str, Any]:

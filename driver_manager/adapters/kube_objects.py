@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from driver_manager.domain.model import Node, Pod
+from driver_manager.domain.model import Claim, Node, Pod
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 DIGEST_ENV = "DRIVER_CONFIG_DIGEST"
@@ -23,6 +23,7 @@ def as_node(item: Mapping[str, Any]) -> Node:
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
         unschedulable=bool((item.get("spec") or {}).get("unschedulable")),
+        cordon_manager=_cordon_manager(metadata),
         boot_id=info.get("bootID", ""),
         machine_id=info.get("machineID", ""),
     )
@@ -53,7 +54,60 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         main_container=_canonical(containers[0]),
         main_started=_main_started(containers[0], status),
         created=metadata.get("creationTimestamp") or "",
+        labels=metadata.get("labels") or {},
+        resources=_resources(spec),
+        claims=_claims(spec, status),
+        has_empty_dir=any("emptyDir" in volume for volume in spec.get("volumes") or []),
+        termination_grace_s=spec.get("terminationGracePeriodSeconds") or 0,
     )
+
+
+def as_claim(item: Mapping[str, Any]) -> Claim:
+    """The ResourceClaim in `item`, of any version from v1beta1 to v1."""
+    metadata, devices = item["metadata"], (item.get("spec") or {}).get("devices") or {}
+    allocated = (((item.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or []
+    requests = devices.get("requests") or []
+    asked = [
+        one
+        for request in requests
+        # v1beta1 has the class in the request itself, later versions one level down.
+        for one in (request, request.get("exactly") or {}, *(request.get("firstAvailable") or []))
+    ]
+    return Claim(
+        namespace=metadata.get("namespace", ""),
+        name=metadata["name"],
+        device_classes=tuple(dict.fromkeys(one["deviceClassName"] for one in asked if one.get("deviceClassName"))),
+        drivers=tuple(dict.fromkeys(result["driver"] for result in allocated if result.get("driver"))),
+    )
+
+
+def _cordon_manager(metadata: Mapping[str, Any]) -> str:
+    """Who last set the cordon: the field manager that owns spec.unschedulable, "" where the server does not tell."""
+    for entry in metadata.get("managedFields") or []:
+        if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
+            return str(entry.get("manager", ""))
+    return ""
+
+
+def _resources(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the extended resources that any container asks for, an amount of 0 apart."""
+    names: dict[str, None] = {}
+    for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+        amounts = container.get("resources") or {}
+        for asked in (amounts.get("limits") or {}, amounts.get("requests") or {}):
+            # An extended resource has a domain; its amounts are whole numbers.
+            names |= {name: None for name, amount in asked.items() if "/" in name and str(amount) != "0"}
+    return tuple(names)
+
+
+def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the pod's ResourceClaims; one that its template has not made yet has none, and holds nothing."""
+    made = {entry.get("name"): entry.get("resourceClaimName") for entry in status.get("resourceClaimStatuses") or []}
+    names = [
+        entry.get("resourceClaimName") or made.get(entry.get("name")) for entry in spec.get("resourceClaims") or []
+    ]
+    extended = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    return tuple(dict.fromkeys(name for name in (*names, extended) if name))
 
 
 def _selector_keys(spec: Mapping[str, Any]) -> frozenset[str]:

@@ -52,7 +52,7 @@ def with_options(*groups: tuple[Setting, ...]) -> Callable[[F], F]:
             command = click.option(
                 setting.flag,
                 setting.name,
-                envvar=setting.env,
+                envvar=[setting.env, *setting.also],
                 type=_type_of(setting),
                 is_flag=setting.kind is Kind.FLAG,
                 default=setting.default,

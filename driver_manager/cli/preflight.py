@@ -12,12 +12,18 @@ import click
 from driver_manager import settings
 from driver_manager.cli.options import styled, with_options
 from driver_manager.cli.wiring import open_session, policy
-from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain
+from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.preflight import Check, access, checks
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.workloads import Fate, with_fate
+from driver_manager.executor import Ports
 from driver_manager.ports import Cluster
+from driver_manager.reconcile import decide, rehearsed
 from driver_manager.settings import Values
 
 _NEEDED = (("patch", "nodes"), ("watch", "pods"))
+_EVICT = ("create", "pods/eviction")
 _WISHED = ("create", "events")
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
@@ -31,7 +37,7 @@ _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
     show_default=True,
     help="auto: text on a terminal, else JSON.",
 )
-@with_options(settings.CLUSTER, settings.DRIVER, settings.HOST, settings.LOGGING)
+@with_options(settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 def preflight_command(*, output: str, **options: Any) -> int:
     """Check whether the driver could be replaced now: modules, signatures, conflicts, rights, deadline.
 
@@ -43,14 +49,31 @@ def preflight_command(*, output: str, **options: Any) -> int:
     obs = session.observe(session.node)
     if obs.host is None:
         raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
+    wanted = policy(values)
+    needed = (*_NEEDED, _EVICT) if wanted.eviction.is_enabled or wanted.eviction.drains else _NEEDED
     found = (
-        *checks(obs.host, session.profile, policy(values)),
-        *access(session.cluster.refused(_NEEDED), _NEEDED),
+        *checks(obs.host, session.profile, wanted),
+        *_workloads(session.ports(), obs, session.profile, wanted),
+        *access(session.cluster.refused(needed), needed),
         *_wished(session.cluster),
     )
     as_json = output == "json" or (output == "auto" and not sys.stdout.isatty())
     click.echo(json.dumps([asdict(check) for check in found], indent=2) if as_json else _text(found))
     return ExitCode.PREFLIGHT_FAILED if any(check.ok is False for check in found) else ExitCode.DONE
+
+
+def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy) -> tuple[Check, ...]:
+    """Whether the pods that use the driver would leave, as far as their budgets tell now."""
+    try:
+        _, decided = decide(ports, obs, profile, wanted)
+        decided = rehearsed(ports, decided)
+    except PodsRemain as error:
+        return (Check("workloads", False, error.what, error.remedy),)
+    except ManagerError:
+        return ()  # another check says what keeps the run from being planned
+    targets = with_fate(decided.workloads, Fate.EVICT)
+    blocked = tuple(Check("workloads", None, warning) for warning in decided.warnings)
+    return (*blocked, Check("workloads", True, f"{len(targets)} pod(s) that use the accelerator would be evicted"))
 
 
 def _wished(cluster: Cluster) -> tuple[Check, ...]:

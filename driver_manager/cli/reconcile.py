@@ -10,12 +10,11 @@ import click
 from driver_manager import settings
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.wiring import Session, open_session, policy, write_termination_log
-from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.planner import plan
-from driver_manager.reconcile import Outcome, reconcile
+from driver_manager.domain.errors import ApiRefused, ExitCode
+from driver_manager.reconcile import Outcome, decide, reconcile, rehearsed
 from driver_manager.settings import Values
 
-_GROUPS = (settings.CLUSTER, settings.DRIVER, settings.HOST, settings.LOGGING)
+_GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 
 
 @click.command("reconcile-driver-state", short_help="Bring the driver to what is wanted; the init container runs this.")
@@ -50,7 +49,12 @@ def plan_command(*, output: str, **options: Any) -> int:
 
 def _show_plan(values: Values, output: str) -> int:
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
-    decided = plan(session.observe(session.node), session.profile, policy(values))
+    ports = session.ports()
+    _, decided = decide(ports, session.observe(session.node), session.profile, policy(values))
+    try:
+        decided = rehearsed(ports, decided)
+    except ApiRefused as error:
+        session.log.warn(f"whether budgets allow the evictions is not known: {error.what}")
     click.echo(json.dumps(decided.to_json(), indent=2) if output == "json" else decided.to_text())
     return ExitCode.DONE
 

@@ -16,9 +16,9 @@ from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.labels import is_paused
 from driver_manager.domain.model import Host, Node, Observation
 from driver_manager.domain.operands import placed_by, why_still_there
-from driver_manager.domain.planner import plan
 from driver_manager.domain.steps import Plan
 from driver_manager.domain.unloading import unload_order
+from driver_manager.reconcile import decide
 from driver_manager.settings import Values
 
 OFF_NODE = "not on the node"
@@ -36,7 +36,7 @@ class Facts:
 
 @click.command("status", short_help="Show node, journal, pods, modules and what a run would do.")
 @output_option
-@with_options(settings.CLUSTER, settings.DRIVER, settings.HOST, settings.LOGGING)
+@with_options(settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 def status_command(*, output: str, **options: Any) -> int:
     """Show this node on one screen: labels, journal, cordon, operand pods, modules, digest, and what a run would do.
 
@@ -51,6 +51,7 @@ def status_command(*, output: str, **options: Any) -> int:
 
 def _facts(session: Session) -> Facts:
     journal_problem = ""
+    verdict: Plan | ManagerError
     try:
         obs = session.observe(session.node, tolerant=True)
     except JournalUnreadable as error:
@@ -60,7 +61,7 @@ def _facts(session: Session) -> Facts:
         obs = session.observe(replace(session.node, annotations=bare), tolerant=True)
         return Facts(obs, journal_problem, session.host_problem, error)
     try:
-        verdict: Plan | ManagerError = plan(obs, session.profile, policy(session.values))
+        _, verdict = decide(session.ports(), obs, session.profile, policy(session.values))
     except ManagerError as error:
         verdict = error
     return Facts(obs, journal_problem, session.host_problem, verdict)
@@ -155,6 +156,7 @@ def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
             "decision": verdict.decision.value,
             "why": verdict.reason,
             "steps": [step.describe() for step in verdict.steps],
+            "workloads": [f"{one.pod} {one.uses}: {one.fate.value}, {one.why}" for one in verdict.workloads],
             "warnings": list(verdict.warnings),
         }
     return {
@@ -162,6 +164,7 @@ def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
         "decision": "refused",
         "why": verdict.what,
         "steps": [],
+        "workloads": [],
         "warnings": [verdict.remedy],
     }
 
@@ -179,7 +182,15 @@ def as_text(body: dict[str, Any]) -> str:
     lines.append(f"digest    wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}")
     lines += _host_lines(body["host"])
     upcoming = body["next"]
-    lines += _list("next", [f"{upcoming['decision']}: {upcoming['why']}", *upcoming["steps"], *upcoming["warnings"]])
+    lines += _list(
+        "next",
+        [
+            f"{upcoming['decision']}: {upcoming['why']}",
+            *upcoming["steps"],
+            *upcoming["workloads"],
+            *upcoming["warnings"],
+        ],
+    )
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from driver_manager import profiles, settings
@@ -16,10 +16,12 @@ from driver_manager.adapters.clock import SystemClock
 from driver_manager.adapters.host import HostSystem
 from driver_manager.adapters.hostfacts import HostRoots
 from driver_manager.adapters.reporting import LogReporter
+from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import Host, Loader, Node, Observation, Policy
+from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, Policy
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.selectors import Selector
 from driver_manager.executor import Ports
 from driver_manager.observe import Identity, is_this_host, observe
 from driver_manager.ports import Cluster
@@ -42,7 +44,19 @@ def host_roots(values: Values) -> HostRoots:
 
 
 def policy(values: Values) -> Policy:
-    """The policy in the options."""
+    """The policy in the options. Raises ConfigError for a bad selector."""
+    classes = values.text("npu_pod_eviction_device_class").split(",")
+    eviction = EvictionRules(
+        is_enabled=values.flag("enable_npu_pod_eviction"),
+        forces=values.flag("npu_pod_eviction_force"),
+        deletes_empty_dirs=values.flag("npu_pod_eviction_delete_emptydir_data"),
+        evicts_holders=values.flag("evict_holders"),
+        timeout_s=values.seconds("pod_eviction_timeout"),
+        drains=values.flag("enable_auto_drain"),
+        drain_selector=_selector(values, "drain_pod_selector_label"),
+        drain_timeout_s=values.seconds("drain_timeout_seconds"),
+        device_classes=tuple(name.strip() for name in classes if name.strip()),
+    )
     return Policy(
         loader=Loader(values.text("driver_load")),
         force_reinstall=values.flag("force_reinstall"),
@@ -52,7 +66,34 @@ def policy(values: Values) -> Policy:
         pod_termination_timeout_s=values.seconds("pod_termination_timeout"),
         device_free_timeout_s=values.seconds("device_free_timeout"),
         deadline_s=values.seconds("reconcile_deadline"),
+        eviction=eviction,
+        completion=_selector(values, "wait_for_completion_selector"),
+        completion_timeout_s=values.seconds("wait_for_completion_timeout"),
+        safe_load=values.flag("safe_load"),
+        operator_timeout_s=values.seconds("operator_timeout"),
+        ignore_skip=values.flag("ignore_skip"),
     )
+
+
+def _selector(values: Values, name: str) -> Selector:
+    """The label selector in an option. Raises ConfigError."""
+    try:
+        return selectors.parse(values.text(name))
+    except ValueError as error:
+        option = next(setting for setting in settings.WORKLOADS if setting.name == name)
+        raise ConfigError(
+            f"{option.env} is not a label selector: {error}", "Write it as kubectl's -l takes it: a=b,c in (d,e)."
+        ) from error
+
+
+def _with_last_label(profile: Profile, key: str) -> Profile:
+    """`profile` with a further label of a DRA kubelet plugin. Raises ConfigError."""
+    if not key:
+        return profile
+    if not profiles.is_key(key):
+        raise ConfigError(f"{key!r} is not the key of a label", "Write it as example.com/name.")
+    deploy = replace(profile.deploy, leave_last=tuple(dict.fromkeys((*profile.deploy.leave_last, key))))
+    return replace(profile, deploy=deploy)
 
 
 def reporter(values: Values, clock: SystemClock) -> LogReporter:
@@ -141,6 +182,7 @@ def open_session(values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_
     node = cluster.node()
     is_here = _is_here(node, roots)
     profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(hostfacts.pci_devices(roots, one)))
+    profile = _with_last_label(profile, values.text("node_label_for_pod_eviction"))
     return Session(values, clock, log, cluster, roots, node, profile, is_here)
 
 
@@ -166,7 +208,8 @@ def node_name(values: Values, roots: HostRoots) -> str:
 
 
 def _cluster(values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float) -> Cluster:
-    from driver_manager.adapters.kube import KubeCluster, load_client  # noqa: PLC0415  # 40 MiB that only this needs
+    from driver_manager.adapters.kube import KubeCluster  # noqa: PLC0415  # 40 MiB that only this needs
+    from driver_manager.adapters.kube_api import load_client  # noqa: PLC0415  # as above
 
     client = load_client(values.text("kubeconfig") or None)
     return KubeCluster(client, name, clock, log, values.seconds("api_timeout", api_timeout_s))

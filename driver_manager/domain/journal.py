@@ -44,7 +44,8 @@ class OldDriver:
 class Journal:
     """Originals and ownership of one taken node. `driver` is None where none was loaded at the time.
 
-    `services` are the host's services that this node may have lost to us, to be started again.
+    `services` are the host's services that this node may have lost to us, to be started again. `cordon_manager` is the
+    field manager that our cordon is on record for, "" where the API server did not tell.
     """
 
     owner: Owner
@@ -53,6 +54,7 @@ class Journal:
     cordoned: bool = False
     driver: OldDriver | None = None
     services: tuple[str, ...] = ()
+    cordon_manager: str = ""
 
 
 class JournalUnreadable(ConfigError):
@@ -88,6 +90,8 @@ def encode(journal: Journal) -> str:
         }
     if journal.services:
         body["services"] = list(journal.services)
+    if journal.cordon_manager:
+        body["cordonManager"] = journal.cordon_manager
     return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
 
@@ -114,6 +118,7 @@ def decode(text: str) -> Journal:
         cordoned=_typed(body, "cordoned", bool),
         driver=_driver(body["driver"]) if body.get("driver") is not None else None,
         services=_names(body, "services") if "services" in body else (),
+        cordon_manager=_typed(body, "cordonManager", str) if "cordonManager" in body else "",
     )
 
 

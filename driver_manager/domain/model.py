@@ -11,11 +11,12 @@ from enum import Enum
 
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
+from driver_manager.domain.selectors import Selector
 
 
 @dataclass(frozen=True)
 class Node:
-    """The Node object as far as we use it."""
+    """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told."""
 
     name: str
     uid: str
@@ -25,6 +26,7 @@ class Node:
     unschedulable: bool = False
     boot_id: str = ""
     machine_id: str = ""
+    cordon_manager: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,12 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod on the node. `selector_keys` are the node-label keys that its placement requires."""
+    """A pod on the node. `selector_keys` are the node-label keys that its placement requires.
+
+    `resources` are the extended resources it asks for, `claims` the names of its ResourceClaims (those made from a
+    template under their made names). `grace_period_s` is what its deletion was given, `termination_grace_s` what it
+    asks for.
+    """
 
     namespace: str
     name: str
@@ -61,6 +68,11 @@ class Pod:
     main_container: str = ""
     main_started: bool = False
     created: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    has_empty_dir: bool = False
+    termination_grace_s: int = 30
 
     @property
     def is_over(self) -> bool:
@@ -94,6 +106,33 @@ class PodEvent:
     kind: PodEventKind
     pod: Pod | None
     resource_version: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A ResourceClaim: the device classes it asks for, and the drivers of what was allocated to it."""
+
+    namespace: str
+    name: str
+    device_classes: tuple[str, ...] = ()
+    drivers: tuple[str, ...] = ()
+
+
+class EvictionOutcome(Enum):
+    """How the API server took an eviction."""
+
+    ACCEPTED = "accepted"
+    GONE = "gone"
+    BLOCKED = "blocked"
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """The answer to an eviction; GONE: there is no such pod, at most another one of its name. `why` it is blocked."""
+
+    outcome: EvictionOutcome
+    why: str = ""
+    retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -205,7 +244,8 @@ class Host:
 class Observation:
     """Everything one decision needs, read once. `host` is None away from the node.
 
-    `owner_alive`: whether the journal's owner still lives, None where that cannot be told.
+    `owner_alive`: whether the journal's owner still lives, None where that cannot be told. `claims` and `holders` are
+    read only where the driver is about to be replaced.
     """
 
     node: Node
@@ -217,6 +257,8 @@ class Observation:
     owner_alive: bool | None = False
     digest: str = ""
     digest_source: str = ""
+    claims: tuple[Claim, ...] = ()
+    holders: tuple[Holder, ...] = ()
 
 
 class Health(Enum):
@@ -243,14 +285,45 @@ class Loader(Enum):
 
 
 @dataclass(frozen=True)
+class EvictionRules:
+    """What may be done to users' pods. Times in seconds; `drain_timeout_s` 0 is what is left of the run's deadline.
+
+    `is_enabled`: pods that use the accelerator. `drains`: the whole node, where that does not suffice. `forces`: pods
+    that no controller makes anew. `deletes_empty_dirs`: pods whose data goes with them. `evicts_holders`: pods that
+    have the device open without having asked for it. `device_classes` stand in for the profile's, where given.
+    """
+
+    is_enabled: bool = False
+    forces: bool = False
+    deletes_empty_dirs: bool = False
+    evicts_holders: bool = False
+    timeout_s: float = 300.0
+    drains: bool = False
+    drain_selector: Selector = field(default_factory=Selector)
+    drain_timeout_s: float = 0.0
+    device_classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Policy:
-    """What the user wants, apart from the facts. Times in seconds."""
+    """What the user wants, apart from the facts. Times in seconds.
+
+    `completion`: pods that may end by themselves before anything is evicted. `waited`: what was waited for in this run
+    already, before the node was taken.
+    """
 
     loader: Loader = Loader.CONTAINER
     force_reinstall: bool = False
     no_wait: bool = False
     take_over: bool = False
     stop_host_services: bool = False
+    eviction: EvictionRules = field(default_factory=EvictionRules)
+    completion: Selector = field(default_factory=Selector)
+    completion_timeout_s: float = 600.0
+    safe_load: bool = False
+    operator_timeout_s: float = 600.0
+    ignore_skip: bool = False
+    waited: frozenset[str] = frozenset()
     pod_termination_timeout_s: float = 300.0
     device_free_timeout_s: float = 60.0
     deadline_s: float = 1800.0

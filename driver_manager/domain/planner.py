@@ -6,7 +6,10 @@ Raises the errors that stop a run before its first effect.
 
 from __future__ import annotations
 
-from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PreflightFailed
+from dataclasses import replace
+
+from driver_manager.domain.clearing import clearing, is_managed, safe_load
+from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PreflightFailed, StandingDown
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.markers import UPGRADE, Marker
 from driver_manager.domain.model import Host, Loader, NodeChange, Observation, Policy
@@ -19,6 +22,7 @@ from driver_manager.domain.steps import (
     GiveBack,
     HoldForReboot,
     LoadModules,
+    PauseLast,
     Plan,
     RecordDigest,
     RemoveArtifacts,
@@ -32,8 +36,9 @@ from driver_manager.domain.steps import (
     WaitForDevice,
     WaitForOperands,
 )
-from driver_manager.domain.taking import found_journal, give_back, pausable_keys, take
+from driver_manager.domain.taking import found_journal, give_back, pausable_keys, paused_keys, take
 from driver_manager.domain.unloading import beside, driver_version, has_root, unload_order
+from driver_manager.domain.workloads import holds_claim, scene_of
 
 REBOOT_STATE = "node-reboot-required"
 
@@ -46,6 +51,28 @@ def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
     """
     host = _host_of(obs)
     refuse_if_owned(obs, take_over=policy.take_over)
+    decided = _decided(obs, host, profile, policy)
+    _refuse_if_skipped(obs, profile, policy, decided)
+    if decided.decision not in (Decision.NOT_LOADED, Decision.REPLACE):
+        return decided
+    return replace(decided, steps=(*safe_load(obs, profile, policy), *decided.steps))
+
+
+def wants_users(obs: Observation, profile: Profile, policy: Policy) -> bool:
+    """Whether claims and holders of the device matter to the plan: the loaded driver, or its root, is to go.
+
+    Raises as `plan`.
+    """
+    host = _host_of(obs)
+    refuse_if_owned(obs, take_over=policy.take_over)
+    if profile.strategy is Strategy.REBOOT or not is_loaded(host, profile):
+        return False
+    if policy.loader is Loader.CONTAINER and _is_host_driver(obs, host):
+        return False
+    return bool(why_replace(obs, host, policy)) or bool(host.root_mounts)
+
+
+def _decided(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     if profile.strategy is Strategy.REBOOT:
         return _plan_reboot_driver(obs, host, profile, policy)
     if policy.loader is Loader.CONTAINER and _is_host_driver(obs, host):
@@ -56,6 +83,17 @@ def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
     if why:
         return _replace(obs, host, profile, policy, why)
     return _keep(obs, host, profile, policy)
+
+
+def _refuse_if_skipped(obs: Observation, profile: Profile, policy: Policy, decided: Plan) -> None:
+    """Raise StandingDown by hand where the node is labelled to be left out; a pod's run is the operator's."""
+    key = profile.keys.skip
+    is_skipped = bool(key) and obs.node.labels.get(key) == "true" and obs.own_pod is None and not policy.ignore_skip
+    if is_skipped and any(not isinstance(step, GiveBack) for step in decided.steps):
+        raise StandingDown(
+            f"node {obs.node.name} is labelled {key}=true: it is left out of upgrades",
+            "Remove the label, or use --ignore-skip.",
+        )
 
 
 def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
@@ -156,10 +194,12 @@ def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Pla
     if not host.root_mounts:
         return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(obs, profile))))
     _check(obs, host, profile, policy)
-    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False)
+    first, last = _pause_in_two(obs, profile, policy)
+    taken = _taken(obs, profile, policy, first, cordon=False)
     steps = (*taken, *work, *_release(obs, profile, taken))
     reason += "; its container starts anew, so pods must let go of the old root"
-    return Plan(Decision.REBIND, reason, steps)
+    held = tuple(f"{key} is not paused: pods hold claims, and could not end without it" for key in sorted(last))
+    return Plan(Decision.REBIND, reason, steps, held)
 
 
 def _container_starts_anew(obs: Observation, policy: Policy) -> bool:
@@ -169,13 +209,18 @@ def _container_starts_anew(obs: Observation, policy: Policy) -> bool:
 
 def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why: str) -> Plan:
     _check(obs, host, profile, policy)
-    managed = (
-        obs.node.annotations.get(profile.keys.upgrade_enabled) == "true" if profile.keys.upgrade_enabled else False
-    )
+    cleared, cordon = clearing(obs, profile, policy), not is_managed(obs, profile)
     services = host.active_services if policy.stop_host_services else ()
-    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=not managed, services=services)
+    first, last = _pause_in_two(obs, profile, policy)
+    taken = _taken(obs, profile, policy, first, cordon=cordon, services=services)
+    # Nothing new shall come while others are waited for, so the cordon is set before that.
+    early = _taken(obs, profile, policy, frozenset(), cordon=True) if cordon and cleared.first else ()
     steps: list[Step] = [
+        *early,
+        *cleared.first,
         *taken,
+        *cleared.steps,
+        *_pause_last(obs, policy, last),
         *((StopServices(services),) if services else ()),
         WaitForDevice(policy.device_free_timeout_s),
         UnloadModules(unload_order(host.modules)),
@@ -189,14 +234,27 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
         *_load(obs, host, profile, policy),
         *_release(obs, profile, taken),
     ]
-    warnings = []
-    if managed:
-        warnings.append("the operator manages upgrades on this node: no cordon of ours")
+    warnings = list(cleared.warnings)
     if policy.loader is Loader.CONTAINER and obs.own_pod is None:
         warnings.append(
             "run by hand with DRIVER_LOAD=container: nothing loads the driver until the driver pod is restarted"
         )
-    return Plan(Decision.REPLACE, why, tuple(steps), tuple(warnings))
+    return Plan(Decision.REPLACE, why, tuple(steps), tuple(warnings), cleared.found)
+
+
+def _pause_in_two(obs: Observation, profile: Profile, policy: Policy) -> tuple[frozenset[str], frozenset[str]]:
+    """Keys to pause at once, and those that have to wait until no claim is held any more."""
+    keys = pausable_keys(obs.node, profile)
+    last = profile.deploy.last_keys if holds_claim(scene_of(obs), profile, policy.eviction) else frozenset()
+    return keys - last, (keys & last) - paused_keys(obs.node, profile)
+
+
+def _pause_last(obs: Observation, policy: Policy, keys: frozenset[str]) -> tuple[Step, ...]:
+    if not keys:
+        return ()
+    names = tuple(sorted(keys))
+    pods = tuple(sorted(str(pod) for pod in placed_by(obs.pods.pods, keys, obs.own_pod)))
+    return (PauseLast(names), WaitForOperands(names, pods, policy.pod_termination_timeout_s))
 
 
 def _taken(

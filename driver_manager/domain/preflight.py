@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from driver_manager.domain.model import DriverSource, Host, Loader, ModuleFile, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import (
+    AskOperator,
     ClearRebootRequest,
+    DrainNode,
+    EvictWorkloads,
     GiveBack,
+    PauseLast,
     RequestReboot,
     StandDown,
     Step,
     TakeNode,
+    WaitForCompletion,
     WaitForOperands,
+    WaitForSafeLoad,
 )
 from driver_manager.domain.unloading import is_own
 
@@ -52,10 +58,17 @@ def rights(steps: Iterable[Step]) -> tuple[tuple[str, str], ...]:
     """(verb, resource) of what `steps` need beyond the reads that made the plan."""
     needed: dict[tuple[str, str], None] = {}
     for step in steps:
-        if isinstance(step, TakeNode | GiveBack | StandDown | RequestReboot | ClearRebootRequest):
-            needed["patch", "nodes"] = None
-        if isinstance(step, WaitForOperands) and step.pods:
-            needed["watch", "pods"] = None
+        match step:
+            case TakeNode() | PauseLast() | GiveBack() | StandDown() | RequestReboot() | ClearRebootRequest():
+                needed["patch", "nodes"] = None
+            case WaitForSafeLoad() | AskOperator():
+                needed |= {("patch", "nodes"): None, ("watch", "nodes"): None}
+            case EvictWorkloads() | DrainNode():
+                needed |= {("create", "pods/eviction"): None, ("watch", "pods"): None}
+            case WaitForOperands() if step.pods:
+                needed["watch", "pods"] = None
+            case WaitForCompletion():
+                needed["watch", "pods"] = None
     return tuple(needed)
 
 
@@ -74,14 +87,18 @@ def access(refused: Iterable[tuple[str, str]], needed: Iterable[tuple[str, str]]
 
 
 def _deadline(policy: Policy) -> Check:
+    rules = policy.eviction
     budget_s = policy.pod_termination_timeout_s + policy.device_free_timeout_s
+    budget_s += rules.timeout_s if rules.is_enabled else 0.0
+    budget_s += policy.completion_timeout_s if policy.completion else 0.0
     fits = policy.deadline_s >= budget_s
     relation = "holds" if fits else "is shorter than"
     return Check(
         "deadline",
         fits,
         f"the deadline of {policy.deadline_s:g} s {relation} the waits in it ({budget_s:g} s)",
-        "Raise RECONCILE_DEADLINE, or lower POD_TERMINATION_TIMEOUT or DEVICE_FREE_TIMEOUT.",
+        "Raise RECONCILE_DEADLINE, or lower POD_TERMINATION_TIMEOUT, POD_EVICTION_TIMEOUT, DEVICE_FREE_TIMEOUT or "
+        "WAIT_FOR_COMPLETION_TIMEOUT.",
     )
 
 

@@ -71,7 +71,11 @@ class NodeKeys:
 
 @dataclass(frozen=True)
 class DeployLabels:
-    """The vendor's switches for its operands: `<prefix><component>` with the value `true`."""
+    """The vendor's switches for its operands: `<prefix><component>` with the value `true`.
+
+    `leave_last` are components, or whole keys of switches without the prefix: the DRA kubelet plugin, without which no
+    pod that holds a claim can end (NVIDIA/k8s-driver-manager#213).
+    """
 
     prefix: str = ""
     driver_component: str = "driver"
@@ -88,7 +92,13 @@ class DeployLabels:
         """The deploy-label keys in `labels` that may be paused."""
         if not self.prefix:
             return frozenset()
-        return frozenset(key for key in labels if key.startswith(self.prefix) and key != self.driver_key)
+        with_prefix = frozenset(key for key in labels if key.startswith(self.prefix) and key != self.driver_key)
+        return with_prefix | (self.last_keys & labels.keys())
+
+    @property
+    def last_keys(self) -> frozenset[str]:
+        """Full keys of what leaves last."""
+        return frozenset(name if "/" in name else self.prefix + name for name in self.leave_last)
 
 
 @dataclass(frozen=True)
@@ -140,8 +150,9 @@ class Profile:
     pci_classes: tuple[str, ...] = ()
     pci_devices: tuple[str, ...] = ()
     present_labels: tuple[str, ...] = ()
-    resource_prefix: str = ""
-    device_class: str = ""
+    resource_prefixes: tuple[str, ...] = ()
+    device_classes: tuple[str, ...] = ()
+    dra_driver: str = ""
     namespace: str = ""
     host_services: tuple[str, ...] = ()
     probe: Probe | None = field(default=None)

@@ -12,6 +12,8 @@ from typing import Any
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, NodeChange
+from driver_manager.domain.selectors import Selector
+from driver_manager.domain.workloads import MOST_NAMED, Workload
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,101 @@ class WaitForOperands:
         if not self.pods:
             return "make sure that no operand pod is left"
         return f"wait up to {self.timeout_s:g} s for {len(self.pods)} operand pod(s) to terminate"
+
+
+@dataclass(frozen=True)
+class WaitForSafeLoad:
+    """Ask the operator by annotation `key` = `value`, and wait until it takes that away: it is safe to load then."""
+
+    key: str
+    value: str
+    timeout_s: float
+
+    def describe(self) -> str:
+        return f"wait up to {self.timeout_s:g} s until the operator removes {self.key}: it is safe to load then"
+
+
+@dataclass(frozen=True)
+class AskOperator:
+    """Ask the operator, who manages this node's upgrades, for one, and wait until it has moved the pods away.
+
+    `state` is what its label `state_key` says now; the operator has reacted once it says something else.
+    """
+
+    key: str
+    state_key: str
+    state: str
+    pods: tuple[str, ...]
+    timeout_s: float
+    already_asked: bool = False
+
+    def describe(self) -> str:
+        return (
+            f"ask the operator ({self.key}) and wait up to {self.timeout_s:g} s until it has moved {_named(self.pods)}"
+        )
+
+
+@dataclass(frozen=True)
+class WaitForCompletion:
+    """Give the pods that `selector` matches time to end by themselves; those that do not are evicted after it."""
+
+    selector: Selector
+    pods: tuple[str, ...]
+    timeout_s: float
+
+    def describe(self) -> str:
+        return f"wait up to {self.timeout_s:g} s for {_named(self.pods)} ({self.selector.text}) to complete"
+
+
+@dataclass(frozen=True)
+class PlanAgain:
+    """Observe and plan anew: what follows is what is expected then. `after` names what was waited for."""
+
+    after: str
+
+    def describe(self) -> str:
+        return "look again and plan anew; expected then:"
+
+
+@dataclass(frozen=True)
+class EvictWorkloads:
+    """Evict the pods that use the accelerator and wait until they are gone; `drains`: else drain the whole node.
+
+    `leaving` are those that terminate already.
+    """
+
+    pods: tuple[str, ...]
+    leaving: tuple[str, ...]
+    timeout_s: float
+    drains: bool = False
+
+    def describe(self) -> str:
+        parts = [f"evict {_named(self.pods)}"] if self.pods else []
+        everybody = (*self.pods, *self.leaving)
+        parts.append(f"wait up to {self.timeout_s:g} s for {len(everybody)} workload pod(s) to terminate")
+        return ", ".join(parts) + ("; drain the node if that fails" if self.drains else "")
+
+
+@dataclass(frozen=True)
+class DrainNode:
+    """Evict every pod but those of DaemonSets, and wait until they are gone. `timeout_s` 0: until the deadline."""
+
+    pods: tuple[str, ...]
+    timeout_s: float
+
+    def describe(self) -> str:
+        bound = f"up to {self.timeout_s:g} s" if self.timeout_s else "until the deadline"
+        return f"drain the node: evict {_named(self.pods)}, wait {bound} for them to terminate"
+
+
+@dataclass(frozen=True)
+class PauseLast:
+    """Pause what must leave last, by a second patch that adds it to the journal."""
+
+    keys: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"pause {', '.join(self.keys)}, now that no claim is held any more"
 
 
 @dataclass(frozen=True)
@@ -188,6 +285,13 @@ class ClearRebootRequest:
 Step = (
     TakeNode
     | WaitForOperands
+    | WaitForSafeLoad
+    | AskOperator
+    | WaitForCompletion
+    | PlanAgain
+    | EvictWorkloads
+    | DrainNode
+    | PauseLast
     | StopServices
     | WaitForDevice
     | UnloadModules
@@ -216,21 +320,29 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Ordered steps and the stated reason for them; without steps, the reason for doing nothing."""
+    """Ordered steps and the stated reason for them; without steps, the reason for doing nothing.
+
+    `workloads` are all pods on the node that use the accelerator, with what becomes of each.
+    """
 
     decision: Decision
     reason: str
     steps: tuple[Step, ...] = ()
     warnings: tuple[str, ...] = ()
+    workloads: tuple[Workload, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The plan for machines: decision, reason, steps (name, text, fields) and warnings."""
+        """The plan for machines: decision, reason, steps (name, text, fields), workloads and warnings."""
         return {
             "decision": self.decision.value,
             "reason": self.reason,
             "steps": [
                 {"step": type(step).__name__, "text": step.describe(), "with": _plain(asdict(step))}
                 for step in self.steps
+            ],
+            "workloads": [
+                {"pod": str(one.pod), "uses": one.uses, "fate": one.fate.value, "why": one.why}
+                for one in self.workloads
             ],
             "warnings": list(self.warnings),
         }
@@ -241,8 +353,15 @@ class Plan:
         lines += [f"  {number}. {step.describe()}" for number, step in enumerate(self.steps, 1)]
         if not self.steps:
             lines.append("  nothing to do")
+        lines += [f"  pod {one.pod} {one.uses}: {one.fate.value}, {one.why}" for one in self.workloads]
         lines += [f"  note: {warning}" for warning in self.warnings]
         return "\n".join(lines)
+
+
+def _named(pods: tuple[str, ...]) -> str:
+    """Pods for a line: each name where they are few."""
+    shown = ", ".join(pods[:MOST_NAMED])
+    return f"{len(pods)} pod(s) {shown}" + (f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else "")
 
 
 def _camel_case(key: str) -> str:

@@ -6,6 +6,7 @@ Owns what goes into the one patch of each. Pure; the cordon and label rules are 
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from driver_manager.domain import labels as label_rules
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
@@ -16,6 +17,9 @@ from driver_manager.domain.unloading import driver_version, has_root, unload_ord
 
 CORDON_MARK = "true"
 """Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
+
+FIELD_MANAGER = "driver-manager"
+"""The name under which the API server notes our writes."""
 
 
 def has_managers_cordon(node: Node, profile: Profile) -> bool:
@@ -49,11 +53,13 @@ def take(
     originals = label_rules.originals(node.labels, journaled, adopted, deploy.paused_value)
     paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
     sets_cordon = cordon and not node.unschedulable
+    cordoned = sets_cordon or profile.keys.cordon in node.annotations
     journal = Journal(
         owner=obs.me,
         boot_id=obs.host.boot_id if obs.host else "",
         labels=originals,
-        cordoned=profile.keys.cordon in node.annotations or sets_cordon,
+        cordoned=cordoned,
+        cordon_manager=_cordon_manager(obs, sets_cordon=sets_cordon) if cordoned else "",
         driver=_old_driver(obs, profile),
         services=tuple(sorted({*services, *(obs.journal.services if obs.journal else ())})),
     )
@@ -66,6 +72,17 @@ def take(
         unschedulable=True if sets_cordon else None,
     )
     return None if change.is_empty else TakeNode(journal, change, node.resource_version)
+
+
+def pause_more(node: Node, journal: Journal, profile: Profile, keys: Set[str]) -> tuple[Journal, NodeChange]:
+    """The journal with the labels in `keys` added as they are on `node` now, and the one patch that pauses them."""
+    deploy = profile.deploy
+    there = frozenset(key for key in keys if label_rules.is_pausable(node.labels.get(key)))
+    originals = label_rules.originals(node.labels, journal.labels, there, deploy.paused_value)
+    paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
+    longer = replace(journal, labels={**journal.labels, **originals})
+    labels = {key: value for key, value in paused.items() if node.labels[key] != value}
+    return longer, NodeChange(labels=labels, annotations={profile.keys.journal: encode(longer)} if labels else {})
 
 
 def found_journal(obs: Observation, profile: Profile) -> Journal | None:
@@ -99,8 +116,19 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
     unschedulable = None
     if journal.cordoned and profile.keys.cordon in node.annotations:
         annotations[profile.keys.cordon] = None
-        unschedulable = False if node.unschedulable else None
+        # Uncordoned and cordoned anew by an administrator, it is no longer ours, whatever the mark says.
+        is_same = journal.cordon_manager in ("", node.cordon_manager) or not node.cordon_manager
+        unschedulable = False if node.unschedulable and is_same else None
     return NodeChange(labels=dict(restored), annotations=annotations, unschedulable=unschedulable)
+
+
+def _cordon_manager(obs: Observation, *, sets_cordon: bool) -> str:
+    """Who is on record for the cordon that will be lifted; "" where nothing tells."""
+    if sets_cordon:
+        return FIELD_MANAGER
+    if obs.journal is not None and obs.journal.cordoned:
+        return obs.journal.cordon_manager
+    return obs.node.cordon_manager
 
 
 def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:

@@ -2,7 +2,7 @@
 
 Owns what a real API server decides about an object, with no transport. Stored objects are never changed in place: a
 write stores a new one, so events may share them. Namespaces are not required to exist, and specs are not validated.
-Must not import anything but the standard library.
+Must not import anything but the standard library and the selectors of the domain.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from driver_manager.domain import selectors
 
 Obj = dict[str, Any]
 Match = Callable[[Obj], bool]
@@ -106,10 +108,6 @@ def timestamp(after_s: float = 0) -> str:
     return (datetime.now(UTC) + timedelta(seconds=after_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
-
-
 def _field_term(kind: Kind, term: str) -> Match:
     parsed = re.fullmatch(r"([^=!]+)(!=|==|=)(.*)", term)
     if not parsed:
@@ -127,24 +125,12 @@ def _field_term(kind: Kind, term: str) -> Match:
     return matches
 
 
-def _label_term(term: str) -> Match:
-    parsed = re.fullmatch(
-        r"(?P<absent>!)?\s*(?P<key>[-\w./]+)\s*"
-        r"(?:(?P<op>!=|==|=)\s*(?P<value>[-\w.]*)|\s(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?",
-        term,
-    )
-    if not parsed or (parsed["absent"] and (parsed["op"] or parsed["set"])):
-        raise ApiError(400, "BadRequest", f"unable to parse requirement: {term}")
-    key, negative = parsed["key"], bool(parsed["absent"]) or parsed["op"] == "!=" or parsed["set"] == "notin"
-    values = {parsed["value"]} if parsed["op"] else None
-    if parsed["set"]:
-        values = {value.strip() for value in parsed["values"].split(",")}
-
-    def matches(obj: Obj) -> bool:
-        labels = obj["metadata"].get("labels") or {}
-        return (key in labels and (values is None or labels[key] in values)) is not negative
-
-    return matches
+def _label_match(text: str) -> Match:
+    try:
+        selector = selectors.parse(text)
+    except ValueError as error:
+        raise ApiError(400, "BadRequest", str(error)) from error
+    return lambda obj: selector.matches(obj["metadata"].get("labels") or {})
 
 
 def selection(resource: str, *, namespace: str = "", fields: str = "", labels: str = "") -> Match:
@@ -152,7 +138,7 @@ def selection(resource: str, *, namespace: str = "", fields: str = "", labels: s
 
     Raises ApiError 400 for a selector that the real server refuses, an unknown field among them.
     """
-    terms = [_field_term(KINDS[resource], term) for term in _split(fields)] + [_label_term(t) for t in _split(labels)]
+    terms = [_field_term(KINDS[resource], term) for term in selectors.split(fields)] + [_label_match(labels)]
     if namespace:
         terms.append(lambda obj: bool(obj["metadata"].get("namespace") == namespace))
     return lambda obj: all(term(obj) for term in terms)

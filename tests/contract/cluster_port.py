@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.clock import SystemClock
-from driver_manager.adapters.kube import KubeCluster, load_client
+from driver_manager.adapters.kube import KubeCluster
+from driver_manager.adapters.kube_api import load_client
 from driver_manager.adapters.reporting import LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
 from driver_manager.domain.model import NodeChange, PodEvent, PodEventKind

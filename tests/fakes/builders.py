@@ -47,6 +47,12 @@ def driver_pod(**fields: Any) -> Pod:
     return pod("driver-a", DRIVER, **fields)
 
 
+def workload(name: str, **fields: Any) -> Pod:
+    """A user's pod of a ReplicaSet that asks for one device."""
+    known = {"namespace": "tenant", "uid": name, "owner_kind": "ReplicaSet", "resources": ("rebellions.ai/ATOM",)}
+    return Pod(name=name, **{**known, **fields})
+
+
 def modules(version: str = "1.0", users: int = 0, **extra: Module) -> dict[str, Module]:
     """The driver as loaded: a root over one of its own, with `users` of the device."""
     return {

@@ -51,6 +51,9 @@ class FakeClock:
     def wall(self) -> float:
         return 1_700_000_000.0 + self.now
 
+    def random(self) -> float:
+        return 0.5
+
     def sleep(self, seconds: float) -> None:
         self.check()
         self.slept.append(seconds)

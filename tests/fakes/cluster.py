@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from driver_manager.domain.errors import Conflict, NodeMissing, WatchExpired
-from driver_manager.domain.model import Node, NodeChange, Pod, PodEvent, PodEventKind, PodList
+from driver_manager.domain.model import (
+    Claim,
+    Eviction,
+    EvictionOutcome,
+    Node,
+    NodeChange,
+    Pod,
+    PodEvent,
+    PodEventKind,
+    PodList,
+)
 from tests.fakes.clock import FakeClock
 from tests.fakes.killer import Killer
 
@@ -24,9 +34,24 @@ class DaemonSet:
     uses_device: bool = False
 
 
+@dataclass(frozen=True)
+class Tenant:
+    """What the kubelet does with a user's pod: how long it takes to stop, and whether it holds the device until then.
+
+    `blocked_until` is when its disruption budget allows an eviction.
+    """
+
+    stop_s: float = 5.0
+    uses_device: bool = True
+    blocked_until: float = 0.0
+
+
 @dataclass
 class FakeCluster:
-    """See `driver_manager.ports.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing."""
+    """See `driver_manager.ports.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing.
+
+    `operator` is told of every change of the Node, as an operator that watches it is.
+    """
 
     killer: Killer
     clock: FakeClock
@@ -41,6 +66,10 @@ class FakeCluster:
     retry_budgets: list[float] = field(default_factory=list)
     owner_of: dict[str, DaemonSet] = field(default_factory=dict)
     missing_rights: frozenset[tuple[str, str]] = frozenset()
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+    evicted: list[str] = field(default_factory=list)
+    all_claims: tuple[Claim, ...] = ()
+    operator: Callable[[Node], None] | None = None
 
     def __post_init__(self) -> None:
         if self.current is not None:
@@ -72,6 +101,39 @@ class FakeCluster:
                 yield event
             elif not self.clock.to_next(end):
                 return
+
+    def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
+        with self.killer.call("watch"):
+            self.clock.check()
+            if int(resource_version) < self.compacted_below:
+                raise WatchExpired("too old", "")
+        seen, end = resource_version, self.clock.now + timeout_s
+        while True:
+            self.clock.check()
+            node = self._existing()
+            if int(node.resource_version) > int(seen):
+                seen = node.resource_version
+                yield node
+            elif not self.clock.to_next(end):
+                return
+
+    def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
+        with self.killer.call("claims"):
+            wanted = tuple(namespaces)
+            return tuple(claim for claim in self.all_claims if claim.namespace in wanted)
+
+    def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        with self.killer.call("rehearse" if dry_run else "evict", effect=not dry_run):
+            there = self.listed.get(pod.uid)
+            if there is None:
+                return Eviction(EvictionOutcome.GONE)
+            tenant = self.tenants.get(pod.uid, Tenant())
+            if self.clock.now < tenant.blocked_until:
+                return Eviction(EvictionOutcome.BLOCKED, "its budget allows no disruption")
+            if not dry_run:
+                self.evicted.append(str(pod))
+                self.stop(there, tenant.stop_s)
+            return Eviction(EvictionOutcome.ACCEPTED)
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         with self.killer.call("patch", effect=True):
@@ -139,6 +201,18 @@ class FakeCluster:
         self.listed[pod.uid] = pod
         self.events.append(PodEvent(PodEventKind.PRESENT, pod, str(self.version)))
 
+    def add_tenant(self, pod: Pod, tenant: Tenant | None = None) -> None:
+        """A user's pod appears."""
+        self.tenants[pod.uid] = tenant or Tenant()
+        self.add_pod(pod)
+
+    def stop(self, pod: Pod, stop_s: float) -> None:
+        """The pod is deleted, and gone `stop_s` seconds later unless a finalizer keeps it."""
+        if not pod.deleting:
+            self.add_pod(replace(pod, deleting=True, grace_period_s=30))
+            if not pod.finalizers:
+                self.clock.after(stop_s, lambda: self.remove_pod(pod.uid))
+
     def remove_pod(self, uid: str) -> None:
         """A pod is gone for good."""
         pod = self.listed.pop(uid, None)
@@ -154,7 +228,8 @@ class FakeCluster:
 
     def device_users(self) -> int:
         """How many pods hold the device open."""
-        return sum(1 for uid in self.listed if uid in self.owner_of and self.owner_of[uid].uses_device)
+        operands = sum(1 for uid in self.listed if uid in self.owner_of and self.owner_of[uid].uses_device)
+        return operands + sum(1 for uid in self.listed if uid in self.tenants and self.tenants[uid].uses_device)
 
     def react(self) -> None:
         """What the DaemonSet controller and the kubelet do about the labels."""
@@ -166,7 +241,7 @@ class FakeCluster:
                     self._create(owner)
             else:
                 for pod in pods:
-                    self._delete(pod, owner)
+                    self.stop(pod, owner.stop_s)
 
     def _create(self, owner: DaemonSet) -> None:
         uid = f"{owner.name}-{self.version + 1}"
@@ -182,12 +257,6 @@ class FakeCluster:
                 host_paths=owner.host_paths,
             )
         )
-
-    def _delete(self, pod: Pod, owner: DaemonSet) -> None:
-        if not pod.deleting:
-            self.add_pod(replace(pod, deleting=True, grace_period_s=30))
-            if not pod.finalizers:
-                self.clock.after(owner.stop_s, lambda: self.remove_pod(pod.uid))
 
     def _existing(self) -> Node:
         if self.current is None:
@@ -205,6 +274,8 @@ class FakeCluster:
             resource_version=str(self.version),
         )
         self.react()
+        if self.operator is not None:
+            self.operator(self.current)
 
 
 def _merged(now: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:

@@ -6,13 +6,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from driver_manager.domain import selectors
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Loader, Policy
-from tests.fakes.builders import DRIVER, EXPORTER, NEW_DIGEST, NODE, OLD_DIGEST, PLUGIN, PROFILE, ROOT_MOUNT, key
-from tests.fakes.cluster import DaemonSet
+from driver_manager.domain.model import Claim, EvictionRules, Loader, Node, Policy
+from tests.fakes.builders import (
+    DRIVER,
+    EXPORTER,
+    NEW_DIGEST,
+    NODE,
+    OLD_DIGEST,
+    PLUGIN,
+    PROFILE,
+    ROOT_MOUNT,
+    key,
+    workload,
+)
+from tests.fakes.cluster import DaemonSet, Tenant
 from tests.fakes.world import State, World
 
 LONG_VALUE = "a-custom-value-of-forty-five-characters-total"
+DRA_PLUGIN = key("dra-kubelet-plugin")
 LABELS = {
     PLUGIN: "true",
     EXPORTER: "true",
@@ -20,14 +33,17 @@ LABELS = {
     key("long"): LONG_VALUE,
     key("off"): "false",
     key("empty"): "",
+    DRA_PLUGIN: "true",
     DRIVER: "true",
     "kubernetes.io/hostname": NODE,
 }
 OPERANDS = (
     DaemonSet("plugin", {PLUGIN: "true"}, stop_s=3.0, uses_device=True, host_paths=(ROOT_MOUNT,)),
     DaemonSet("exporter", {EXPORTER: "true"}, stop_s=8.0, host_paths=("/run/rbln",)),
+    DaemonSet("dra-plugin", {DRA_PLUGIN: "true"}, stop_s=2.0),
     DaemonSet("client", {key("custom-client"): "gold"}, namespace="tenant", stop_s=5.0, uses_device=True),
 )
+REQUESTED = PROFILE.keys.upgrade_requested
 NEW_ROOT, OLD_ROOT = "/opt/new", "/opt/old"
 
 
@@ -101,6 +117,67 @@ def current() -> World:
     return world
 
 
+def replace_with_workloads() -> World:
+    """As by the manager, and users' pods hold the device; the budget of one allows no eviction for a while."""
+    world = replace_by_manager()
+    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True, forces=True))
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
+    world.cluster.add_tenant(workload("served"), Tenant(stop_s=2.0, blocked_until=world.clock.now + 20.0))
+    world.cluster.add_tenant(workload("bare", owner_kind=""), Tenant(stop_s=1.0))
+    return world
+
+
+def replace_with_claims() -> World:
+    """As above, and a pod holds a claim: the DRA plugin has to leave after it."""
+    world = replace_with_workloads()
+    world.cluster.all_claims = (Claim("tenant", "claim", PROFILE.device_classes),)
+    world.cluster.add_tenant(workload("dra", resources=(), claims=("claim",)), Tenant(stop_s=9.0))
+    return world
+
+
+def replace_after_completion() -> World:
+    """As with workloads, and one of them completes by itself within the time it is given."""
+    world = replace_with_workloads()
+    world.policy = replace(world.policy, completion=selectors.parse("job=yes"), completion_timeout_s=100.0)
+    world.cluster.add_tenant(workload("ending", labels={"job": "yes"}))
+    world.clock.after(40.0, lambda: world.cluster.remove_pod("ending"))
+    return world
+
+
+def replace_with_safe_load() -> World:
+    """As by the manager, and an operator says when it is safe to load."""
+    world = replace_by_manager()
+    world.policy = replace(world.policy, safe_load=True)
+
+    def say_so(node: Node) -> None:
+        if PROFILE.keys.safe_load in node.annotations:
+            world.clock.after(5.0, lambda: world.cluster.edit(annotations={PROFILE.keys.safe_load: None}))
+
+    world.cluster.operator = say_so
+    return world
+
+
+def replace_managed_by_operator() -> World:
+    """An operator manages upgrades: once asked, it moves the workloads itself."""
+    world = replace_by_manager()
+    world.cluster.add_tenant(workload("job"))
+    world.cluster.edit(annotations={PROFILE.keys.upgrade_enabled: "true"})
+
+    def work(node: Node) -> None:
+        if PROFILE.keys.upgrade_requested in node.annotations:
+            world.clock.after(3.0, begin)
+
+    def begin() -> None:
+        world.cluster.edit({PROFILE.keys.upgrade_state: "drain-required"}, annotations={REQUESTED: None})
+        job = world.cluster.listed.get("job")
+        if job is not None:
+            world.cluster.stop(job, 4.0)
+        world.clock.after(60.0, lambda: world.cluster.edit({PROFILE.keys.upgrade_state: None}))
+
+    world.cluster.operator = work
+    return world
+
+
 SCENARIOS: dict[str, Callable[[], World]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -108,6 +185,10 @@ SCENARIOS: dict[str, Callable[[], World]] = {
         replace_by_manager,
         replace_with_a_peer,
         replace_with_host_services,
+        replace_with_workloads,
+        replace_with_claims,
+        replace_after_completion,
+        replace_with_safe_load,
         rebind,
         first_install_over_a_stale_root,
         first_install_by_manager,
@@ -119,6 +200,9 @@ TAKING = (
     "replace_by_manager",
     "replace_with_a_peer",
     "replace_with_host_services",
+    "replace_with_workloads",
+    "replace_with_claims",
+    "replace_after_completion",
     "rebind",
     "first_install_over_a_stale_root",
 )

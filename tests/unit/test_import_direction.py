@@ -37,9 +37,12 @@ LAYERS = {
     "ports": {"domain"},
     "waiting": {"domain", "ports"},
     "observe": {"domain", "ports"},
+    "evicting": {"domain", "ports", "waiting"},
+    "departing": {"domain", "ports", "evicting", "waiting"},
+    "handoff": {"domain", "ports", "settling", "waiting"},
     "settling": {"domain", "ports"},
-    "executor": {"domain", "ports", "settling", "waiting"},
-    "reconcile": {"domain", "ports", "executor", "settling"},
+    "executor": {"domain", "ports", "departing", "handoff", "settling"},
+    "reconcile": {"domain", "ports", "evicting", "executor", "observe", "settling"},
     "settings": {"domain"},
     "profiles": {"domain"},
     "adapters": {"adapters", "domain", "ports"},
@@ -50,7 +53,7 @@ EDGE = {"cli", "sandbox", "__main__", "__init__"}
 LOOPS = {"health_watch", "rebooter"}
 """Loops to come; like `reconcile`, they see ports and domain."""
 
-KUBERNETES = {"adapters/kube.py"}
+KUBERNETES = {"adapters/kube_api.py"}
 
 
 def modules() -> dict[str, Path]:

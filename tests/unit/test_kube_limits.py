@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.kube import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, KubeCluster, load_client
+from driver_manager.adapters.kube import KubeCluster
+from driver_manager.adapters.kube_api import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, KubeApi, load_client
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, Terminated
 from driver_manager.domain.model import NodeChange
 from tests.fakes.clock import FakeClock, RecordingReporter
@@ -94,13 +95,13 @@ def running() -> Iterator[Scripted]:
 def test_reads_end_with_sigterm_and_writes_do_not(running: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     running.start_over()
     clock, sent = Signalled(), list[tuple[str, bool]]()
-    real = KubeCluster._send
+    real = KubeApi._send
 
-    def send(self: KubeCluster, method: str, *rest: Any, **options: Any) -> Any:
+    def send(self: KubeApi, method: str, *rest: Any, **options: Any) -> Any:
         sent.append((method, clock.is_open))
         return real(self, method, *rest, **options)
 
-    monkeypatch.setattr(KubeCluster, "_send", send)
+    monkeypatch.setattr(KubeApi, "_send", send)
     cluster = KubeCluster(running.api, "n", clock, RecordingReporter(), 1.0)
     running.answer(*[Answer(body={**NODE, "items": []})] * 4, Answer(body=b""))
     cluster.node()

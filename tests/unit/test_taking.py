@@ -52,7 +52,10 @@ def test_the_journal_holds_what_cannot_be_observed_again() -> None:
     step = taken(host=host(previous_source=source("/opt/old", "1.0")))
     assert decode(step.change.annotations[JOURNAL] or "") == step.journal
     assert step.journal == journal(
-        owner=ME, cordoned=True, driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), OLD_DIGEST)
+        owner=ME,
+        cordoned=True,
+        cordon_manager="driver-manager",
+        driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), OLD_DIGEST),
     )
 
 

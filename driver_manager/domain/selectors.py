@@ -1,0 +1,60 @@
+"""Label selectors as the API writes them: `a=b,c!=d,e in (x,y),!f`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_TERM = re.compile(
+    r"(?P<absent>!)?\s*(?P<key>[-\w./]+)\s*"
+    r"(?:(?P<op>!=|==|=)\s*(?P<value>[-\w.]*)|\s(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
+)
+
+
+@dataclass(frozen=True)
+class _Term:
+    key: str
+    values: frozenset[str] | None
+    is_negative: bool
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        has = self.key in labels and (self.values is None or labels[self.key] in self.values)
+        return has is not self.is_negative
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A parsed selector; without terms it matches everything."""
+
+    text: str = ""
+    terms: tuple[_Term, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether every term holds."""
+        return all(term.matches(labels) for term in self.terms)
+
+    def __bool__(self) -> bool:
+        return bool(self.terms)
+
+
+def split(text: str) -> list[str]:
+    """The terms of `text`: commas outside of parentheses separate them."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def parse(text: str) -> Selector:
+    """The selector in `text` (kubernetes.io, Labels and Selectors). Raises ValueError naming the bad term."""
+    return Selector(text, tuple(_term(term) for term in split(text)))
+
+
+def _term(text: str) -> _Term:
+    parsed = _TERM.fullmatch(text)
+    if not parsed or (parsed["absent"] and (parsed["op"] or parsed["set"])):
+        raise ValueError(f"unable to parse requirement: {text}")
+    values = None
+    if parsed["op"]:
+        values = frozenset({parsed["value"]})
+    elif parsed["set"]:
+        values = frozenset(value.strip() for value in parsed["values"].split(","))
+    return _Term(parsed["key"], values, bool(parsed["absent"]) or parsed["op"] == "!=" or parsed["set"] == "notin")
