@@ -92,7 +92,7 @@ class Departures:
         holders: tuple[Holder, ...] = ()
         if self._policy.eviction.evicts_holders:
             holders = named(self._host.holders(), known.pods)
-        return Scene(known.pods, claims, holders, self._obs.own_pod)
+        return Scene(known.pods, claims, holders, self._obs.own_pod, self._obs.enclosing_uid)
 
     def _evictor(self) -> Evictor:
         return Evictor(self._cluster, self._clock, self._reporter)

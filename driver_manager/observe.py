@@ -24,12 +24,16 @@ from driver_manager.ports import Cluster, HostSystem, Reporter
 
 @dataclass(frozen=True)
 class Identity:
-    """Who runs, as far as the environment tells. `pod_name_is_sure` is False where it is only the host name."""
+    """Who runs, as far as the environment tells. `pod_name_is_sure` is False where it is only the host name.
+
+    `enclosing_uid` is the uid of the pod in whose cgroup we are, "" where that does not show.
+    """
 
     pod_name: str = ""
     pod_name_is_sure: bool = False
     namespace: str = ""
     process: Owner = field(default_factory=Owner)
+    enclosing_uid: str = ""
 
 
 def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
@@ -165,4 +169,5 @@ def observe(
         ),
         digest=wanted,
         digest_source=source,
+        enclosing_uid=identity.enclosing_uid,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from driver_manager import profiles, settings
 from driver_manager.adapters import hostfacts, procfs
 from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.holders import whose
 from driver_manager.adapters.host import HostSystem
 from driver_manager.adapters.hostfacts import HostRoots
 from driver_manager.adapters.reporting import LogReporter
@@ -157,7 +158,8 @@ class Session:
         namespace = (
             self.values.text("pod_namespace") or self.values.text("operator_namespace") or self.profile.namespace
         )
-        return Identity(told or socket.gethostname(), bool(told), namespace, self._process())
+        around, _ = whose(Path("/proc/self"))
+        return Identity(told or socket.gethostname(), bool(told), namespace, self._process(), around)
 
     def _process(self) -> Owner:
         try:

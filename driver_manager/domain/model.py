@@ -245,7 +245,8 @@ class Observation:
     """Everything one decision needs, read once. `host` is None away from the node.
 
     `owner_alive`: whether the journal's owner still lives, None where that cannot be told. `claims` and `holders` are
-    read only where the driver is about to be replaced.
+    read only where the driver is about to be replaced. `enclosing_uid` is the pod around our process, where its cgroup
+    tells.
     """
 
     node: Node
@@ -259,6 +260,7 @@ class Observation:
     digest_source: str = ""
     claims: tuple[Claim, ...] = ()
     holders: tuple[Holder, ...] = ()
+    enclosing_uid: str = ""
 
 
 class Health(Enum):

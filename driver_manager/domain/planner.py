@@ -38,7 +38,7 @@ from driver_manager.domain.steps import (
 )
 from driver_manager.domain.taking import found_journal, give_back, pausable_keys, paused_keys, take
 from driver_manager.domain.unloading import beside, driver_version, has_root, unload_order
-from driver_manager.domain.workloads import holds_claim, scene_of
+from driver_manager.domain.workloads import holds_claim, scene_of, staying
 
 REBOOT_STATE = "node-reboot-required"
 
@@ -181,25 +181,27 @@ def _first_install(obs: Observation, host: Host, profile: Profile, policy: Polic
     steps = [*taken, *work, *_release(obs, profile, taken)]
     loads = policy.loader is Loader.MANAGER
     reason = "the driver is not loaded: " + ("load it" if loads else "its container loads it, the way is made clear")
-    return Plan(Decision.NOT_LOADED, reason, tuple(steps))
+    users = staying(scene_of(obs), profile, policy.eviction, "no driver is loaded, so nothing is unloaded")
+    return Plan(Decision.NOT_LOADED, reason, tuple(steps), workloads=users)
 
 
 def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     """Loaded and current. A driver container about to start anew replaces its root: operands must let go of it."""
     version = driver_version(host.modules)
     reason = f"driver is current: digest {obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
+    users = staying(scene_of(obs), profile, policy.eviction, "the driver stays loaded")
     if not _container_starts_anew(obs, policy):
-        return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)))
+        return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)), workloads=users)
     work = _clean(obs, host, profile, policy, (profile.paths.ready_marker,))
     if not host.root_mounts:
-        return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(obs, profile))))
+        return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(obs, profile))), workloads=users)
     _check(obs, host, profile, policy)
     first, last = _pause_in_two(obs, profile, policy)
     taken = _taken(obs, profile, policy, first, cordon=False)
     steps = (*taken, *work, *_release(obs, profile, taken))
     reason += "; its container starts anew, so pods must let go of the old root"
     held = tuple(f"{key} is not paused: pods hold claims, and could not end without it" for key in sorted(last))
-    return Plan(Decision.REBIND, reason, steps, held)
+    return Plan(Decision.REBIND, reason, steps, held, users)
 
 
 def _container_starts_anew(obs: Observation, policy: Policy) -> bool:

@@ -378,5 +378,7 @@ def _plain(value: Any) -> Any:
             return {_camel_case(key): _plain(item) for key, item in value.items()}
         case list() | tuple():
             return [_plain(item) for item in value]
+        case frozenset():
+            return sorted(value)
         case _:
             return value

@@ -59,17 +59,25 @@ class Workload:
 
 @dataclass(frozen=True)
 class Scene:
-    """What one look at the node shows: its pods, their claims, the holders of the device, and which pod is ours."""
+    """What one look at the node shows: its pods, their claims, the holders of the device, and which pod is ours.
+
+    `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" where it cannot be told.
+    """
 
     pods: tuple[Pod, ...]
     claims: tuple[Claim, ...]
     holders: tuple[Holder, ...]
     own_pod: Pod | None
+    enclosing_uid: str = ""
+
+    def is_ours(self, pod: Pod) -> bool:
+        """Whether `pod` is the one that we run in: it would be our own end."""
+        return pod.uid == self.enclosing_uid or (self.own_pod is not None and pod.uid == self.own_pod.uid)
 
 
 def scene_of(obs: Observation) -> Scene:
     """The scene at the time of the observation."""
-    return Scene(obs.pods.pods, obs.claims, obs.holders, obs.own_pod)
+    return Scene(obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid)
 
 
 def namespaces_with_claims(pods: Iterable[Pod]) -> tuple[str, ...]:
@@ -85,9 +93,9 @@ def workloads(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Wor
     for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
         asked, holder = _asks_for(pod, claims, profile, rules), holders.get(pod.uid)
         if asked:
-            found.append(_judged(pod, asked, holder, scene.own_pod, profile, rules))
+            found.append(_judged(pod, asked, holder, scene, profile, rules))
         elif holder is not None:
-            found.append(replace(_judged_holder(pod, holder, scene.own_pod, profile, rules), has_asked=False))
+            found.append(replace(_judged_holder(pod, holder, scene, profile, rules), has_asked=False))
     return tuple(found)
 
 
@@ -96,7 +104,7 @@ def drained(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Workl
     uses = {workload.pod.uid: workload.uses for workload in workloads(scene, profile, rules)}
     found = []
     for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
-        is_left = pod.is_over or pod.is_mirror or pod.owner_kind == "DaemonSet" or _is_ours(pod, scene.own_pod)
+        is_left = pod.is_over or pod.is_mirror or pod.owner_kind == "DaemonSet" or scene.is_ours(pod)
         if not is_left and rules.drain_selector.matches(pod.labels):
             found.append(_evictable(pod, uses.get(pod.uid, ""), rules))
     return tuple(found)
@@ -106,6 +114,12 @@ def holds_claim(scene: Scene, profile: Profile, rules: EvictionRules) -> bool:
     """Whether a pod that has not ended holds a claim of the profile's class: it needs the DRA plugin to end."""
     claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
     return any(_claims_of(pod, claims, profile, rules) for pod in scene.pods if not pod.is_over)
+
+
+def staying(scene: Scene, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
+    """The pods that ask for the accelerator where nobody has to leave; claims that were not read are none."""
+    found = workloads(scene, profile, rules)
+    return tuple(replace(one, fate=Fate.STAY, why=why, remedy="") for one in found if not one.pod.is_over)
 
 
 def with_fate(found: Iterable[Workload], *fates: Fate) -> tuple[Workload, ...]:
@@ -127,10 +141,6 @@ def is_operand(pod: Pod, profile: Profile) -> bool:
     """Whether a deploy label, the driver's own among them, places the pod: labels move it, never an eviction."""
     prefix, last = profile.deploy.prefix, profile.deploy.last_keys
     return any((prefix and key.startswith(prefix)) or key in last for key in pod.selector_keys)
-
-
-def _is_ours(pod: Pod, own: Pod | None) -> bool:
-    return own is not None and pod.uid == own.uid
 
 
 def _asks_for(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile, rules: EvictionRules) -> str:
@@ -161,10 +171,10 @@ def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
 
 
 def _judged(
-    pod: Pod, uses: str, holder: Holder | None, own: Pod | None, profile: Profile, rules: EvictionRules
+    pod: Pod, uses: str, holder: Holder | None, scene: Scene, profile: Profile, rules: EvictionRules
 ) -> Workload:
     """The fate of a pod that asks for the accelerator."""
-    stays = _why_never(pod, own, profile)
+    stays = _why_never(pod, scene, profile)
     if pod.is_mirror and holder is not None:
         return Workload(pod, uses, Fate.BLOCK, f"mirror pod of a static manifest that has {holder.node} open", MIRROR)
     if stays:
@@ -174,10 +184,10 @@ def _judged(
     return _evictable(pod, uses, rules)
 
 
-def _judged_holder(pod: Pod, holder: Holder, own: Pod | None, profile: Profile, rules: EvictionRules) -> Workload:
+def _judged_holder(pod: Pod, holder: Holder, scene: Scene, profile: Profile, rules: EvictionRules) -> Workload:
     """The fate of a pod that has the device open without having asked for it."""
     uses = f"has {holder.node} {holder.how} without asking for it"
-    stays = _why_never(pod, own, profile)
+    stays = _why_never(pod, scene, profile)
     if stays and not pod.is_mirror:
         return Workload(pod, uses, Fate.STAY, stays)
     if pod.is_mirror:
@@ -187,8 +197,8 @@ def _judged_holder(pod: Pod, holder: Holder, own: Pod | None, profile: Profile, 
     return _evictable(pod, uses, rules)
 
 
-def _why_never(pod: Pod, own: Pod | None, profile: Profile) -> str:
-    if _is_ours(pod, own):
+def _why_never(pod: Pod, scene: Scene, profile: Profile) -> str:
+    if scene.is_ours(pod):
         return "our own pod"
     if pod.is_over:
         return f"it has ended ({pod.phase})"

@@ -42,6 +42,7 @@ class World:
     digest: str = NEW_DIGEST
     driver_root: str = ""
     pod: str = "driver-a"
+    enclosing_uid: str = ""
 
     def __post_init__(self) -> None:
         self.killer = Killer()
@@ -68,7 +69,7 @@ class World:
             self.cluster.node(),
             self.cluster.pods(),
             self.profile,
-            Identity(self.pod, bool(self.pod), "rbln-system", self.process),
+            Identity(self.pod, bool(self.pod), "rbln-system", self.process, self.enclosing_uid),
             digest=self.digest,
             read_host=lambda journal: self.host.facts(
                 journal, driver_root=self.driver_root, loads=self.policy.loader.value == "manager"
