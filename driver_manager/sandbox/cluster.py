@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ OPERANDS = (
     "npu-feature-discovery",
     "operator-validator",
 )
+TENANT = "tenant"
 WAIT_S = 10.0
 
 
@@ -148,6 +150,37 @@ class SandboxCluster:
 
         self.store.patch("pods", name, change, namespace=self.namespace)
 
+    def add_workload(
+        self, name: str, *, app: str, node: str = NODE, owned: bool = True, empty_dir: bool = False
+    ) -> None:
+        """A running pod of a tenant that asks for one device; `owned` by a ReplicaSet, or by nobody."""
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": app, "controller": True}
+        resources = {"limits": {f"{self.profile.resource_prefixes[0]}ATOM": "1"}}
+        metadata: dict[str, Any] = {"name": name, "namespace": TENANT, "labels": {"app": app}}
+        metadata |= {"ownerReferences": [owner]} if owned else {}
+        spec: dict[str, Any] = {
+            "nodeName": node,
+            "containers": [{"name": "main", "image": f"sandbox/{app}:1", "resources": resources}],
+            "terminationGracePeriodSeconds": 30,
+            **({"volumes": [{"name": "scratch", "emptyDir": {}}]} if empty_dir else {}),
+        }
+        self.store.create("pods", {"metadata": metadata, "spec": spec})
+        self._await(lambda: self.store.get("pods", name, TENANT).get("status", {}).get("phase") == "Running")
+
+    def add_budget(self, app: str) -> None:
+        """A PodDisruptionBudget: one pod of `app` has to be available."""
+        selector = {"matchLabels": {"app": app}}
+        body = {"metadata": {"name": app, "namespace": TENANT}, "spec": {"minAvailable": 1, "selector": selector}}
+        self.store.create("poddisruptionbudgets", body)
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Let `act` happen so many seconds from now, unless the sandbox has ended."""
+        timer = threading.Timer(seconds, act)
+        timer.daemon = True
+        self._stack.callback(timer.join)
+        self._stack.callback(timer.cancel)
+        timer.start()
+
     def new_boot(self) -> None:
         """Tell the Node object of the host's new boot id, as its kubelet does."""
 
@@ -187,13 +220,19 @@ class SandboxCluster:
 
     def _await_pods(self) -> None:
         """Wait until every pod runs; the driver's stays Pending in its init container. Raises RuntimeError."""
-        end_s = time.monotonic() + WAIT_S
         wanted = len(self.store.list_objects("daemonsets")[0])
+
+        def all_run() -> bool:
+            phases = [pod.get("status", {}).get("phase") for pod in self.store.list_objects("pods")[0]]
+            return len(phases) == wanted and phases.count("Running") == wanted - 1
+
+        self._await(all_run)
+
+    def _await(self, is_so: Callable[[], bool]) -> None:
+        """Raises RuntimeError when it does not become so."""
+        end_s = time.monotonic() + WAIT_S
         with self.store.changed:
-            while True:
-                phases = [pod.get("status", {}).get("phase") for pod in self.store.list_objects("pods")[0]]
-                if len(phases) == wanted and phases.count("Running") == wanted - 1:
-                    return
+            while not is_so():
                 if time.monotonic() > end_s:
                     raise RuntimeError("the sandbox's pods did not start")
                 self.store.changed.wait(0.5)

@@ -89,6 +89,13 @@ def _busy(tree: HostTree) -> None:
     tree.hold_device()
 
 
+def _tenants(cluster: SandboxCluster) -> None:
+    cluster.add_workload("training-0", app="training")
+    cluster.add_workload("serving-0", app="serving")
+    cluster.add_budget("serving")
+    cluster.later(2.8, lambda: cluster.add_workload("serving-1", app="serving", node="another-node"))
+
+
 def _host_driver(tree: HostTree) -> None:
     tree.add_driver("/", NEW)
     tree.load("/")
@@ -145,6 +152,24 @@ SCENARIOS = {
             _upgrade,
             meddle=lambda cluster: cluster.pin_pod("rbln-device-plugin", "example.com/backup"),
             env={**_MANAGER, "POD_TERMINATION_TIMEOUT": "2s"},
+        ),
+        Scenario(
+            "workloads",
+            "two tenants' pods use the driver, one guarded by a budget that frees up later: evict, then as an upgrade",
+            ExitCode.DONE,
+            NEW,
+            _upgrade,
+            meddle=_tenants,
+            env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
+        ),
+        Scenario(
+            "blocked-workload",
+            "a tenant's pod would lose its data: named with the remedy before anything is touched",
+            ExitCode.PODS_REMAIN,
+            OLD,
+            _upgrade,
+            meddle=lambda cluster: cluster.add_workload("scratch-0", app="scratch", empty_dir=True),
+            env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
         ),
         Scenario(
             "busy-module",
