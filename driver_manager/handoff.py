@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from driver_manager.domain.clearing import IDLE_STATES
 from driver_manager.domain.errors import Conflict, ManagerError, PodsRemain
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.steps import AskOperator, WaitForSafeLoad
@@ -46,9 +45,7 @@ class Handoff:
         end = self._clock.monotonic() + self._bounded(step.timeout_s)
 
         def has_moved(now: Node) -> bool:
-            # One that is at work already does not have to begin.
-            state = now.labels.get(step.state_key, "")
-            return state != step.state or state not in IDLE_STATES
+            return not step.is_idle or now.labels.get(step.state_key, "") != step.state
 
         moved = NodeWait(self._cluster, self._clock, self._reporter, has_moved)
         if not moved.until_wanted(node, self._left_s(end)):

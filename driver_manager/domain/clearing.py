@@ -34,9 +34,6 @@ from driver_manager.domain.workloads import (
 SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
 """What can be waited for before a node is taken; each once in a run."""
 
-IDLE_STATES = ("", "upgrade-done", "upgrade-failed", "upgrade-skipped")
-"""Values of the operator's state label at which it does nothing with the node (RBLN-SW/rbln-npu-operator)."""
-
 
 @dataclass(frozen=True)
 class Clearing:
@@ -166,6 +163,7 @@ def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tupl
         key=keys.upgrade_requested,
         state_key=keys.upgrade_state,
         state=state,
+        is_idle=state in ("", *profile.idle_states),
         pods=pods,
         timeout_s=policy.operator_timeout_s,
         already_asked=obs.node.annotations.get(keys.upgrade_requested) == "true",

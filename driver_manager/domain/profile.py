@@ -138,7 +138,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Profile:
-    """One vendor, complete."""
+    """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing."""
 
     name: str
     strategy: Strategy
@@ -153,6 +153,7 @@ class Profile:
     resource_prefixes: tuple[str, ...] = ()
     device_classes: tuple[str, ...] = ()
     dra_driver: str = ""
+    idle_states: tuple[str, ...] = ()
     namespace: str = ""
     host_services: tuple[str, ...] = ()
     probe: Probe | None = field(default=None)

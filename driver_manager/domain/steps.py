@@ -62,12 +62,14 @@ class WaitForSafeLoad:
 class AskOperator:
     """Ask the operator, who manages this node's upgrades, for one, and wait until it has moved the pods away.
 
-    `state` is what its label `state_key` says now; the operator has reacted once it says something else.
+    `state` is what its label `state_key` says now. If that `is_idle`, the operator has reacted once it says something
+    else; else it is at work already.
     """
 
     key: str
     state_key: str
     state: str
+    is_idle: bool
     pods: tuple[str, ...]
     timeout_s: float
     already_asked: bool = False
