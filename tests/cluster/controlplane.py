@@ -129,11 +129,13 @@ class ControlPlane:
         self.admin = _user("cluster-tests", "system:masters")
         self.agent = _service_account("driver-manager")
         self.agent_with_events = _service_account("driver-manager-events")
+        self.agent_for_workloads = _service_account("driver-manager-workloads")
         self.nobody = _service_account("nobody")
         self.reader = _service_account("reader")
         self._controllers = _user("system:kube-controller-manager", "system:masters")
         # The agents have no rights of their own: the fixtures bind roles to them.
-        self._users = (self.admin, self.agent, self.agent_with_events, self.nobody, self.reader, self._controllers)
+        agents = (self.agent, self.agent_with_events, self.agent_for_workloads)
+        self.users = (self.admin, *agents, self.nobody, self.reader, self._controllers)
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="control-plane-"))
@@ -254,7 +256,7 @@ class ControlPlane:
         policy, tokens = run / "audit-policy.json", run / "tokens.csv"
         policy.write_text(json.dumps(_AUDIT_POLICY))
         tokens.touch(mode=0o600)
-        tokens.write_text("".join(f'{u.token},{u.name},{u.name},"{",".join(u.groups)}"\n' for u in self._users))
+        tokens.write_text("".join(f'{u.token},{u.name},{u.name},"{",".join(u.groups)}"\n' for u in self.users))
         self._audit_log.touch()
         certificate, key = self.server_certificate
         return [
