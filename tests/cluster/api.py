@@ -177,6 +177,24 @@ def gone(request: Callable[[], object], *also: int) -> bool:
     return False
 
 
+def refusal(request: Callable[[], object]) -> ApiError:
+    """How the request was refused. AssertionError if it was not."""
+    try:
+        answer = request()
+    except ApiError as error:
+        return error
+    raise AssertionError(f"answered: {answer}")
+
+
+def status_of(request: Callable[[], object]) -> int:
+    """The HTTP status of a refusal; 200 for any success."""
+    try:
+        request()
+    except ApiError as error:
+        return error.status
+    return 200
+
+
 def _query(params: Json | None) -> str:
     return "?" + urlencode(params) if params else ""
 

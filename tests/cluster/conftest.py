@@ -19,6 +19,9 @@ import pytest
 from tests.cluster.api import Api, Json, gone, wait_until
 from tests.cluster.controlplane import NAMESPACE, ControlPlane, User, missing_assets
 from tests.cluster.kubelet import COMPONENTS, Kubelet, Node, NodeFactory, Operands, OperandsFactory
+from tests.cluster.oldserver import DRA_GROUP, dra_definitions
+from tests.cluster.proxy import Proxy
+from tests.cluster.workloads import Workloads, WorkloadsFactory
 
 NODE_KEY = "cluster-tests/node"  # ties a DaemonSet to one node, so that nodes do not get each other's pods
 
@@ -28,6 +31,11 @@ GENERATION_1 = [
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},
     {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["get"]},
+]
+# With claims, which the second generation's manager reads to find the pods that hold a device.
+WORKLOADS = [
+    *GENERATION_1,
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list"]},
 ]
 READ_ONLY = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
 EVENTS = [{"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]}]
@@ -56,6 +64,7 @@ def control_plane() -> Iterator[ControlPlane]:
             bind_rights(api, running.agent, GENERATION_1)
             bind_rights(api, running.reader, READ_ONLY)
             bind_rights(api, running.agent_with_events, GENERATION_1 + EVENTS)
+            bind_rights(api, running.agent_for_workloads, WORKLOADS + EVENTS)
         yield running
 
 
@@ -82,6 +91,42 @@ def agent_token(agent: User) -> str:
 def agent_with_events(control_plane: ControlPlane) -> User:
     """As `agent`, and it may write events."""
     return control_plane.agent_with_events
+
+
+@pytest.fixture(scope="session")
+def agent_for_workloads(control_plane: ControlPlane) -> User:
+    """As `agent_with_events`, and it may read resource claims."""
+    return control_plane.agent_for_workloads
+
+
+@pytest.fixture(scope="session")
+def dra(admin_api: Api) -> None:
+    """From here on the API server serves resource.k8s.io/v1 as far as agents read it: claims and device classes."""
+    serve_dra(admin_api)
+
+
+def serve_dra(api: Api) -> None:
+    """Define the resources of resource.k8s.io, and wait until they are served and in the discovery."""
+    for definition in dra_definitions():
+        api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    base = f"/apis/{DRA_GROUP}"
+    paths = (base, f"{base}/v1/resourceclaims", f"{base}/v1/deviceclasses")
+    wait_until(lambda: all(map(api.answers, paths)), f"{DRA_GROUP} is served", timeout_s=30)
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[Proxy]:
+    """A fault proxy without faults before the control plane; a test that fails shows what passed it."""
+    with Proxy.before(control_plane) as running:
+        yield running
+    print(running.report())
+
+
+@pytest.fixture
+def workloads(node: NodeFactory, admin_api: Api, dra: None) -> Iterator[WorkloadsFactory]:
+    """Make users' pods on a node of the `node` fixture, whose clean-up runs after this one's."""
+    with contextlib.ExitStack() as stack:
+        yield partial(Workloads, stack, admin_api)
 
 
 def create_node(

@@ -52,6 +52,7 @@ class _Pod:
     """What is remembered of a pod of this node."""
 
     path: str
+    key: str  # namespace/name
     name: str
     app: str
     uid: str
@@ -94,7 +95,7 @@ class Kubelet:
             assert not thread.is_alive(), f"{thread.name} did not end"
 
     def stop_after(self, key: str, seconds: float) -> None:
-        """Pods named `key`, or with the label `app=key`, take this long to stop from now on; `NEVER` holds them.
+        """Pods named `key` (`name`, `namespace/name`) or labelled `app=key` take this long to stop; `NEVER` holds them.
 
         Counts from the deletion, also for pods that are stopping already. Unset, a pod stops at once.
         """
@@ -144,8 +145,9 @@ class Kubelet:
             return
         app = meta.get("labels", {}).get("app", "")
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        key = f"{meta['namespace']}/{meta['name']}"
         with self._changed:
-            known = self._pods.setdefault(meta["uid"], _Pod(path, meta["name"], app, meta["uid"]))
+            known = self._pods.setdefault(meta["uid"], _Pod(path, key, meta["name"], app, meta["uid"]))
             if "deletionTimestamp" in meta:
                 known.terminating_since_s = known.terminating_since_s or time.monotonic()
                 self._changed.notify_all()
@@ -188,8 +190,8 @@ class Kubelet:
         """When to confirm the deletion; `NEVER` for a pod that runs, is held, or was confirmed but has a finalizer."""
         if pod.terminating_since_s is None or pod.asked_at_s is not None:
             return NEVER
-        stop_time_s = self._stop_times_s.get(pod.name, self._stop_times_s.get(pod.app, 0.0))
-        return pod.terminating_since_s + stop_time_s
+        times_s = (self._stop_times_s.get(key) for key in (pod.key, pod.name, pod.app))
+        return pod.terminating_since_s + next((time_s for time_s in times_s if time_s is not None), 0.0)
 
 
 @dataclass(frozen=True)

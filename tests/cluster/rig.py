@@ -18,6 +18,7 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.hosttree import HostTree
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.kubelet import Node
+from tests.cluster.proxy import Proxy
 
 OLD, NEW = "1.2.92", "2.0.1"
 OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
@@ -73,11 +74,14 @@ class Running:
 
 
 class Rig:
-    """One node's host tree and the command line on it."""
+    """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one."""
 
-    def __init__(self, plane: ControlPlane, user: User, folder: Path, profile: str = "rebellions") -> None:
+    def __init__(
+        self, plane: ControlPlane, user: User, folder: Path, profile: str = "rebellions", *, proxy: Proxy | None = None
+    ) -> None:
         self._plane = plane
         self._user = user
+        self._proxy = proxy
         self._last_line = folder / "termination-log"
         self.tree = HostTree(folder / "host", folder / "bin", builtin()[profile])
         self.tree.build()
@@ -94,9 +98,10 @@ class Rig:
     def start(self, *arguments: str, **env: str) -> Running:
         """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
         self._last_line.write_text("")
+        server = self._proxy.url if self._proxy else None
         environment = {
             "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
-            "KUBECONFIG": str(self._plane.kubeconfig(self._user.token)),
+            "KUBECONFIG": str(self._plane.kubeconfig(self._user.token, server)),
             "NODE_NAME": self.node.name if self.node else "",
             "OPERATOR_NAMESPACE": "rbln-system",
             "HOST_ROOT": str(self.tree.root),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Api, ApiError, Json, wait_until
+from tests.cluster.api import Api, Json, status_of, wait_until
 from tests.cluster.controlplane import NAMESPACE, ControlPlane, ControlPlaneError, User, missing_assets
 from tests.cluster.kubelet import COMPONENTS, NEVER, NodeFactory, OperandsFactory
 
@@ -24,14 +24,6 @@ def agent_api(control_plane: ControlPlane, agent: User) -> Iterator[Api]:
     """A client with the agent's rights."""
     with control_plane.api(agent, "agent-under-test") as api:
         yield api
-
-
-def _status_of(request: Callable[[], object]) -> int:
-    try:
-        request()
-    except ApiError as error:
-        return error.status
-    return 200
 
 
 def _event_about(node: str) -> Json:
@@ -114,7 +106,7 @@ def test_a_patch_with_a_stale_resource_version_is_a_conflict_and_changes_nothing
     stale = target.read()["metadata"]["resourceVersion"]
     target.set_labels({"a": "2"})
     patch = {"metadata": {"resourceVersion": stale, "labels": {"a": "3"}}}
-    assert _status_of(lambda: target.api.patch(target.path, patch)) == 409
+    assert status_of(lambda: target.api.patch(target.path, patch)) == 409
     assert target.labels()["a"] == "2"
 
 
@@ -145,16 +137,16 @@ def test_the_agent_may_do_what_generation_1_grants_and_nothing_more(
         lambda: agent_api.list(LEASES),
         lambda: agent_api.post(EVENTS, _event_about(target.name)),
     ]
-    assert [_status_of(request) for request in granted] == [200] * len(granted)
-    assert [_status_of(request) for request in lacking] == [403] * len(lacking)
+    assert [status_of(request) for request in granted] == [200] * len(granted)
+    assert [status_of(request) for request in lacking] == [403] * len(lacking)
 
 
 def test_the_agent_with_events_may_write_an_event(
     control_plane: ControlPlane, agent_with_events: User, node: NodeFactory
 ) -> None:
     with control_plane.api(agent_with_events) as api:
-        assert _status_of(lambda: api.post(EVENTS, _event_about(node().name))) == 200
-        assert _status_of(lambda: api.list(LEASES)) == 403
+        assert status_of(lambda: api.post(EVENTS, _event_about(node().name))) == 200
+        assert status_of(lambda: api.list(LEASES)) == 403
 
 
 def test_eviction_is_v1beta1_here_and_a_disruption_budget_refuses_it(
@@ -166,7 +158,7 @@ def test_eviction_is_v1beta1_here_and_a_disruption_budget_refuses_it(
 
     def evict(version: str) -> int:
         body = {"apiVersion": version, "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
-        return _status_of(lambda: agent_api.post(f"{PODS}/{name}/eviction", body))
+        return status_of(lambda: agent_api.post(f"{PODS}/{name}/eviction", body))
 
     budgets = f"/apis/policy/v1beta1/namespaces/{NAMESPACE}/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"node": target.name}}}
@@ -190,7 +182,7 @@ def test_the_audit_log_counts_a_scripted_sequence_exactly(
     agent_api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={target.name}")
     patch = {"metadata": {"annotations": {"journal": "1"}}}
     agent_api.patch(target.path, patch)
-    refused = _status_of(lambda: agent_api.delete(target.path))
+    refused = status_of(lambda: agent_api.delete(target.path))
     with agent_api.watch("/api/v1/pods"):
         records = control_plane.audit(agent.name, since)
 

@@ -1,0 +1,249 @@
+"""Proves that the fault proxy does each fault as scripted, at the request it was scripted for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import IncompleteRead
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from tests.cluster.api import Api, refusal, status_of, wait_until
+from tests.cluster.controlplane import ControlPlane, User
+from tests.cluster.faults import (
+    ALWAYS,
+    Action,
+    Answer,
+    CutLine,
+    Delay,
+    Drop,
+    ErrorEvent,
+    Fault,
+    Gone,
+    Hold,
+    Silence,
+)
+from tests.cluster.kubelet import Node, NodeFactory, OperandsFactory
+from tests.cluster.proxy import Proxy
+from tests.cluster.rawstreams import opened, read_on, watch_path
+from tests.cluster.rig import JOURNAL, NEW, PREFIX, Rig
+
+
+@pytest.fixture
+def through(control_plane: ControlPlane, agent: User, proxy: Proxy) -> Iterator[Api]:
+    """The agent's client, through the proxy."""
+    with Api(proxy.url, control_plane.ca, agent.token, "agent-under-test") as api:
+        yield api
+
+
+@pytest.fixture
+def target(node: NodeFactory) -> Node:
+    """A node to ask for."""
+    return node({"a": "0"})
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 410, 422, 429, 500, 503])
+def test_a_scripted_status_is_answered_with_a_status_object(
+    control_plane: ControlPlane, agent: User, proxy: Proxy, through: Api, target: Node, status: int
+) -> None:
+    proxy.add(Fault(Answer(status), verb="get", resource="nodes"))
+    mark = control_plane.audit_mark()
+    answer = refusal(lambda: through.get(target.path))
+    assert (answer.status, answer.body["kind"], answer.body["code"]) == (status, "Status", status)
+    assert answer.body["reason"]
+    assert control_plane.audit(agent.name, since=mark) == []
+    through.get(target.path)
+    proxy.assert_all_fired()
+    assert [exchange.status for exchange in proxy.exchanges()] == [status, 200]
+
+
+@pytest.mark.parametrize("retry_after_s", [None, 7])
+def test_a_scripted_429_says_when_to_come_again_if_told_to(
+    control_plane: ControlPlane, agent: User, proxy: Proxy, target: Node, retry_after_s: int | None
+) -> None:
+    proxy.add(Fault(Answer(429, retry_after_s=retry_after_s)))
+    with opened(proxy, control_plane, agent, target.path) as answer:
+        wanted = None if retry_after_s is None else str(retry_after_s)
+        assert (answer.status, answer.headers.get("Retry-After")) == (429, wanted)
+
+
+def test_a_fault_meets_the_nth_match_and_the_following_and_no_other(
+    control_plane: ControlPlane, agent: User, proxy: Proxy, through: Api, target: Node
+) -> None:
+    proxy.add(
+        Fault(Answer(503), verb="get", resource="nodes", path=f"/{target.name}$", nth=2, times=2),
+        Fault(Answer(500), user="somebody else", times=ALWAYS),
+        Fault(Answer(409), verb="patch", resource="nodes/status"),
+    )
+    through.list("/api/v1/nodes", labelSelector="no=such")
+
+    assert [status_of(lambda: through.get(target.path)) for _ in range(5)] == [200, 503, 503, 200, 200]
+    with pytest.raises(AssertionError, match=r"(?s)did not fire: .*500.*409") as caught:
+        proxy.assert_all_fired()
+    assert "Answer(status=503" not in str(caught.value).splitlines()[0]
+    assert agent.name == proxy.exchanges()[0].request.user
+
+
+def test_a_delay_keeps_the_request_or_the_answer_back(proxy: Proxy, through: Api, target: Node) -> None:
+    proxy.add(Fault(Delay(0.2), verb="get"), Fault(Delay(0.2, applied=True), verb="patch"))
+    began_s = time.monotonic()
+    through.get(target.path)
+    assert time.monotonic() - began_s >= 0.2
+    with ThreadPoolExecutor(1) as aside:
+        began_s = time.monotonic()
+        patching = aside.submit(through.patch, target.path, {"metadata": {"labels": {"a": "1"}}})
+        wait_until(lambda: target.labels() == {"a": "1"}, "the write is applied")
+        assert not patching.done()
+        patching.result()
+        assert time.monotonic() - began_s >= 0.2
+    proxy.assert_all_fired()
+
+
+def test_a_held_request_waits_for_its_release(proxy: Proxy, through: Api, target: Node) -> None:
+    hold = Fault(Hold(), verb="patch")
+    proxy.add(hold, Fault(Answer(409), verb="patch", nth=2))
+    with ThreadPoolExecutor(1) as aside:
+        patching = aside.submit(through.patch, target.path, {"metadata": {"labels": {"a": "1"}}})
+        proxy.wait_fired(hold)
+        assert target.labels() == {"a": "0"}
+        assert proxy.exchanges("patch")[0].status is None
+        proxy.release(hold)
+        assert patching.result()["metadata"]["labels"] == {"a": "1"}
+    assert refusal(lambda: through.patch(target.path, {})).status == 409
+
+
+@pytest.mark.parametrize(("applied", "label"), [(False, "0"), (True, "1")])
+def test_a_dropped_request_is_lost_before_or_after_it_is_applied(
+    proxy: Proxy, through: Api, target: Node, applied: bool, label: str
+) -> None:
+    proxy.add(Fault(Drop(applied), verb="patch", resource="nodes"))
+    with pytest.raises(urllib3.exceptions.ProtocolError):
+        through.patch(target.path, {"metadata": {"labels": {"a": "1"}}})
+    assert target.labels() == {"a": label}
+    assert proxy.exchanges()[0].status is None
+    proxy.assert_all_fired()
+
+
+def test_a_watch_is_cut_in_the_middle_of_a_line(
+    control_plane: ControlPlane, agent: User, proxy: Proxy, target: Node
+) -> None:
+    proxy.add(Fault(CutLine(after=1)), Fault(CutLine(clean=True), nth=2))
+    path = watch_path(target)
+    target.set_labels({"a": "1"})
+    target.set_labels({"a": "2"})
+    with opened(proxy, control_plane, agent, path) as stream:
+        got = bytearray()
+        with pytest.raises(IncompleteRead):
+            read_on(stream, got)
+    first, half = got.split(b"\n")
+    assert b'"a":"1"' in first
+    assert half.startswith(b'{"type":"MODIFIED"')
+    with opened(proxy, control_plane, agent, path) as stream:
+        whole = stream.read()
+    assert b"\n" not in whole
+    assert whole.startswith(b'{"type":"MODIFIED"')
+    proxy.assert_all_fired()
+
+
+def test_a_silent_watch_neither_speaks_nor_ends(
+    control_plane: ControlPlane, agent: User, proxy: Proxy, target: Node
+) -> None:
+    mute = Fault(Silence(headers=False))
+    proxy.add(Fault(Silence(after=1)), Fault(Silence(), nth=2), Fault(Silence(headers=False), nth=3))
+    path = watch_path(target) + "&timeoutSeconds=1"
+    target.set_labels({"a": "1"})
+    target.set_labels({"a": "2"})
+    with opened(proxy, control_plane, agent, path, 1.2) as stream:
+        assert b'"a":"1"' in stream.read1()
+        with pytest.raises(TimeoutError):
+            stream.read1()
+    with opened(proxy, control_plane, agent, path, 0.3) as stream, pytest.raises(TimeoutError):
+        stream.read1()
+    with (
+        pytest.raises(TimeoutError),
+        opened(proxy, control_plane, agent, path, 0.3),
+    ):
+        pass
+    assert proxy.fired(mute) == 0  # a fault is told by all that it says, so this one is not the third
+    proxy.assert_all_fired()
+
+
+def test_a_watch_is_told_that_its_version_is_too_old(proxy: Proxy, through: Api, target: Node) -> None:
+    proxy.add(Fault(ErrorEvent(), resource="nodes"))
+    with through.watch("/api/v1/nodes", fieldSelector=f"metadata.name={target.name}") as stream:
+        ((kind, status),) = list(stream)
+    assert (kind, status["code"], status["reason"]) == ("ERROR", 410, "Expired")
+
+
+def test_a_watch_without_a_line_to_cut_leaves_the_fault_for_the_next(proxy: Proxy, through: Api, target: Node) -> None:
+    cut = Fault(CutLine())
+    proxy.add(cut)
+    only = f"metadata.name={target.name}"
+    version = target.read()["metadata"]["resourceVersion"]
+    with through.watch("/api/v1/nodes", timeout_s=1, resourceVersion=version, fieldSelector=only) as stream:
+        assert list(stream) == []
+    assert proxy.fired(cut) == 0
+    with through.watch("/api/v1/nodes", fieldSelector=only) as stream, pytest.raises(urllib3.exceptions.ProtocolError):
+        list(stream)
+    assert proxy.fired(cut) == 1
+
+
+def test_a_server_that_is_gone_refuses_and_is_back_after_its_time(
+    control_plane: ControlPlane, agent: User, proxy: Proxy, through: Api, target: Node
+) -> None:
+    proxy.add(Fault(Gone(0.3), verb="patch"))
+    url = proxy.url
+    with opened(proxy, control_plane, agent, watch_path(target)) as stream:
+        began_s = time.monotonic()
+        with pytest.raises(urllib3.exceptions.ProtocolError):
+            through.patch(target.path, {"metadata": {"labels": {"a": "1"}}})
+        with pytest.raises((IncompleteRead, OSError)):
+            read_on(stream, bytearray())
+    with pytest.raises(urllib3.exceptions.NewConnectionError):
+        through.get(target.path)
+    wait_until(lambda: through.answers(target.path), "the server is back")
+    assert 0.3 <= time.monotonic() - began_s < 3
+    assert proxy.url == url
+    assert target.labels() == {"a": "0"}
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Answer(429, retry_after_s=1),
+        Delay(0.5, applied=True),
+        Hold(),
+        Drop(applied=True),
+        Gone(30),
+        CutLine(2, clean=True),
+        Silence(headers=False),
+        ErrorEvent(),
+    ],
+)
+def test_a_fault_prints_as_the_python_that_makes_it_again(action: Action) -> None:
+    fault = Fault(action, verb="watch", resource="pods", path="/n-[0-9]", nth=3, times=2)
+    assert eval(repr(fault)) == fault  # noqa: S307 - the text is our own
+
+
+def test_the_real_command_runs_through_the_proxy_and_survives_a_fault(
+    control_plane: ControlPlane,
+    agent_for_workloads: User,
+    tmp_path: Path,
+    proxy: Proxy,
+    node: NodeFactory,
+    operands: OperandsFactory,
+) -> None:
+    rig = Rig(control_plane, agent_for_workloads, tmp_path, proxy=proxy).with_upgrade()
+    rig.node = node({f"{PREFIX}driver": "true"}, boot_id=rig.tree.boot_id)
+    operands(rig.node, ("device-plugin",))
+    labels = rig.node.labels()
+    proxy.add(Fault(Answer(503), verb="patch", resource="nodes"))
+    ended = rig.reconcile()
+    assert ended.code == 0, ended.err
+    assert (rig.tree.driver_version, rig.node.labels()) == (NEW, labels)
+    assert JOURNAL not in rig.node.annotations()
+    proxy.assert_all_fired()
+    assert [e.status for e in proxy.exchanges("patch", "nodes", user=agent_for_workloads.name)] == [503, 200, 200]
