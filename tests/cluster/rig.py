@@ -16,6 +16,7 @@ from pathlib import Path
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.hosttree import HostTree
+from tests.cluster.api import wait_until
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.kubelet import Node
 from tests.cluster.proxy import Proxy
@@ -120,3 +121,25 @@ class Rig:
     def reconcile(self, *arguments: str, **env: str) -> Ended:
         """Run `reconcile-driver-state` to its end."""
         return self.run("reconcile-driver-state", *arguments, **env)
+
+
+def node_of(rig: Rig) -> Node:
+    """The rig's node, which it has."""
+    assert rig.node is not None
+    return rig.node
+
+
+def assert_untouched(rig: Rig, labels: dict[str, str]) -> None:
+    """The node is as it was before anything was taken."""
+    node = node_of(rig)
+    assert node.labels() == labels
+    assert JOURNAL not in node.annotations()
+    assert CORDON not in node.annotations()
+    assert "unschedulable" not in node.read()["spec"]
+
+
+def start_and_take(rig: Rig, **env: str) -> Running:
+    """A run that has taken the node, and waits for pods."""
+    run = rig.start("reconcile-driver-state", **env)
+    wait_until(lambda: JOURNAL in node_of(rig).annotations(), "the node is taken")
+    return run

@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Api, Json, wait_until
+from tests.cluster.api import Api, Json
 from tests.cluster.controlplane import NAMESPACE, AuditRecord, ControlPlane, User
-from tests.cluster.kubelet import NEVER, Node, NodeFactory, Operands, OperandsFactory
-from tests.cluster.rig import CORDON, JOURNAL, NEW, NEW_DIGEST, OLD, PREFIX, Rig, Running
+from tests.cluster.kubelet import NEVER, NodeFactory, Operands, OperandsFactory
+from tests.cluster.rig import (
+    CORDON,
+    JOURNAL,
+    NEW,
+    NEW_DIGEST,
+    OLD,
+    PREFIX,
+    Rig,
+    assert_untouched,
+    node_of,
+    start_and_take,
+)
 
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 EXTRA_LABELS = {f"{PREFIX}vfio-manager": "false", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}driver": "true"}
@@ -32,40 +43,15 @@ def rig(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, no
     return build
 
 
-def _node_of(rig: Rig) -> Node:
-    assert rig.node is not None
-    return rig.node
-
-
 def _counted(records: list[AuditRecord]) -> list[str]:
     return [f"{record.verb} {record.resource}" for record in records if record.resource not in COUNTED_OUT]
-
-
-def _assert_untouched(rig: Rig, labels: dict[str, str]) -> None:
-    """The node is as it was before anything was taken."""
-    node = _node_of(rig)
-    assert node.labels() == labels
-    assert JOURNAL not in node.annotations()
-    assert CORDON not in node.annotations()
-    assert "unschedulable" not in node.read()["spec"]
-
-
-def _paused(rig: Rig) -> bool:
-    return JOURNAL in _node_of(rig).annotations()
-
-
-def _start_and_take(rig: Rig, **env: str) -> Running:
-    """A run that has taken the node, and waits for its operands."""
-    run = rig.start("reconcile-driver-state", **env)
-    wait_until(lambda: _paused(rig), "the node is taken")
-    return run
 
 
 def test_an_upgrade_ends_with_every_label_as_it_was_in_at_most_six_requests(
     rig: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     made = operands(node)
     node.set_labels({f"{PREFIX}{LONG[:10]}": LONG})
     labels = node.labels()
@@ -74,7 +60,7 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_at_most_six_requests(
     ended = one.reconcile()
 
     assert ended.code == 0, ended.err
-    _assert_untouched(one, labels)
+    assert_untouched(one, labels)
     assert (one.tree.driver_version, one.tree.digest) == (NEW, NEW_DIGEST)
     requests = _counted(control_plane.audit(agent_with_events.name, since=mark))
     assert requests == ["get nodes", "list pods", "patch nodes", "watch pods", "get nodes", "patch nodes"]
@@ -88,7 +74,7 @@ def test_the_pause_is_one_patch_with_labels_cordon_and_journal(
     rig: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
     one = rig().with_upgrade()
-    operands(_node_of(one), ("device-plugin",))
+    operands(node_of(one), ("device-plugin",))
     mark = control_plane.audit_mark()
     assert one.reconcile().code == 0
     first, last = [r for r in control_plane.audit(agent_with_events.name, since=mark) if r.verb == "patch"]
@@ -109,7 +95,7 @@ def test_a_current_driver_costs_two_reads_and_changes_nothing(
 ) -> None:
     one = rig().with_upgrade()
     assert one.reconcile().code == 0
-    version = _node_of(one).read()["metadata"]["resourceVersion"]
+    version = node_of(one).read()["metadata"]["resourceVersion"]
     mark = control_plane.audit_mark()
     ended = one.reconcile()
     assert (ended.code, "nothing to do" in ended.last_line) == (0, True)
@@ -117,14 +103,14 @@ def test_a_current_driver_costs_two_reads_and_changes_nothing(
         "get nodes",
         "list pods",
     ]
-    assert _node_of(one).read()["metadata"]["resourceVersion"] == version
+    assert node_of(one).read()["metadata"]["resourceVersion"] == version
 
 
 def test_plan_and_status_change_nothing(
     rig: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
     one = rig().with_upgrade()
-    operands(_node_of(one), ("device-plugin",))
+    operands(node_of(one), ("device-plugin",))
     mark = control_plane.audit_mark()
     planned = one.run("plan", "-o", "json")
     dry = one.reconcile("--dry-run", "-o", "json")
@@ -155,7 +141,7 @@ def test_first_generation_rights_without_events_cost_one_warning(
     rig: Build, operands: OperandsFactory, agent: User
 ) -> None:
     one = rig(agent).with_upgrade()
-    operands(_node_of(one), ("device-plugin",))
+    operands(node_of(one), ("device-plugin",))
     ended = one.reconcile()
     assert ended.code == 0, ended.err
     warnings = [line for line in ended.err.splitlines() if '"warning"' in line]
@@ -167,14 +153,14 @@ def test_the_outcome_is_an_event_on_the_node(rig: Build, admin_api: Api) -> None
     one = rig().with_upgrade()
     assert one.reconcile().code == 0
     events = admin_api.list("/api/v1/namespaces/default/events")
-    (event,) = [event for event in events if event["involvedObject"]["name"] == _node_of(one).name]
+    (event,) = [event for event in events if event["involvedObject"]["name"] == node_of(one).name]
     assert (event["reason"], event["type"]) == ("DriverReconciled", "Normal")
     assert NEW in event["message"]
 
 
 def test_a_pod_that_stays_is_named_and_the_node_given_back(rig: Build, operands: OperandsFactory) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     made = operands(node)
     node.kubelet.stop_after("metrics-exporter", NEVER)
     labels = node.labels()
@@ -183,28 +169,28 @@ def test_a_pod_that_stays_is_named_and_the_node_given_back(rig: Build, operands:
     pod = made.pods()["metrics-exporter"][0]["metadata"]["name"]
     assert f"{NAMESPACE}/{pod}" in ended.last_line
     assert "device-plugin" not in ended.last_line
-    _assert_untouched(one, labels)
+    assert_untouched(one, labels)
     assert one.tree.driver_version == OLD
 
 
 def test_a_busy_module_ends_with_exit_code_4_and_the_node_given_back(rig: Build) -> None:
     one = rig().with_upgrade()
-    labels = _node_of(one).labels()
+    labels = node_of(one).labels()
     one.tree.hold_device()
     ended = one.reconcile(DEVICE_FREE_TIMEOUT="500ms")
     assert ended.code == 4, ended.err
     assert "rebellions (1 user(s))" in ended.last_line
-    _assert_untouched(one, labels)
+    assert_untouched(one, labels)
 
 
 def test_a_module_that_fails_is_rolled_back_with_exit_code_5(rig: Build) -> None:
     one = rig().with_upgrade()
-    labels = _node_of(one).labels()
+    labels = node_of(one).labels()
     one.tree.add_driver("/opt/rbln/bad", "3.0.0", fails=True)
     ended = one.reconcile(DRIVER_ROOT="/opt/rbln/bad")
     assert ended.code == 5, ended.err
     assert f"the old driver {OLD} is loaded again" in ended.last_line
-    _assert_untouched(one, labels)
+    assert_untouched(one, labels)
     assert (one.tree.driver_version, one.tree.digest) == (OLD, "digest-of-1.2.92")
 
 
@@ -226,7 +212,7 @@ def test_a_host_driver_is_left_alone_with_exit_code_10(rig: Build) -> None:
     one.tree.load("/")
     ended = one.reconcile(DRIVER_LOAD="container")
     assert ended.code == 10, ended.err
-    assert _node_of(one).labels() == {**EXTRA_LABELS, f"{PREFIX}driver": "pre-installed"}
+    assert node_of(one).labels() == {**EXTRA_LABELS, f"{PREFIX}driver": "pre-installed"}
     assert one.tree.driver_version == OLD
 
 
@@ -238,18 +224,18 @@ def test_a_reboot_only_driver_is_never_unloaded_and_asks_with_exit_code_9(rig: B
     ended = one.reconcile("--no-wait", DRIVER_LOAD="container")
     assert ended.code == 9, ended.err
     assert one.tree.driver_version == "25.2.0"
-    assert _node_of(one).labels()["npu.openfuyao.com/reboot-required"] == "true"
+    assert node_of(one).labels()["npu.openfuyao.com/reboot-required"] == "true"
     marker = json.loads((one.tree.root / "var/lib/ascend/.reboot-required").read_text())
     assert (marker["schema"], marker["reason"], marker["bootId"]) == (1, "upgrade", one.tree.boot_id)
 
 
 def test_a_second_run_is_refused_while_the_first_ones_pod_lives(rig: Build, operands: OperandsFactory) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     made = operands(node, ("device-plugin", "driver"))
     node.kubelet.stop_after("device-plugin", NEVER)
     pod = made.pods()["driver"][0]["metadata"]["name"]
-    first = _start_and_take(one, POD_NAME=pod)
+    first = start_and_take(one, POD_NAME=pod)
     second = one.reconcile()
     assert second.code == 11, second.err
     assert pod in second.last_line
@@ -259,53 +245,53 @@ def test_a_second_run_is_refused_while_the_first_ones_pod_lives(rig: Build, oper
 
 def test_a_killed_run_is_finished_by_the_next(rig: Build, operands: OperandsFactory) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     made = operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    first = _start_and_take(one)
+    first = start_and_take(one)
     assert first.kill().code == -9
     assert node.labels() != labels
     node.kubelet.release("device-plugin")
     second = one.reconcile()
     assert second.code == 0, second.err
-    _assert_untouched(one, labels)
+    assert_untouched(one, labels)
     assert one.tree.driver_version == NEW
     made.wait_running()
 
 
 def test_a_terminated_run_gives_the_node_back(rig: Build, operands: OperandsFactory) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = _start_and_take(one)
+    run = start_and_take(one)
     ended = run.terminate()
     assert ended.code == 10, ended.err
     assert "SIGTERM" in ended.last_line
-    _assert_untouched(one, labels)
+    assert_untouched(one, labels)
 
 
 def test_edits_during_the_pause_win(rig: Build, operands: OperandsFactory) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = _start_and_take(one)
+    run = start_and_take(one)
     node.set_labels({f"{PREFIX}metrics-exporter": "false", f"{PREFIX}operator-validator": None, f"{PREFIX}new": "true"})
     node.kubelet.release("device-plugin")
     ended = run.end()
     assert ended.code == 0, ended.err
     wanted = {**labels, f"{PREFIX}metrics-exporter": "false", f"{PREFIX}new": "true"}
     del wanted[f"{PREFIX}operator-validator"]
-    _assert_untouched(one, wanted)
+    assert_untouched(one, wanted)
 
 
 def test_an_administrators_cordon_survives(rig: Build) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     node.api.patch(node.path, {"spec": {"unschedulable": True}})
     assert one.reconcile().code == 0
     assert node.read()["spec"]["unschedulable"] is True
@@ -314,10 +300,10 @@ def test_an_administrators_cordon_survives(rig: Build) -> None:
 
 def test_a_node_deleted_meanwhile_ends_with_exit_code_2(rig: Build, operands: OperandsFactory) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     made = operands(node, ("device-plugin",))
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = _start_and_take(one)
+    run = start_and_take(one)
     node.api.delete(node.path)
     node.kubelet.release("device-plugin")
     made.wait_gone()
@@ -333,16 +319,16 @@ def test_labels_that_another_manager_left_paused_are_decoded(rig: Build) -> None
     ).with_upgrade()
     ended = one.reconcile()
     assert ended.code == 0, ended.err
-    _assert_untouched(one, {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-a"})
+    assert_untouched(one, {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-a"})
 
 
 def test_restore_gives_a_node_back_by_hand(rig: Build, operands: OperandsFactory) -> None:
     one = rig().with_upgrade()
-    node = _node_of(one)
+    node = node_of(one)
     made: Operands = operands(node)
     labels = node.labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = _start_and_take(one)
+    run = start_and_take(one)
     refused = one.run("restore")
     assert refused.code == 11, refused.err
     run.kill()
@@ -351,6 +337,6 @@ def test_restore_gives_a_node_back_by_hand(rig: Build, operands: OperandsFactory
     assert json.loads(dry.out)["labels"][f"{PREFIX}container-toolkit"]["to"] == "team-a"
     assert node.read()["metadata"]["labels"] == taken["metadata"]["labels"]
     assert one.run("restore").code == 0
-    _assert_untouched(one, labels)
+    assert_untouched(one, labels)
     node.kubelet.release("device-plugin")
     made.wait_running()
