@@ -20,6 +20,7 @@ from tests.cluster.api import Api, Json, gone, wait_until
 from tests.cluster.controlplane import NAMESPACE, ControlPlane, User, missing_assets
 from tests.cluster.kubelet import COMPONENTS, Kubelet, Node, NodeFactory, Operands, OperandsFactory
 from tests.cluster.oldserver import DRA_GROUP, dra_definitions
+from tests.cluster.processes import STARTED
 from tests.cluster.proxy import Proxy
 from tests.cluster.workloads import Workloads, WorkloadsFactory
 
@@ -46,6 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """A test that failed in the middle of a command does not leave it behind."""
+    yield
+    for left in list(STARTED):
+        left.kill()
 
 
 @pytest.fixture(scope="session")

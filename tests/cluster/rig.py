@@ -6,12 +6,7 @@ Owns the process and its environment. The host tree is the sandbox's; nothing of
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.profiles import builtin
@@ -19,6 +14,7 @@ from driver_manager.sandbox.hosttree import HostTree
 from tests.cluster.api import wait_until
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.kubelet import Node
+from tests.cluster.processes import Ended, Running
 from tests.cluster.proxy import Proxy
 
 OLD, NEW = "1.2.92", "2.0.1"
@@ -27,51 +23,6 @@ OLD_DIGEST, NEW_DIGEST = "digest-of-1.2.92", "digest-of-2.0.1"
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
 CORDON = "rebellions.ai/npu-driver-upgrade-cordon"
 PREFIX = "rebellions.ai/npu.deploy."
-RUN_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a run ended; `at_s` is when its end was seen, on the monotonic clock, `took_s` since its start."""
-
-    code: int
-    out: str
-    err: str
-    last_line: str
-    at_s: float
-    took_s: float
-
-
-class Running:
-    """A command under way."""
-
-    def __init__(self, argv: list[str], env: Mapping[str, str], last_line: Path) -> None:
-        self._last_line = last_line
-        self._began_s = time.monotonic()
-        self.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(env)
-        )
-
-    def end(self) -> Ended:
-        """Wait for its end (at most a minute)."""
-        try:
-            out, err = self.process.communicate(timeout=RUN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            out, err = self.process.communicate()
-            raise AssertionError(f"no end after {RUN_TIMEOUT_S:g} s\n{out}\n{err}") from None
-        at_s = time.monotonic()
-        return Ended(self.process.returncode, out, err, self._last_line.read_text(), at_s, at_s - self._began_s)
-
-    def kill(self) -> Ended:
-        """SIGKILL."""
-        self.process.send_signal(signal.SIGKILL)
-        return self.end()
-
-    def terminate(self) -> Ended:
-        """SIGTERM, as the kubelet sends it."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.end()
 
 
 class Rig:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.kubelet import NodeFactory
-from tests.cluster.rig import JOURNAL, OLD, PREFIX, Ended, Rig
+from tests.cluster.processes import Ended
+from tests.cluster.rig import JOURNAL, OLD, PREFIX, Rig
 
 LABELS = {f"{PREFIX}device-plugin": "paused-for-driver-upgrade", f"{PREFIX}metrics-exporter": "true"}
 
