@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import IncompleteRead
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import urllib3
@@ -127,6 +129,16 @@ def test_a_dropped_request_is_lost_before_or_after_it_is_applied(
     proxy.assert_all_fired()
 
 
+def test_a_dropped_connection_is_reset_and_not_closed_in_order(control_plane: ControlPlane, target: Node) -> None:
+    """Seen on plain HTTP: over TLS, Python's client tells of both in the same way."""
+    with Proxy(control_plane.url, control_plane.ca, faults=[Fault(Drop())]) as proxy:
+        address = urlsplit(proxy.url)
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=5) as client:
+            client.sendall(f"GET {target.path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+
+
 def test_a_watch_is_cut_in_the_middle_of_a_line(
     control_plane: ControlPlane, agent: User, proxy: Proxy, target: Node
 ) -> None:
@@ -186,7 +198,10 @@ def test_a_watch_without_a_line_to_cut_leaves_the_fault_for_the_next(proxy: Prox
     with through.watch("/api/v1/nodes", timeout_s=1, resourceVersion=version, fieldSelector=only) as stream:
         assert list(stream) == []
     assert proxy.fired(cut) == 0
-    with through.watch("/api/v1/nodes", fieldSelector=only) as stream, pytest.raises(urllib3.exceptions.ProtocolError):
+    with (
+        through.watch("/api/v1/nodes", timeout_s=2, fieldSelector=only) as stream,
+        pytest.raises(urllib3.exceptions.ProtocolError),
+    ):
         list(stream)
     assert proxy.fired(cut) == 1
 
