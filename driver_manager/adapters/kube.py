@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
@@ -48,6 +49,11 @@ _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 NOT_FOUND, CONFLICT = 404, 409
 _NODE_STATUSES = frozenset({NOT_FOUND, CONFLICT})
 _EVICTION_STATUSES = frozenset({NOT_FOUND, CONFLICT, 429, 500})
+_OTHER_UID = re.compile(r"\bUID in (the )?precondition")
+"""How a conflict says that the pod is another one (apiserver, registry/rest/delete.go and storage/interfaces.go).
+
+Of its resource version, which the server itself adds as a precondition, it speaks in the same words.
+"""
 
 T = TypeVar("T")
 
@@ -76,7 +82,7 @@ class KubeCluster:
             if kind == "DELETED":
                 raise self._missing()
             if kind in _POD_EVENTS:
-                yield _understood(as_node, thing)
+                yield _sent(as_node, thing)
 
     def pods(self) -> PodList:
         """See the port."""
@@ -98,7 +104,7 @@ class KubeCluster:
             group = self._api.call("GET", _DRA, "get the versions of resource.k8s.io", passing=frozenset({404}))
         except Answer:
             return ()
-        served = {str(version.get("version")) for version in group.get("versions") or []}
+        served = _understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
         version = next((known for known in _DRA_VERSIONS if known in served), None)
         if version is None:
             raise ApiUnavailable(
@@ -252,7 +258,7 @@ def _strange(error: Exception) -> WatchBroken:
 
 def _refused_eviction(answer: Answer) -> Eviction:
     """What the API server's refusal of an eviction means (kubernetes, pkg/registry/core/pod/storage/eviction.go)."""
-    if answer.status == NOT_FOUND or (answer.status == CONFLICT and "precondition" in answer.message.lower()):
+    if answer.status == NOT_FOUND or (answer.status == CONFLICT and _OTHER_UID.search(answer.message)):
         return Eviction(EvictionOutcome.GONE)
     why = "; ".join((answer.message, *answer.causes))
     return Eviction(EvictionOutcome.BLOCKED, why, answer.retry_after_s)
