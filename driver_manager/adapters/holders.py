@@ -18,7 +18,10 @@ import psutil
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import Holder
 
-_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+_POD = re.compile(
+    r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
+)
+"""A pod's uid; that of a static pod is a hash of its manifest."""
 _CONTAINER = re.compile(r"([0-9a-f]{64})")
 OPEN, MAPPED = "open", "mapped"
 

@@ -9,6 +9,8 @@ from typing import Any
 from driver_manager.domain.model import Claim, Node, Pod
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+"""Its value is the uid by which the kubelet knows the static pod (kubernetes, pkg/kubelet/config/common.go)."""
+
 DIGEST_ENV = "DRIVER_CONFIG_DIGEST"
 
 
@@ -43,6 +45,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         selector_keys=_selector_keys(spec),
         owner_kind=controller.get("kind", ""),
         is_mirror=MIRROR_ANNOTATION in (metadata.get("annotations") or {}),
+        static_uid=(metadata.get("annotations") or {}).get(MIRROR_ANNOTATION, ""),
         deleting=bool(metadata.get("deletionTimestamp")),
         grace_period_s=metadata.get("deletionGracePeriodSeconds"),
         finalizers=tuple(metadata.get("finalizers") or ()),

@@ -49,7 +49,7 @@ class Pod:
 
     `resources` are the extended resources it asks for, `claims` the names of its ResourceClaims (those made from a
     template under their made names). `grace_period_s` is what its deletion was given, `termination_grace_s` what it
-    asks for.
+    asks for. `static_uid` is the uid that the host knows a mirror pod by.
     """
 
     namespace: str
@@ -59,6 +59,7 @@ class Pod:
     selector_keys: frozenset[str] = frozenset()
     owner_kind: str = ""
     is_mirror: bool = False
+    static_uid: str = ""
     deleting: bool = False
     grace_period_s: int | None = None
     finalizers: tuple[str, ...] = ()

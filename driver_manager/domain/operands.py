@@ -38,9 +38,14 @@ def _mounts(pod: Pod, root: str) -> bool:
 
 
 def named(holders: Iterable[Holder], pods: Iterable[Pod]) -> tuple[Holder, ...]:
-    """The holders with the names of their pods, as far as `pods` has them."""
-    names = {pod.uid: str(pod) for pod in pods}
-    return tuple(replace(holder, pod=names.get(holder.pod_uid, "")) for holder in holders)
+    """The holders with their pods' names, and uids of the API, as far as `pods` has them."""
+    known = {uid: pod for pod in pods for uid in (pod.uid, pod.static_uid) if uid}
+    return tuple(
+        replace(holder, pod=str(known[holder.pod_uid]), pod_uid=known[holder.pod_uid].uid)
+        if holder.pod_uid in known
+        else replace(holder, pod="")
+        for holder in holders
+    )
 
 
 def why_still_there(pod: Pod) -> str:

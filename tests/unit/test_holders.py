@@ -18,6 +18,7 @@ from driver_manager.domain.model import Holder
 from tests.unit.test_procfs import mountinfo
 
 UID = "0b0d7f0e-1111-4222-8333-000000000002"
+STATIC_UID = "3f2a9c0de1b84756aabbccddeeff0011"
 CONTAINER = "c0ffee" * 10 + "abcd"
 PATTERNS = ("/dev/rbln[0-9]*", "/dev/rsd[0-9]*")
 MAP = "7f00-7f01 rw-s 00000000 00:05 1234                       {}\n"
@@ -164,10 +165,17 @@ def test_a_pods_process_is_known_by_its_cgroup(host: Proc, kind: str) -> None:
     assert whose(host.process(7, cgroup=CGROUPS[kind])) == (UID, CONTAINER)
 
 
+@pytest.mark.parametrize("kind", CGROUPS)
+def test_a_static_pods_process_is_known_by_the_hash_of_its_manifest(host: Proc, kind: str) -> None:
+    cgroup = CGROUPS[kind].replace(UID, STATIC_UID).replace(UID.replace("-", "_"), STATIC_UID)
+    assert whose(host.process(7, cgroup=cgroup)) == (STATIC_UID, CONTAINER)
+
+
 @pytest.mark.parametrize(
     ("cgroup", "answer"),
     [
         ("", ("", "")),
+        (f"0::/kubepods/pod{STATIC_UID}0\n", ("", "")),
         ("0::/\n", ("", "")),
         ("0::/system.slice/kubelet.service\n", ("", "")),
         (f"0::/system.slice/docker-{CONTAINER}.scope\n", ("", CONTAINER)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from driver_manager.domain.operands import bound_to_root, is_placed_by, placed_by, why_still_there
+from driver_manager.domain.model import Holder
+from driver_manager.domain.operands import bound_to_root, is_placed_by, named, placed_by, why_still_there
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -82,3 +83,19 @@ def test_only_deploy_labels_of_the_node_are_bounced_never_the_drivers_own() -> N
 )
 def test_the_reason_why_a_pod_stays_is_told(fields: dict[str, object], said: str) -> None:
     assert said in why_still_there(pod("p", PLUGIN, **fields))
+
+
+@pytest.mark.parametrize(
+    ("seen", "pod_name", "uid"),
+    [
+        ("api-uid", "rbln-system/p", "api-uid"),
+        ("static-uid", "rbln-system/m", "mirror-uid"),
+        ("mirror-uid", "rbln-system/m", "mirror-uid"),
+        ("unknown", "", "unknown"),
+        ("", "", ""),
+    ],
+)
+def test_a_holder_gets_the_name_and_the_uid_that_the_api_has_for_its_pod(seen: str, pod_name: str, uid: str) -> None:
+    pods = (pod("p", uid="api-uid"), pod("m", uid="mirror-uid", is_mirror=True, static_uid="static-uid"))
+    (found,) = named([Holder(7, "x", "/dev/rbln0", "open", pod_uid=seen)], pods)
+    assert (found.pod, found.pod_uid) == (pod_name, uid)

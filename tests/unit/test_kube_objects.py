@@ -1,0 +1,310 @@
+"""Kubernetes objects as JSON become facts: what a pod asks for, what a claim is of, who set a cordon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.adapters.kube_objects import as_claim, as_node, as_pod
+from driver_manager.domain.model import Claim, Pod
+
+ATOM = "rebellions.ai/ATOM"
+
+
+def pod(spec: Any = None, status: Any = None, **metadata: Any) -> Pod:
+    return as_pod(
+        {"metadata": {"name": "p", "namespace": "ns", "uid": "u", **metadata}, "spec": spec, "status": status}
+    )
+
+
+def asking(where: str, kind: str, amount: Any = "1", name: str = ATOM) -> dict[str, Any]:
+    return {where: [{"name": "c", "resources": {kind: {name: amount, "cpu": "2"}}}]}
+
+
+# a pod's resources
+
+
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+@pytest.mark.parametrize("kind", ["limits", "requests"])
+@pytest.mark.parametrize(
+    ("amount", "asks"), [("1", True), ("16", True), (1, True), ("1k", True), ("0", False), (0, False)]
+)
+def test_a_resource_is_asked_for_by_any_container_with_an_amount(
+    where: str, kind: str, amount: Any, asks: bool
+) -> None:
+    assert pod(asking(where, kind, amount)).resources == ((ATOM,) if asks else ())
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "ephemeral-storage", "hugepages-2Mi"])
+def test_what_every_node_has_is_no_extended_resource(name: str) -> None:
+    assert pod(asking("containers", "limits", "1", name)).resources == ()
+
+
+def test_each_resource_is_told_once_in_the_order_of_containers() -> None:
+    spec = {
+        "initContainers": [{"resources": {"limits": {"a/init": "1", ATOM: "1"}}}],
+        "containers": [
+            {"resources": {"limits": {ATOM: "1"}, "requests": {ATOM: "1"}}},
+            {"resources": {"requests": {"a/other": "1"}}},
+        ],
+    }
+    assert pod(spec).resources == (ATOM, "a/other", "a/init")
+
+
+def test_an_amount_of_nothing_in_one_place_takes_nothing_from_another() -> None:
+    spec = {"containers": [{"resources": {"limits": {ATOM: "0"}}}, {"resources": {"limits": {ATOM: "1"}}}]}
+    assert pod(spec).resources == (ATOM,)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        None,
+        {},
+        {"containers": None, "initContainers": None},
+        {"containers": [{}]},
+        {"containers": [{"resources": None}]},
+        {"containers": [{"resources": {"limits": None, "requests": {}}}]},
+    ],
+)
+def test_a_pod_that_asks_for_nothing_has_no_resources(spec: Any) -> None:
+    assert pod(spec).resources == ()
+
+
+# a pod's claims
+
+
+@pytest.mark.parametrize(
+    ("entries", "made", "claims"),
+    [
+        ([{"name": "a", "resourceClaimName": "shared"}], None, ("shared",)),
+        (
+            [{"name": "a", "resourceClaimTemplateName": "t"}],
+            [{"name": "a", "resourceClaimName": "p-a-x7"}],
+            ("p-a-x7",),
+        ),
+        ([{"name": "a", "resourceClaimTemplateName": "t"}], None, ()),
+        ([{"name": "a", "resourceClaimTemplateName": "t"}], [], ()),
+        ([{"name": "a", "resourceClaimTemplateName": "t"}], [{"name": "a"}], ()),
+        ([{"name": "a", "resourceClaimTemplateName": "t"}], [{"name": "b", "resourceClaimName": "p-b"}], ()),
+        (
+            [{"name": "a", "resourceClaimTemplateName": "t"}, {"name": "b", "resourceClaimName": "shared"}],
+            [{"name": "a", "resourceClaimName": "p-a"}],
+            ("p-a", "shared"),
+        ),
+        ([{"name": "a", "resourceClaimName": "x"}, {"name": "b", "resourceClaimName": "x"}], None, ("x",)),
+        (None, None, ()),
+        ([], [{"name": "a", "resourceClaimName": "left"}], ()),
+    ],
+)
+def test_claims_are_known_by_name_or_by_what_a_template_made(entries: Any, made: Any, claims: tuple[str, ...]) -> None:
+    assert pod({"resourceClaims": entries}, {"resourceClaimStatuses": made}).claims == claims
+
+
+@pytest.mark.parametrize(
+    ("extended", "claims"),
+    [({"resourceClaimName": "p-extended-resources-x"}, ("p-extended-resources-x",)), ({}, ()), (None, ())],
+)
+def test_a_claim_that_the_scheduler_made_for_an_extended_resource_is_one_too(
+    extended: Any, claims: tuple[str, ...]
+) -> None:
+    assert pod(asking("containers", "limits"), {"extendedResourceClaimStatus": extended}).claims == claims
+
+
+# what else decides about a pod
+
+
+@pytest.mark.parametrize(
+    ("volumes", "has"),
+    [
+        (None, False),
+        ([], False),
+        ([{"name": "v", "hostPath": {"path": "/x"}}], False),
+        ([{"name": "v", "emptyDir": {}}], True),
+        ([{"name": "v", "configMap": {}}, {"name": "w", "emptyDir": {"medium": "Memory"}}], True),
+        ([{"name": "emptyDir", "secret": {}}], False),
+    ],
+)
+def test_an_empty_dir_is_seen_whatever_is_in_it(volumes: Any, has: bool) -> None:
+    assert pod({"volumes": volumes}).has_empty_dir is has
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(30, 30), (0, 0), (3_600, 3_600), (None, 0)])
+def test_the_grace_that_a_pod_asks_for_is_read(grace: int | None, seconds: int) -> None:
+    assert pod({"terminationGracePeriodSeconds": grace}).termination_grace_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("owners", "kind"),
+    [
+        ([{"kind": "ReplicaSet", "controller": True}], "ReplicaSet"),
+        ([{"kind": "Thing"}, {"kind": "Job", "controller": True}], "Job"),
+        ([{"kind": "Thing"}], ""),
+        ([{"kind": "Thing", "controller": False}], ""),
+        ([], ""),
+        (None, ""),
+    ],
+)
+def test_only_a_controller_makes_a_pod_anew(owners: Any, kind: str) -> None:
+    assert pod(ownerReferences=owners).owner_kind == kind
+
+
+@pytest.mark.parametrize(
+    ("annotations", "is_mirror", "uid"),
+    [
+        ({"kubernetes.io/config.mirror": "0c1f"}, True, "0c1f"),
+        ({"kubernetes.io/config.hash": "0c1f"}, False, ""),
+        ({}, False, ""),
+        (None, False, ""),
+    ],
+)
+def test_a_mirror_pod_is_known_with_the_uid_that_the_host_has_for_it(
+    annotations: Any, is_mirror: bool, uid: str
+) -> None:
+    found = pod(annotations=annotations)
+    assert (found.is_mirror, found.static_uid, found.uid) == (is_mirror, uid, "u")
+
+
+@pytest.mark.parametrize(("labels", "read"), [({"a": "b"}, {"a": "b"}), ({}, {}), (None, {})])
+def test_labels_are_read(labels: Any, read: dict[str, str]) -> None:
+    assert pod(labels=labels).labels == read
+
+
+def test_the_phase_is_pending_until_it_is_told() -> None:
+    assert pod().phase == "Pending"
+    assert pod(status={"phase": "Succeeded"}).is_over
+
+
+# claims, in every version that is served
+
+RESULTS = {"allocation": {"devices": {"results": [{"driver": "npu.rebellions.ai", "device": "rbln0", "pool": "n"}]}}}
+V1 = {"requests": [{"name": "r", "exactly": {"deviceClassName": "npu", "count": 1}}]}
+V1_ALTERNATIVES = {
+    "requests": [{"name": "r", "firstAvailable": [{"name": "s", "deviceClassName": "big"}, {"deviceClassName": "npu"}]}]
+}
+V1BETA1 = {"requests": [{"name": "r", "deviceClassName": "npu", "allocationMode": "ExactCount"}]}
+TWO = {"requests": [{"exactly": {"deviceClassName": "npu"}}, {"exactly": {"deviceClassName": "nic"}}]}
+
+
+def claim(devices: Any, status: Any = None) -> Claim:
+    return as_claim({"metadata": {"name": "c", "namespace": "ns"}, "spec": {"devices": devices}, "status": status})
+
+
+@pytest.mark.parametrize(
+    ("devices", "classes"),
+    [
+        (V1, ("npu",)),
+        (V1_ALTERNATIVES, ("big", "npu")),
+        (V1BETA1, ("npu",)),
+        (TWO, ("npu", "nic")),
+        ({"requests": [*V1["requests"], *V1["requests"]]}, ("npu",)),
+        ({"requests": []}, ()),
+        ({"requests": None}, ()),
+        ({"requests": [{"name": "r"}]}, ()),
+        ({"requests": [{"name": "r", "exactly": None, "firstAvailable": None}]}, ()),
+        ({}, ()),
+        (None, ()),
+    ],
+)
+def test_the_classes_of_a_claim_are_read_from_every_served_version(devices: Any, classes: tuple[str, ...]) -> None:
+    assert claim(devices) == Claim("ns", "c", classes)
+
+
+@pytest.mark.parametrize(
+    ("status", "drivers"),
+    [
+        (RESULTS, ("npu.rebellions.ai",)),
+        ({"allocation": {"devices": {"results": [{"driver": "a"}, {"driver": "b"}, {"driver": "a"}]}}}, ("a", "b")),
+        ({"allocation": {"devices": {"results": [{"device": "x"}]}}}, ()),
+        ({"allocation": {"devices": {"results": None}}}, ()),
+        ({"allocation": {"devices": None}}, ()),
+        ({"allocation": {}}, ()),
+        ({"allocation": None}, ()),
+        ({"devices": [{"driver": "reported-not-allocated"}]}, ()),
+        ({}, ()),
+        (None, ()),
+    ],
+)
+def test_the_drivers_of_what_was_allocated_are_read(status: Any, drivers: tuple[str, ...]) -> None:
+    assert claim(V1, status).drivers == drivers
+
+
+# who set the cordon
+
+
+def cordoned(*entries: Any) -> str:
+    metadata = {"name": "n", "managedFields": list(entries)}
+    return as_node({"metadata": metadata, "spec": {"unschedulable": True}}).cordon_manager
+
+
+def entry(manager: str, *fields: str) -> dict[str, Any]:
+    return {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {name: {} for name in fields}}}
+
+
+def test_the_manager_of_the_field_is_who_set_the_cordon() -> None:
+    kubelet = {"manager": "kubelet", "fieldsV1": {"f:status": {}, "f:metadata": {}}}
+    assert cordoned(kubelet, entry("kubectl-taint", "f:taints"), entry("kubectl-cordon", "f:unschedulable")) == (
+        "kubectl-cordon"
+    )
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (),
+        (entry("x", "f:taints"),),
+        ({"manager": "x"},),
+        ({"manager": "x", "fieldsV1": None},),
+        ({"manager": "x", "fieldsV1": {"f:spec": None}},),
+        ({"fieldsV1": {"f:spec": {"f:unschedulable": {}}}},),
+    ],
+)
+def test_a_server_that_does_not_tell_leaves_the_manager_unknown(entries: tuple[Any, ...]) -> None:
+    assert cordoned(*entries) == ""
+
+
+@pytest.mark.parametrize("fields", [{"managedFields": None}, {}])
+def test_a_node_without_managed_fields_is_read(fields: dict[str, Any]) -> None:
+    assert as_node({"metadata": {"name": "n", **fields}}).cordon_manager == ""
+
+
+# garbage
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=5,
+)
+POD_FIELDS = ("resourceClaims", "containers", "initContainers", "volumes", "terminationGracePeriodSeconds")
+UNDERSTOOD = (KeyError, TypeError, AttributeError, ValueError)
+"""What the adapter takes for an answer that is not the object it asked for."""
+
+
+@given(st.sampled_from(POD_FIELDS), JSON)
+def test_a_pod_with_one_wrong_field_is_read_or_refused(field: str, value: Any) -> None:
+    try:
+        found = pod({field: value})
+    except UNDERSTOOD:
+        return
+    assert isinstance(found, Pod)
+
+
+@given(JSON)
+def test_a_claim_of_garbage_is_read_or_refused(value: Any) -> None:
+    for body in (value, {"metadata": {"name": "c"}, "spec": value}, {"metadata": {"name": "c"}, "status": value}):
+        try:
+            found = as_claim(body)
+        except UNDERSTOOD:
+            continue
+        assert isinstance(found, Claim)
+
+
+@given(JSON)
+def test_managed_fields_of_garbage_are_read_or_refused(value: Any) -> None:
+    try:
+        assert isinstance(cordoned(value), str)
+    except UNDERSTOOD:
+        return
