@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _TERM = re.compile(
-    r"(?P<absent>!)?\s*(?P<key>[-\w./]+)\s*"
-    r"(?:(?P<op>!=|==|=)\s*(?P<value>[-\w.]*)|\s(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
+    r"(?P<absent>!)?\s*(?P<key>[^\s!=(),]+)\s*"
+    r"(?:(?P<op>!=|==|=)\s*(?P<value>[^\s!=(),]*)|\s(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
 )
+_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+"""Names and values of labels (k8s.io/apimachinery validation.IsQualifiedName, IsValidLabelValue)."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,26 @@ class Selector:
 
 
 def split(text: str) -> list[str]:
-    """The terms of `text`: commas outside of parentheses separate them."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+    """The terms of `text`: commas outside of parentheses separate them. Blank text has none."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text)] if text.strip() else []
 
 
 def parse(text: str) -> Selector:
-    """The selector in `text` (kubernetes.io, Labels and Selectors). Raises ValueError naming the bad term."""
+    """The selector in `text` (kubernetes.io, Labels and Selectors). Raises ValueError naming the bad term.
+
+    Nothing between two commas is no term: it would match everything.
+    """
     return Selector(text, tuple(_term(term) for term in split(text)))
+
+
+def is_label_key(text: str) -> bool:
+    """Whether `text` can be the key of a label."""
+    return bool(_KEY.fullmatch(text))
+
+
+def is_label_value(text: str) -> bool:
+    """Whether `text` can be the value of a label."""
+    return bool(_VALUE.fullmatch(text))
 
 
 def _term(text: str) -> _Term:
@@ -57,4 +73,6 @@ def _term(text: str) -> _Term:
         values = frozenset({parsed["value"]})
     elif parsed["set"]:
         values = frozenset(value.strip() for value in parsed["values"].split(","))
+    if not is_label_key(parsed["key"]) or not all(map(is_label_value, values or ())):
+        raise ValueError(f"unable to parse requirement: {text}")
     return _Term(parsed["key"], values, bool(parsed["absent"]) or parsed["op"] == "!=" or parsed["set"] == "notin")

@@ -26,8 +26,6 @@ Obj = dict[str, Any]
 Match = Callable[[Obj], bool]
 
 _SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 _SERVER_OWNED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 
 
@@ -138,7 +136,7 @@ def selection(resource: str, *, namespace: str = "", fields: str = "", labels: s
 
     Raises ApiError 400 for a selector that the real server refuses, an unknown field among them.
     """
-    terms = [_field_term(KINDS[resource], term) for term in selectors.split(fields)] + [_label_match(labels)]
+    terms = [_field_term(KINDS[resource], term) for term in selectors.split(fields) if term] + [_label_match(labels)]
     if namespace:
         terms.append(lambda obj: bool(obj["metadata"].get("namespace") == namespace))
     return lambda obj: all(term(obj) for term in terms)
@@ -173,12 +171,12 @@ def _check_names(kind: Kind, obj: Obj) -> None:
         entries = metadata.get(field, {})
         if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
             raise ApiError(400, "BadRequest", f"cannot unmarshal metadata.{field}: every value must be a string")
-        bad_keys = [key for key in entries if not _LABEL_KEY.fullmatch(key)]
+        bad_keys = [key for key in entries if not selectors.is_label_key(key)]
         problems += [f'metadata.{field}: Invalid value: "{key}": not a qualified name' for key in bad_keys]
     for value in metadata.get("labels", {}).values():
         if len(value) > 63:
             problems.append(f'metadata.labels: Invalid value: "{value}": must be no more than 63 bytes')
-        elif not _LABEL_VALUE.fullmatch(value):
+        elif not selectors.is_label_value(value):
             problems.append(
                 f'metadata.labels: Invalid value: "{value}": a valid label must be an empty string or consist of '
                 "alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character"
