@@ -53,7 +53,7 @@ def take(
     originals = label_rules.originals(node.labels, journaled, adopted, deploy.paused_value)
     paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
     sets_cordon = cordon and not node.unschedulable
-    cordoned = sets_cordon or profile.keys.cordon in node.annotations
+    cordoned = sets_cordon or has_managers_cordon(node, profile)
     journal = Journal(
         owner=obs.me,
         boot_id=obs.host.boot_id if obs.host else "",
@@ -66,6 +66,9 @@ def take(
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
         annotations[profile.keys.cordon] = CORDON_MARK
+    elif not node.unschedulable:
+        # The mark of a cordon that somebody lifted would make the next one, whoever sets it, look like ours.
+        annotations[profile.keys.cordon] = None
     change = NodeChange(
         labels={key: value for key, value in paused.items() if node.labels[key] != value},
         annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},

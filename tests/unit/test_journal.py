@@ -32,6 +32,7 @@ JOURNALS = st.builds(
     labels=st.dictionaries(TEXT, TEXT, max_size=4),
     cordoned=st.booleans(),
     services=st.lists(TEXT, max_size=2).map(tuple),
+    cordon_manager=TEXT,
     driver=st.none()
     | st.builds(OldDriver, version=TEXT, root=TEXT, modules=st.lists(TEXT, max_size=3).map(tuple), digest=TEXT),
 )
@@ -96,6 +97,18 @@ def test_the_golden_journal_of_a_process_in_a_pod_holds_both() -> None:
     )
 
 
+def test_the_golden_journal_of_a_cordon_means_what_it_did() -> None:
+    found = decode((Path(__file__).parent / "golden/journal-v1-cordon-manager.json").read_text())
+    assert (found.cordoned, found.cordon_manager) == (True, "driver-manager")
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in GOLDEN if "cordon-manager" not in path.name], ids=lambda path: path.name
+)
+def test_a_journal_of_before_cordons_had_managers_names_none(path: Path) -> None:
+    assert decode(path.read_text()).cordon_manager == ""
+
+
 @given(st.text() | JSON.map(json.dumps))
 def test_anything_else_is_unreadable_and_nothing_worse(text: str) -> None:
     with pytest.raises(JournalUnreadable):
@@ -135,6 +148,8 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"labels": {"a": 1}}, "labels"),
         ({"labels": []}, "labels"),
         ({"driver": []}, "driver"),
+        ({"cordonManager": 7}, "cordonManager"),
+        ({"cordonManager": None}, "cordonManager"),
         ({"driver": {"version": "1", "root": "/", "modules": [1]}}, "modules"),
         ({"driver": {"version": 1, "root": "/", "modules": []}}, "version"),
         ({"owner": {"pid": True, "startTicks": 1, "pidNamespace": 1, "bootId": "b"}}, "pid"),

@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.journal import OldDriver, decode
+from driver_manager.domain import taking
+from driver_manager.domain.journal import Journal, OldDriver, decode
 from driver_manager.domain.model import Module, Node
 from driver_manager.domain.steps import TakeNode
-from driver_manager.domain.taking import decoded_journal, found_journal, give_back, pausable_keys, release, take
+from driver_manager.domain.taking import (
+    FIELD_MANAGER,
+    decoded_journal,
+    found_journal,
+    give_back,
+    pausable_keys,
+    pause_more,
+    release,
+    take,
+)
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -168,6 +178,158 @@ def test_a_cordon_that_is_not_marked_or_not_journaled_stays(annotations: dict[st
 
 def test_giving_back_twice_changes_nothing() -> None:
     assert release(node(), journal(cordoned=True), PROFILE).is_empty
+
+
+# whose cordon it is
+
+MARKED = {CORDON: "true"}
+
+
+def cordoned_by(manager: str, **annotations: str) -> Node:
+    return node(PAUSED_LABELS, annotations={**OURS, **annotations}, unschedulable=True, cordon_manager=manager)
+
+
+@pytest.mark.parametrize(
+    ("journaled", "on_record", "lifted"),
+    [
+        (FIELD_MANAGER, FIELD_MANAGER, True),
+        (FIELD_MANAGER, "kubectl-cordon", False),
+        (FIELD_MANAGER, "", True),
+        ("", "kubectl-cordon", True),
+        ("", "", True),
+        ("another-manager", "another-manager", True),
+        ("another-manager", "kubectl-cordon", False),
+        ("another-manager", FIELD_MANAGER, False),
+    ],
+)
+def test_a_cordon_that_somebody_set_anew_meanwhile_is_theirs_where_the_server_tells(
+    journaled: str, on_record: str, lifted: bool
+) -> None:
+    _, annotations, unschedulable = given_back(cordoned_by(on_record), cordon_manager=journaled)
+    assert unschedulable is (False if lifted else None)
+    assert annotations == {JOURNAL: None, CORDON: None}, "the mark goes either way: the cordon is no manager's any more"
+
+
+def test_an_adopted_cordon_is_on_record_for_whoever_set_it() -> None:
+    adopted = taken(node=node(unschedulable=True, annotations=MARKED, cordon_manager="another-manager")).journal
+    assert (adopted.cordoned, adopted.cordon_manager) == (True, "another-manager")
+    assert release(cordoned_by("another-manager"), adopted, PROFILE).unschedulable is False
+    assert release(cordoned_by("kubectl-cordon"), adopted, PROFILE).unschedulable is None
+
+
+def test_a_resumed_run_goes_by_the_first_ones_record_so_that_a_cordon_set_in_between_stays() -> None:
+    first = taken().journal
+    assert first.cordon_manager == FIELD_MANAGER
+    between = node(PAUSED_LABELS, annotations=MARKED, unschedulable=True, cordon_manager="kubectl-cordon")
+    resumed = taken(node=between, journal=first, me=SOMEBODY).journal
+    assert resumed.cordon_manager == FIELD_MANAGER
+    assert release(cordoned_by("kubectl-cordon"), resumed, PROFILE).unschedulable is None
+
+
+def test_a_journal_of_a_run_that_cordoned_nothing_has_no_manager() -> None:
+    assert taken(node=node(unschedulable=True, cordon_manager="kubectl-cordon")).journal.cordon_manager == ""
+    assert taken(cordon=False, node=node(cordon_manager="x")).journal.cordon_manager == ""
+
+
+def test_the_mark_of_a_cordon_that_was_lifted_does_not_make_the_next_one_ours() -> None:
+    step = taken(cordon=False, node=node(annotations=MARKED))
+    assert step.change.annotations[CORDON] is None
+    assert step.change.unschedulable is None
+    assert not step.journal.cordoned
+    assert release(cordoned_by("kubectl-cordon"), step.journal, PROFILE).unschedulable is None
+    unmarked = node(PAUSED_LABELS, annotations={JOURNAL: "…"}, unschedulable=True, cordon_manager="")
+    assert release(unmarked, step.journal, PROFILE).unschedulable is None
+
+
+def test_a_cordon_of_ours_that_was_lifted_by_hand_is_set_again_where_it_is_needed() -> None:
+    step = taken(node=node(annotations=MARKED), journal=journal(cordoned=True, cordon_manager="another-manager"))
+    assert step.change.unschedulable is True
+    assert step.journal.cordon_manager == FIELD_MANAGER
+
+
+# pausing more, later
+
+LAST = key("dra-kubelet-plugin")
+HELD = journal(labels={PLUGIN: "true"})
+
+
+def more(value: str | None, known: Journal = HELD) -> tuple[Journal, dict[str, str | None], dict[str, str | None]]:
+    labels = {**LABELS, PLUGIN: PAUSED, **({} if value is None else {LAST: value})}
+    longer, change = pause_more(node(labels), known, PROFILE, {LAST})
+    assert change.unschedulable is None
+    return longer, dict(change.labels), dict(change.annotations)
+
+
+@pytest.mark.parametrize(("value", "paused"), [("true", PAUSED), ("gold", f"gold_{PAUSED}"), ("x" * 60, PAUSED)])
+def test_what_leaves_last_is_paused_and_journaled_in_one_patch(value: str, paused: str) -> None:
+    longer, labels, annotations = more(value)
+    assert labels == {LAST: paused}
+    assert longer == replace(HELD, labels={PLUGIN: "true", LAST: value})
+    assert {name: decode(text or "") for name, text in annotations.items()} == {JOURNAL: longer}
+    now = node({**LABELS, PLUGIN: PAUSED, LAST: paused}, annotations={JOURNAL: "…"})
+    assert dict(release(now, longer, PROFILE).labels) == {PLUGIN: "true", LAST: value}
+
+
+@pytest.mark.parametrize("value", [None, "", "false"])
+def test_what_was_switched_off_meanwhile_is_not_paused(value: str | None) -> None:
+    assert more(value) == (HELD, {}, {})
+
+
+def test_what_somebody_paused_meanwhile_is_adopted_without_a_patch() -> None:
+    longer, labels, annotations = more(f"gold_{PAUSED}")
+    assert (labels, annotations) == ({}, {})
+    assert longer.labels == {PLUGIN: "true", LAST: "gold"}
+
+
+def test_an_edit_after_the_first_patch_is_what_is_restored() -> None:
+    longer, labels, _ = more("silver", replace(HELD, labels={LAST: "gold"}))
+    assert labels == {LAST: f"silver_{PAUSED}"}
+    assert longer.labels == {LAST: "silver"}
+
+
+def test_pausing_more_twice_changes_nothing_the_second_time() -> None:
+    longer, labels, _ = more("gold")
+    again, change = pause_more(node({**LABELS, LAST: labels[LAST] or ""}), longer, PROFILE, {LAST})
+    assert (again, change.is_empty) == (longer, True)
+
+
+# mutants
+
+
+def always_ours(obs: Any, *, sets_cordon: bool) -> str:
+    return ""
+
+
+def the_node_says(obs: Any, *, sets_cordon: bool) -> str:
+    manager: str = FIELD_MANAGER if sets_cordon else obs.node.cordon_manager
+    return manager
+
+
+def the_mark_alone(now: Node, _: object) -> bool:
+    return CORDON in now.annotations
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "check"),
+    [
+        ("_cordon_manager", always_ours, test_an_adopted_cordon_is_on_record_for_whoever_set_it),
+        (
+            "_cordon_manager",
+            the_node_says,
+            test_a_resumed_run_goes_by_the_first_ones_record_so_that_a_cordon_set_in_between_stays,
+        ),
+        (
+            "has_managers_cordon",
+            the_mark_alone,
+            test_the_mark_of_a_cordon_that_was_lifted_does_not_make_the_next_one_ours,
+        ),
+    ],
+)
+def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, check: Any) -> None:
+    check()
+    monkeypatch.setattr(taking, name, mutant)
+    with pytest.raises(AssertionError):
+        check()
 
 
 # without a journal
