@@ -97,8 +97,9 @@ class DeployLabels:
 
     @property
     def last_keys(self) -> frozenset[str]:
-        """Full keys of what leaves last."""
-        return frozenset(name if "/" in name else self.prefix + name for name in self.leave_last)
+        """Full keys of what leaves last; never the driver's own."""
+        named = frozenset(name if "/" in name else self.prefix + name for name in self.leave_last)
+        return named - {self.driver_key}
 
 
 @dataclass(frozen=True)
