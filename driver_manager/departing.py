@@ -87,7 +87,7 @@ class Departures:
 
     def _scene(self, known: PodList) -> Scene:
         """The node's pods now, with their claims and, where holders may be evicted, who has the device open now."""
-        namespaces = namespaces_with_claims(known.pods) if self._profile.device_classes else ()
+        namespaces = namespaces_with_claims(known.pods, self._profile, self._policy.eviction)
         claims = self._cluster.claims(namespaces) if namespaces else ()
         holders: tuple[Holder, ...] = ()
         if self._policy.eviction.evicts_holders:

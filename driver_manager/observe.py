@@ -120,7 +120,7 @@ def look_closer(
     """
     if not wants_users(obs, profile, policy):
         return obs
-    namespaces = namespaces_with_claims(obs.pods.pods) if profile.device_classes else ()
+    namespaces = namespaces_with_claims(obs.pods.pods, profile, policy.eviction)
     claims = cluster.claims(namespaces) if namespaces else ()
     count = sum(users(module) for module in obs.host.modules.values()) if obs.host else 0
     holders: tuple[Holder, ...] = ()

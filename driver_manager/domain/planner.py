@@ -69,7 +69,7 @@ def wants_users(obs: Observation, profile: Profile, policy: Policy) -> bool:
         return False
     if policy.loader is Loader.CONTAINER and _is_host_driver(obs, host):
         return False
-    return bool(why_replace(obs, host, policy)) or bool(host.root_mounts)
+    return bool(why_replace(obs, host, policy)) or (bool(host.root_mounts) and _container_starts_anew(obs, policy))
 
 
 def _decided(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:

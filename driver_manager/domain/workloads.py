@@ -80,8 +80,10 @@ def scene_of(obs: Observation) -> Scene:
     return Scene(obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid)
 
 
-def namespaces_with_claims(pods: Iterable[Pod]) -> tuple[str, ...]:
-    """Where the ResourceClaims of these pods are; a pod that has ended holds none."""
+def namespaces_with_claims(pods: Iterable[Pod], profile: Profile, rules: EvictionRules) -> tuple[str, ...]:
+    """Where the ResourceClaims of these pods are; a pod that has ended holds none. () where no claim could be ours."""
+    if not (rules.device_classes or profile.device_classes or profile.dra_driver):
+        return ()
     return tuple(sorted({pod.namespace for pod in pods if pod.claims and not pod.is_over}))
 
 
