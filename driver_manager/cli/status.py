@@ -156,7 +156,7 @@ def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
             "decision": verdict.decision.value,
             "why": verdict.reason,
             "steps": [step.describe() for step in verdict.steps],
-            "workloads": [f"{one.pod} {one.uses}: {one.fate.value}, {one.why}" for one in verdict.workloads],
+            "workloads": [one.told() for one in verdict.workloads],
             "warnings": list(verdict.warnings),
         }
     return {

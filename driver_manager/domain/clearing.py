@@ -5,7 +5,7 @@ Pure: steps from facts. Raises PodsRemain for what would stand in the way, befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driver_manager.domain.errors import ConfigError, PodsRemain
 from driver_manager.domain.model import Observation, Pod, Policy
@@ -24,6 +24,7 @@ from driver_manager.domain.workloads import (
     Fate,
     Scene,
     Workload,
+    by_name,
     drained,
     refusal,
     scene_of,
@@ -33,6 +34,11 @@ from driver_manager.domain.workloads import (
 
 SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
 """What can be waited for before a node is taken; each once in a run."""
+
+AFTER_GRACE_S = 30.0
+"""A kubelet needs a while to kill a pod whose grace is over, and to tell that it is gone."""
+
+END_HOLDER = "end what holds it"
 
 
 @dataclass(frozen=True)
@@ -53,17 +59,24 @@ def is_managed(obs: Observation, profile: Profile) -> bool:
 
 def clearing(obs: Observation, profile: Profile, policy: Policy) -> Clearing:
     """How the pods that use the driver leave. Raises PodsRemain where they would not."""
-    found = workloads(scene_of(obs), profile, policy.eviction)
+    scene = scene_of(obs)
     if is_managed(obs, profile):
-        return _by_operator(obs, profile, policy, found)
+        return _by_operator(obs, profile, policy, workloads(scene, profile, policy.eviction))
     completing = _completing(obs, policy)
     if completing:
         wait = WaitForCompletion(policy.completion, tuple(map(str, completing)), policy.completion_timeout_s)
         ending = {pod.uid for pod in completing}
-        found = tuple(workload for workload in found if workload.pod.uid not in ending)
-        return Clearing((wait, PlanAgain(COMPLETION)), _by_eviction(obs, profile, policy, found), found)
+        given_time = tuple(
+            replace(one, fate=Fate.WAIT, why="it is given time to complete", remedy="")
+            for one in workloads(scene, profile, policy.eviction)
+            if one.pod.uid in ending
+        )
+        others = replace(scene, pods=tuple(pod for pod in scene.pods if pod.uid not in ending))
+        steps, found = _by_eviction(others, profile, policy)
+        return Clearing((wait, PlanAgain(COMPLETION)), steps, by_name((*found, *given_time)))
+    steps, found = _by_eviction(scene, profile, policy)
     warnings = tuple(f"{one.pod} {one.uses}: {one.why}" for one in found if _is_tolerated(one, found))
-    return Clearing((), _by_eviction(obs, profile, policy, found), found, warnings)
+    return Clearing((), steps, found, warnings)
 
 
 def safe_load(obs: Observation, profile: Profile, policy: Policy) -> tuple[Step, ...]:
@@ -89,7 +102,7 @@ def is_completing(pod: Pod, selector: Selector, own: Pod | None) -> bool:
 
 def eviction_timeout_s(policy: Policy, targets: tuple[Workload, ...]) -> float:
     """Seconds for the evictions of `targets`: each pod's grace is honoured, however long."""
-    return max([policy.eviction.timeout_s, *(float(one.pod.termination_grace_s) for one in targets)])
+    return max([policy.eviction.timeout_s, *(_grace_s(one.pod) + AFTER_GRACE_S for one in targets)])
 
 
 def refuse_blocked(found: tuple[Workload, ...]) -> None:
@@ -100,12 +113,22 @@ def refuse_blocked(found: tuple[Workload, ...]) -> None:
 
 
 def drain(scene: Scene, profile: Profile, policy: Policy) -> tuple[Workload, ...]:
-    """The pods that a drain evicts or waits for. Raises PodsRemain for those that it would have to and may not."""
+    """The pods that a drain evicts or waits for, and those outside of it that would be evicted anyway.
+
+    Raises PodsRemain for pods of both kinds that may not be evicted.
+    """
     found = drained(scene, profile, policy.eviction)
-    blocked = with_fate(found, Fate.BLOCK)
+    inside = {one.pod.uid for one in found}
+    outside = [one for one in workloads(scene, profile, policy.eviction) if one.pod.uid not in inside]
+    blocked = (*with_fate(found, Fate.BLOCK), *with_fate(outside, Fate.BLOCK))
     if blocked:
         raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained")
-    return found
+    return by_name((*found, *with_fate(outside, Fate.EVICT, Fate.WAIT)))
+
+
+def _grace_s(pod: Pod) -> float:
+    """Seconds that the pod may take to terminate: what it asks for, or what its deletion was given."""
+    return float(pod.grace_period_s if pod.deleting and pod.grace_period_s is not None else pod.termination_grace_s)
 
 
 def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
@@ -117,37 +140,30 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
     return one.fate is Fate.BLOCK and not one.has_asked and not with_fate(found, Fate.EVICT)
 
 
-def _by_eviction(obs: Observation, profile: Profile, policy: Policy, found: tuple[Workload, ...]) -> tuple[Step, ...]:
-    rules = policy.eviction
+def _by_eviction(scene: Scene, profile: Profile, policy: Policy) -> tuple[tuple[Step, ...], tuple[Workload, ...]]:
+    """The step that makes the workloads leave, where there are any, and what becomes of each. Raises PodsRemain."""
+    found, rules = workloads(scene, profile, policy.eviction), policy.eviction
     try:
         refuse_blocked(found)
-    except PodsRemain as error:
+    except PodsRemain:
         if not rules.drains:
             raise
-        return (_by_drain(obs, profile, policy, found, error),)
+        going = drain(scene, profile, policy)
+        uids = {one.pod.uid for one in going}
+        step = DrainNode(tuple(str(one.pod) for one in going), rules.drain_timeout_s)
+        return (step,), by_name((*going, *(one for one in found if one.pod.uid not in uids)))
     targets, leaving = with_fate(found, Fate.EVICT), with_fate(found, Fate.WAIT)
     if not targets and not leaving:
-        return ()
-    timeout_s = eviction_timeout_s(policy, targets)
-    pods, going = tuple(str(one.pod) for one in targets), tuple(str(one.pod) for one in leaving)
-    return (EvictWorkloads(pods, going, timeout_s, rules.drains),)
-
-
-def _by_drain(
-    obs: Observation, profile: Profile, policy: Policy, found: tuple[Workload, ...], error: PodsRemain
-) -> DrainNode:
-    """The drain that stands in for an eviction that would fail with `error`."""
-    leaving = drain(scene_of(obs), profile, policy)
-    left = {one.pod.uid for one in leaving}
-    stuck = tuple(one for one in with_fate(found, Fate.BLOCK) if one.pod.uid not in left)
-    if stuck:
-        raise refusal(stuck, f"a drain would not move {len(stuck)} pod(s) that use the accelerator") from error
-    return DrainNode(tuple(str(one.pod) for one in leaving), policy.eviction.drain_timeout_s)
+        return (), found
+    timeout_s = eviction_timeout_s(policy, (*targets, *leaving))
+    pods, terminating = tuple(str(one.pod) for one in targets), tuple(str(one.pod) for one in leaving)
+    return (EvictWorkloads(pods, terminating, timeout_s, rules.drains),), found
 
 
 def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tuple[Workload, ...]) -> Clearing:
     """An operator moves the workloads; it is asked once, and waited for."""
     holding = tuple(one for one in with_fate(found, Fate.EVICT, Fate.WAIT, Fate.BLOCK) if one.has_asked)
+    found = tuple(map(_left_to_operator, found))
     warnings = ("the operator manages upgrades on this node: no cordon and no eviction of ours",)
     if not holding:
         return Clearing(found=found, warnings=warnings)
@@ -169,6 +185,16 @@ def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tupl
         already_asked=obs.node.annotations.get(keys.upgrade_requested) == "true",
     )
     return Clearing((ask, PlanAgain(OPERATOR)), (), found, warnings)
+
+
+def _left_to_operator(one: Workload) -> Workload:
+    """What becomes of a pod on a node where we evict nothing."""
+    if one.fate is Fate.STAY or one.pod.deleting:
+        return one
+    if one.has_asked:
+        return replace(one, fate=Fate.WAIT, why="the operator, who manages upgrades on this node, moves it", remedy="")
+    why = "the operator, who manages upgrades on this node, does not know that it has the device"
+    return replace(one, fate=Fate.BLOCK, why=why, remedy=END_HOLDER)
 
 
 def _completing(obs: Observation, policy: Policy) -> tuple[Pod, ...]:

@@ -61,8 +61,12 @@ def rights(steps: Iterable[Step]) -> tuple[tuple[str, str], ...]:
         match step:
             case TakeNode() | PauseLast() | GiveBack() | StandDown() | RequestReboot() | ClearRebootRequest():
                 needed["patch", "nodes"] = None
-            case WaitForSafeLoad() | AskOperator():
+            case WaitForSafeLoad():
                 needed |= {("patch", "nodes"): None, ("watch", "nodes"): None}
+            case AskOperator():
+                needed |= {("patch", "nodes"): None, ("watch", "nodes"): None, ("watch", "pods"): None}
+            case EvictWorkloads() if not step.pods and not step.drains:
+                needed["watch", "pods"] = None
             case EvictWorkloads() | DrainNode():
                 needed |= {("create", "pods/eviction"): None, ("watch", "pods"): None}
             case WaitForOperands() if step.pods:

@@ -324,7 +324,8 @@ class Decision(Enum):
 class Plan:
     """Ordered steps and the stated reason for them; without steps, the reason for doing nothing.
 
-    `workloads` are all pods on the node that use the accelerator, with what becomes of each.
+    `workloads` are all pods on the node that use the accelerator, and those that a drain takes along, with what becomes
+    of each.
     """
 
     decision: Decision
@@ -355,7 +356,7 @@ class Plan:
         lines += [f"  {number}. {step.describe()}" for number, step in enumerate(self.steps, 1)]
         if not self.steps:
             lines.append("  nothing to do")
-        lines += [f"  pod {one.pod} {one.uses}: {one.fate.value}, {one.why}" for one in self.workloads]
+        lines += [f"  pod {one.told()}" for one in self.workloads]
         lines += [f"  note: {warning}" for warning in self.warnings]
         return "\n".join(lines)
 

@@ -56,6 +56,10 @@ class Workload:
     def __str__(self) -> str:
         return f"{self.pod} ({self.uses})" if self.uses else str(self.pod)
 
+    def told(self) -> str:
+        """One line: the pod, how it uses the accelerator, what becomes of it and why."""
+        return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.fate.value}, {self.why}"
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -124,6 +128,11 @@ def staying(scene: Scene, profile: Profile, rules: EvictionRules, why: str) -> t
     return tuple(replace(one, fate=Fate.STAY, why=why, remedy="") for one in found if not one.pod.is_over)
 
 
+def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
+    """Sorted as they are shown."""
+    return tuple(sorted(found, key=lambda one: (one.pod.namespace, one.pod.name)))
+
+
 def with_fate(found: Iterable[Workload], *fates: Fate) -> tuple[Workload, ...]:
     """Those with one of `fates`."""
     return tuple(workload for workload in found if workload.fate in fates)
@@ -177,26 +186,25 @@ def _judged(
 ) -> Workload:
     """The fate of a pod that asks for the accelerator."""
     stays = _why_never(pod, scene, profile)
-    if pod.is_mirror and holder is not None:
-        return Workload(pod, uses, Fate.BLOCK, f"mirror pod of a static manifest that has {holder.node} open", MIRROR)
     if stays:
         return Workload(pod, uses, Fate.STAY, stays)
-    if not rules.is_enabled and not pod.deleting:
-        return Workload(pod, uses, Fate.BLOCK, "eviction is not enabled", ENABLE_IT)
-    return _evictable(pod, uses, rules)
+    if pod.is_mirror and holder is not None:
+        return Workload(pod, uses, Fate.BLOCK, f"mirror pod of a static manifest that has {holder.node} open", MIRROR)
+    if pod.is_mirror:
+        return Workload(pod, uses, Fate.STAY, "mirror pod of a static manifest: it cannot be evicted")
+    return _consented(_evictable(pod, uses, rules), "eviction is not enabled", ENABLE_IT, is_given=rules.is_enabled)
 
 
 def _judged_holder(pod: Pod, holder: Holder, scene: Scene, profile: Profile, rules: EvictionRules) -> Workload:
     """The fate of a pod that has the device open without having asked for it."""
     uses = f"has {holder.node} {holder.how} without asking for it"
     stays = _why_never(pod, scene, profile)
-    if stays and not pod.is_mirror:
+    if stays:
         return Workload(pod, uses, Fate.STAY, stays)
     if pod.is_mirror:
         return Workload(pod, uses, Fate.BLOCK, "mirror pod of a static manifest", MIRROR)
-    if not rules.evicts_holders and not pod.deleting:
-        return Workload(pod, uses, Fate.BLOCK, "not evicted without being asked", EVICT_HOLDERS)
-    return _evictable(pod, uses, rules)
+    judged = _evictable(pod, uses, rules)
+    return _consented(judged, "not evicted without being asked", EVICT_HOLDERS, is_given=rules.evicts_holders)
 
 
 def _why_never(pod: Pod, scene: Scene, profile: Profile) -> str:
@@ -204,9 +212,16 @@ def _why_never(pod: Pod, scene: Scene, profile: Profile) -> str:
         return "our own pod"
     if pod.is_over:
         return f"it has ended ({pod.phase})"
-    if is_operand(pod, profile):
+    if is_operand(pod, profile) and not pod.is_mirror:
         return "an operand: its label makes it leave"
-    return "mirror pod of a static manifest: it cannot be evicted" if pod.is_mirror else ""
+    return ""
+
+
+def _consented(judged: Workload, why: str, remedy: str, *, is_given: bool) -> Workload:
+    """`judged`, blocked where the first consent is missing; one that no consent would evict keeps its own reason."""
+    if is_given or judged.fate is Fate.WAIT or judged.remedy == USE_LABEL:
+        return judged
+    return replace(judged, fate=Fate.BLOCK, why=why, remedy=remedy)
 
 
 def _evictable(pod: Pod, uses: str, rules: EvictionRules) -> Workload:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from driver_manager.domain.model import DriverSource, Loader, Module, ModuleFile, Policy
+from driver_manager.domain import selectors
+from driver_manager.domain.model import DriverSource, EvictionRules, Loader, Module, ModuleFile, Policy
 from driver_manager.domain.preflight import access, checks, problems, rights
-from driver_manager.domain.steps import GiveBack, RecordDigest, Step, WaitForOperands
+from driver_manager.domain.steps import (
+    AskOperator,
+    DrainNode,
+    EvictWorkloads,
+    GiveBack,
+    PauseLast,
+    PlanAgain,
+    RecordDigest,
+    Step,
+    WaitForCompletion,
+    WaitForDevice,
+    WaitForOperands,
+    WaitForSafeLoad,
+)
 from tests.fakes.builders import PROFILE, host, journal, source
 
 MANAGER = Policy(loader=Loader.MANAGER)
@@ -23,6 +39,34 @@ def test_a_deadline_that_cannot_hold_its_waits_names_both_figures() -> None:
     assert "359.9 s" in problem.what
     assert "360 s" in problem.what
     assert "RECONCILE_DEADLINE" in problem.remedy
+
+
+EVICTS = EvictionRules(is_enabled=True, timeout_s=200.0)
+COMPLETION = selectors.parse("job")
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget_s"),
+    [
+        (Policy(), 360),
+        (Policy(eviction=EvictionRules(timeout_s=200.0)), 360),
+        (Policy(eviction=EVICTS), 560),
+        (Policy(completion=COMPLETION, completion_timeout_s=40.0), 400),
+        (Policy(completion_timeout_s=40.0), 360),
+        (Policy(eviction=EVICTS, completion=COMPLETION), 1_160),
+        (Policy(pod_termination_timeout_s=10.0, device_free_timeout_s=5.0), 15),
+    ],
+)
+def test_a_deadline_has_to_hold_every_wait_that_was_asked_for(policy: Policy, budget_s: float) -> None:
+    assert problems(host(), PROFILE, replace(policy, deadline_s=budget_s)) == ()
+    (problem,) = problems(host(), PROFILE, replace(policy, deadline_s=budget_s - 0.5))
+    assert f"({budget_s:g} s)" in problem.what
+    assert "POD_EVICTION_TIMEOUT" in problem.remedy
+
+
+def test_the_default_deadline_holds_all_default_waits() -> None:
+    everything = Policy(eviction=EvictionRules(is_enabled=True, drains=True), completion=COMPLETION, safe_load=True)
+    assert problems(host(), PROFILE, everything) == ()
 
 
 def test_a_manager_without_a_root_is_told_to_set_one() -> None:
@@ -118,14 +162,27 @@ def test_a_foreign_module_above_the_driver_stops_the_run(names: tuple[str, ...],
         assert "modules.own" in problem.remedy
 
 
+PATCH, EVICT = ("patch", "nodes"), ("create", "pods/eviction")
+WATCH_NODES, WATCH_PODS = ("watch", "nodes"), ("watch", "pods")
+
+
 @pytest.mark.parametrize(
     ("steps", "needed"),
     [
         ((), ()),
         ((RecordDigest("/s", "d", "/r", source()),), ()),
-        ((GiveBack(journal()),), (("patch", "nodes"),)),
+        ((GiveBack(journal()),), (PATCH,)),
         ((WaitForOperands(("k",), (), 1.0),), ()),
-        ((WaitForOperands(("k",), ("p",), 1.0), GiveBack(journal())), (("watch", "pods"), ("patch", "nodes"))),
+        ((WaitForOperands(("k",), ("p",), 1.0), GiveBack(journal())), (WATCH_PODS, PATCH)),
+        ((PauseLast(("k",)),), (PATCH,)),
+        ((WaitForSafeLoad("k", "p", 1.0), PlanAgain("x")), (PATCH, WATCH_NODES)),
+        ((AskOperator("k", "s", "", True, ("p",), 1.0),), (PATCH, WATCH_NODES, WATCH_PODS)),
+        ((WaitForCompletion(COMPLETION, ("p",), 1.0),), (WATCH_PODS,)),
+        ((EvictWorkloads(("p",), (), 1.0),), (EVICT, WATCH_PODS)),
+        ((EvictWorkloads((), ("p",), 1.0),), (WATCH_PODS,)),
+        ((EvictWorkloads((), ("p",), 1.0, drains=True),), (EVICT, WATCH_PODS)),
+        ((DrainNode(("p",), 0.0),), (EVICT, WATCH_PODS)),
+        ((EvictWorkloads(("p",), (), 1.0), DrainNode(("p",), 0.0), WaitForDevice(1.0)), (EVICT, WATCH_PODS)),
     ],
 )
 def test_only_rights_that_the_steps_use_are_asked_for(
