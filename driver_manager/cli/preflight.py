@@ -45,11 +45,11 @@ def preflight_command(*, output: str, **options: Any) -> int:
     before its first change.
     """
     values = Values(options)
+    wanted = policy(values)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     obs = session.observe(session.node)
     if obs.host is None:
         raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
-    wanted = policy(values)
     needed = (*_NEEDED, _EVICT) if wanted.eviction.is_enabled or wanted.eviction.drains else _NEEDED
     found = (
         *checks(obs.host, session.profile, wanted),

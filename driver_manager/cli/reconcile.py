@@ -30,8 +30,9 @@ def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
     values = Values(options)
     if dry_run:
         return _show_plan(values, output)
+    wanted = policy(values)
     session = open_session(values)
-    outcome = reconcile(session.ports(), session.observer(), session.profile, policy(values))
+    outcome = reconcile(session.ports(), session.observer(), session.profile, wanted)
     _announce(session, outcome)
     if output == "json":
         words = {"error": outcome.what, "remedy": outcome.remedy} if outcome.exit_code else {"what": outcome.what}
@@ -48,9 +49,10 @@ def plan_command(*, output: str, **options: Any) -> int:
 
 
 def _show_plan(values: Values, output: str) -> int:
+    wanted = policy(values)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     ports = session.ports()
-    _, decided = decide(ports, session.observe(session.node), session.profile, policy(values))
+    _, decided = decide(ports, session.observe(session.node), session.profile, wanted)
     try:
         decided = rehearsed(ports, decided)
     except ApiRefused as error:

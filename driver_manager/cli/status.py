@@ -14,7 +14,7 @@ from driver_manager.cli.wiring import Session, open_session, policy
 from driver_manager.domain.errors import ExitCode, ManagerError
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.labels import is_paused
-from driver_manager.domain.model import Host, Node, Observation
+from driver_manager.domain.model import Host, Node, Observation, Policy
 from driver_manager.domain.operands import placed_by, why_still_there
 from driver_manager.domain.steps import Plan
 from driver_manager.domain.unloading import unload_order
@@ -43,13 +43,14 @@ def status_command(*, output: str, **options: Any) -> int:
     Works in a node debug pod (host at /host) and from a laptop, where the host's part says "not on the node".
     """
     values = Values(options)
+    wanted = policy(values)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
-    body = as_json(_facts(session), session)
+    body = as_json(_facts(session, wanted), session)
     click.echo(json.dumps(body, indent=2) if output == "json" else as_text(body))
     return ExitCode.DONE
 
 
-def _facts(session: Session) -> Facts:
+def _facts(session: Session, wanted: Policy) -> Facts:
     journal_problem = ""
     verdict: Plan | ManagerError
     try:
@@ -61,7 +62,7 @@ def _facts(session: Session) -> Facts:
         obs = session.observe(replace(session.node, annotations=bare), tolerant=True)
         return Facts(obs, journal_problem, session.host_problem, error)
     try:
-        _, verdict = decide(session.ports(), obs, session.profile, policy(session.values))
+        _, verdict = decide(session.ports(), obs, session.profile, wanted)
     except ManagerError as error:
         verdict = error
     return Facts(obs, journal_problem, session.host_problem, verdict)

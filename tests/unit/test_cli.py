@@ -14,14 +14,14 @@ from driver_manager.cli.main import COMMANDS, run
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 
 NODE_COMMANDS = [name for name in COMMANDS if name != "sandbox"]
-ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.LOGGING]
+ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
 
 
 @pytest.fixture(autouse=True)
 def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No option from the environment, no file of the host, and the signal handlers as they were."""
-    for setting in ALL:
-        monkeypatch.delenv(setting.env, raising=False)
+    for name in (name for setting in ALL for name in (setting.env, *setting.also)):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -53,6 +53,13 @@ def errors(captured: str) -> list[str]:
         (["plan", "--node-name", "Not A Node"], "'Not A Node' is not the name of a node"),
         (["plan", "--node-name", "n", "--profile", "intel"], "there is no profile 'intel'"),
         (["plan", "--node-name", "n", "--profile-file", "/absent.toml"], "profile file /absent.toml cannot be read"),
+        (["plan", "--drain-pod-selector-label", "app in web"], "DRAIN_POD_SELECTOR_LABEL is not a label selector: "),
+        (["plan", "--wait-for-completion-selector", "a=b,"], "WAIT_FOR_COMPLETION_SELECTOR is not a label selector"),
+        (["status", "--drain-pod-selector-label", ","], "DRAIN_POD_SELECTOR_LABEL is not a label selector"),
+        (["preflight", "--drain-pod-selector-label", "=x"], "unable to parse requirement: =x"),
+        (["reconcile-driver-state", "--drain-pod-selector-label", "a>1"], "unable to parse requirement: a>1"),
+        (["reconcile-driver-state", "--dry-run", "--drain-pod-selector-label", "!"], "unable to parse requirement: !"),
+        (["plan", "--drain-timeout-seconds", "for ever"], "'for ever' is not a duration"),
         (["plan", "--node-name", "n", "--kubeconfig", "/absent"], "no usable way to the cluster in /absent"),
         (["sandbox", "no-such-scenario"], "there is no scenario 'no-such-scenario'"),
         (["sandbox", "upgrade", "--all"], "a scenario and --all were given"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from driver_manager import settings
 from driver_manager.settings import Kind, Setting, Values, parse_duration
 
-ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.LOGGING]
+ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,8 @@ def test_gos_own_form_is_read_back(hours: int, minutes: int, seconds: int) -> No
 
 def test_every_option_has_one_name_and_one_variable() -> None:
     assert len({setting.name for setting in ALL}) == len(ALL)
-    assert len({setting.env for setting in ALL}) == len(ALL)
+    variables = [name for setting in ALL for name in (setting.env, *setting.also)]
+    assert len(set(variables)) == len(variables)
     assert all(setting.help for setting in ALL)
 
 
@@ -110,6 +111,12 @@ def test_every_default_is_a_value_of_its_option(setting: Setting) -> None:
         ("DRIVER_PROFILE", "auto"),
         ("DRIVER_CONFIG_DIGEST", None),
         ("FORCE_REINSTALL", False),
+        ("ENABLE_NPU_POD_EVICTION", False),
+        ("ENABLE_AUTO_DRAIN", False),
+        ("DRAIN_TIMEOUT_SECONDS", "0s"),
+        ("NPU_POD_EVICTION_FORCE", False),
+        ("NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA", False),
+        ("EVICT_HOLDERS", False),
     ],
 )
 def test_defaults_are_those_of_the_contract(env: str, default: object) -> None:
@@ -119,8 +126,8 @@ def test_defaults_are_those_of_the_contract(env: str, default: object) -> None:
 
 def test_the_default_waits_fit_into_the_default_deadline() -> None:
     default = {setting.name: setting.default for setting in ALL}
-    waits = parse_duration(default["pod_termination_timeout"]) + parse_duration(default["device_free_timeout"])
-    assert waits <= parse_duration(default["reconcile_deadline"])
+    names = ("pod_termination_timeout", "device_free_timeout", "pod_eviction_timeout", "wait_for_completion_timeout")
+    assert sum(parse_duration(default[name]) for name in names) <= parse_duration(default["reconcile_deadline"])
 
 
 def test_values_come_in_their_own_type() -> None:

@@ -1,0 +1,187 @@
+"""The words of both generations of the operator, and NVIDIA's, become one policy about users' pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from driver_manager import profiles, settings
+from driver_manager.cli import wiring
+from driver_manager.cli.options import with_options
+from driver_manager.cli.wiring import policy
+from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.model import EvictionRules, Policy
+from driver_manager.settings import Values
+from tests.fakes.builders import PROFILE
+
+SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
+
+
+def told(env: dict[str, str], *argv: str) -> Policy:
+    """The policy that an environment and a command line make. Raises click's errors, ConfigError."""
+    found: list[Policy] = []
+
+    @click.command()
+    @with_options(settings.DRIVER, settings.WORKLOADS)
+    def command(**options: Any) -> None:
+        found.append(policy(Values(options)))
+
+    CliRunner(env=env).invoke(command, argv, catch_exceptions=False, standalone_mode=False)
+    return found[0]
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No option from the environment of the tests."""
+    for setting in SETTINGS:
+        for name in (setting.env, *setting.also):
+            monkeypatch.delenv(name, raising=False)
+
+
+GENERATION_1 = {
+    "ENABLE_NPU_POD_EVICTION": "true",
+    "ENABLE_AUTO_DRAIN": "false",
+    "DRAIN_USE_FORCE": "false",
+    "DRAIN_POD_SELECTOR_LABEL": "",
+    "DRAIN_TIMEOUT_SECONDS": "0s",
+    "DRAIN_DELETE_EMPTYDIR_DATA": "false",
+}
+GENERATION_2 = {
+    "ENABLE_NPU_POD_EVICTION": "true",
+    "NPU_POD_EVICTION_FORCE": "true",
+    "NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA": "true",
+    "NPU_POD_EVICTION_DEVICE_CLASS": "npu.rebellions.ai",
+}
+NVIDIAS = {
+    "ENABLE_GPU_POD_EVICTION": "true",
+    "ENABLE_AUTO_DRAIN": "true",
+    "DRAIN_USE_FORCE": "true",
+    "DRAIN_POD_SELECTOR_LABEL": "app=web",
+    "DRAIN_TIMEOUT_SECONDS": "90",
+    "DRAIN_DELETE_EMPTYDIR_DATA": "true",
+}
+
+
+def rules(env: dict[str, str], *argv: str) -> EvictionRules:
+    return told(env, *argv).eviction
+
+
+def test_without_a_word_nobody_may_be_evicted() -> None:
+    assert told({}) == Policy()
+
+
+def test_generation_one_evicts_and_does_nothing_else() -> None:
+    assert rules(GENERATION_1) == EvictionRules(is_enabled=True)
+
+
+def test_generation_two_evicts_with_its_consents_and_its_class() -> None:
+    assert rules(GENERATION_2) == EvictionRules(
+        is_enabled=True, forces=True, deletes_empty_dirs=True, device_classes=("npu.rebellions.ai",)
+    )
+
+
+def test_nvidias_words_mean_the_same() -> None:
+    found = rules(NVIDIAS)
+    assert (found.is_enabled, found.drains, found.forces, found.deletes_empty_dirs) == (True, True, True, True)
+    assert (found.drain_selector.text, found.drain_timeout_s) == ("app=web", 90.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "also"),
+    [(setting, also) for setting in SETTINGS for also in setting.also],
+    ids=lambda value: str(value)[:40],
+)
+def test_the_first_variable_that_is_not_empty_counts(setting: settings.Setting, also: str) -> None:
+    def flag(env: dict[str, str]) -> bool:
+        attribute = {
+            "enable_npu_pod_eviction": "is_enabled",
+            "npu_pod_eviction_force": "forces",
+            "npu_pod_eviction_delete_emptydir_data": "deletes_empty_dirs",
+        }[setting.name]
+        return bool(getattr(rules(env), attribute))
+
+    assert flag({also: "true"})
+    assert not flag({also: "false"})
+    assert flag({setting.env: "", also: "true"})
+    assert not flag({setting.env: "false", also: "true"})
+    assert flag({setting.env: "true", also: "false"})
+    assert not flag({setting.env: "", also: ""})
+
+
+@pytest.mark.parametrize(("text", "is_on"), [("true", True), ("True", True), ("1", True), ("yes", True), ("0", False)])
+def test_a_flag_is_read_as_charts_write_it(text: str, is_on: bool) -> None:
+    assert rules({"ENABLE_NPU_POD_EVICTION": text}).is_enabled is is_on
+
+
+def test_a_flag_that_is_neither_is_a_usage_error() -> None:
+    with pytest.raises(click.UsageError, match="'maybe' is not a valid boolean"):
+        told({"ENABLE_NPU_POD_EVICTION": "maybe"})
+
+
+def test_the_command_line_goes_before_the_environment() -> None:
+    env = {"ENABLE_NPU_POD_EVICTION": "false", "DRAIN_POD_SELECTOR_LABEL": "a", "DRAIN_TIMEOUT_SECONDS": "5m"}
+    found = rules(env, "--enable-npu-pod-eviction", "--drain-pod-selector-label", "b", "--drain-timeout-seconds", "7")
+    assert (found.is_enabled, found.drain_selector.text, found.drain_timeout_s) == (True, "b", 7.0)
+
+
+def test_every_other_word_has_its_place() -> None:
+    found = told(
+        {
+            "EVICT_HOLDERS": "true",
+            "POD_EVICTION_TIMEOUT": "2m",
+            "NPU_POD_EVICTION_DEVICE_CLASS": " a , ,b,",
+            "WAIT_FOR_COMPLETION_SELECTOR": "job in (a,b)",
+            "WAIT_FOR_COMPLETION_TIMEOUT": "1h",
+            "SAFE_LOAD": "true",
+            "OPERATOR_TIMEOUT": "3m",
+            "IGNORE_SKIP": "true",
+        }
+    )
+    assert found.eviction == EvictionRules(evicts_holders=True, timeout_s=120.0, device_classes=("a", "b"))
+    assert (found.completion.text, found.completion_timeout_s) == ("job in (a,b)", 3_600.0)
+    assert (found.safe_load, found.operator_timeout_s, found.ignore_skip) == (True, 180.0, True)
+
+
+@pytest.mark.parametrize("name", ["DRAIN_POD_SELECTOR_LABEL", "WAIT_FOR_COMPLETION_SELECTOR"])
+@pytest.mark.parametrize("text", ["a in b", ",", "=x", "a=b,"])
+def test_a_bad_selector_is_a_configuration_error_that_names_its_variable(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is not a label selector: unable to parse") as caught:
+        told({name: text})
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("blank", ["", "  "])
+def test_a_blank_selector_is_none(blank: str) -> None:
+    found = told({"WAIT_FOR_COMPLETION_SELECTOR": blank, "DRAIN_POD_SELECTOR_LABEL": blank})
+    assert not found.completion
+    assert found.eviction.drain_selector.matches({"any": "label"})
+
+
+# a further label of a DRA plugin
+
+
+def test_a_further_label_leaves_last_and_is_paused() -> None:
+    key = "example.com/dra-plugin"
+    found = wiring._with_last_label(PROFILE, key)
+    assert found.deploy.last_keys == PROFILE.deploy.last_keys | {key}
+    assert key in found.deploy.keys_in({key: "true"})
+    assert wiring._with_last_label(found, key) == found
+    assert wiring._with_last_label(PROFILE, "") == PROFILE
+
+
+@pytest.mark.parametrize("key", ["no-prefix", "example.com/", "/x", "example.com/a=b", "example.com/a b"])
+def test_a_further_label_that_is_none_is_a_configuration_error(key: str) -> None:
+    assert not profiles.is_key(key)
+    with pytest.raises(ConfigError, match="is not the key of a label"):
+        wiring._with_last_label(PROFILE, key)
+
+
+def test_the_drivers_own_label_never_leaves_last() -> None:
+    driver = PROFILE.deploy.driver_key
+    found = wiring._with_last_label(PROFILE, driver)
+    assert driver not in found.deploy.last_keys
+    assert found.deploy.keys_in({driver: "true"}) == frozenset()
