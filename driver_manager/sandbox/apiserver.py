@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from driver_manager.sandbox.controllers import budget_refusal
+from driver_manager.sandbox.controllers import refuse_eviction
 from driver_manager.sandbox.http import HttpServer
 from driver_manager.sandbox.patches import PATCHES, json_patch
 from driver_manager.sandbox.requests import NOT_ALLOWED, REVIEW, Request, RequestRecord
@@ -135,7 +135,7 @@ class ApiServer:
         return self.store.patch(
             request.kind.plural,
             request.name,
-            _change_of(request),
+            _on_record(_change_of(request), request.manager),
             namespace=request.namespace,
             status=request.subresource == "status",
             dry_run=request.is_dry_run,
@@ -183,11 +183,7 @@ class ApiServer:
         options = request.object().get("deleteOptions") or {}
         with self.store.changed:
             pod = self.store.get("pods", request.name, request.namespace)
-            refusal = budget_refusal(self.store, pod)
-            if refusal:
-                message = "Cannot evict pod as it would violate the pod's disruption budget."
-                details = {"causes": [{"reason": "DisruptionBudget", "message": refusal}]}
-                raise ApiError(429, "TooManyRequests", message, details)
+            refuse_eviction(self.store, pod)
             self._delete_as(request, options)
         return _success(request.kind, request.name)
 
@@ -263,6 +259,26 @@ def _change_of(request: Request) -> Callable[[Obj], Obj]:
     if not isinstance(request.body, dict | list) or (apply is not json_patch and isinstance(request.body, list)):
         raise ApiError(400, "BadRequest", "the patch is not of the form its content type says")
     return lambda obj: apply(obj, request.body)
+
+
+def _on_record(change: Callable[[Obj], Obj], manager: str) -> Callable[[Obj], Obj]:
+    """`change`, with the manager of spec.unschedulable on record, and of no other field."""
+
+    def noted(obj: Obj) -> Obj:
+        before = _is_cordoned(obj)
+        new = change(obj)
+        if _is_cordoned(new) is before or not isinstance(new.get("metadata"), dict):
+            return new
+        entry = {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
+        kept = {key: value for key, value in new["metadata"].items() if key != "managedFields"}
+        return new | {"metadata": kept if before else kept | {"managedFields": [entry]}}
+
+    return noted
+
+
+def _is_cordoned(obj: Obj) -> bool:
+    spec = obj.get("spec")
+    return isinstance(spec, dict) and bool(spec.get("unschedulable"))
 
 
 def _watch_event(event: Event, matches: Match) -> Obj | None:

@@ -197,31 +197,46 @@ def _seconds(text: str) -> float:
         return math.inf
 
 
-def budget_refusal(store: Store, pod: Obj) -> str | None:
-    """Why a PodDisruptionBudget forbids to evict the pod now; None if none does.
+def refuse_eviction(store: Store, pod: Obj) -> None:
+    """Raise ApiError 429 where a PodDisruptionBudget forbids to evict the pod now, 500 where it has two.
 
     Only `matchLabels` are read, and the pods that match stand for the controller's scale. A pod that is not running
     or already on its way out is no disruption.
     """
     metadata = pod["metadata"]
     if "deletionTimestamp" in metadata or pod.get("status", {}).get("phase") != "Running":
-        return None
-    for budget in store.list_objects("poddisruptionbudgets", namespace=metadata["namespace"])[0]:
-        spec = budget["spec"]
-        selector = (spec.get("selector") or {}).get("matchLabels") or {}
-        if not selector.items() <= metadata.get("labels", {}).items():
-            continue
-        labels = ",".join(f"{key}={value}" for key, value in selector.items())
-        matching, _ = store.list_objects("pods", namespace=metadata["namespace"], labels=labels)
-        healthy = {other["metadata"]["uid"] for other in matching if _is_healthy(other)}
-        if "maxUnavailable" in spec:
-            needed = len(matching) - _scaled(spec["maxUnavailable"], len(matching))
-        else:
-            needed = _scaled(spec.get("minAvailable", 1), len(matching))
-        if len(healthy - {metadata["uid"]}) < needed:
-            name = budget["metadata"]["name"]
-            return f"The disruption budget {name} needs {needed} healthy pods and has {len(healthy)} currently"
-    return None
+        return
+    found = store.list_objects("poddisruptionbudgets", namespace=metadata["namespace"])[0]
+    budgets = [budget for budget in found if _selected(budget).items() <= metadata.get("labels", {}).items()]
+    if len(budgets) > 1:
+        why = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
+        raise ApiError(500, "InternalError", why)
+    for why in (_why_not(store, budget, metadata) for budget in budgets):
+        if why:
+            message = "Cannot evict pod as it would violate the pod's disruption budget."
+            details = {"causes": [{"reason": "DisruptionBudget", "message": why}]}
+            raise ApiError(429, "TooManyRequests", message, details)
+
+
+def _selected(budget: Obj) -> dict[str, str]:
+    labels: dict[str, str] = (budget["spec"].get("selector") or {}).get("matchLabels") or {}
+    return labels
+
+
+def _why_not(store: Store, budget: Obj, metadata: Obj) -> str:
+    """Why the budget allows no disruption by this pod; "" where it does."""
+    spec = budget["spec"]
+    labels = ",".join(f"{key}={value}" for key, value in _selected(budget).items())
+    matching, _ = store.list_objects("pods", namespace=metadata["namespace"], labels=labels)
+    healthy = {other["metadata"]["uid"] for other in matching if _is_healthy(other)}
+    if "maxUnavailable" in spec:
+        needed = len(matching) - _scaled(spec["maxUnavailable"], len(matching))
+    else:
+        needed = _scaled(spec.get("minAvailable", 1), len(matching))
+    if len(healthy - {metadata["uid"]}) >= needed:
+        return ""
+    name = budget["metadata"]["name"]
+    return f"The disruption budget {name} needs {needed} healthy pods and has {len(healthy)} currently"
 
 
 def _is_healthy(pod: Obj) -> bool:

@@ -25,18 +25,23 @@ _OPEN_PATHS = ("/version", "/readyz", "/livez", "/healthz")
 
 
 def _public(path: str) -> Obj | str | None:
-    """The answer to a path that names no resource: probes, version, groups; None for any other."""
+    """The answer to a path that names no resource: probes, version, groups, one group; None for any other."""
     if path in ("/readyz", "/livez", "/healthz"):
         return "ok"
     if path == "/version":
         return {"major": "1", "minor": "31", "gitVersion": "v1.31.0-sandbox", "platform": "sandbox"}
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
+    groups = {kind.group: _group(kind) for kind in SERVED if kind.group}
     if path == "/apis":
-        served = {kind.group: {"groupVersion": kind.api_version, "version": "v1"} for kind in SERVED if kind.group}
-        groups = [{"name": group, "versions": [v], "preferredVersion": v} for group, v in served.items()]
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    return None
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": list(groups.values())}
+    group = groups.get(path.removeprefix("/apis/"))
+    return {"kind": "APIGroup", "apiVersion": "v1", **group} if group is not None else None
+
+
+def _group(kind: Kind) -> Obj:
+    version = {"groupVersion": kind.api_version, "version": kind.version}
+    return {"name": kind.group, "versions": [version], "preferredVersion": version}
 
 
 class HttpServer(ThreadingHTTPServer):

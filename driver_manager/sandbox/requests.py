@@ -51,6 +51,11 @@ class Request:
         return (self.query or {}).get(name, "")
 
     @property
+    def manager(self) -> str:
+        """The name under which the write goes on record."""
+        return self.option("fieldManager") or self.user
+
+    @property
     def is_dry_run(self) -> bool:
         return self.option("dryRun") == "All"
 

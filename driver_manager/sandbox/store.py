@@ -63,6 +63,7 @@ KINDS: dict[str, Kind] = {
         Kind("daemonsets", "DaemonSet", "apps", subresources=("status",)),
         Kind("leases", "Lease", "coordination.k8s.io"),
         Kind("poddisruptionbudgets", "PodDisruptionBudget", "policy"),
+        Kind("resourceclaims", "ResourceClaim", "resource.k8s.io", subresources=("status",)),
     )
 }
 

@@ -6,15 +6,26 @@ import pytest
 
 from tests.cluster.api import Api
 from tests.cluster.controlplane import ControlPlane
+from tests.cluster.proxy import Proxy
 from tests.contract.cluster_port import ClusterContract, Target
-
-
-@pytest.fixture
-def target(control_plane: ControlPlane, admin_api: Api) -> Target:
-    """The session's control plane; whoever has no role may do nothing."""
-    nobody = control_plane.kubeconfig(control_plane.nobody.token)
-    return Target(admin_api, control_plane.kubeconfig(control_plane.admin.token), nobody)
+from tests.contract.workloads_port import WorkloadsContract
 
 
 class TestOnRealServer(ClusterContract):
     """See ClusterContract."""
+
+    @pytest.fixture
+    def target(self, control_plane: ControlPlane, admin_api: Api) -> Target:
+        """The session's control plane; whoever has no role may do nothing."""
+        nobody = control_plane.kubeconfig(control_plane.nobody.token)
+        return Target(admin_api, control_plane.kubeconfig(control_plane.admin.token), nobody)
+
+
+class TestWorkloadsOnRealServer(WorkloadsContract):
+    """See WorkloadsContract."""
+
+    @pytest.fixture
+    def target(self, control_plane: ControlPlane, admin_api: Api, proxy: Proxy, dra: None) -> Target:
+        """As above, through the proxy that makes up for what the old server lacks."""
+        nobody = control_plane.kubeconfig(control_plane.nobody.token, proxy.url)
+        return Target(admin_api, control_plane.kubeconfig(control_plane.admin.token, proxy.url), nobody)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,12 +48,13 @@ class Target:
         self.api.post("/api/v1/nodes", {"metadata": metadata})
         return name
 
-    def make_pod(self, node: str) -> str:
-        """A new pod bound to `node`; its name."""
-        name = f"pod-{uuid.uuid4().hex[:8]}"
-        spec: Json = {"nodeName": node, "containers": [{"name": "c", "image": "i"}], "terminationGracePeriodSeconds": 0}
-        spec |= {"nodeSelector": {KEY: "true"}, "automountServiceAccountToken": False}
-        self.api.post(PODS, {"metadata": {"name": name, "labels": {"app": "contract"}}, "spec": spec})
+    def make_pod(self, node: str, name: str = "", *, grace_s: int = 0, **spec: Any) -> str:
+        """A new pod bound to `node`; its name, which is its label `pod` too."""
+        name = name or f"pod-{uuid.uuid4().hex[:8]}"
+        body: Json = {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}
+        body |= {"nodeSelector": {KEY: "true"}, "automountServiceAccountToken": False}
+        body |= {"terminationGracePeriodSeconds": grace_s, **spec}
+        self.api.post(PODS, {"metadata": {"name": name, "labels": {"app": "contract", "pod": name}}, "spec": body})
         return name
 
     def delete_pod(self, name: str) -> None:

@@ -12,6 +12,7 @@ from driver_manager.sandbox.apiserver import ApiServer, Deny
 from driver_manager.sandbox.store import Store
 from tests.cluster.api import Api
 from tests.contract.cluster_port import ClusterContract, Target
+from tests.contract.workloads_port import WorkloadsContract
 
 
 @pytest.fixture
@@ -31,3 +32,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
 
 class TestOnSandbox(ClusterContract):
     """See ClusterContract."""
+
+
+class TestWorkloadsOnSandbox(WorkloadsContract):
+    """See WorkloadsContract."""
