@@ -9,12 +9,13 @@ from collections.abc import Callable
 from functools import partial
 
 from driver_manager.domain.clearing import drain, eviction_timeout_s, is_completing, refuse_blocked
-from driver_manager.domain.errors import PodsRemain
-from driver_manager.domain.model import Holder, Observation, PodList, Policy
+from driver_manager.domain.errors import EvictionRefused, PodsRemain
+from driver_manager.domain.model import Holder, Observation, Pod, PodList, Policy
+from driver_manager.domain.naming import several
 from driver_manager.domain.operands import is_placed_by, named
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
-from driver_manager.domain.workloads import Fate, Scene, namespaces_with_claims, with_fate, workloads
+from driver_manager.domain.workloads import Fate, Scene, Workload, namespaces_with_claims, with_fate, workloads
 from driver_manager.evicting import Evictor
 from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
 from driver_manager.waiting import PodWait
@@ -43,14 +44,19 @@ class Departures:
         self._obs = obs
         self._bounded = bounded
 
-    def of_operands(self, step: WaitForOperands, *, just_paused: bool) -> None:
-        """Wait until the paused keys place no pod any more. Raises PodsRemain."""
+    def of_operands(self, step: WaitForOperands, *, just_took: bool, replaces: bool) -> bool:
+        """Wait until the paused keys place no pod any more. Raises PodsRemain.
+
+        `replaces`: whether the driver will go. Then True means that a pod came which uses it, before it was kept away.
+        """
         concerns = partial(is_placed_by, keys=frozenset(step.keys), own=self._obs.own_pod)
         known = self._obs.pods
-        if just_paused and not step.pods:
-            # One may have come between the list and the pause; with pods to wait for, the watch would tell.
+        if just_took and not step.pods:
+            # One may have come between the list and the pause; with pods to wait for, the watch tells.
             known = self._cluster.pods()
-        PodWait(self._cluster, self._clock, self._reporter, concerns).until_gone(known, self._bounded(step.timeout_s))
+        wait = PodWait(self._cluster, self._clock, self._reporter, concerns)
+        wait.until_gone(known, self._bounded(step.timeout_s))
+        return replaces and self._has_new_users(self._obs.pods, wait.present)
 
     def of_completing(self, step: WaitForCompletion) -> None:
         """Wait for pods to complete; those that do not within the time are said, and are workloads like others."""
@@ -61,38 +67,53 @@ class Departures:
         except PodsRemain as error:
             self._reporter.warn(f"not completed: {error.what}")
 
-    def of_workloads(self, step: EvictWorkloads) -> None:
-        """Evict the pods that use the accelerator now. Raises PodsRemain, after the drain where one is allowed."""
+    def of_workloads(self, step: EvictWorkloads) -> bool:
+        """Evict the pods that use the accelerator now; whether another one came meanwhile.
+
+        Raises PodsRemain; where a drain is allowed, only after it.
+        """
+        known = self._cluster.pods()
         try:
-            known = self._cluster.pods()
-            found = workloads(self._scene(known), self._profile, self._policy.eviction)
+            found = workloads(self._scene(known.pods), self._profile, self._policy.eviction)
             refuse_blocked(found)
             going = with_fate(found, Fate.EVICT, Fate.WAIT)
             timeout_s = max(step.timeout_s, eviction_timeout_s(self._policy, going))
-            self._evictor().clear(known, going, self._bounded(timeout_s))
-        except PodsRemain as error:
+            left = self._clear(known, going, timeout_s)
+        except EvictionRefused as error:
             if not step.drains:
                 raise
             self._reporter.warn(f"{error.what}; draining the node")
-            self._drain(self._policy.eviction.drain_timeout_s)
+            return self._drain(self._policy.eviction.drain_timeout_s)
+        return self._has_new_users(known, left)
 
-    def of_everybody(self, step: DrainNode) -> None:
-        """Drain the node. Raises PodsRemain."""
-        self._drain(step.timeout_s)
+    def of_everybody(self, step: DrainNode) -> bool:
+        """Drain the node; whether a pod that uses the accelerator came meanwhile. Raises PodsRemain."""
+        return self._drain(step.timeout_s)
 
-    def _drain(self, timeout_s: float) -> None:
+    def _drain(self, timeout_s: float) -> bool:
         known = self._cluster.pods()
-        going = drain(self._scene(known), self._profile, self._policy)
-        self._evictor().clear(known, going, self._bounded(timeout_s or self._policy.deadline_s))
+        going = drain(self._scene(known.pods), self._profile, self._policy)
+        return self._has_new_users(known, self._clear(known, going, timeout_s or self._policy.deadline_s))
 
-    def _scene(self, known: PodList) -> Scene:
-        """The node's pods now, with their claims and, where holders may be evicted, who has the device open now."""
-        namespaces = namespaces_with_claims(known.pods, self._profile, self._policy.eviction)
-        claims = self._cluster.claims(namespaces) if namespaces else ()
+    def _clear(self, known: PodList, going: tuple[Workload, ...], timeout_s: float) -> tuple[Pod, ...]:
+        evictor = Evictor(self._cluster, self._clock, self._reporter)
+        return evictor.clear(known, going, timeout_s, self._bounded(self._policy.deadline_s))
+
+    def _has_new_users(self, before: PodList, now: tuple[Pod, ...]) -> bool:
+        """Whether one of the pods that are there `now` and were not `before` would have to leave too."""
+        known = {pod.uid for pod in before.pods}
+        came = tuple(pod for pod in now if pod.uid not in known)
+        found = workloads(self._scene(came), self._profile, self._policy.eviction) if came else ()
+        users = [one for one in with_fate(found, Fate.EVICT, Fate.WAIT, Fate.BLOCK) if one.has_asked]
+        if users:
+            self._reporter.info(f"{several(users)} came meanwhile")
+        return bool(users)
+
+    def _scene(self, pods: tuple[Pod, ...]) -> Scene:
+        """`pods` with their claims and, where holders may be evicted, who has the device open now."""
+        namespaces = namespaces_with_claims(pods, self._profile, self._policy.eviction)
+        claims = self._cluster.claims(namespaces) if namespaces and not self._obs.has_unread_claims else ()
         holders: tuple[Holder, ...] = ()
         if self._policy.eviction.evicts_holders:
-            holders = named(self._host.holders(), known.pods)
-        return Scene(known.pods, claims, holders, self._obs.own_pod, self._obs.enclosing_uid)
-
-    def _evictor(self) -> Evictor:
-        return Evictor(self._cluster, self._clock, self._reporter)
+            holders = named(self._host.holders(), pods)
+        return Scene(pods, claims, holders, self._obs.own_pod, self._obs.enclosing_uid)

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from driver_manager.domain.errors import PodsRemain
+from driver_manager.domain.clearing import AFTER_GRACE_S, grace_s
+from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.model import EvictionOutcome, Pod, PodList
-from driver_manager.domain.workloads import MOST_NAMED, Fate, Workload, with_fate
+from driver_manager.domain.naming import several
+from driver_manager.domain.workloads import Fate, Workload, with_fate
 from driver_manager.ports import Clock, Cluster, Reporter
 from driver_manager.waiting import PodWait
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 15.0
 """A disruption budget frees up when a pod elsewhere gets ready, which takes seconds to minutes."""
+
+REHEARSAL_S = 15.0
+"""What a rehearsal may take: it only warns, and a slow API server is not to hold up the run for it."""
 
 
 class Evictor:
@@ -26,64 +31,87 @@ class Evictor:
         self._clock = clock
         self._reporter = reporter
 
-    def clear(self, known: PodList, leaving: Iterable[Workload], timeout_s: float) -> None:
-        """Evict those of `leaving` whose fate it is, and return once all of them are gone, by uid.
+    def clear(self, known: PodList, leaving: Iterable[Workload], timeout_s: float, most_s: float) -> tuple[Pod, ...]:
+        """Evict those of `leaving` whose fate it is, and return once all of them are gone, by uid: who is there then.
 
-        `known` is the list that they were found in. Raises PodsRemain after `timeout_s` seconds, ApiRefused.
+        `known` is the list that they were found in. A pod that is let go late still gets its grace, up to `most_s`.
+        Raises EvictionRefused after `timeout_s` seconds, PodsRemain, ApiRefused, Terminated.
         """
-        going, end = tuple(leaving), self._clock.monotonic() + timeout_s
-        self._evict({one.pod.uid: one for one in with_fate(going, Fate.EVICT)}, end, timeout_s)
+        going, begun = tuple(leaving), self._clock.monotonic()
+        end, limit = begun + min(timeout_s, most_s), begun + most_s
+        latest = self._evict({one.pod.uid: one for one in with_fate(going, Fate.EVICT)}, end, min(timeout_s, most_s))
         uids = frozenset(one.pod.uid for one in going)
         wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)
-        wait.until_gone(known, max(0.0, end - self._clock.monotonic()))
+        wait.until_gone(known, max(0.0, min(max(end, latest), limit) - self._clock.monotonic()))
+        return wait.present
 
     def rehearse(self, pods: Iterable[Pod]) -> tuple[str, ...]:
         """One line for each pod whose eviction the API server would refuse now; nothing is evicted.
 
-        Raises ApiRefused where no eviction is ours to make.
+        Raises ApiRefused where no eviction is ours to make, Terminated.
         """
-        refused = []
+        refused, end = list[str](), self._clock.monotonic() + REHEARSAL_S
         for pod in pods:
+            self._clock.check()
+            if self._clock.monotonic() >= end:
+                refused.append(f"not every eviction was rehearsed within {REHEARSAL_S:g} s")
+                break
             answer = self._cluster.evict(pod, dry_run=True)
             if answer.outcome is EvictionOutcome.BLOCKED:
                 refused.append(f"the eviction of {pod} would be refused now: {answer.why}")
         return tuple(refused)
 
-    def _evict(self, pending: dict[str, Workload], end: float, timeout_s: float) -> None:
-        pause_s, said = FIRST_RETRY_S, dict[str, str]()
-        while True:
-            asked_s = self._round(pending, said)
+    def _evict(self, pending: dict[str, Workload], end: float, timeout_s: float) -> float:
+        """Ask until each of `pending` was let go; the moment by which the last of them has to be gone."""
+        pause_s, said, latest = FIRST_RETRY_S, dict[str, str](), 0.0
+        while pending:
+            if said:
+                self._forget_gone(pending)
+            asked_s, gone_by = self._round(pending, said, end)
+            latest = max(latest, gone_by)
             left_s = end - self._clock.monotonic()
-            if not pending:
-                return
-            if left_s <= 0:
+            if pending and left_s <= 0:
                 raise _refused(pending, said, timeout_s)
-            # Jitter: agents on many nodes wait for the same budget.
-            self._clock.sleep(min(left_s, max(asked_s, pause_s * (0.5 + self._clock.random()))))
+            if pending:
+                # Jitter: agents on many nodes wait for the same budget.
+                wished_s = min(asked_s, LAST_RETRY_S)
+                self._clock.sleep(min(left_s, max(wished_s, pause_s * (0.5 + self._clock.random()))))
             pause_s = min(2 * pause_s, LAST_RETRY_S)
+        return latest
 
-    def _round(self, pending: dict[str, Workload], said: dict[str, str]) -> float:
-        """Ask once for each of `pending` and take out those that go; seconds that the API server asks to wait."""
-        asked_s = 0.0
+    def _forget_gone(self, pending: dict[str, Workload]) -> None:
+        """Take out those that left by themselves: the server asks the budget of a name before it compares the uid."""
+        there = {pod.uid for pod in self._cluster.pods().pods}
+        for uid in [uid for uid in pending if uid not in there]:
+            self._reporter.info(f"{pending.pop(uid)} was gone already")
+
+    def _round(self, pending: dict[str, Workload], said: dict[str, str], end: float) -> tuple[float, float]:
+        """Ask once for each of `pending`, until `end`, and take out those that go.
+
+        Seconds that the API server asks to wait, and the moment by which those let go have to be gone.
+        """
+        asked_s, gone_by = 0.0, 0.0
         for uid, one in list(pending.items()):
             self._clock.check()
+            if said and self._clock.monotonic() > end:
+                break
             answer = self._cluster.evict(one.pod)
             if answer.outcome is EvictionOutcome.BLOCKED:
                 asked_s = max(asked_s, answer.retry_after_s)
                 if said.get(uid) != answer.why:
-                    said[uid] = answer.why
                     self._reporter.info(f"the eviction of {one} is refused: {answer.why}; trying again")
+                said[uid] = answer.why
                 continue
             del pending[uid]
             is_gone = answer.outcome is EvictionOutcome.GONE
+            gone_by = max(gone_by, self._clock.monotonic() + (0.0 if is_gone else grace_s(one.pod) + AFTER_GRACE_S))
             self._reporter.info(f"{one} {'was gone already' if is_gone else 'is being evicted'}")
-        return asked_s
+        return asked_s, gone_by
 
 
-def _refused(pending: dict[str, Workload], said: dict[str, str], timeout_s: float) -> PodsRemain:
-    named = "; ".join(f"{one}: {said[uid]}" for uid, one in list(pending.items())[:MOST_NAMED])
-    named += f"; and {len(pending) - MOST_NAMED} more" if len(pending) > MOST_NAMED else ""
-    return PodsRemain(
+def _refused(pending: dict[str, Workload], said: dict[str, str], timeout_s: float) -> EvictionRefused:
+    named = several((f"{one}: {said.get(uid, 'not asked in time')}" for uid, one in pending.items()), "; ")
+    return EvictionRefused(
         f"{len(pending)} pod(s) could not be evicted within {timeout_s:g} s: {named}",
         "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), or end the pods; the next "
         "run tries again.",

@@ -30,6 +30,7 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import (
     AskOperator,
     ClearRebootRequest,
+    Decision,
     DrainNode,
     EvictWorkloads,
     GiveBack,
@@ -51,6 +52,7 @@ from driver_manager.domain.steps import (
     WaitForDevice,
     WaitForOperands,
     WaitForSafeLoad,
+    WithdrawSafeLoad,
 )
 from driver_manager.domain.taking import pause_more
 from driver_manager.domain.unloading import unload_order, users
@@ -64,6 +66,8 @@ DEVICE_POLL_S = 0.2
 DEVICE_NODES_S = 15.0
 ROLLBACK_UNLOAD_S = 10.0
 HEARTBEAT_S = 60.0
+NEWCOMERS = "newcomers"
+"""Why to plan again: pods came between the observation and the cordon."""
 
 
 @dataclass(frozen=True)
@@ -91,27 +95,32 @@ class Executor:
         self._handoff = Handoff(*outside, obs, self._bounded)
         self._departures = Departures(*outside, ports.host, profile, policy, obs, self._bounded)
         self._unload_end: float | None = None
-        self._just_paused = False
+        self._just_took = False
+        self._replaces = False
 
     def run(self, plan: Plan) -> str:
-        """Do every step of `plan` in order, up to one that says to plan again: what was waited for until then.
+        """Do every step of `plan` in order, up to one after which to plan again: what for; "" at the end.
 
         Raises the ManagerError of the step that failed.
         """
+        self._replaces = plan.decision is Decision.REPLACE
         for number, step in enumerate(plan.steps, 1):
             if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
                 self._ports.clock.check()
             if isinstance(step, PlanAgain):
                 return step.after
             self._ports.reporter.step(number, len(plan.steps), step.describe())
-            self._do(step)
+            if self._do(step):
+                return NEWCOMERS
         return ""
 
-    def _do(self, step: Step) -> None:
-        handlers: dict[type, Callable[..., None]] = {
+    def _do(self, step: Step) -> bool:
+        """Whether the step found that the plan does not hold any more."""
+        handlers: dict[type, Callable[..., object]] = {
             TakeNode: self._take_node,
             WaitForOperands: self._wait_for_operands,
             WaitForSafeLoad: self._handoff.wait_for_safe_load,
+            WithdrawSafeLoad: self._handoff.withdraw,
             AskOperator: self._handoff.ask,
             WaitForCompletion: self._departures.of_completing,
             EvictWorkloads: self._departures.of_workloads,
@@ -130,7 +139,7 @@ class Executor:
             HoldForReboot: self._hold_for_reboot,
             ClearRebootRequest: self._clear_reboot_request,
         }
-        handlers[type(step)](step)
+        return bool(handlers[type(step)](step))
 
     def _bounded(self, timeout_s: float) -> float:
         """`timeout_s`, cut to what is left of the run's deadline."""
@@ -140,10 +149,10 @@ class Executor:
         # Noted before it is done: a patch whose answer is lost may have been applied.
         self._settler.took(step.journal)
         self._ports.cluster.patch_node(step.change, step.resource_version)
-        self._just_paused = bool(step.change.labels)
+        self._just_took = True
 
-    def _wait_for_operands(self, step: WaitForOperands) -> None:
-        self._departures.of_operands(step, just_paused=self._just_paused)
+    def _wait_for_operands(self, step: WaitForOperands) -> bool:
+        return self._departures.of_operands(step, just_took=self._just_took, replaces=self._replaces)
 
     def _pause_last(self, step: PauseLast) -> None:
         """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.digest import is_digest
-from driver_manager.domain.errors import ConfigError, ManagerError
+from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import Holder, Host, Node, Observation, Pod, PodList, Policy
+from driver_manager.domain.model import Claim, Holder, Host, Node, Observation, Pod, PodList, Policy
 from driver_manager.domain.operands import named
 from driver_manager.domain.planner import wants_users
 from driver_manager.domain.profile import Profile
@@ -116,12 +116,18 @@ def look_closer(
 ) -> Observation:
     """With the claims and the holders of the device too, where the driver is to be replaced; else as it is.
 
-    Raises as `plan`, and ApiRefused where claims may not be listed.
+    Raises as `plan`, and ApiRefused where claims may not be listed and pods are to be evicted for them.
     """
     if not wants_users(obs, profile, policy):
         return obs
     namespaces = namespaces_with_claims(obs.pods.pods, profile, policy.eviction)
-    claims = cluster.claims(namespaces) if namespaces else ()
+    claims: tuple[Claim, ...] | None = ()
+    try:
+        claims = cluster.claims(namespaces) if namespaces else ()
+    except ApiRefused:
+        if policy.eviction.is_enabled or policy.eviction.drains:
+            raise
+        claims = None
     count = sum(users(module) for module in obs.host.modules.values()) if obs.host else 0
     holders: tuple[Holder, ...] = ()
     if count:
@@ -129,7 +135,7 @@ def look_closer(
             holders = named(host.holders(count), obs.pods.pods)
         except ManagerError as error:
             reporter.warn(f"who has the device open is not known: {error.what}")
-    return replace(obs, claims=claims, holders=holders)
+    return replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None)
 
 
 def observe(

@@ -22,7 +22,7 @@ from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.planner import plan
 from driver_manager.domain.preflight import access, rights
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.steps import Decision, DrainNode, EvictWorkloads, LoadModules, Plan
+from driver_manager.domain.steps import Decision, DrainNode, EvictWorkloads, LoadModules, Plan, PlanAgain
 from driver_manager.domain.workloads import Fate, with_fate
 from driver_manager.evicting import Evictor
 from driver_manager.executor import Executor, Ports
@@ -44,33 +44,32 @@ class Outcome:
 
 
 class Again(Exception):
-    """The run waited for something before it took the node: observe and plan anew. `after` names it."""
+    """Observe and plan anew. `after` names what was waited for; `settler` holds what was taken, seen as `obs`."""
 
-    def __init__(self, after: str) -> None:
+    def __init__(self, after: str, settler: Settler, obs: Observation) -> None:
         super().__init__(after)
         self.after = after
+        self.settler = settler
+        self.obs = obs
 
 
 def reconcile(ports: Ports, observe: Callable[[], Observation], profile: Profile, policy: Policy) -> Outcome:
     """Bring the node's driver to what is wanted. Raises only unexpected errors, after settling."""
-    deadline = ports.clock.monotonic() + policy.deadline_s
-    settler: Settler | None = None
+    run = _Run(ports, profile, policy, ports.clock.monotonic() + policy.deadline_s)
     for _ in range(TAKE_ATTEMPTS):
         try:
             obs = observe()
         except ManagerError as error:
-            return _plain(error) if settler is None else _failed(error, ports, settler, None)
-        before, settler = settler, Settler(ports.cluster, ports.host, ports.clock, ports.reporter, profile, obs)
+            return run.failed(error)
         try:
-            return _attempt(ports, obs, profile, policy, deadline, settler)
+            return run.attempt(obs)
         except Again as again:
-            policy = replace(policy, waited=policy.waited | {again.after})
+            run.go_on(again)
         except Conflict as error:
             ports.reporter.info(f"{error.what}; observing again")
-            settler = before
         except ManagerError as error:
             return _plain(error)
-    return _plain(ApiUnavailable("the Node kept changing while it was to be taken", "Run again; nothing was changed."))
+    return run.failed(ApiUnavailable("the Node kept changing while it was to be taken", "Run again."))
 
 
 def decide(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -> tuple[Observation, Plan]:
@@ -87,32 +86,60 @@ def rehearsed(ports: Ports, decided: Plan) -> Plan:
     return replace(decided, warnings=(*decided.warnings, *refused))
 
 
-def _attempt(
-    ports: Ports, obs: Observation, profile: Profile, policy: Policy, deadline: float, settler: Settler
-) -> Outcome:
-    try:
-        obs, decided = decide(ports, obs, profile, policy)
-    except OwnedElsewhere:
-        raise
-    except ManagerError as error:
-        # A node that an earlier run left paused does not stay so because this run cannot even start.
-        return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
-    try:
-        _check_rights(ports, decided)
-        decided = rehearsed(ports, decided)
+class _Run:
+    """One reconcile, which may plan more than once: what it has waited for, and what it holds from one to the next."""
+
+    def __init__(self, ports: Ports, profile: Profile, policy: Policy, deadline: float) -> None:
+        self._ports = ports
+        self._profile = profile
+        self._policy = policy
+        self._deadline = deadline
+        self._kept: tuple[Settler, Observation] | None = None
+        self._is_rehearsed = False
+
+    def attempt(self, obs: Observation) -> Outcome:
+        """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
+        ports = self._ports
+        settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, self._profile, obs)
+        try:
+            obs, decided = decide(ports, obs, self._profile, self._policy)
+        except OwnedElsewhere:
+            raise
+        except ManagerError as error:
+            # A node that an earlier run left paused does not stay so because this run cannot even start.
+            return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
+        try:
+            self._prepare(decided)
+            waited_for = Executor(ports, self._profile, self._policy, obs, settler, self._deadline).run(decided)
+        except (Conflict, OwnedElsewhere):
+            raise
+        except ManagerError as error:
+            return _failed(error, ports, settler, obs)
+        except BaseException:
+            settler.after_failure(obs.journal)
+            raise
+        if waited_for:
+            raise Again(waited_for, settler, obs)
+        return Outcome(ExitCode.DONE, _summary(decided), changed=bool(decided.steps))
+
+    def go_on(self, again: Again) -> None:
+        """The next attempt follows what `again` waited for."""
+        self._policy = replace(self._policy, waited=self._policy.waited | {again.after})
+        self._kept = (again.settler, again.obs)
+
+    def failed(self, error: ManagerError) -> Outcome:
+        """The end between two attempts: what an earlier one took is given back."""
+        return _plain(error) if self._kept is None else _failed(error, self._ports, *self._kept)
+
+    def _prepare(self, decided: Plan) -> None:
+        """Raise PreflightFailed for a missing right; say what is worth a warning. Evictions are rehearsed once."""
+        _check_rights(self._ports, decided)
+        plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
+        if not plans_again and not self._is_rehearsed:
+            decided = rehearsed(self._ports, decided)
+            self._is_rehearsed = True
         for warning in decided.warnings:
-            ports.reporter.warn(warning)
-        waited_for = Executor(ports, profile, policy, obs, settler, deadline).run(decided)
-    except (Conflict, OwnedElsewhere):
-        raise
-    except ManagerError as error:
-        return _failed(error, ports, settler, obs)
-    except BaseException:
-        settler.after_failure(obs.journal)
-        raise
-    if waited_for:
-        raise Again(waited_for)
-    return Outcome(ExitCode.DONE, _summary(decided), changed=bool(decided.steps))
+            self._ports.reporter.warn(warning)
 
 
 _DONE = {
@@ -145,8 +172,8 @@ def _plain(error: ManagerError) -> Outcome:
     return Outcome(error.exit_code, error.what, error.remedy)
 
 
-def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation | None) -> Outcome:
-    settled = settler.after_failure(obs.journal if obs is not None else None, hurry=ports.clock.is_ending())
+def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation) -> Outcome:
+    settled = settler.after_failure(obs.journal, hurry=ports.clock.is_ending())
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     return Outcome(error.exit_code, what, error.remedy, changed=True)

@@ -201,7 +201,7 @@ WORKLOADS = (
         "WAIT_FOR_COMPLETION_TIMEOUT",
         Kind.DURATION,
         "How long; then they are evicted like others.",
-        "10m",
+        "5m",
     ),
     Setting("safe_load", "SAFE_LOAD", Kind.FLAG, "Wait for the operator's word before a driver is loaded.", False),
     Setting(

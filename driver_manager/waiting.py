@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from driver_manager.domain.errors import ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
 from driver_manager.domain.model import Node, Pod, PodEvent, PodEventKind, PodList
+from driver_manager.domain.naming import several
 from driver_manager.domain.operands import why_still_there
-from driver_manager.domain.workloads import MOST_NAMED
 from driver_manager.ports import Clock, Cluster, Reporter
 
 WATCH_S = 240.0
@@ -97,13 +97,22 @@ class PodWait(_Wait[PodEvent]):
         super().__init__(cluster, clock, reporter)
         self._concerns = concerns
         self._remaining: dict[str, Pod] = {}
+        self._seen: dict[str, Pod] = {}
 
     def until_gone(self, known: PodList, timeout_s: float) -> None:
         """Return once all are gone. Raises PodsRemain, naming each pod and why it stays, after `timeout_s` seconds."""
         end = self._clock.monotonic() + timeout_s
         self._accept(known)
-        if not self._until_done(end):
+        if self._until_done(end):
+            return
+        self._look_again(end)  # what is said of the pods shall be true now
+        if not self._is_done():
             raise self._pods_remain(timeout_s)
+
+    @property
+    def present(self) -> tuple[Pod, ...]:
+        """The pods on the node, as far as the wait went on to see."""
+        return tuple(self._seen.values())
 
     def _is_done(self) -> bool:
         return not self._remaining
@@ -115,6 +124,7 @@ class PodWait(_Wait[PodEvent]):
         self._accept(self._cluster.pods())
 
     def _accept(self, listed: PodList) -> None:
+        self._seen = {pod.uid: pod for pod in listed.pods}
         self._remaining = {pod.uid: pod for pod in listed.pods if self._concerns(pod)}
         self._resource_version = listed.resource_version
 
@@ -123,6 +133,10 @@ class PodWait(_Wait[PodEvent]):
         pod = event.pod
         if pod is None:
             return
+        if event.kind is PodEventKind.PRESENT:
+            self._seen[pod.uid] = pod
+        else:
+            self._seen.pop(pod.uid, None)
         if event.kind is PodEventKind.PRESENT and self._concerns(pod):
             self._remaining[pod.uid] = pod
         elif self._remaining.pop(pod.uid, None) is not None:
@@ -130,8 +144,7 @@ class PodWait(_Wait[PodEvent]):
 
     def _pods_remain(self, timeout_s: float) -> PodsRemain:
         pods = list(self._remaining.values())
-        named = "; ".join(f"{pod}: {why_still_there(pod)}" for pod in pods[:MOST_NAMED])
-        named += f"; and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
+        named = several((f"{pod}: {why_still_there(pod)}" for pod in pods), "; ")
         return PodsRemain(
             f"{len(self._remaining)} pod(s) still on the node after {timeout_s:g} s: {named}",
             "Remove what holds each pod (finalizer, stuck process, missing controller); the next run tries again.",

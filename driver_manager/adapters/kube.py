@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from driver_manager.adapters.kube_api import MERGE_PATCH, Answer, KubeApi, Transient
+from driver_manager.adapters.kube_api import MERGE_PATCH, Answer, KubeApi, Transient, refused
 from driver_manager.adapters.kube_objects import as_claim, as_node, as_pod
 from driver_manager.domain.errors import (
     ApiRefused,
@@ -46,9 +46,13 @@ _POD_EVENTS = {
 }
 _DRA = "/apis/resource.k8s.io"
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-NOT_FOUND, CONFLICT = 404, 409
+FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
 _NODE_STATUSES = frozenset({NOT_FOUND, CONFLICT})
-_EVICTION_STATUSES = frozenset({NOT_FOUND, CONFLICT, 429, 500})
+_EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, 410, 422, 429, 500})
+_EVICT = "create pods/eviction"
+_LACKS_RIGHT = 'cannot create resource "pods/eviction"'
+"""In the words of apiserver, pkg/endpoints/handlers/responsewriters/errors.go."""
+
 _OTHER_UID = re.compile(r"\bUID in (the )?precondition")
 """How a conflict says that the pod is another one (apiserver, registry/rest/delete.go and storage/interfaces.go).
 
@@ -114,7 +118,12 @@ class KubeCluster:
         found: list[Claim] = []
         for namespace in namespaces:
             path = f"{_DRA}/{version}/namespaces/{namespace}/resourceclaims"
-            body = self._api.call("GET", path, "list resourceclaims.resource.k8s.io")
+            try:
+                body = self._api.call(
+                    "GET", path, "list resourceclaims.resource.k8s.io", passing=frozenset({NOT_FOUND})
+                )
+            except Answer:
+                return ()  # the group is served for something else
             found += _understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
         return tuple(found)
 
@@ -129,7 +138,8 @@ class KubeCluster:
         }
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         try:
-            self._api.call("POST", path, "create pods/eviction", body, passing=_EVICTION_STATUSES)
+            # Told to end, we need no answer: the next run sees what was evicted, and asks by uid.
+            self._api.call("POST", path, _EVICT, body, passing=_EVICTION_STATUSES, is_interruptible=True)
         except Answer as answer:
             return _refused_eviction(answer)
         return Eviction(EvictionOutcome.ACCEPTED)
@@ -257,7 +267,12 @@ def _strange(error: Exception) -> WatchBroken:
 
 
 def _refused_eviction(answer: Answer) -> Eviction:
-    """What the API server's refusal of an eviction means (kubernetes, pkg/registry/core/pod/storage/eviction.go)."""
+    """What the API server's refusal of an eviction means (kubernetes, pkg/registry/core/pod/storage/eviction.go).
+
+    Raises ApiRefused for a right that we lack; an admission webhook refuses with any status, and words of its own.
+    """
+    if answer.status == FORBIDDEN and _LACKS_RIGHT in answer.message:
+        raise refused(FORBIDDEN, _EVICT, answer.message)
     if answer.status == NOT_FOUND or (answer.status == CONFLICT and _OTHER_UID.search(answer.message)):
         return Eviction(EvictionOutcome.GONE)
     why = "; ".join((answer.message, *answer.causes))

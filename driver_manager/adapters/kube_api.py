@@ -105,12 +105,25 @@ class KubeApi:
         *,
         content_type: str = JSON,
         passing: frozenset[int] = frozenset(),
+        is_interruptible: bool = False,
     ) -> dict[str, Any]:
         """The answer to one request, repeated while what it meets is transient. `what` is its verb and resource.
 
+        `is_interruptible`: a write, too, whose answer nobody needs once we are to end.
+
         Raises Answer for a status in `passing`, ApiRefused (401, 403), ApiUnavailable, ManagerError, Terminated.
         """
-        return self._retrying(lambda: self.once(method, path, what, body, content_type=content_type, passing=passing))
+        return self._retrying(
+            lambda: self.once(
+                method,
+                path,
+                what,
+                body,
+                content_type=content_type,
+                passing=passing,
+                is_interruptible=is_interruptible or method == "GET",
+            )
+        )
 
     def once(
         self,
@@ -121,9 +134,10 @@ class KubeApi:
         *,
         content_type: str = JSON,
         passing: frozenset[int] = frozenset(),
+        is_interruptible: bool = False,
     ) -> dict[str, Any]:
         """As `call`, without retries. Raises Transient too."""
-        with self._clock.interruptible() if method == "GET" else contextlib.nullcontext():
+        with self._clock.interruptible() if is_interruptible else contextlib.nullcontext():
             response = self._send(method, path, body, content_type, self._read_timeout_s)
             try:
                 data = response.data
@@ -250,16 +264,21 @@ def _json_object(data: bytes) -> dict[str, Any]:
     return body
 
 
+def refused(status: int, what: str, message: str) -> ApiRefused:
+    """The error for a 401 or 403 on `what`."""
+    return ApiRefused(
+        f"the API server refused to {what} ({status}): {message}",
+        "Renew the credentials."
+        if status == 401
+        else "Give this account the verb; the README lists all that it needs.",
+    )
+
+
 def _error_for(status: int, headers: Mapping[str, str], data: bytes, what: str) -> Exception:
     """The exception that an HTTP status means for `what` (verb and resource)."""
     message = _status_message(data)
     if status in (401, 403):
-        return ApiRefused(
-            f"the API server refused to {what} ({status}): {message}",
-            "Renew the credentials."
-            if status == 401
-            else "Give this account the verb; the README lists all that it needs.",
-        )
+        return refused(status, what, message)
     if status == 410:
         return WatchExpired("the resourceVersion is too old", "")
     if status in _TRANSIENT:

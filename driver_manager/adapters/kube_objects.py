@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from driver_manager.domain.model import Claim, Node, Pod
@@ -69,19 +69,26 @@ def as_claim(item: Mapping[str, Any]) -> Claim:
     """The ResourceClaim in `item`, of any version from v1beta1 to v1."""
     metadata, devices = item["metadata"], (item.get("spec") or {}).get("devices") or {}
     allocated = (((item.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or []
-    requests = devices.get("requests") or []
-    asked = [
-        one
-        for request in requests
-        # v1beta1 has the class in the request itself, later versions one level down.
-        for one in (request, request.get("exactly") or {}, *(request.get("firstAvailable") or []))
-    ]
     return Claim(
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
-        device_classes=tuple(dict.fromkeys(one["deviceClassName"] for one in asked if one.get("deviceClassName"))),
+        device_classes=_device_classes(devices.get("requests") or [], allocated),
         drivers=tuple(dict.fromkeys(result["driver"] for result in allocated if result.get("driver"))),
     )
+
+
+def _device_classes(requests: Iterable[Mapping[str, Any]], allocated: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The classes that a claim asks for; once it was given devices, those of the requests that they answer."""
+    found: list[tuple[str, str]] = []
+    for request in requests:
+        name = str(request.get("name"))
+        # v1beta1 has the class in the request itself, later versions one level down.
+        one = {**request, **(request.get("exactly") or {})}
+        found.append((name, one.get("deviceClassName") or ""))
+        choices = request.get("firstAvailable") or []
+        found += [(f"{name}/{choice.get('name')}", choice.get("deviceClassName") or "") for choice in choices]
+    given = {str(result.get("request")) for result in allocated} & {name for name, _ in found}
+    return tuple(dict.fromkeys(kind for name, kind in found if kind and (not given or name in given)))
 
 
 def _cordon_manager(metadata: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ def run(argv: list[str]) -> int:
         return _fail(argv, ExitCode.USAGE, _usage_text(error), f"See `{command} --help`.")
     except ManagerError as error:
         if _wants_json(argv):
-            body = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code)}
+            body = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code), **error.facts}
             click.echo(json.dumps(body, indent=2))
         return _fail(argv, error.exit_code, error.what, error.remedy)
     except BrokenPipeError:

@@ -12,7 +12,7 @@ import click
 from driver_manager import settings
 from driver_manager.cli.options import styled, with_options
 from driver_manager.cli.wiring import open_session, policy
-from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.preflight import Check, access, checks
 from driver_manager.domain.profile import Profile
@@ -69,8 +69,10 @@ def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy)
         decided = rehearsed(ports, decided)
     except PodsRemain as error:
         return (Check("workloads", False, error.what, error.remedy),)
-    except ManagerError:
-        return ()  # another check says what keeps the run from being planned
+    except PreflightFailed:
+        return ()  # another check says so
+    except ManagerError as error:
+        return (Check("plan", False, error.what, error.remedy),)
     targets = with_fate(decided.workloads, Fate.EVICT)
     blocked = tuple(Check("workloads", None, warning) for warning in decided.warnings)
     return (*blocked, Check("workloads", True, f"{len(targets)} pod(s) that use the accelerator would be evicted"))

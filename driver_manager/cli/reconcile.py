@@ -10,7 +10,7 @@ import click
 from driver_manager import settings
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.wiring import Session, open_session, policy, write_termination_log
-from driver_manager.domain.errors import ApiRefused, ExitCode
+from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
 from driver_manager.reconcile import Outcome, decide, reconcile, rehearsed
 from driver_manager.settings import Values
 
@@ -52,7 +52,12 @@ def _show_plan(values: Values, output: str) -> int:
     wanted = policy(values)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     ports = session.ports()
-    _, decided = decide(ports, session.observe(session.node), session.profile, wanted)
+    try:
+        _, decided = decide(ports, session.observe(session.node), session.profile, wanted)
+    except EvictionRefused as error:
+        if output != "json":
+            click.echo("\n".join("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"]))
+        raise
     try:
         decided = rehearsed(ports, decided)
     except ApiRefused as error:

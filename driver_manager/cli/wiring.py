@@ -91,8 +91,8 @@ def _with_last_label(profile: Profile, key: str) -> Profile:
     """`profile` with a further label of a DRA kubelet plugin. Raises ConfigError."""
     if not key:
         return profile
-    if not profiles.is_key(key):
-        raise ConfigError(f"{key!r} is not the key of a label", "Write it as example.com/name.")
+    if not profiles.may_pause(key) or key == profile.deploy.driver_key:
+        raise ConfigError(f"{key!r} is not the key of a label that may be paused", "Write it as example.com/name.")
     deploy = replace(profile.deploy, leave_last=tuple(dict.fromkeys((*profile.deploy.leave_last, key))))
     return replace(profile, deploy=deploy)
 

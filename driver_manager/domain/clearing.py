@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from driver_manager.domain.errors import ConfigError, PodsRemain
+from driver_manager.domain.errors import ConfigError, EvictionRefused, PodsRemain
 from driver_manager.domain.model import Observation, Pod, Policy
+from driver_manager.domain.naming import several
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.steps import (
@@ -19,6 +20,7 @@ from driver_manager.domain.steps import (
     Step,
     WaitForCompletion,
     WaitForSafeLoad,
+    WithdrawSafeLoad,
 )
 from driver_manager.domain.workloads import (
     Fate,
@@ -35,10 +37,11 @@ from driver_manager.domain.workloads import (
 SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
 """What can be waited for before a node is taken; each once in a run."""
 
-AFTER_GRACE_S = 30.0
+AFTER_GRACE_S = 10.0
 """A kubelet needs a while to kill a pod whose grace is over, and to tell that it is gone."""
 
 END_HOLDER = "end what holds it"
+LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or end the pod"
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,15 @@ def safe_load(obs: Observation, profile: Profile, policy: Policy) -> tuple[Step,
     return (WaitForSafeLoad(profile.keys.safe_load, obs.own_pod.name, policy.operator_timeout_s), PlanAgain(SAFE_LOAD))
 
 
+def stale_safe_load(obs: Observation, profile: Profile) -> tuple[Step, ...]:
+    """The step that withdraws what a dead run asked for: in our own pod's name, or in that of one that is gone."""
+    key = profile.keys.safe_load
+    asked = obs.node.annotations.get(key) if key else None
+    if asked is None or any(pod.name == asked and pod != obs.own_pod for pod in obs.pods.pods):
+        return ()
+    return (WithdrawSafeLoad(key, asked),)
+
+
 def is_completing(pod: Pod, selector: Selector, own: Pod | None) -> bool:
     """Whether `pod` is one of those that may complete, and has not yet."""
     return not pod.is_over and (own is None or pod.uid != own.uid) and selector.matches(pod.labels)
@@ -102,14 +114,16 @@ def is_completing(pod: Pod, selector: Selector, own: Pod | None) -> bool:
 
 def eviction_timeout_s(policy: Policy, targets: tuple[Workload, ...]) -> float:
     """Seconds for the evictions of `targets`: each pod's grace is honoured, however long."""
-    return max([policy.eviction.timeout_s, *(_grace_s(one.pod) + AFTER_GRACE_S for one in targets)])
+    usual_s = policy.eviction.timeout_s
+    longer = (grace_s(one.pod) + AFTER_GRACE_S for one in targets if grace_s(one.pod) > usual_s)
+    return max([usual_s, *longer])
 
 
 def refuse_blocked(found: tuple[Workload, ...]) -> None:
     """Raise PodsRemain for pods that would not leave, naming all of them."""
     blocked = tuple(one for one in with_fate(found, Fate.BLOCK) if not _is_tolerated(one, found))
     if blocked:
-        raise refusal(blocked, f"{len(blocked)} pod(s) that use the accelerator would not leave")
+        raise refusal(blocked, f"{len(blocked)} pod(s) that use the accelerator would not leave", found)
 
 
 def drain(scene: Scene, profile: Profile, policy: Policy) -> tuple[Workload, ...]:
@@ -117,16 +131,16 @@ def drain(scene: Scene, profile: Profile, policy: Policy) -> tuple[Workload, ...
 
     Raises PodsRemain for pods of both kinds that may not be evicted.
     """
-    found = drained(scene, profile, policy.eviction)
+    found = _in_time(drained(scene, profile, policy.eviction), policy)
     inside = {one.pod.uid for one in found}
     outside = [one for one in workloads(scene, profile, policy.eviction) if one.pod.uid not in inside]
     blocked = (*with_fate(found, Fate.BLOCK), *with_fate(outside, Fate.BLOCK))
     if blocked:
-        raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained")
+        raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained", by_name((*found, *outside)))
     return by_name((*found, *with_fate(outside, Fate.EVICT, Fate.WAIT)))
 
 
-def _grace_s(pod: Pod) -> float:
+def grace_s(pod: Pod) -> float:
     """Seconds that the pod may take to terminate: what it asks for, or what its deletion was given."""
     return float(pod.grace_period_s if pod.deleting and pod.grace_period_s is not None else pod.termination_grace_s)
 
@@ -142,10 +156,10 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
 
 def _by_eviction(scene: Scene, profile: Profile, policy: Policy) -> tuple[tuple[Step, ...], tuple[Workload, ...]]:
     """The step that makes the workloads leave, where there are any, and what becomes of each. Raises PodsRemain."""
-    found, rules = workloads(scene, profile, policy.eviction), policy.eviction
+    found, rules = _in_time(workloads(scene, profile, policy.eviction), policy), policy.eviction
     try:
         refuse_blocked(found)
-    except PodsRemain:
+    except EvictionRefused:
         if not rules.drains:
             raise
         going = drain(scene, profile, policy)
@@ -160,6 +174,16 @@ def _by_eviction(scene: Scene, profile: Profile, policy: Policy) -> tuple[tuple[
     return (EvictWorkloads(pods, terminating, timeout_s, rules.drains),), found
 
 
+def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...]:
+    """`found`, with those blocked whose grace is longer than the whole run: they would be told to end for nothing."""
+    return tuple(
+        replace(one, fate=Fate.BLOCK, why=f"its grace of {grace_s(one.pod):g} s is longer than the run", remedy=LONGER)
+        if one.fate is Fate.EVICT and grace_s(one.pod) > policy.deadline_s
+        else one
+        for one in found
+    )
+
+
 def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tuple[Workload, ...]) -> Clearing:
     """An operator moves the workloads; it is asked once, and waited for."""
     holding = tuple(one for one in with_fate(found, Fate.EVICT, Fate.WAIT, Fate.BLOCK) if one.has_asked)
@@ -172,17 +196,18 @@ def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tupl
     if OPERATOR in policy.waited or not keys.upgrade_requested:
         raise PodsRemain(
             f"the operator manages upgrades on this node (its state: {state or 'none'}) and these pods still use the "
-            f"driver: {', '.join(pods)}",
+            f"driver: {several(pods)}",
             "Look at the operator's log for why it does not move them, or end them; the next run tries again.",
         )
     ask = AskOperator(
         key=keys.upgrade_requested,
         state_key=keys.upgrade_state,
         state=state,
-        is_idle=state in ("", *profile.idle_states),
         pods=pods,
         timeout_s=policy.operator_timeout_s,
-        already_asked=obs.node.annotations.get(keys.upgrade_requested) == "true",
+        asks=state in ("", *profile.idle_states)
+        and not all(one.fate is Fate.WAIT for one in holding)
+        and obs.node.annotations.get(keys.upgrade_requested) != "true",
     )
     return Clearing((ask, PlanAgain(OPERATOR)), (), found, warnings)
 

@@ -6,6 +6,7 @@ Owns the exit codes of the wire contract. Imports nothing of the package.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -42,7 +43,7 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
 
 
 class ManagerError(Exception):
-    """An expected failure: one line saying what, one line saying what to do."""
+    """An expected failure: one line saying what, one line saying what to do. `facts` go along in JSON."""
 
     exit_code = ExitCode.INTERNAL
 
@@ -50,6 +51,7 @@ class ManagerError(Exception):
         super().__init__(what)
         self.what = what
         self.remedy = remedy
+        self.facts: dict[str, Any] = {}
 
 
 class ConfigError(ManagerError):
@@ -63,9 +65,13 @@ class NodeMissing(ConfigError):
 
 
 class PodsRemain(ManagerError):
-    """Pods were still on the node at the deadline."""
+    """Pods that have to leave do not."""
 
     exit_code = ExitCode.PODS_REMAIN
+
+
+class EvictionRefused(PodsRemain):
+    """Pods may not be evicted: by our own rules, for want of consent, or by the API server until the deadline."""
 
 
 class DriverBusy(ManagerError):

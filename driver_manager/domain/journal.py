@@ -45,7 +45,7 @@ class Journal:
     """Originals and ownership of one taken node. `driver` is None where none was loaded at the time.
 
     `services` are the host's services that this node may have lost to us, to be started again. `cordon_manager` is the
-    field manager that our cordon is on record for, "" where the API server did not tell.
+    field manager that our cordon is on record for, on the Node of `node_uid`; "" where that is not known.
     """
 
     owner: Owner
@@ -55,6 +55,7 @@ class Journal:
     driver: OldDriver | None = None
     services: tuple[str, ...] = ()
     cordon_manager: str = ""
+    node_uid: str = ""
 
 
 class JournalUnreadable(ConfigError):
@@ -92,6 +93,8 @@ def encode(journal: Journal) -> str:
         body["services"] = list(journal.services)
     if journal.cordon_manager:
         body["cordonManager"] = journal.cordon_manager
+    if journal.node_uid:
+        body["nodeUid"] = journal.node_uid
     return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
 
@@ -119,6 +122,7 @@ def decode(text: str) -> Journal:
         driver=_driver(body["driver"]) if body.get("driver") is not None else None,
         services=_names(body, "services") if "services" in body else (),
         cordon_manager=_typed(body, "cordonManager", str) if "cordonManager" in body else "",
+        node_uid=_typed(body, "nodeUid", str) if "nodeUid" in body else "",
     )
 
 

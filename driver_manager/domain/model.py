@@ -247,7 +247,7 @@ class Observation:
 
     `owner_alive`: whether the journal's owner still lives, None where that cannot be told. `claims` and `holders` are
     read only where the driver is about to be replaced. `enclosing_uid` is the pod around our process, where its cgroup
-    tells.
+    tells. `has_unread_claims`: pods hold claims that we may not read, and nobody is to be evicted for them.
     """
 
     node: Node
@@ -262,6 +262,7 @@ class Observation:
     claims: tuple[Claim, ...] = ()
     holders: tuple[Holder, ...] = ()
     enclosing_uid: str = ""
+    has_unread_claims: bool = False
 
 
 class Health(Enum):
@@ -322,7 +323,7 @@ class Policy:
     stop_host_services: bool = False
     eviction: EvictionRules = field(default_factory=EvictionRules)
     completion: Selector = field(default_factory=Selector)
-    completion_timeout_s: float = 600.0
+    completion_timeout_s: float = 300.0
     safe_load: bool = False
     operator_timeout_s: float = 600.0
     ignore_skip: bool = False

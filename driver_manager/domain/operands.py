@@ -10,10 +10,18 @@ from driver_manager.domain.profile import Profile
 
 
 def is_placed_by(pod: Pod, keys: Set[str], own: Pod | None) -> bool:
-    """Whether `pod` runs here because of one of the node-label `keys`; never our own pod, nor one that has ended."""
-    if pod.is_over or (own is not None and pod.uid == own.uid):
+    """Whether `pod` runs here because of one of the node-label `keys`; never our own pod, nor one that has ended.
+
+    Nor one that `asks_by_itself`: a label does not make it leave.
+    """
+    if pod.is_over or asks_by_itself(pod) or (own is not None and pod.uid == own.uid):
         return False
     return not pod.selector_keys.isdisjoint(keys)
+
+
+def asks_by_itself(pod: Pod) -> bool:
+    """Whether it is a user's pod that asks for devices, whatever node labels it chose its node by."""
+    return pod.owner_kind != "DaemonSet" and bool(pod.resources or pod.claims)
 
 
 def placed_by(pods: Iterable[Pod], keys: Set[str], own: Pod | None) -> tuple[Pod, ...]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driver_manager.domain.clearing import clearing, is_managed, safe_load
-from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PreflightFailed, StandingDown
+from driver_manager.domain.clearing import clearing, is_managed, safe_load, stale_safe_load
+from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PodsRemain, PreflightFailed, StandingDown
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.markers import UPGRADE, Marker
 from driver_manager.domain.model import Host, Loader, NodeChange, Observation, Policy
@@ -38,7 +38,7 @@ from driver_manager.domain.steps import (
 )
 from driver_manager.domain.taking import found_journal, give_back, pausable_keys, paused_keys, take
 from driver_manager.domain.unloading import beside, driver_version, has_root, unload_order
-from driver_manager.domain.workloads import holds_claim, scene_of, staying
+from driver_manager.domain.workloads import holds_claim, scene_of, staying, unread_claims
 
 REBOOT_STATE = "node-reboot-required"
 
@@ -51,11 +51,16 @@ def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
     """
     host = _host_of(obs)
     refuse_if_owned(obs, take_over=policy.take_over)
-    decided = _decided(obs, host, profile, policy)
-    _refuse_if_skipped(obs, profile, policy, decided)
-    if decided.decision not in (Decision.NOT_LOADED, Decision.REPLACE):
-        return decided
-    return replace(decided, steps=(*safe_load(obs, profile, policy), *decided.steps))
+    skipped = _is_skipped(obs, profile, policy)
+    try:
+        decided = _decided(obs, host, profile, policy)
+    except (PodsRemain, PreflightFailed) as error:
+        raise skipped or error from None
+    if skipped and any(not isinstance(step, GiveBack) for step in decided.steps):
+        raise skipped
+    loads = decided.decision in (Decision.NOT_LOADED, Decision.REPLACE)
+    first = safe_load(obs, profile, policy) if loads else ()
+    return replace(decided, steps=(*(first or stale_safe_load(obs, profile)), *decided.steps))
 
 
 def wants_users(obs: Observation, profile: Profile, policy: Policy) -> bool:
@@ -85,15 +90,15 @@ def _decided(obs: Observation, host: Host, profile: Profile, policy: Policy) -> 
     return _keep(obs, host, profile, policy)
 
 
-def _refuse_if_skipped(obs: Observation, profile: Profile, policy: Policy, decided: Plan) -> None:
-    """Raise StandingDown by hand where the node is labelled to be left out; a pod's run is the operator's."""
+def _is_skipped(obs: Observation, profile: Profile, policy: Policy) -> StandingDown | None:
+    """By hand, the error for a node that is labelled to be left out; a pod's run is the operator's."""
     key = profile.keys.skip
-    is_skipped = bool(key) and obs.node.labels.get(key) == "true" and obs.own_pod is None and not policy.ignore_skip
-    if is_skipped and any(not isinstance(step, GiveBack) for step in decided.steps):
-        raise StandingDown(
-            f"node {obs.node.name} is labelled {key}=true: it is left out of upgrades",
-            "Remove the label, or use --ignore-skip.",
-        )
+    if not key or obs.node.labels.get(key) != "true" or obs.own_pod is not None or policy.ignore_skip:
+        return None
+    return StandingDown(
+        f"node {obs.node.name} is labelled {key}=true: it is left out of upgrades",
+        "Remove the label, or use --ignore-skip.",
+    )
 
 
 def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
@@ -200,7 +205,7 @@ def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Pla
     taken = _taken(obs, profile, policy, first, cordon=False)
     steps = (*taken, *work, *_release(obs, profile, taken))
     reason += "; its container starts anew, so pods must let go of the old root"
-    held = tuple(f"{key} is not paused: pods hold claims, and could not end without it" for key in sorted(last))
+    held = tuple(f"{key} is not paused: pods may hold claims, and could not end without it" for key in sorted(last))
     return Plan(Decision.REBIND, reason, steps, held, users)
 
 
@@ -217,6 +222,8 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
     taken = _taken(obs, profile, policy, first, cordon=cordon, services=services)
     # Nothing new shall come while others are waited for, so the cordon is set before that.
     early = _taken(obs, profile, policy, frozenset(), cordon=True) if cordon and cleared.first else ()
+    if not first:  # nobody to wait for, but somebody may have come before the cordon
+        taken = (*taken, WaitForOperands((), (), policy.pod_termination_timeout_s))
     steps: list[Step] = [
         *early,
         *cleared.first,
@@ -236,7 +243,7 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
         *_load(obs, host, profile, policy),
         *_release(obs, profile, taken),
     ]
-    warnings = list(cleared.warnings)
+    warnings = [*cleared.warnings, *unread_claims(scene_of(obs))]
     if policy.loader is Loader.CONTAINER and obs.own_pod is None:
         warnings.append(
             "run by hand with DRIVER_LOAD=container: nothing loads the driver until the driver pod is restarted"

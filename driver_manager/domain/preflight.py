@@ -21,6 +21,7 @@ from driver_manager.domain.steps import (
     WaitForCompletion,
     WaitForOperands,
     WaitForSafeLoad,
+    WithdrawSafeLoad,
 )
 from driver_manager.domain.unloading import is_own
 
@@ -61,10 +62,12 @@ def rights(steps: Iterable[Step]) -> tuple[tuple[str, str], ...]:
         match step:
             case TakeNode() | PauseLast() | GiveBack() | StandDown() | RequestReboot() | ClearRebootRequest():
                 needed["patch", "nodes"] = None
+            case WithdrawSafeLoad():
+                needed["patch", "nodes"] = None
             case WaitForSafeLoad():
                 needed |= {("patch", "nodes"): None, ("watch", "nodes"): None}
             case AskOperator():
-                needed |= {("patch", "nodes"): None, ("watch", "nodes"): None, ("watch", "pods"): None}
+                needed |= ({("patch", "nodes"): None} if step.asks else {}) | {("watch", "pods"): None}
             case EvictWorkloads() if not step.pods and not step.drains:
                 needed["watch", "pods"] = None
             case EvictWorkloads() | DrainNode():
@@ -95,14 +98,15 @@ def _deadline(policy: Policy) -> Check:
     budget_s = policy.pod_termination_timeout_s + policy.device_free_timeout_s
     budget_s += rules.timeout_s if rules.is_enabled else 0.0
     budget_s += policy.completion_timeout_s if policy.completion else 0.0
+    budget_s += policy.operator_timeout_s if policy.safe_load else 0.0
     fits = policy.deadline_s >= budget_s
     relation = "holds" if fits else "is shorter than"
     return Check(
         "deadline",
         fits,
         f"the deadline of {policy.deadline_s:g} s {relation} the waits in it ({budget_s:g} s)",
-        "Raise RECONCILE_DEADLINE, or lower POD_TERMINATION_TIMEOUT, POD_EVICTION_TIMEOUT, DEVICE_FREE_TIMEOUT or "
-        "WAIT_FOR_COMPLETION_TIMEOUT.",
+        "Raise RECONCILE_DEADLINE, or lower POD_TERMINATION_TIMEOUT, POD_EVICTION_TIMEOUT, "
+        "DEVICE_FREE_TIMEOUT, WAIT_FOR_COMPLETION_TIMEOUT or OPERATOR_TIMEOUT.",
     )
 
 

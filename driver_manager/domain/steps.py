@@ -5,15 +5,17 @@ Each step is as big as what can be done, repeated or given back at once, and say
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, NodeChange
+from driver_manager.domain.naming import several
 from driver_manager.domain.selectors import Selector
-from driver_manager.domain.workloads import MOST_NAMED, Workload
+from driver_manager.domain.workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,12 @@ class TakeNode:
 
     def describe(self) -> str:
         paused = [key for key in self.change.labels if key in self.journal.labels]
-        parts = [f"pause {len(paused)} operand label(s)"] if paused else ["keep the operands paused"]
+        parts = [f"pause {len(paused)} operand label(s)"] if paused else []
+        if not paused and self.journal.labels:
+            parts.append("keep the operands paused")
         if self.change.unschedulable:
             parts.append("cordon")
-        return f"take the node: {', '.join(parts)}, write the journal"
+        return f"take the node: {', '.join([*parts, 'write the journal'])}"
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,31 @@ class WaitForSafeLoad:
 class AskOperator:
     """Ask the operator, who manages this node's upgrades, for one, and wait until it has moved the pods away.
 
-    `state` is what its label `state_key` says now. If that `is_idle`, the operator has reacted once it says something
-    else; else it is at work already.
+    `state` is what its label `state_key` says now. Not `asks`: it was asked already, is at work, or has nothing to move
+    but what is going; then it is only waited for.
     """
 
     key: str
     state_key: str
     state: str
-    is_idle: bool
     pods: tuple[str, ...]
     timeout_s: float
-    already_asked: bool = False
+    asks: bool = True
 
     def describe(self) -> str:
-        return (
-            f"ask the operator ({self.key}) and wait up to {self.timeout_s:g} s until it has moved {_named(self.pods)}"
-        )
+        ask = f"ask the operator ({self.key}) and " if self.asks else ""
+        return f"{ask}wait up to {self.timeout_s:g} s until the operator has moved {_named(self.pods)}"
+
+
+@dataclass(frozen=True)
+class WithdrawSafeLoad:
+    """Take away the annotation by which an ended run of ours asked for a safe load."""
+
+    key: str
+    value: str
+
+    def describe(self) -> str:
+        return f"withdraw {self.key}={self.value}, which nobody waits for any more"
 
 
 @dataclass(frozen=True)
@@ -288,6 +301,7 @@ Step = (
     TakeNode
     | WaitForOperands
     | WaitForSafeLoad
+    | WithdrawSafeLoad
     | AskOperator
     | WaitForCompletion
     | PlanAgain
@@ -340,13 +354,9 @@ class Plan:
             "decision": self.decision.value,
             "reason": self.reason,
             "steps": [
-                {"step": type(step).__name__, "text": step.describe(), "with": _plain(asdict(step))}
-                for step in self.steps
+                {"step": type(step).__name__, "text": step.describe(), "with": _json(step)} for step in self.steps
             ],
-            "workloads": [
-                {"pod": str(one.pod), "uses": one.uses, "fate": one.fate.value, "why": one.why}
-                for one in self.workloads
-            ],
+            "workloads": [one.to_json() for one in self.workloads],
             "warnings": list(self.warnings),
         }
 
@@ -362,9 +372,7 @@ class Plan:
 
 
 def _named(pods: tuple[str, ...]) -> str:
-    """Pods for a line: each name where they are few."""
-    shown = ", ".join(pods[:MOST_NAMED])
-    return f"{len(pods)} pod(s) {shown}" + (f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else "")
+    return f"{len(pods)} pod(s) {several(pods)}"
 
 
 def _camel_case(key: str) -> str:
@@ -375,13 +383,14 @@ def _camel_case(key: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _plain(value: Any) -> Any:
-    match value:
-        case dict():
-            return {_camel_case(key): _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case frozenset():
-            return sorted(value)
-        case _:
-            return value
+def _json(value: Any) -> Any:
+    """`value` as JSON takes it: dataclasses by their fields, a selector as it is written."""
+    if isinstance(value, Selector):
+        return value.text
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value):
+        return {_camel_case(field.name): _json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {_camel_case(key): _json(item) for key, item in value.items()}
+    return [_json(item) for item in value] if isinstance(value, list | tuple) else value

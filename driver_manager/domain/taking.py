@@ -60,6 +60,7 @@ def take(
         labels=originals,
         cordoned=cordoned,
         cordon_manager=_cordon_manager(obs, sets_cordon=sets_cordon) if cordoned else "",
+        node_uid=node.uid,
         driver=_old_driver(obs, profile),
         services=tuple(sorted({*services, *(obs.journal.services if obs.journal else ())})),
     )
@@ -119,10 +120,18 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
     unschedulable = None
     if journal.cordoned and profile.keys.cordon in node.annotations:
         annotations[profile.keys.cordon] = None
-        # Uncordoned and cordoned anew by an administrator, it is no longer ours, whatever the mark says.
-        is_same = journal.cordon_manager in ("", node.cordon_manager) or not node.cordon_manager
-        unschedulable = False if node.unschedulable and is_same else None
+        unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None
     return NodeChange(labels=dict(restored), annotations=annotations, unschedulable=unschedulable)
+
+
+def _was_set_anew(node: Node, journal: Journal) -> bool:
+    """Whether an administrator lifted our cordon and set it again: it is no longer ours, whatever the mark says.
+
+    A Node that was made again from a copy is on record for whoever made it.
+    """
+    is_told = bool(journal.cordon_manager and node.cordon_manager)
+    is_same_node = journal.node_uid in ("", node.uid)
+    return is_told and is_same_node and journal.cordon_manager != node.cordon_manager
 
 
 def _cordon_manager(obs: Observation, *, sets_cordon: bool) -> str:

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from driver_manager.domain.errors import PodsRemain
+from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Pod
+from driver_manager.domain.naming import several
+from driver_manager.domain.operands import asks_by_itself
 from driver_manager.domain.profile import Profile
-
-MOST_NAMED = 10
-"""Pods named in a message: an Event holds 1,024 characters."""
 
 FORCE_IT = "allow it with NPU_POD_EVICTION_FORCE=true (--npu-pod-eviction-force), or delete the pod"
 DELETE_DATA = (
@@ -56,6 +55,10 @@ class Workload:
     def __str__(self) -> str:
         return f"{self.pod} ({self.uses})" if self.uses else str(self.pod)
 
+    def to_json(self) -> dict[str, str]:
+        """The same for machines."""
+        return {"pod": str(self.pod), "uses": self.uses, "fate": self.fate.value, "why": self.why}
+
     def told(self) -> str:
         """One line: the pod, how it uses the accelerator, what becomes of it and why."""
         return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.fate.value}, {self.why}"
@@ -66,6 +69,7 @@ class Scene:
     """What one look at the node shows: its pods, their claims, the holders of the device, and which pod is ours.
 
     `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" where it cannot be told.
+    `has_unread_claims`: we may not read claims, and nobody is to be evicted for them.
     """
 
     pods: tuple[Pod, ...]
@@ -73,6 +77,7 @@ class Scene:
     holders: tuple[Holder, ...]
     own_pod: Pod | None
     enclosing_uid: str = ""
+    has_unread_claims: bool = False
 
     def is_ours(self, pod: Pod) -> bool:
         """Whether `pod` is the one that we run in: it would be our own end."""
@@ -81,7 +86,7 @@ class Scene:
 
 def scene_of(obs: Observation) -> Scene:
     """The scene at the time of the observation."""
-    return Scene(obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid)
+    return Scene(obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid, obs.has_unread_claims)
 
 
 def namespaces_with_claims(pods: Iterable[Pod], profile: Profile, rules: EvictionRules) -> tuple[str, ...]:
@@ -111,15 +116,26 @@ def drained(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Workl
     found = []
     for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
         is_left = pod.is_over or pod.is_mirror or pod.owner_kind == "DaemonSet" or scene.is_ours(pod)
+        is_left = is_left or is_operand(pod, profile)
         if not is_left and rules.drain_selector.matches(pod.labels):
             found.append(_evictable(pod, uses.get(pod.uid, ""), rules))
     return tuple(found)
 
 
 def holds_claim(scene: Scene, profile: Profile, rules: EvictionRules) -> bool:
-    """Whether a pod that has not ended holds a claim of the profile's class: it needs the DRA plugin to end."""
+    """Whether a pod that has not ended holds, or may hold, a claim of ours: it needs the DRA plugin to end."""
+    if scene.has_unread_claims:
+        return any(pod.claims and not pod.is_over for pod in scene.pods)
     claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
     return any(_claims_of(pod, claims, profile, rules) for pod in scene.pods if not pod.is_over)
+
+
+def unread_claims(scene: Scene) -> tuple[str, ...]:
+    """A warning where pods hold claims that we may not read."""
+    pods = [pod for pod in scene.pods if pod.claims and not pod.is_over] if scene.has_unread_claims else []
+    if not pods:
+        return ()
+    return (f"whether {several(pods)} use the driver is not known: resourceclaims may not be listed",)
 
 
 def staying(scene: Scene, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
@@ -138,18 +154,24 @@ def with_fate(found: Iterable[Workload], *fates: Fate) -> tuple[Workload, ...]:
     return tuple(workload for workload in found if workload.fate in fates)
 
 
-def refusal(blocked: Iterable[Workload], why: str) -> PodsRemain:
-    """The error that names each blocking pod with its reason, and each remedy once."""
+def refusal(blocked: Iterable[Workload], why: str, found: Iterable[Workload] = ()) -> EvictionRefused:
+    """The error that names each blocking pod with its reason, and each remedy once; `found` are its facts."""
     pods = list(blocked)
-    named = "; ".join(f"{workload}: {workload.why}" for workload in pods[:MOST_NAMED])
-    named += f"; and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
     remedies = dict.fromkeys(workload.remedy for workload in pods)
     what_to_do = ". ".join(remedy[:1].upper() + remedy[1:] for remedy in remedies)
-    return PodsRemain(f"{why}: {named}", f"{what_to_do}.")
+    named = several((f"{workload}: {workload.why}" for workload in pods), "; ")
+    error = EvictionRefused(f"{why}: {named}", f"{what_to_do}.")
+    error.facts = {"workloads": [one.to_json() for one in found or pods]}
+    return error
 
 
 def is_operand(pod: Pod, profile: Profile) -> bool:
-    """Whether a deploy label, the driver's own among them, places the pod: labels move it, never an eviction."""
+    """Whether a deploy label, the driver's own among them, places the pod: labels move it, never an eviction.
+
+    Not one that asks for devices and that no DaemonSet makes: a user who picks nodes by a deploy label.
+    """
+    if asks_by_itself(pod):
+        return False
     prefix, last = profile.deploy.prefix, profile.deploy.last_keys
     return any((prefix and key.startswith(prefix)) or key in last for key in pod.selector_keys)
 
@@ -176,9 +198,9 @@ def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
     classes = rules.device_classes or profile.device_classes
     passed_through = {f"vfio{joint}{name}" for name in classes for joint in "-."}
     asked = set(claim.device_classes)
-    if asked & passed_through:
-        return False
-    return bool(asked & set(classes)) or (bool(profile.dra_driver) and profile.dra_driver in claim.drivers)
+    if asked & set(classes):
+        return True
+    return not asked & passed_through and bool(profile.dra_driver) and profile.dra_driver in claim.drivers
 
 
 def _judged(

@@ -129,20 +129,25 @@ def _check_patterns(profile: Profile, where: str) -> None:
     for pattern in (*profile.modules.own, *profile.modules.roots):
         if not _MODULE.match(pattern):
             raise _bad(where, "modules", pattern, "a module name, or a pattern that begins with three letters of it")
+    for name in ("device_classes", "idle_states"):
+        if "" in getattr(profile, name):
+            raise _bad(where, name, "", "a name")
     for prefix in profile.resource_prefixes:
         if not _PREFIXED_KEY.fullmatch(f"{prefix}x"):
             raise _bad(where, "resource_prefixes", prefix, "the beginning of a resource's name, as example.com/npu")
     for key in profile.deploy.last_keys:
-        if not _PREFIXED_KEY.fullmatch(key):
+        if not may_pause(key):
             raise _bad(where, "deploy.leave_last", key, "components, or whole keys such as example.com/name")
     for name in profile.host_services:
         if not _SERVICE.fullmatch(name):
             raise _bad(where, "host_services", name, "the name of a systemd service")
 
 
-def is_key(text: str) -> bool:
-    """Whether `text` is the prefixed key of a label or an annotation."""
-    return bool(_PREFIXED_KEY.fullmatch(text))
+def may_pause(key: str) -> bool:
+    """Whether `key` is a prefixed label key, and none of Kubernetes' own, which schedulers and kubelets live by."""
+    domain = key.partition("/")[0]
+    is_kubernetes = any(domain == own or domain.endswith(f".{own}") for own in ("kubernetes.io", "k8s.io"))
+    return bool(_PREFIXED_KEY.fullmatch(key)) and not is_kubernetes
 
 
 def _check_keys(profile: Profile, where: str) -> None:

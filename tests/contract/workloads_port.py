@@ -179,6 +179,20 @@ class WorkloadsContract:
             assert only_pod(cluster) == pod
         assert cluster.evict(pod).outcome is ACCEPTED
 
+    def test_a_budget_is_judged_by_name_before_the_uid_is_looked_at(self, target: Target) -> None:
+        name = target.make_node()
+        same = target.make_pod(name)
+        cluster = target.cluster(name)
+        old = only_pod(cluster)
+        target.delete_pod(same)
+        wait_until(lambda: not cluster.pods().pods, "the pod is gone")
+        target.make_pod(name, same, grace_s=30)
+        running(target, same)
+        new = only_pod(cluster)
+        with budget(target, same):
+            assert cluster.evict(old).outcome is BLOCKED, "whoever evicts has to look who is there"
+        assert only_pod(cluster) == new
+
     def test_a_pod_with_two_budgets_is_not_taken_for_evicted(self, target: Target) -> None:
         name = target.make_node()
         pod_name = target.make_pod(name, grace_s=30)

@@ -17,6 +17,7 @@ from driver_manager.domain.model import (
     PodEventKind,
     PodList,
 )
+from driver_manager.domain.taking import FIELD_MANAGER
 from tests.fakes.clock import FakeClock
 from tests.fakes.killer import Killer
 
@@ -141,7 +142,7 @@ class FakeCluster:
             if resource_version is not None and resource_version != node.resource_version:
                 raise Conflict("the node changed since it was read", "Run again.")
             self.patches.append(change)
-            self._apply(change)
+            self._apply(change, FIELD_MANAGER)
         return self._existing()
 
     def post_event(self, reason: str, message: str, *, warning: bool) -> None:
@@ -168,7 +169,7 @@ class FakeCluster:
     ) -> None:
         """Somebody else edits the Node; nothing where it does not exist."""
         if self.current is not None:
-            self._apply(NodeChange(dict(labels or {}), dict(annotations or {}), cordon))
+            self._apply(NodeChange(dict(labels or {}), dict(annotations or {}), cordon), "somebody")
 
     def delete_node(self) -> None:
         """Somebody deletes the Node object."""
@@ -185,6 +186,7 @@ class FakeCluster:
             labels=dict(labels),
             annotations={},
             unschedulable=False,
+            cordon_manager="",
             resource_version=str(self.version),
         )
         self.react()
@@ -193,7 +195,8 @@ class FakeCluster:
         """The Node object is deleted and created again from a copy of itself."""
         old = self._existing()
         self.version += 1
-        self.current = replace(old, uid=old.uid + "+", resource_version=str(self.version))
+        manager = "somebody" if old.unschedulable else ""
+        self.current = replace(old, uid=old.uid + "+", resource_version=str(self.version), cordon_manager=manager)
 
     def add_pod(self, pod: Pod) -> None:
         """A pod appears."""
@@ -263,14 +266,17 @@ class FakeCluster:
             raise NodeMissing("the node does not exist", "Set NODE_NAME.")
         return self.current
 
-    def _apply(self, change: NodeChange) -> None:
+    def _apply(self, change: NodeChange, manager: str) -> None:
         node = self._existing()
+        cordon = node.unschedulable if change.unschedulable is None else change.unschedulable
+        if cordon != node.unschedulable:  # as the API server: who sets what is set already is not put on record
+            node = replace(node, cordon_manager=manager if cordon else "")
         self.version += 1
         self.current = replace(
             node,
             labels=_merged(node.labels, change.labels),
             annotations=_merged(node.annotations, change.annotations),
-            unschedulable=node.unschedulable if change.unschedulable is None else change.unschedulable,
+            unschedulable=cordon,
             resource_version=str(self.version),
         )
         self.react()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,7 @@ class Ground:
         known = self.cluster.pods()
         wanted = [*fates, *[Fate.EVICT] * len(known.pods)]
         leaving = [Workload(pod, "", fate, "") for pod, fate in zip(known.pods, wanted, strict=False)]
-        self.evictor().clear(known, leaving, timeout_s)
+        self.evictor().clear(known, leaving, timeout_s, 1_000.0)
 
     def evictor(self) -> Evictor:
         return Evictor(self.cluster, self.clock, self.reporter)
@@ -100,25 +101,83 @@ def test_the_servers_wish_to_wait_longer_is_honoured(monkeypatch: pytest.MonkeyP
     assert ground.clock.slept == [12.0]
 
 
+def test_a_wish_to_wait_for_an_hour_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = Ground(a=Tenant())
+    answers = iter([Eviction(EvictionOutcome.BLOCKED, "busy", 3_600.0), Eviction(EvictionOutcome.ACCEPTED)])
+    monkeypatch.setattr(ground.cluster, "evict", lambda *_, **__: next(answers))
+    ground.clock.after(20.0, lambda: ground.cluster.remove_pod("a"))
+    ground.clear()
+    assert ground.clock.slept == [15.0]
+
+
+def test_a_pod_that_is_let_go_late_still_gets_its_grace() -> None:
+    ground = Ground(a=Tenant(blocked_until=1_058.0, stop_s=20.0))
+    ground.clear(timeout_s=60.0)
+    assert ground.cluster.listed == {}
+
+
+def test_slow_answers_do_not_overrun_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = Ground(**{f"pod-{number}": Tenant(blocked_until=NEVER) for number in range(30)})
+    monkeypatch.setattr(ground.cluster, "evict", slowly(ground))
+    with pytest.raises(PodsRemain, match="not asked in time"):
+        ground.clear(timeout_s=5.0)
+    assert ground.clock.now <= 1_007.0
+
+
+def test_a_slow_rehearsal_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = Ground(**{f"pod-{number}": Tenant(blocked_until=NEVER) for number in range(60)})
+    monkeypatch.setattr(ground.cluster, "evict", slowly(ground))
+    said = ground.evictor().rehearse(ground.cluster.pods().pods)
+    assert said[-1] == "not every eviction was rehearsed within 15 s"
+    assert ground.clock.now <= 1_016.0
+
+
+def slowly(ground: Ground) -> Callable[..., Eviction]:
+    def evict(*_: object, **__: object) -> Eviction:
+        ground.clock.now += 1.0
+        return Eviction(EvictionOutcome.BLOCKED, "busy")
+
+    return evict
+
+
 def test_a_pod_that_is_gone_already_counts_as_gone() -> None:
     ground = Ground(a=Tenant())
     known = ground.cluster.pods()
     ground.cluster.remove_pod("a")
-    ground.evictor().clear(known, [Workload(known.pods[0], "", Fate.EVICT, "")], 10.0)
+    ground.evictor().clear(known, [Workload(known.pods[0], "", Fate.EVICT, "")], 10.0, 10.0)
     assert ground.reporter.infos[0] == "tenant/a was gone already"
 
 
-def test_another_pod_of_the_same_name_is_neither_evicted_nor_waited_for() -> None:
-    ground = Ground(a=Tenant(blocked_until=1_010.0))
+@pytest.mark.parametrize("at_once", [True, False])
+def test_another_pod_of_the_same_name_is_neither_evicted_nor_waited_for(at_once: bool) -> None:
+    ground = Ground(a=Tenant(blocked_until=0.0 if at_once else 1_010.0))
 
     def replaced() -> None:
         ground.cluster.remove_pod("a")
         ground.cluster.add_tenant(replace(workload("a"), uid="a-again"))
 
-    ground.clock.after(5.0, replaced)
+    if at_once:
+        ground.cluster.killer.at("pods", replaced, after=True)
+    else:
+        ground.clock.after(5.0, replaced)
     ground.clear()
     assert ground.cluster.evicted == []
     assert list(ground.cluster.listed) == ["a-again"]
+
+
+def test_a_pod_that_left_by_itself_is_not_asked_for_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namesake's budget would be asked before the uid."""
+    ground, asked = Ground(a=Tenant()), list[float]()
+
+    def always_refused(*_: object, **__: object) -> Eviction:
+        asked.append(ground.clock.now)
+        return Eviction(EvictionOutcome.BLOCKED, "its budget allows no disruption")
+
+    monkeypatch.setattr(ground.cluster, "evict", always_refused)
+    ground.clock.after(10.0, lambda: ground.cluster.remove_pod("a"))
+    ground.clear(timeout_s=600.0)
+    assert max(asked) < 1_010.0
+    assert ground.clock.now < 1_030.0
 
 
 def test_a_pod_that_does_not_stop_is_named_with_its_reason() -> None:
@@ -172,4 +231,4 @@ def test_evicting_by_name_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None
     by_uid = FakeCluster.evict
     monkeypatch.setattr(FakeCluster, "evict", by_name)
     with pytest.raises(AssertionError):
-        test_another_pod_of_the_same_name_is_neither_evicted_nor_waited_for()
+        test_another_pod_of_the_same_name_is_neither_evicted_nor_waited_for(at_once=True)

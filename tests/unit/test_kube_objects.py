@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver_manager.adapters import kube_objects
 from driver_manager.adapters.kube_objects import as_claim, as_node, as_pod
 from driver_manager.domain.model import Claim, Pod
 
 ATOM = "rebellions.ai/ATOM"
+MIRROR = "kubernetes.io/config.mirror"
 
 
 def pod(spec: Any = None, status: Any = None, **metadata: Any) -> Pod:
@@ -155,7 +157,7 @@ def test_only_a_controller_makes_a_pod_anew(owners: Any, kind: str) -> None:
 @pytest.mark.parametrize(
     ("annotations", "is_mirror", "uid"),
     [
-        ({"kubernetes.io/config.mirror": "0c1f"}, True, "0c1f"),
+        ({MIRROR: "0c1f"}, True, "0c1f"),
         ({"kubernetes.io/config.hash": "0c1f"}, False, ""),
         ({}, False, ""),
         (None, False, ""),
@@ -269,6 +271,51 @@ def test_a_server_that_does_not_tell_leaves_the_manager_unknown(entries: tuple[A
 @pytest.mark.parametrize("fields", [{"managedFields": None}, {}])
 def test_a_node_without_managed_fields_is_read(fields: dict[str, Any]) -> None:
     assert as_node({"metadata": {"name": "n", **fields}}).cordon_manager == ""
+
+
+# mutants
+
+
+def main_containers_only(spec: dict[str, Any]) -> tuple[str, ...]:
+    return RESOURCES({**spec, "initContainers": []})
+
+
+def spec_alone(spec: dict[str, Any], _: object) -> tuple[str, ...]:
+    return CLAIMS(spec, {})
+
+
+RESOURCES, CLAIMS = kube_objects._resources, kube_objects._claims
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "check"),
+    [
+        (
+            "_resources",
+            main_containers_only,
+            lambda: test_a_resource_is_asked_for_by_any_container_with_an_amount("initContainers", "limits", "1", True),
+        ),
+        (
+            "_claims",
+            spec_alone,
+            lambda: test_a_claim_that_the_scheduler_made_for_an_extended_resource_is_one_too(
+                {"resourceClaimName": "x"}, ("x",)
+            ),
+        ),
+        ("_cordon_manager", lambda _: "", test_the_manager_of_the_field_is_who_set_the_cordon),
+        (
+            "MIRROR_ANNOTATION",
+            "x",
+            lambda: test_a_mirror_pod_is_known_with_the_uid_that_the_host_has_for_it({MIRROR: "u"}, True, "u"),
+        ),
+    ],
+    ids=["init", "template", "manager", "mirror"],
+)
+def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, check: Any) -> None:
+    check()
+    monkeypatch.setattr(kube_objects, name, mutant)
+    with pytest.raises(AssertionError):
+        check()
 
 
 # garbage

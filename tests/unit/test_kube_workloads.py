@@ -45,6 +45,8 @@ def status(message: str, **fields: Any) -> dict[str, Any]:
 
 SUCCESS = Answer(201, {"kind": "Status", "status": "Success", "code": 201})
 
+LACKS = 'cannot create resource "pods/eviction"'
+
 
 def evicted(api: Scripted, *answers: Answer, dry_run: bool = False) -> Eviction:
     api.answer(*answers)
@@ -145,8 +147,9 @@ def test_a_refusal_that_is_no_status_object_is_one_too(api: Scripted, code: int,
 def test_an_eviction_that_is_not_ours_to_make_is_refused_by_verb_and_resource(
     api: Scripted, code: int, remedy: str
 ) -> None:
-    with pytest.raises(ApiRefused, match=rf"refused to create pods/eviction \({code}\): no") as caught:
-        evicted(api, Answer(code, status("no")))
+    said = f'pods "p" is forbidden: User "u" {LACKS} in API group "" in the namespace "ns"'
+    with pytest.raises(ApiRefused, match=rf"refused to create pods/eviction \({code}\): pods") as caught:
+        evicted(api, Answer(code, status(said)))
     assert remedy in caught.value.remedy
     assert len(api.requests) == 1
 
@@ -164,10 +167,16 @@ def test_a_server_that_cannot_answer_at_all_is_unavailable(api: Scripted) -> Non
     assert api.clock.now == pytest.approx(1_000.0 + BUDGET_S)
 
 
-@pytest.mark.parametrize("code", [400, 405, 422])
-def test_an_eviction_that_the_server_does_not_understand_is_an_error(api: Scripted, code: int) -> None:
-    with pytest.raises(ManagerError, match=rf"rejected create pods/eviction \({code}\): no such kind"):
-        evicted(api, Answer(code, status("no such kind")))
+@pytest.mark.parametrize("code", [400, 403, 410, 422])
+def test_an_eviction_that_an_admission_webhook_denies_is_blocked_in_its_own_words(api: Scripted, code: int) -> None:
+    said = 'admission webhook "guard.example.com" denied the request: not today'
+    assert evicted(api, Answer(code, status(said))) == Eviction(BLOCKED, said)
+    assert len(api.requests) == 1
+
+
+def test_an_eviction_that_the_server_does_not_know_is_an_error(api: Scripted) -> None:
+    with pytest.raises(ManagerError, match=r"rejected create pods/eviction \(405\): no such method"):
+        evicted(api, Answer(405, status("no such method")))
 
 
 # claims

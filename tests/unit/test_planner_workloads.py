@@ -171,7 +171,7 @@ def test_a_rebind_leaves_the_dra_plugin_of_held_claims_alone_and_says_so() -> No
     assert found.decision is Decision.REBIND
     assert kinds(found) == [TakeNode, WaitForOperands, UnmountDriverRoot, GiveBack]
     assert set(one(found, TakeNode).change.labels) == {PLUGIN, EXPORTER}
-    assert found.warnings == (f"{DRA} is not paused: pods hold claims, and could not end without it",)
+    assert found.warnings == (f"{DRA} is not paused: pods may hold claims, and could not end without it",)
 
 
 def test_a_rebind_without_claims_pauses_all() -> None:
@@ -192,7 +192,7 @@ def test_the_node_is_cordoned_before_pods_are_given_time_to_complete() -> None:
     early = found.steps[0]
     assert isinstance(early, TakeNode)
     assert (early.change.labels, early.change.unschedulable) == ({}, True)
-    assert early.describe() == "take the node: keep the operands paused, cordon, write the journal"
+    assert early.describe() == "take the node: cordon, write the journal"
     assert kinds(found)[5:] == [EvictWorkloads, WaitForDevice, UnloadModules, GiveBack]
 
 
@@ -382,7 +382,7 @@ def nobody_is_looked_for_by_hand() -> None:
         ("holds_claim", lambda *_: False, test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left),
         ("is_managed", lambda *_: False, test_a_managed_node_is_not_taken_before_its_operator_has_moved_the_workloads),
         ("safe_load", lambda *_: (), test_everything_that_is_waited_for_comes_once_and_ends),
-        ("_refuse_if_skipped", lambda *_: None, test_a_skipped_node_is_left_alone_by_hand),
+        ("_is_skipped", lambda *_: None, test_a_skipped_node_is_left_alone_by_hand),
         ("_container_starts_anew", lambda *_: True, nobody_is_looked_for_by_hand),
     ],
     ids=["at-once", "claims", "managed", "safe-load", "skip", "anew"],

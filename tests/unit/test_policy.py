@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -173,15 +174,19 @@ def test_a_further_label_leaves_last_and_is_paused() -> None:
     assert wiring._with_last_label(PROFILE, "") == PROFILE
 
 
-@pytest.mark.parametrize("key", ["no-prefix", "example.com/", "/x", "example.com/a=b", "example.com/a b"])
+@pytest.mark.parametrize(
+    "key", ["no-prefix", "example.com/", "/x", "example.com/a=b", "example.com/a b", "kubernetes.io/hostname"]
+)
 def test_a_further_label_that_is_none_is_a_configuration_error(key: str) -> None:
-    assert not profiles.is_key(key)
+    assert not profiles.may_pause(key)
     with pytest.raises(ConfigError, match="is not the key of a label"):
         wiring._with_last_label(PROFILE, key)
 
 
 def test_the_drivers_own_label_never_leaves_last() -> None:
     driver = PROFILE.deploy.driver_key
-    found = wiring._with_last_label(PROFILE, driver)
-    assert driver not in found.deploy.last_keys
-    assert found.deploy.keys_in({driver: "true"}) == frozenset()
+    with pytest.raises(ConfigError, match="is not the key of a label that may be paused"):
+        wiring._with_last_label(PROFILE, driver)
+    named = replace(PROFILE.deploy, leave_last=("driver",))
+    assert driver not in named.last_keys
+    assert named.keys_in({driver: "true"}) == frozenset()

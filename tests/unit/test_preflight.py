@@ -53,7 +53,7 @@ COMPLETION = selectors.parse("job")
         (Policy(eviction=EVICTS), 560),
         (Policy(completion=COMPLETION, completion_timeout_s=40.0), 400),
         (Policy(completion_timeout_s=40.0), 360),
-        (Policy(eviction=EVICTS, completion=COMPLETION), 1_160),
+        (Policy(eviction=EVICTS, completion=COMPLETION), 860),
         (Policy(pod_termination_timeout_s=10.0, device_free_timeout_s=5.0), 15),
     ],
 )
@@ -176,7 +176,8 @@ WATCH_NODES, WATCH_PODS = ("watch", "nodes"), ("watch", "pods")
         ((WaitForOperands(("k",), ("p",), 1.0), GiveBack(journal())), (WATCH_PODS, PATCH)),
         ((PauseLast(("k",)),), (PATCH,)),
         ((WaitForSafeLoad("k", "p", 1.0), PlanAgain("x")), (PATCH, WATCH_NODES)),
-        ((AskOperator("k", "s", "", True, ("p",), 1.0),), (PATCH, WATCH_NODES, WATCH_PODS)),
+        ((AskOperator("k", "s", "", ("p",), 1.0),), (PATCH, WATCH_PODS)),
+        ((AskOperator("k", "s", "", ("p",), 1.0, asks=False),), (WATCH_PODS,)),
         ((WaitForCompletion(COMPLETION, ("p",), 1.0),), (WATCH_PODS,)),
         ((EvictWorkloads(("p",), (), 1.0),), (EVICT, WATCH_PODS)),
         ((EvictWorkloads((), ("p",), 1.0),), (WATCH_PODS,)),

@@ -9,10 +9,10 @@ import pytest
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain import planner, selectors
-from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ExitCode
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Node
 from driver_manager.reconcile import Outcome, decide
-from tests.fakes.builders import PAUSED, PLUGIN, PROFILE, workload
+from tests.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
 from tests.fakes.checks import finish
 from tests.fakes.cluster import Tenant
 from tests.fakes.scenarios import (
@@ -235,8 +235,6 @@ def test_an_api_server_that_goes_away_after_the_completion_wait_leaves_a_node_th
 
 
 def fail_once() -> None:
-    from driver_manager.domain.errors import ApiUnavailable  # noqa: PLC0415  # used once, in the middle of a run
-
     raise ApiUnavailable("no answer", "Look at the API server.")
 
 
@@ -331,6 +329,7 @@ def test_a_safe_load_that_is_not_granted_is_withdrawn(sigterm: bool) -> None:
 def test_somebody_elses_wait_for_a_safe_load_is_not_withdrawn() -> None:
     world = replace_with_safe_load()
     world.cluster.operator = None
+    world.cluster.add_pod(replace(driver_pod(), name="another-pod", uid="another-pod"))
     world.clock.after(10.0, lambda: world.cluster.edit(annotations={SAFE_LOAD: "another-pod"}))
     assert run(world).exit_code is ExitCode.DONE
     assert world.state().annotations == {SAFE_LOAD: "another-pod"}
@@ -484,3 +483,168 @@ def test_an_empty_selector_waits_for_nobody() -> None:
     world.policy = replace(world.policy, completion=selectors.parse(""))
     assert run(world).exit_code is ExitCode.DONE
     assert "tenant/ending" in world.cluster.evicted
+
+
+@pytest.mark.parametrize("when", ["rehearse", "patch"])
+def test_a_pod_that_comes_before_the_cordon_is_evicted_too(when: str) -> None:
+    world = replace_with_workloads()
+    for name in ("job", "served", "bare") if when == "patch" else ():
+        world.cluster.remove_pod(name)
+    world.killer.at(when, lambda: world.cluster.add_tenant(workload("late"), Tenant(uses_device=False)))
+    assert run(world).exit_code is ExitCode.DONE
+    assert "tenant/late" in world.cluster.evicted
+    assert_untouched(world, driver="2.0")
+
+
+def test_a_pod_that_comes_before_the_cordon_is_found_without_operands_too() -> None:
+    world = replace_by_manager()
+    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
+    world.cluster.edit(dict.fromkeys((key for key in LABELS if "npu.deploy" in key), None))
+    while any(uid in world.cluster.owner_of for uid in world.cluster.listed):
+        assert world.clock.to_next(world.clock.now + 60.0)
+    world.killer.at("patch", lambda: world.cluster.add_tenant(workload("late"), Tenant(uses_device=False)))
+    assert run(world).exit_code is ExitCode.DONE
+    assert world.cluster.evicted == ["tenant/late"]
+
+
+def test_a_pod_that_comes_and_may_not_be_evicted_ends_the_run_and_is_named() -> None:
+    world = replace_by_manager()
+    world.killer.at("patch", lambda: world.cluster.add_tenant(workload("late"), Tenant(uses_device=False)))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.PODS_REMAIN
+    assert "tenant/late" in outcome.what
+    assert_untouched(world)
+
+
+def test_a_node_that_keeps_changing_after_the_completion_wait_is_given_back() -> None:
+    world = replace_after_completion()
+    touches = iter(range(10))
+
+    def touch() -> None:
+        if world.clock.now >= 1_040.0 and next(touches, None) is not None:
+            world.cluster.edit(annotations={"touched": "yes"})
+
+    for _ in range(30):
+        world.killer.at("host", touch, after=True)
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.API_UNAVAILABLE
+    assert "given back" in outcome.what
+    state = world.state()
+    assert (state.labels, state.unschedulable) == (LABELS, False)
+    assert state.annotations == {"touched": "yes"}
+
+
+def test_a_withdrawal_is_tried_again_when_the_node_changes_meanwhile() -> None:
+    world = replace_with_safe_load()
+    world.cluster.operator = None
+    edits = iter(range(3))
+
+    def touch() -> None:
+        if next(edits, None) is not None:
+            world.cluster.edit(annotations={"touched": "yes"})
+
+    for _ in range(5):
+        world.killer.at("node", touch, after=True)
+    assert run(world).exit_code is ExitCode.PODS_REMAIN
+    assert SAFE_LOAD not in world.state().annotations
+
+
+def test_what_a_killed_run_asked_for_is_withdrawn_by_one_that_does_not_ask() -> None:
+    world = replace_with_safe_load()
+    world.killer.kill_at(0, after=True)
+    assert world.run() is None
+    assert world.state().annotations == {SAFE_LOAD: "driver-a"}
+    world.next_process()
+    world.policy = replace(world.policy, safe_load=False)
+    assert run(world).exit_code is ExitCode.DONE
+    assert_untouched(world, driver="2.0")
+
+
+def test_a_node_made_again_from_a_copy_is_uncordoned_all_the_same() -> None:
+    world = replace_with_workloads()
+    world.killer.at("evict", world.cluster.recreate_node)
+    assert run(world).exit_code is ExitCode.DONE
+    assert_untouched(world, driver="2.0")
+
+
+def test_a_cordon_that_an_administrator_sets_anew_during_ours_is_his() -> None:
+    world = replace_with_workloads()
+
+    def anew() -> None:
+        world.cluster.edit(cordon=False)
+        world.cluster.edit(cordon=True)
+
+    world.killer.at("evict", anew)
+    assert run(world).exit_code is ExitCode.DONE
+    state = world.state()
+    assert (state.unschedulable, state.annotations, state.labels) == (True, {}, LABELS)
+
+
+def test_where_the_pods_leave_by_themselves_the_operator_is_told_that_nothing_is_wanted_any_more() -> None:
+    world = replace_managed_by_operator()
+    world.cluster.operator = None
+    began = world.clock.now
+    world.clock.after(5.0, lambda: world.cluster.remove_pod("job"))
+    assert run(world).exit_code is ExitCode.DONE
+    assert world.clock.now - began < 60.0
+    assert world.state().annotations == {MANAGED: "true"}
+
+
+def test_first_generation_rights_and_claims_do_not_stop_a_run_that_evicts_nobody() -> None:
+    world = replace_with_claims()
+    world.policy = replace(world.policy, eviction=EvictionRules())
+    for name in ("job", "served", "bare"):
+        world.cluster.remove_pod(name)
+    world.cluster.tenants["dra"] = Tenant(uses_device=False)
+    world.killer.at("claims", refuse_claims)
+    assert run(world).exit_code is ExitCode.DONE
+    assert any("resourceclaims may not be listed" in text for text in world.reporter.warnings)
+    assert "dra" in world.cluster.listed
+
+
+def refuse_claims() -> None:
+    raise ApiRefused("the API server refused to list resourceclaims (403)", "Give it.")
+
+
+def test_a_pod_that_is_slow_to_end_leads_to_no_drain() -> None:
+    world = replace_with_workloads()
+    world.policy = replace(world.policy, eviction=replace(world.policy.eviction, drains=True))
+    world.cluster.add_tenant(workload("stuck", finalizers=("example.com/hold",)))
+    world.cluster.add_tenant(workload("web", resources=()), Tenant(uses_device=False))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.PODS_REMAIN
+    assert "finalizer" in outcome.what
+    assert "tenant/web" not in world.cluster.evicted
+
+
+def test_a_drain_does_not_leave_a_workload_behind_that_its_selector_does_not_match() -> None:
+    world = replace_with_workloads()
+    rules = EvictionRules(is_enabled=True, forces=True, drains=True, drain_selector=selectors.parse("tier=web"))
+    world.policy = replace(world.policy, eviction=replace(rules, timeout_s=5.0))
+    world.cluster.add_tenant(workload("held"), Tenant(blocked_until=NEVER))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.PODS_REMAIN
+    assert "tenant/held" in outcome.what
+    assert_untouched(world)
+
+
+def test_evictions_are_rehearsed_once_a_run() -> None:
+    world = replace_after_completion()
+    assert run(world).exit_code is ExitCode.DONE
+    assert len(calls(world, "rehearse")) == 3
+
+
+def test_a_user_who_picks_nodes_by_a_deploy_label_is_evicted_and_not_waited_for() -> None:
+    world = replace_with_workloads()
+    world.cluster.add_tenant(workload("picky", selector_keys=frozenset({PLUGIN})))
+    assert run(world).exit_code is ExitCode.DONE
+    assert "tenant/picky" in world.cluster.evicted
+
+
+def test_a_grace_longer_than_the_run_is_named_before_anybody_is_told_to_end() -> None:
+    world = replace_with_workloads()
+    world.cluster.add_tenant(workload("patient", termination_grace_s=86_400))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.PODS_REMAIN
+    assert "RECONCILE_DEADLINE" in outcome.remedy
+    assert world.killer.effects == []

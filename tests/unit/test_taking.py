@@ -64,6 +64,7 @@ def test_the_journal_holds_what_cannot_be_observed_again() -> None:
     assert step.journal == journal(
         owner=ME,
         cordoned=True,
+        node_uid="uid-1",
         cordon_manager="driver-manager",
         driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), OLD_DIGEST),
     )

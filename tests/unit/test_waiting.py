@@ -102,7 +102,13 @@ def test_no_time_at_all_names_the_pods_without_a_watch() -> None:
     scene = Scene(pod("a", PLUGIN))
     with pytest.raises(PodsRemain, match="rbln-system/a"):
         scene.wait(0.0)
-    assert scene.killer.calls == ["pods"]
+    assert scene.killer.calls == ["pods", "pods"], "what is said of them is looked up"
+
+
+def test_a_pod_that_left_after_the_list_is_not_named_when_there_is_no_time_left() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.killer.at("pods", lambda: scene.cluster.remove_pod("a"), after=True)
+    scene.wait(0.0)
 
 
 def test_an_expired_watch_lists_again() -> None:

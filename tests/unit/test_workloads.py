@@ -9,6 +9,7 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Pod
+from driver_manager.domain.naming import MOST_NAMED
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.workloads import (
     DELETE_DATA,
@@ -16,7 +17,6 @@ from driver_manager.domain.workloads import (
     EVICT_HOLDERS,
     FORCE_IT,
     MIRROR,
-    MOST_NAMED,
     USE_LABEL,
     Fate,
     Scene,
@@ -101,7 +101,7 @@ OURS = Claim("tenant", "c", (CLASS,))
         (replace(OURS, name="d"), False),
         (replace(OURS, device_classes=(f"vfio-{CLASS}",)), False),
         (replace(OURS, device_classes=(f"vfio.{CLASS}",)), False),
-        (replace(OURS, device_classes=(f"vfio-{CLASS}", CLASS)), False),
+        (replace(OURS, device_classes=(f"vfio-{CLASS}", CLASS)), True),
     ],
 )
 def test_a_claim_of_the_profiles_class_is_a_use(claim: Claim, uses: bool) -> None:
@@ -238,9 +238,10 @@ ALL: dict[str, Any] = {**FORCES, **DELETES, "evicts_holders": True}
         ({"phase": "Succeeded"}, ALL, Fate.STAY, "it has ended (Succeeded)", ""),
         ({"phase": "Failed", "deleting": True}, ALL, Fate.STAY, "it has ended (Failed)", ""),
         ({"is_mirror": True, "owner_kind": "Node"}, ALL, Fate.STAY, "mirror pod of a static manifest", ""),
-        ({"selector_keys": frozenset({PLUGIN})}, ALL, Fate.STAY, "an operand", ""),
-        ({"selector_keys": frozenset({DRIVER})}, ALL, Fate.STAY, "an operand", ""),
-        ({"selector_keys": frozenset({key("dra-kubelet-plugin")})}, ALL, Fate.STAY, "an operand", ""),
+        ({"selector_keys": frozenset({PLUGIN}), **DAEMON}, ALL, Fate.STAY, "an operand", ""),
+        ({"selector_keys": frozenset({DRIVER}), **DAEMON}, ALL, Fate.STAY, "an operand", ""),
+        ({"selector_keys": frozenset({key("dra-kubelet-plugin")}), **DAEMON}, ALL, Fate.STAY, "an operand", ""),
+        ({"selector_keys": frozenset({PLUGIN})}, {}, Fate.EVICT, "its ReplicaSet", ""),
         ({"selector_keys": frozenset({"kubernetes.io/arch"})}, {}, Fate.EVICT, "its ReplicaSet", ""),
     ],
 )
@@ -255,9 +256,9 @@ def test_the_fate_of_a_pod_that_asked(
 def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> None:
     switch = "nvidia.com/dra-kubelet-plugin"
     assert switch in NVIDIA.deploy.last_keys
-    pod = workload("p", resources=("nvidia.com/gpu",), selector_keys=frozenset({switch}))
+    pod = workload("p", resources=("nvidia.com/gpu",), selector_keys=frozenset({switch}), **DAEMON)
     assert [one.fate for one in found_in(scene(pod), profile=NVIDIA)] == [Fate.STAY]
-    assert [one.fate for one in found_in(scene(replace(pod, resources=("rebellions.ai/ATOM",))))] == [Fate.EVICT]
+    assert [one.fate for one in found_in(scene(replace(pod, resources=("rebellions.ai/ATOM",))))] == [Fate.BLOCK]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from driver_manager.domain import selectors
 from driver_manager.domain import workloads as module
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Pod
+from driver_manager.domain.operands import asks_by_itself
 from driver_manager.domain.workloads import Fate, Scene, Workload, drained, workloads
 from tests.fakes.builders import DRIVER, PLUGIN, PROFILE, workload
 
@@ -30,7 +31,7 @@ CLAIMS = tuple(
         ("theirs", ("gpu.example.com",)),
     )
 )
-USING_CLAIMS = frozenset({"ours"})
+USING_CLAIMS = frozenset({"ours", "mixed"})
 DRAINED = selectors.parse("drain")
 
 
@@ -87,7 +88,7 @@ def check_only_the_right_pods_are_evicted(scene: Scene, rules: EvictionRules) ->
     for one in workloads(scene, PROFILE, rules):
         if one.fate is Fate.EVICT:
             assert rules.is_enabled if one.has_asked else rules.evicts_holders, "nobody allowed to evict it"
-            assert not one.pod.selector_keys & {PLUGIN, DRIVER}, "an operand"
+            assert asks_by_itself(one.pod) or not one.pod.selector_keys & {PLUGIN, DRIVER}, "an operand"
             check_evicted(one, scene, rules)
     for one in drained(scene, PROFILE, rules):
         if one.fate is Fate.EVICT:
