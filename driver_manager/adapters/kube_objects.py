@@ -88,7 +88,9 @@ def _device_classes(requests: Iterable[Mapping[str, Any]], allocated: Iterable[M
         choices = request.get("firstAvailable") or []
         found += [(f"{name}/{choice.get('name')}", choice.get("deviceClassName") or "") for choice in choices]
     given = {str(result.get("request")) for result in allocated} & {name for name, _ in found}
-    return tuple(dict.fromkeys(kind for name, kind in found if kind and (not given or name in given)))
+    # One of several choices is named with its request, or by its request alone.
+    is_given = [not given or name in given or name.partition("/")[0] in given for name, _ in found]
+    return tuple(dict.fromkeys(kind for (_, kind), is_ours in zip(found, is_given, strict=True) if kind and is_ours))
 
 
 def _cordon_manager(metadata: Mapping[str, Any]) -> str:

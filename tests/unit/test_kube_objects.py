@@ -216,6 +216,25 @@ def test_the_classes_of_a_claim_are_read_from_every_served_version(devices: Any,
 
 
 @pytest.mark.parametrize(
+    ("given", "classes"),
+    [
+        ([], ("big", "npu")),
+        (["r/big"], ("big",)),
+        (["r/small"], ("npu",)),
+        (["r"], ("big", "npu")),
+        (["unknown"], ("big", "npu")),
+    ],
+)
+def test_of_several_choices_those_count_that_were_given(given: list[str], classes: tuple[str, ...]) -> None:
+    choices = [{"name": "big", "deviceClassName": "big"}, {"name": "small", "deviceClassName": "npu"}]
+    results = [{"request": name, "driver": "d"} for name in given]
+    found = claim(
+        {"requests": [{"name": "r", "firstAvailable": choices}]}, {"allocation": {"devices": {"results": results}}}
+    )
+    assert found.device_classes == classes
+
+
+@pytest.mark.parametrize(
     ("status", "drivers"),
     [
         (RESULTS, ("npu.rebellions.ai",)),
