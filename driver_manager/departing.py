@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from driver_manager.domain.clearing import drain, eviction_timeout_s, is_completing, refuse_blocked
+from driver_manager.domain.clearing import drain, is_completing, refuse_blocked
 from driver_manager.domain.errors import EvictionRefused, PodsRemain
 from driver_manager.domain.model import Holder, Observation, Pod, PodList, Policy
 from driver_manager.domain.naming import several
@@ -77,8 +77,7 @@ class Departures:
             found = workloads(self._scene(known.pods), self._profile, self._policy.eviction)
             refuse_blocked(found)
             going = with_fate(found, Fate.EVICT, Fate.WAIT)
-            timeout_s = max(step.timeout_s, eviction_timeout_s(self._policy, going))
-            left = self._clear(known, going, timeout_s)
+            left = self._clear(known, going, self._policy.eviction.timeout_s)
         except EvictionRefused as error:
             if not step.drains:
                 raise

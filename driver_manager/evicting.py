@@ -34,12 +34,15 @@ class Evictor:
     def clear(self, known: PodList, leaving: Iterable[Workload], timeout_s: float, most_s: float) -> tuple[Pod, ...]:
         """Evict those of `leaving` whose fate it is, and return once all of them are gone, by uid: who is there then.
 
-        `known` is the list that they were found in. A pod that is let go late still gets its grace, up to `most_s`.
+        `known` is the list that they were found in. What is going gets its grace, however late, up to `most_s`.
         Raises EvictionRefused after `timeout_s` seconds, PodsRemain, ApiRefused, Terminated.
         """
         going, begun = tuple(leaving), self._clock.monotonic()
         end, limit = begun + min(timeout_s, most_s), begun + most_s
-        latest = self._evict({one.pod.uid: one for one in with_fate(going, Fate.EVICT)}, end, min(timeout_s, most_s))
+        terminating = with_fate(going, Fate.WAIT)
+        latest = max([0.0, *(begun + grace_s(one.pod) + AFTER_GRACE_S for one in terminating)])
+        pending = {one.pod.uid: one for one in with_fate(going, Fate.EVICT)}
+        latest = max(latest, self._evict(pending, end, min(timeout_s, most_s)))
         uids = frozenset(one.pod.uid for one in going)
         wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)
         wait.until_gone(known, max(0.0, min(max(end, latest), limit) - self._clock.monotonic()))

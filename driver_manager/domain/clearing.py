@@ -113,7 +113,7 @@ def is_completing(pod: Pod, selector: Selector, own: Pod | None) -> bool:
 
 
 def eviction_timeout_s(policy: Policy, targets: tuple[Workload, ...]) -> float:
-    """Seconds for the evictions of `targets`: each pod's grace is honoured, however long."""
+    """Seconds within which `targets` are gone once they are let go: each pod's grace is honoured, however long."""
     usual_s = policy.eviction.timeout_s
     longer = (grace_s(one.pod) + AFTER_GRACE_S for one in targets if grace_s(one.pod) > usual_s)
     return max([usual_s, *longer])

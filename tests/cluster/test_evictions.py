@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.cluster.api import Json, wait_until
 from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.faults import Answer, Fault
+from tests.cluster.faults import ALWAYS, Answer, Fault, Hold
 from tests.cluster.kubelet import NEVER, NodeFactory, OperandsFactory
 from tests.cluster.oldserver import PodClaim
 from tests.cluster.proxy import Proxy
@@ -412,3 +413,81 @@ def test_claims_that_may_not_be_listed_are_an_error_and_not_taken_for_none(
     assert ended.code == 7, ended.err
     assert "list resourceclaims.resource.k8s.io" in ended.last_line
     ground.assert_given_back(OLD)
+
+
+def test_a_drain_that_would_leave_a_workload_on_its_device_ends_with_exit_code_3(ground: Ground) -> None:
+    (npu,) = ground.made.managed(1, Shape(labels={"app": "guarded"}, grace_s=1))
+    (plain,) = ground.made.managed(1, Shape(npus=0, labels={"tier": "web"}))
+    ground.made.budget({"app": "guarded"}, min_available=1)
+    drain = {"ENABLE_AUTO_DRAIN": "true", "DRAIN_POD_SELECTOR_LABEL": "tier=web", "DRAIN_TIMEOUT_SECONDS": "2"}
+    ended = ground.rig.reconcile(**EVICT, **drain, POD_EVICTION_TIMEOUT="1s")
+    assert ended.code == 3, ended.err
+    assert npu.key in ended.last_line
+    assert (npu.state(), plain.state()) == ("Running", "gone")
+    ground.assert_given_back(OLD)
+
+
+def test_a_node_made_again_from_its_copy_is_given_back_uncordoned(ground: Ground) -> None:
+    node = node_of(ground.rig)
+    (pod,) = ground.made.managed(1, Shape(labels={"app": "slow"}))
+    node.kubelet.stop_after("slow", NEVER)
+    run = start_and_take(ground.rig, **EVICT)
+    pod.wait_state("terminating")
+    copy = node.read()
+    node.api.delete(node.path)
+    kept = {key: copy["metadata"][key] for key in ("name", "labels", "annotations")}
+    node.api.post("/api/v1/nodes", {"metadata": kept, "spec": copy["spec"], "status": copy["status"]})
+    node.kubelet.release("slow")
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    ground.assert_given_back(NEW)
+
+
+def test_a_safe_load_is_withdrawn_though_the_kubelet_changes_the_node_meanwhile(
+    ground: Ground, operands: OperandsFactory
+) -> None:
+    node = node_of(ground.rig)
+    made = operands(node, ("driver",))
+    name = made.pods()["driver"][0]["metadata"]["name"]
+    conflict = Fault(Answer(409), "patch", "nodes", nth=2, times=2)  # the first patch asks
+    ground.proxy.add(conflict)
+    ended = ground.rig.reconcile("--safe-load", POD_NAME=name, OPERATOR_TIMEOUT="1s")
+    assert ended.code == 3, ended.err
+    ground.proxy.assert_all_fired()
+    assert SAFE_LOAD not in node.annotations()
+
+
+def test_an_admission_webhook_that_denies_an_eviction_is_quoted(ground: Ground) -> None:
+    (pod,) = ground.made.managed()
+    denied = Answer(403, 'admission webhook "guard.example.com" denied the request: not on a Saturday')
+    ground.proxy.add(Fault(denied, "create", "pods/eviction", times=ALWAYS))
+    ended = ground.rig.reconcile(**EVICT, POD_EVICTION_TIMEOUT="1s")
+    assert ended.code == 3, ended.err
+    assert "not on a Saturday" in ended.last_line
+    assert pod.state() == "Running"
+    ground.assert_given_back(OLD)
+
+
+def test_sigterm_during_an_eviction_that_hangs_ends_within_five_seconds(ground: Ground) -> None:
+    ground.made.managed()
+    held = Fault(Hold(), "create", "pods/eviction", nth=2)  # the first is the dry run
+    ground.proxy.add(held)
+    run = start_and_take(ground.rig, **EVICT)
+    ground.proxy.wait_fired(held)
+    began = time.monotonic()
+    ended = run.terminate()
+    assert ended.code == 10, ended.err
+    assert ended.at_s - began < 5.0
+    ground.assert_given_back(OLD)
+
+
+def test_first_generation_rights_do_not_stop_a_run_that_evicts_nobody(
+    control_plane: ControlPlane, agent_with_events: User, ground: Ground
+) -> None:
+    (pod,) = ground.made.managed(1, Shape(npus=0, claims=(PodClaim("nic", claim="somebody-elses"),)))
+    kubeconfig = control_plane.kubeconfig(agent_with_events.token, ground.proxy.url)
+    ended = ground.rig.reconcile(KUBECONFIG=str(kubeconfig))
+    assert ended.code == 0, ended.err
+    assert "resourceclaims may not be listed" in ended.err
+    assert pod.state() == "Running"
+    ground.assert_given_back(NEW)

@@ -116,6 +116,23 @@ def test_a_pod_that_is_let_go_late_still_gets_its_grace() -> None:
     assert ground.cluster.listed == {}
 
 
+def test_a_refusal_is_not_tried_longer_for_a_pods_long_grace() -> None:
+    ground = Ground()
+    ground.cluster.add_tenant(workload("a", termination_grace_s=600), Tenant(blocked_until=NEVER))
+    with pytest.raises(PodsRemain, match="within 60 s"):
+        ground.clear(timeout_s=60.0)
+    assert ground.clock.now < 1_061.0
+
+
+def test_a_pod_that_terminates_already_gets_the_grace_it_was_given() -> None:
+    ground = Ground()
+    pod = workload("a", deleting=True, grace_period_s=120)
+    ground.cluster.add_tenant(pod)
+    ground.clock.after(115.0, lambda: ground.cluster.remove_pod("a"))
+    ground.clear(Fate.WAIT, timeout_s=60.0)
+    assert ground.clock.now == 1_115.0
+
+
 def test_slow_answers_do_not_overrun_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     ground = Ground(**{f"pod-{number}": Tenant(blocked_until=NEVER) for number in range(30)})
     monkeypatch.setattr(ground.cluster, "evict", slowly(ground))
