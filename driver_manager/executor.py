@@ -104,14 +104,19 @@ class Executor:
         Raises the ManagerError of the step that failed.
         """
         self._replaces = plan.decision is Decision.REPLACE
-        for number, step in enumerate(plan.steps, 1):
-            if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
-                self._ports.clock.check()
-            if isinstance(step, PlanAgain):
-                return step.after
-            self._ports.reporter.step(number, len(plan.steps), step.describe())
-            if self._do(step):
-                return NEWCOMERS
+        with contextlib.ExitStack() as work:
+            if plan.steps and not work.enter_context(self._ports.host.at_work()):
+                self._ports.reporter.warn("health-watch on this host, if it runs, cannot be told of this run")
+            for number, step in enumerate(plan.steps, 1):
+                if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
+                    self._ports.clock.check()
+                if isinstance(step, PlanAgain):
+                    return step.after
+                if isinstance(step, StandDown | HoldForReboot):  # nothing is done to the driver while we wait there
+                    work.close()
+                self._ports.reporter.step(number, len(plan.steps), step.describe())
+                if self._do(step):
+                    return NEWCOMERS
         return ""
 
     def _do(self, step: Step) -> bool:

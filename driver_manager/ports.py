@@ -6,6 +6,9 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from driver_manager.domain.health import Surroundings
+from driver_manager.domain.journal import Owner
+from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
     Claim,
     DriverSource,
@@ -126,8 +129,68 @@ class HostSystem(Protocol):
         """Remove a file, if it is there. Raises ModuleFailed."""
         ...
 
+    def at_work(self) -> AbstractContextManager[bool]:
+        """Within it health-watch on this host holds its judgement. Yields whether it could be told to."""
+        ...
+
     def write_text(self, path: str, text: str) -> None:
         """Write a file atomically (temporary file, fsync, rename, fsync of the folder). Raises ConfigError."""
+        ...
+
+
+class HealthMarks(Protocol):
+    """The marks on the host by which health-watch speaks to others. Every method raises ConfigError."""
+
+    def alone(self) -> AbstractContextManager[Surroundings]:
+        """What is to be seen on the host; within it no reconcile begins to work. One that works already is said."""
+        ...
+
+    def withdraw_ready(self) -> None:
+        """Put the ready marker aside, content and all, so that it can be put back."""
+        ...
+
+    def restore_ready(self) -> None:
+        """Put it back; one that somebody else made meanwhile stays."""
+        ...
+
+    def forget_ready(self) -> None:
+        """Remove what was put aside."""
+        ...
+
+    def request_recovery(self, marker: Marker) -> None:
+        """Write the recovery marker, unless something is there that is not ours to replace."""
+        ...
+
+    def clear_request(self) -> None:
+        """Remove the recovery marker."""
+        ...
+
+    def recall(self) -> str:
+        """What `remember` was given, "" if that is gone."""
+        ...
+
+    def remember(self, text: str) -> None:
+        """Keep `text` until the next boot."""
+        ...
+
+
+class Prober(Protocol):
+    """Takes samples of the profile's probe."""
+
+    def sample(self) -> ProbeResult:
+        """One sample, after the probe's timeout and a few seconds at the latest. Raises Terminated."""
+        ...
+
+    def abandoned(self) -> int:
+        """How many probes so far could not be killed."""
+        ...
+
+    def stuck(self) -> Owner | None:
+        """A probe that could not be killed and still lives: no other is started meanwhile."""
+        ...
+
+    def inherit(self, stuck: Owner) -> None:
+        """What `stuck` said to an earlier process."""
         ...
 
 

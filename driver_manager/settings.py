@@ -27,6 +27,7 @@ class Kind(Enum):
     FLAG = "flag"
     DURATION = "duration"
     CHOICE = "choice"
+    COUNT = "count"
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,29 @@ WORKLOADS = (
     Setting("ignore_skip", "IGNORE_SKIP", Kind.FLAG, "By hand: work on a node that is labelled to be skipped.", False),
 )
 
+HEALTH = (
+    Setting("interval", "HEALTH_WATCH_INTERVAL", Kind.DURATION, "Time from one sample to the next.", "60s"),
+    Setting("failures", "HEALTH_WATCH_FAILURES", Kind.COUNT, "So many failures in a row are a wedge.", "3"),
+    Setting(
+        "timeout",
+        "HEALTH_WATCH_TIMEOUT",
+        Kind.DURATION,
+        "How long the probe may take; hanging longer is a failure. Default: the profile's, 20s.",
+    ),
+    Setting(
+        "metrics_addr",
+        "METRICS_ADDR",
+        Kind.TEXT,
+        "Serve /metrics and /healthz here, e.g. :9400. Needs the extra `metrics`, and about 10 MiB more. Default: off.",
+    ),
+    Setting(
+        "metrics_textfile",
+        "METRICS_TEXTFILE",
+        Kind.TEXT,
+        "Write metrics into this file for node_exporter's textfile collector. Default: off.",
+    ),
+)
+
 LOGGING = (
     Setting(
         "log_format",
@@ -247,6 +271,10 @@ class Values:
     def flag(self, name: str) -> bool:
         """A flag."""
         return bool(self._values.get(name))
+
+    def count(self, name: str) -> int:
+        """A whole number above 0."""
+        return int(self._values[name])
 
     def seconds(self, name: str, default: float | None = None) -> float:
         """A duration in seconds; `default` where it has none of its own and was not given."""

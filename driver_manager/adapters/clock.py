@@ -21,9 +21,10 @@ class SystemClock:
         self._shields = 0
 
     def install(self) -> None:
-        """Take over SIGTERM and SIGINT."""
+        """Take over SIGTERM and SIGINT, also where they were blocked until now."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
 
     def monotonic(self) -> float:
         """See the port."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from driver_manager.adapters import kmod, procfs, services
-from driver_manager.adapters.commands import NOT_FOUND, NOT_RUNNABLE, run
+from driver_manager.adapters.commands import run
 from driver_manager.adapters.devices import DeviceEvents
 from driver_manager.adapters.holders import bound_to, find_holders
-from driver_manager.adapters.hostfacts import HostRoots, pci_devices
 from driver_manager.adapters.namespaces import in_host_mounts
+from driver_manager.adapters.pci import pci_devices
+from driver_manager.adapters.probecommand import probe_command
+from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.worklock import WorkLock
 from driver_manager.domain.errors import ManagerError, ModuleFailed
 from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
 from driver_manager.domain.probing import parse
-from driver_manager.domain.profile import Probe, Profile, Strategy, is_safe_root
+from driver_manager.domain.profile import Profile, Strategy, is_safe_root
 from driver_manager.domain.unloading import unload_order
 from driver_manager.ports import Clock
 
+WORK_LOCK_S = 5.0
 NODE_POLL_S = 0.25
 """Between two looks at /dev where no event comes: not every container gets the kernel's events."""
 
@@ -82,12 +85,10 @@ class HostSystem:
         probe = self._profile.probe
         if probe is None:
             return ProbeResult(Health.UNKNOWN, "the profile has no probe")
-        tool = self._tool(probe, root)
-        if tool is None:
+        command = probe_command(self._files, probe, root)
+        if command is None:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
-        result = run([str(tool), *probe.args], timeout_s=probe.timeout_s, env=self._probe_env(probe, root))
-        if result.status in (NOT_FOUND, NOT_RUNNABLE):
-            return ProbeResult(Health.UNKNOWN, result.said)
+        result = run(command.argv, timeout_s=probe.timeout_s, env=command.env)
         return parse(probe.parser, result.status, result.out, result.said)
 
     def unmount(self, mount_point: str) -> None:
@@ -137,6 +138,17 @@ class HostSystem:
         """See the port."""
         self._files.write(path, text)
 
+    @contextlib.contextmanager
+    def at_work(self) -> Generator[bool, None, None]:
+        """See the port."""
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = WorkLock(self._files, self._profile.paths.work_lock)
+                held = stack.enter_context(lock.working(self._clock, WORK_LOCK_S))
+            except OSError:
+                held = False
+            yield held
+
     @property
     def _kernel(self) -> str:
         return (self._roots.proc / "sys/kernel/osrelease").read_text().strip()
@@ -161,20 +173,6 @@ class HostSystem:
     def _device_nodes(self) -> list[Path]:
         patterns = self._profile.paths.device_nodes
         return [node for pattern in patterns for node in self._roots.dev.glob(pattern.removeprefix("/dev/"))]
-
-    def _tool(self, probe: Probe, root: str) -> Path | None:
-        found = (self._files.path(f"{root.rstrip('/')}/{folder}/{probe.tool}") for folder in probe.search)
-        return next((tool for tool in found if os.access(tool, os.X_OK)), None)
-
-    def _probe_env(self, probe: Probe, root: str) -> dict[str, str]:
-        env: dict[str, str] = {}
-        folders = [self._files.path(f"{root.rstrip('/')}/{folder}") for folder in probe.library_dirs]
-        if probe.preload:
-            libraries = [folder / probe.preload for folder in folders if (folder / probe.preload).exists()]
-            env |= {"LD_PRELOAD": str(libraries[0])} if libraries else {}
-        elif folders:
-            env["LD_LIBRARY_PATH"] = ":".join(str(folder) for folder in folders)
-        return env
 
     def _times_mounted(self, mount_point: str) -> int:
         mountinfo = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")

@@ -3,78 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.adapters import kmod, procfs, services
+from driver_manager.adapters.markerfile import read_marker
 from driver_manager.adapters.modulefiles import HOST, ModuleTrees
+from driver_manager.adapters.pci import pci_devices
 from driver_manager.adapters.rooted import HostFiles
-from driver_manager.domain import markers
+from driver_manager.adapters.roots import HostRoots, boot_id, kernel_fact, machine_id
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.markers import Marker, MarkerUnreadable
 from driver_manager.domain.model import DriverSource, Host, LoadRecord
 from driver_manager.domain.profile import Profile, is_safe_root
-
-
-@dataclass(frozen=True)
-class HostRoots:
-    """Where this process sees the host: its root, /proc, /sys and /dev."""
-
-    root: Path
-    proc: Path
-    sys: Path
-    dev: Path
-
-    def files(self) -> HostFiles:
-        """The host's files."""
-        return HostFiles(self.root, self.proc)
-
-
-def boot_id(roots: HostRoots) -> str:
-    """The kernel's id of this boot. Raises ConfigError."""
-    return _kernel_fact(roots, "random/boot_id")
-
-
-def machine_id(roots: HostRoots) -> str:
-    """The host's machine id (machine-id(5)), "" if it has none. Raises OSError."""
-    return (roots.files().read("/etc/machine-id") or "").strip()
-
-
-def _kernel_fact(roots: HostRoots, name: str) -> str:
-    path = roots.proc / "sys/kernel" / name
-    try:
-        return path.read_text().strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}", "Mount the host's /proc (PROC_ROOT)."
-        ) from error
-
-
-def pci_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
-    """PCI addresses of the vendor's accelerators, by vendor id and class (sysfs-bus-pci)."""
-    found = []
-    folder = roots.sys / "bus/pci/devices"
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError:
-        return ()
-    for entry in entries:
-        vendor, kind = _hex(entry / "vendor"), _hex(entry / "class")
-        device = _hex(entry / "device")
-        wanted_class = not profile.pci_classes or any(kind.startswith(prefix) for prefix in profile.pci_classes)
-        wanted_device = not profile.pci_devices or device in profile.pci_devices
-        if vendor == profile.pci_vendor and wanted_class and wanted_device:
-            found.append(entry.name)
-    return tuple(found)
-
-
-def _hex(path: Path) -> str:
-    try:
-        return path.read_text().strip().removeprefix("0x").lower()
-    except (OSError, ValueError):
-        return ""
 
 
 def read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
@@ -93,11 +34,11 @@ def read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jou
 
 def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
     files, paths = roots.files(), profile.paths
-    this_boot, kernel = boot_id(roots), _kernel_fact(roots, "osrelease")
+    this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
     trees = ModuleTrees(files, roots.proc, roots.sys, kernel)
     modules = kmod.driver_modules(roots.sys, profile.modules)
     digest, digest_problem = _digest(files, paths.state_file)
-    marker, marker_problem = _marker(files, paths.reboot_marker)
+    marker, marker_problem = read_marker(files, paths.reboot_marker)
     record = _record(files, paths.load_record, this_boot)
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
     return Host(
@@ -139,7 +80,7 @@ def _text(path: Path) -> str:
 
 def _artifacts(profile: Profile) -> tuple[str, ...]:
     paths = profile.paths
-    known = (*paths.artifacts, paths.ready_marker, paths.state_file, paths.load_record)
+    known = (*paths.artifacts, paths.ready_marker, paths.ready_withdrawn, paths.state_file, paths.load_record)
     return tuple(path for path in known if path)
 
 
@@ -217,17 +158,3 @@ def _journaled_source(trees: ModuleTrees, profile: Profile, journal: Journal | N
     if driver is None or not driver.root:
         return None
     return _previous(trees, profile, [driver.root], driver.version)
-
-
-def _marker(files: HostFiles, path: str) -> tuple[Marker | None, str]:
-    """The reboot-required marker, or what keeps it from being read."""
-    try:
-        text = files.read(path) if path else None
-    except OSError as error:
-        return None, f"{path}: {error.strerror}"
-    if text is None:
-        return None, ""
-    try:
-        return markers.decode(text), ""
-    except MarkerUnreadable as error:
-        return None, error.what

@@ -38,12 +38,7 @@ def _unescaped(text: str) -> str:
 
 def this_process(boot_id: str) -> Owner:
     """This process as a journal's owner."""
-    return Owner(
-        pid=os.getpid(),
-        start_ticks=_start_ticks(Path("/proc/self")) or 0,
-        pid_namespace=Path("/proc/self/ns/pid").stat().st_ino,
-        boot_id=boot_id,
-    )
+    return _owner(os.getpid(), Path("/proc/self"), boot_id)
 
 
 def lives(owner: Owner, host_proc: Path) -> bool:
@@ -56,6 +51,28 @@ def lives(owner: Owner, host_proc: Path) -> bool:
     except OSError:
         return False
     return any(_start_ticks(entry) == owner.start_ticks and _inner_pid(entry) == owner.pid for entry in entries)
+
+
+def survivor(group: int) -> Owner | None:
+    """A process of the group that has not ended yet, in our own pid namespace. Field 5 of /proc/pid/stat."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if int(fields[2]) == group and fields[0] not in _ENDED:
+                    return _owner(int(entry.name), entry, "")
+            except (OSError, IndexError, ValueError):
+                continue
+    return None
+
+
+def _owner(pid: int, process: Path, boot_id: str) -> Owner:
+    return Owner(
+        pid=pid,
+        start_ticks=_start_ticks(process) or 0,
+        pid_namespace=Path("/proc/self/ns/pid").stat().st_ino,
+        boot_id=boot_id,
+    )
 
 
 def _start_ticks(process: Path) -> int | None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+from driver_manager.adapters.termination_log import write_termination_log
+from driver_manager.domain.errors import ExitCode
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -51,3 +55,25 @@ class LogReporter:
             self._stream.flush()
         except (OSError, ValueError):
             return  # a closed log must not end a run that holds a node
+
+
+@dataclass(frozen=True)
+class LogForm:
+    """How a command speaks: JSON lines or text, from which level on, and the termination log for its last line."""
+
+    as_json: bool
+    level: str = "info"
+    termination_log: str = ""
+
+    def reporter(self, wall: Callable[[], float]) -> LogReporter:
+        """The log of this form."""
+        return LogReporter(wall, as_json=self.as_json, level=self.level)
+
+    def fail(self, wall: Callable[[], float], code: ExitCode, what: str, remedy: str) -> int:
+        """The two lines that every failure has, in the log and in the termination log; the exit code."""
+        log = LogReporter(wall, as_json=self.as_json, level="error")
+        log.error(what, exit_code=int(code))
+        if remedy:
+            log.error(f"what to do: {remedy}")
+        write_termination_log(self.termination_log, f"exit {code.value}: {what}", remedy)
+        return code

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -89,7 +88,7 @@ class HostFiles:
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         """Replace the file atomically; a symlink in its place is replaced, not followed. Raises ConfigError."""
         try:
-            self._writable(path, lambda target: _replace(target, text, mode))
+            self._writable(path, lambda target: replace_file(target, text, mode))
         except OSError as error:
             raise ConfigError(
                 f"cannot write {path} on the host: {error.strerror}",
@@ -104,6 +103,28 @@ class HostFiles:
             return self._writable(path, lambda target: _why_no_room(target.parent))
         except OSError as error:
             return f"{path} cannot be written: {error.strerror}"
+
+    def create(self, path: str, text: str, mode: int = 0o644) -> bool:
+        """Whether the file was made, whole: False where something is there already. Raises ConfigError."""
+        try:
+            return self._writable(path, lambda target: _create(target, text, mode))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {path} on the host: {error.strerror}",
+                f"Mount {os.path.dirname(path)} of the host read-write at the same path.",  # noqa: PTH120  # a host path
+            ) from error
+
+    def put_aside(self, path: str, name: str) -> None:
+        """Rename the file within its folder, over what is called `name` there. Raises OSError."""
+        self._writable(path, lambda target: target.replace(target.with_name(name)))
+
+    def put_back(self, path: str, name: str) -> None:
+        """Undo `put_aside`; where there is a file at `path` again, that one stays. Raises OSError."""
+        self._writable(path, lambda target: _put_back(target.with_name(name), target))
+
+    def open_lock(self, path: str) -> int:
+        """A descriptor of the file for flock(2); it is made if it is not there. Raises OSError."""
+        return self._writable(path, _open_lock)
 
     def remove(self, path: str) -> None:
         """Remove the file or symlink, if it is there. Raises OSError."""
@@ -146,20 +167,78 @@ def _why_no_room(folder: Path) -> str:
     return "" if free_bytes >= MIN_FREE_BYTES else f"{folder} has only {free_bytes} bytes left"
 
 
-def _replace(target: Path, text: str, mode: int) -> None:
+def _put_back(aside: Path, target: Path) -> None:
+    # Never over a file that somebody made meanwhile, and never without one of the two names.
+    with contextlib.suppress(FileExistsError):
+        _link(aside, target)
+    aside.unlink(missing_ok=True)
+
+
+def _open_lock(target: Path) -> int:
     target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.open(target, flags, 0o600)
+
+
+def replace_file(target: Path, text: str, mode: int = 0o644) -> None:
+    """Give `target` this content, whole or not at all; a symlink in its place is replaced. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _written_beside(target, text, mode)
+    try:
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _create(target: Path, text: str, mode: int) -> bool:
+    """Whether `target` was made with this content: False where something is there already. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _written_beside(target, text, mode)
+    try:
+        _link(temporary, target)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+    return True
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give the file a second name, which must be free; where the file system has no links, its only one.
+
+    Raises OSError (EEXIST).
+    """
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP):
+            raise
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
+        source.replace(target)
+
+
+def _written_beside(target: Path, text: str, mode: int) -> Path:
+    """A new file with `text` in the folder of `target`, on disk."""
+    temporary = target.parent / f".{target.name}.{os.urandom(6).hex()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        Path(temporary).replace(target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    return temporary
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
     finally:

@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from driver_manager.adapters.reporting import LogReporter
-from driver_manager.cli.wiring import write_termination_log
+from driver_manager.adapters.reporting import LogForm
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
 
 COMMANDS = {
@@ -22,6 +21,7 @@ COMMANDS = {
     "preflight": ("driver_manager.cli.preflight", "preflight_command"),
     "holders": ("driver_manager.cli.holders", "holders_command"),
     "restore": ("driver_manager.cli.restore", "restore_command"),
+    "health-watch": ("driver_manager.cli.health_watch", "health_watch_command"),
     "sandbox": ("driver_manager.cli.sandbox", "sandbox_command"),
 }
 
@@ -64,7 +64,7 @@ def entry() -> None:
 def run(argv: list[str]) -> int:
     """Run the command in `argv`; its exit code. Errors go to standard error and the termination log."""
     try:
-        result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False)
+        result: Any = cli.main(argv, prog_name="driver-manager", standalone_mode=False, obj=tuple(argv))
     except click.exceptions.Abort:
         return _fail(argv, ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
     except click.exceptions.NoArgsIsHelpError as error:
@@ -108,10 +108,5 @@ def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
     """Two lines, as every failure has them; the exit code."""
     wanted = _told(argv, "--log-format", "LOG_FORMAT", "auto")
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
-    log = LogReporter(time.time, as_json=as_json, level="error")
-    log.error(what, exit_code=int(code))
-    if remedy:
-        log.error(f"what to do: {remedy}")
     path = _told(argv, "--termination-log", "TERMINATION_LOG", "/dev/termination-log")
-    write_termination_log(path, f"exit {code.value}: {what}", remedy)
-    return code
+    return LogForm(as_json, termination_log=path).fail(time.time, code, what, remedy)

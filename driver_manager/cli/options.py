@@ -38,6 +38,8 @@ def _type_of(setting: Setting) -> Any:
             return Duration()
         case Kind.CHOICE:
             return click.Choice(setting.choices)
+        case Kind.COUNT:
+            return click.IntRange(min=1)
         case Kind.FLAG:
             return click.BOOL
         case Kind.TEXT:

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from driver_manager import settings
+from driver_manager.adapters.termination_log import write_termination_log
 from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.wiring import Session, open_session, policy, write_termination_log
+from driver_manager.cli.wiring import Session, open_session, policy
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
 from driver_manager.reconcile import Outcome, decide, reconcile, rehearsed
 from driver_manager.settings import Values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 from collections.abc import Callable
@@ -15,8 +14,9 @@ from driver_manager.adapters import hostfacts, procfs
 from driver_manager.adapters.clock import SystemClock
 from driver_manager.adapters.holders import whose
 from driver_manager.adapters.host import HostSystem
-from driver_manager.adapters.hostfacts import HostRoots
-from driver_manager.adapters.reporting import LogReporter
+from driver_manager.adapters.pci import pci_devices
+from driver_manager.adapters.reporting import LogForm, LogReporter
+from driver_manager.adapters.roots import HostRoots, boot_id, machine_id
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
@@ -28,7 +28,6 @@ from driver_manager.observe import Identity, is_this_host, observe
 from driver_manager.ports import Cluster
 from driver_manager.settings import Values
 
-TERMINATION_LOG_BYTES = 4000
 CONTAINER_HOST_ROOT = Path("/host")
 
 
@@ -97,11 +96,11 @@ def _with_last_label(profile: Profile, key: str) -> Profile:
     return replace(profile, deploy=deploy)
 
 
-def reporter(values: Values, clock: SystemClock) -> LogReporter:
-    """The log: text on a terminal, JSON lines otherwise, unless told."""
+def log_form(values: Values) -> LogForm:
+    """How the log is written: text on a terminal, JSON lines otherwise, unless told."""
     wanted = values.text("log_format") or "auto"
     as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
-    return LogReporter(clock.wall, as_json=as_json, level=values.text("log_level") or "info")
+    return LogForm(as_json, values.text("log_level") or "info", values.text("termination_log"))
 
 
 @dataclass
@@ -163,7 +162,7 @@ class Session:
 
     def _process(self) -> Owner:
         try:
-            boot = hostfacts.boot_id(self.roots)
+            boot = boot_id(self.roots)
         except ManagerError:
             boot = ""
         return procfs.this_process(boot)
@@ -177,13 +176,13 @@ def open_session(values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_
         profiles.pick(wanted, known, (), lambda _: False)
     clock = SystemClock()
     clock.install()
-    log = reporter(values, clock)
+    log = log_form(values).reporter(clock.wall)
     roots = host_roots(values)
     name = node_name(values, roots)
     cluster = _cluster(values, name, clock, log, api_timeout_s)
     node = cluster.node()
     is_here = _is_here(node, roots)
-    profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(hostfacts.pci_devices(roots, one)))
+    profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(pci_devices(roots, one)))
     profile = _with_last_label(profile, values.text("node_label_for_pod_eviction"))
     return Session(values, clock, log, cluster, roots, node, profile, is_here)
 
@@ -191,7 +190,7 @@ def open_session(values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_
 def _is_here(node: Node, roots: HostRoots) -> bool:
     """Whether this is the node's own host: another machine's devices say nothing about it."""
     try:
-        return is_this_host(node, hostfacts.machine_id(roots), hostfacts.boot_id(roots))
+        return is_this_host(node, machine_id(roots), boot_id(roots))
     except (ManagerError, OSError):
         return False
 
@@ -215,16 +214,3 @@ def _cluster(values: Values, name: str, clock: SystemClock, log: LogReporter, ap
 
     client = load_client(values.text("kubeconfig") or None)
     return KubeCluster(client, name, clock, log, values.seconds("api_timeout", api_timeout_s))
-
-
-def write_termination_log(path: str, what: str, remedy: str = "") -> None:
-    """Write the last line for `kubectl describe pod`; only into a file that is already there (the kubelet made it).
-
-    The kubelet keeps 4,096 bytes: a long `what` is cut so that the remedy is seen. What cannot be written is let go.
-    """
-    ending = f" {remedy}".encode(errors="replace")[: TERMINATION_LOG_BYTES // 2]
-    text = what.encode(errors="replace")[: TERMINATION_LOG_BYTES - len(ending)] + ending
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text.strip())

@@ -274,11 +274,22 @@ class Health(Enum):
 
 
 @dataclass(frozen=True)
+class DeviceVerdict:
+    """What a probe says of one device. `address` is its PCI address as sysfs writes it, "" if it was not told."""
+
+    name: str
+    health: Health
+    reason: str
+    address: str = ""
+
+
+@dataclass(frozen=True)
 class ProbeResult:
     """One sample of a probe."""
 
     health: Health
     reason: str
+    devices: tuple[DeviceVerdict, ...] = ()
 
 
 class Loader(Enum):

@@ -176,7 +176,7 @@ def _first_install(obs: Observation, host: Host, profile: Profile, policy: Polic
     if not _is_installing(obs, profile, policy):
         if host.modules:  # left behind by a load that failed or was killed
             work.append(UnloadModules(unload_order(host.modules)))
-        paths = (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file)
+        paths = (*profile.paths.artifacts, *_ready(profile), profile.paths.state_file)
         work += _clean(obs, host, profile, policy, paths)
     work += _load(obs, host, profile, policy)
     stale = bound_to_root(obs, profile) if any(isinstance(step, UnmountDriverRoot) for step in work) else frozenset()
@@ -197,7 +197,7 @@ def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Pla
     users = staying(scene_of(obs), profile, policy.eviction, "the driver stays loaded")
     if not _container_starts_anew(obs, policy):
         return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)), workloads=users)
-    work = _clean(obs, host, profile, policy, (profile.paths.ready_marker,))
+    work = _clean(obs, host, profile, policy, _ready(profile))
     if not host.root_mounts:
         return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(obs, profile))), workloads=users)
     _check(obs, host, profile, policy)
@@ -238,7 +238,7 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
             host,
             profile,
             policy,
-            (*profile.paths.artifacts, profile.paths.ready_marker, profile.paths.state_file),
+            (*profile.paths.artifacts, *_ready(profile), profile.paths.state_file),
         ),
         *_load(obs, host, profile, policy),
         *_release(obs, profile, taken),
@@ -309,6 +309,11 @@ def _clean(obs: Observation, host: Host, profile: Profile, policy: Policy, paths
     if present:
         steps.append(RemoveArtifacts(present))
     return steps
+
+
+def _ready(profile: Profile) -> tuple[str, str]:
+    """The ready marker, and the same put aside by health-watch: neither says anything of the next driver."""
+    return profile.paths.ready_marker, profile.paths.ready_withdrawn
 
 
 def _overlap(root: str, mount: str) -> bool:

@@ -1,38 +1,41 @@
-"""What the output of a vendor's tool says about the devices. Pure."""
+"""What the output of a vendor's tool says about the devices: the parsers by the name that a profile gives. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probes import npu_smi, nvidia_smi, rbln_smi
+from driver_manager.domain.probes.verdicts import unhealthy, unknown
 
 TIMED_OUT = 124
+NO_TOOL = (126, 127)
+"""What a shell says for a command that cannot be run, or is not there (sh(1)); a failed exec ends so too."""
+
+Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
+"""Exit status, output, the last line for a reason, and the PCI functions that the driver should serve."""
 
 
-def parse(parser: str, status: int, out: str, said: str) -> ProbeResult:
-    """The sample in a tool's exit `status` and output; `said` is its last line, for the reason."""
+def parse(parser: str, status: int, out: str, said: str, present: tuple[str, ...] = ()) -> ProbeResult:
+    """The sample in a tool's exit `status` and output; `said` is its last line, for the reason.
+
+    `present` are the PCI addresses of the devices that the driver should serve.
+    """
     if status == TIMED_OUT:
-        return ProbeResult(Health.UNHEALTHY, said)
-    return PARSERS[parser](status, out, said)
+        return unhealthy(said)
+    if status in NO_TOOL:
+        return unknown(said)
+    return PARSERS[parser](status, out, said, present)
 
 
-def _exit_status(status: int, _out: str, said: str) -> ProbeResult:
-    return ProbeResult(Health.UNHEALTHY, said) if status else ProbeResult(Health.HEALTHY, "exit status 0")
+def _exit_status(status: int, _out: str, said: str, _present: tuple[str, ...]) -> ProbeResult:
+    return unhealthy(said) if status else ProbeResult(Health.HEALTHY, "exit status 0")
 
 
-def _rbln_smi(status: int, out: str, said: str) -> ProbeResult:
-    """`rbln-smi -j`: healthy where there are devices and each has the status `normal`."""
-    if status:
-        return ProbeResult(Health.UNHEALTHY, said)
-    try:
-        devices = [(str(device["name"]), str(device["status"])) for device in json.loads(out)["devices"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ProbeResult(Health.UNKNOWN, "rbln-smi did not print what it should")
-    bad = [f"{name} is {state}" for name, state in devices if state != "normal"]
-    if bad or not devices:
-        return ProbeResult(Health.UNHEALTHY, "; ".join(bad) or "rbln-smi sees no device")
-    return ProbeResult(Health.HEALTHY, f"{len(devices)} device(s) normal")
-
-
-PARSERS: dict[str, Callable[[int, str, str], ProbeResult]] = {"exit-status": _exit_status, "rbln-smi": _rbln_smi}
+PARSERS: dict[str, Parser] = {
+    "exit-status": _exit_status,
+    "npu-smi": npu_smi.table,
+    "npu-smi-list": npu_smi.listing,
+    "nvidia-smi": nvidia_smi.query,
+    "rbln-smi": rbln_smi.devices,
+}

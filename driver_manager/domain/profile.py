@@ -5,8 +5,10 @@ Owns the fields and their meaning; reading and checking files belongs to `driver
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from typing import Any
 
 
 class Strategy(Enum):
@@ -123,6 +125,25 @@ class HostPaths:
     device_nodes: tuple[str, ...] = ()
     reboot_marker: str = ""
 
+    @property
+    def ready_withdrawn(self) -> str:
+        """Where the ready marker is put aside while the driver is wedged, "" where there is none."""
+        return self.ready_marker + ".withdrawn" if self.ready_marker else ""
+
+    @property
+    def work_lock(self) -> str:
+        """The file that a reconcile holds locked while it works on the driver."""
+        return self._of_ours("driver-manager.lock")
+
+    @property
+    def health_record(self) -> str:
+        """What health-watch remembers of this boot."""
+        return self._of_ours("health-watch.json")
+
+    def _of_ours(self, name: str) -> str:
+        """A file beside our load record: in the vendor's folder under /run, gone with the boot."""
+        return f"{self.load_record.rpartition('/')[0]}/{name}"
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -158,3 +179,35 @@ class Profile:
     namespace: str = ""
     host_services: tuple[str, ...] = ()
     probe: Probe | None = field(default=None)
+
+
+def encode(profile: Profile) -> str:
+    """The profile as JSON, for another process of this version."""
+    return json.dumps(asdict(profile), default=lambda member: member.value)
+
+
+def decode(text: str) -> Profile:
+    """The profile that `encode` wrote."""
+    body = _frozen(json.loads(text))
+    probe = body["probe"]
+    return Profile(
+        **{
+            **body,
+            "strategy": Strategy(body["strategy"]),
+            "keys": NodeKeys(**body["keys"]),
+            "modules": Modules(**body["modules"]),
+            "paths": HostPaths(**body["paths"]),
+            "deploy": DeployLabels(**body["deploy"]),
+            "probe": None if probe is None else Probe(**probe),
+        }
+    )
+
+
+def _frozen(value: Any) -> Any:
+    """`value` with tuples for lists."""
+    match value:
+        case dict():
+            return {key: _frozen(inner) for key, inner in value.items()}
+        case list():
+            return tuple(_frozen(inner) for inner in value)
+    return value

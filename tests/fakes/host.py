@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 from driver_manager.domain import markers
@@ -61,6 +62,8 @@ class FakeHost:
     broken_services: set[str] = field(default_factory=set)
     lacking: set[str] = field(default_factory=set)
     awaited_s: list[float] = field(default_factory=list)
+    is_at_work: bool = False
+    can_be_locked: bool = True
 
     @property
     def boot_id(self) -> str:
@@ -149,6 +152,14 @@ class FakeHost:
     def write_text(self, path: str, text: str) -> None:
         with self.killer.call(f"write {path}", effect=True):
             self.files[path] = text
+
+    @contextlib.contextmanager
+    def at_work(self) -> Generator[bool, None, None]:
+        self.is_at_work = True
+        try:
+            yield self.can_be_locked
+        finally:
+            self.is_at_work = False
 
     # the world
 

@@ -13,7 +13,9 @@ from driver_manager import settings
 from driver_manager.cli.main import COMMANDS, run
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 
-NODE_COMMANDS = [name for name in COMMANDS if name != "sandbox"]
+NODE_COMMANDS = [name for name in COMMANDS if name not in ("sandbox", "health-watch")]
+"""Those that ask the API server."""
+
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.host import HostSystem
-from driver_manager.adapters.hostfacts import HostRoots
+from driver_manager.adapters.roots import HostRoots
 from driver_manager.domain.errors import ExitCode, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.model import Loader, Policy

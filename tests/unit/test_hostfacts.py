@@ -13,7 +13,9 @@ import pytest
 
 from driver_manager.adapters import modulefiles
 from driver_manager.adapters.commands import Result
-from driver_manager.adapters.hostfacts import HostRoots, boot_id, pci_devices, read_host
+from driver_manager.adapters.hostfacts import read_host
+from driver_manager.adapters.pci import pci_devices, served_devices
+from driver_manager.adapters.roots import HostRoots, boot_id
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.markers import Marker
@@ -244,6 +246,31 @@ def test_devices_are_listed_in_order_and_a_missing_bus_is_empty(tree: Tree) -> N
         tree.pci(address, "0x1eff")
     (tree.root / "sys/bus/pci/devices/0000:03:00.0").mkdir()
     assert pci_devices(tree.roots, PROFILE) == ("0000:01:00.0", "0000:02:00.0")
+
+
+@pytest.mark.parametrize(
+    ("driver", "is_virtual", "is_served"),
+    [
+        ("rebellions", False, True),
+        ("rebellions", True, True),
+        ("", False, True),
+        ("", True, False),
+        ("vfio-pci", False, False),
+        ("vfio-pci", True, False),
+        ("pci-stub", False, False),
+    ],
+)
+def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(
+    tree: Tree, driver: str, is_virtual: bool, is_served: bool
+) -> None:
+    tree.pci("0000:01:00.0", "0x1eff")
+    device = tree.root / "sys/bus/pci/devices/0000:01:00.0"
+    if driver:
+        (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+    if is_virtual:
+        (device / "physfn").symlink_to("../0000:00:00.0")
+    assert served_devices(tree.roots, PROFILE) == (("0000:01:00.0",) if is_served else ())
+    assert pci_devices(tree.roots, PROFILE) == ("0000:01:00.0",)
 
 
 # markers

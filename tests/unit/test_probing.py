@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.model import Health
+from driver_manager.domain.probes.verdicts import pci_address
 from driver_manager.domain.probing import PARSERS, TIMED_OUT, parse
 
 
@@ -55,3 +56,78 @@ def test_a_hung_probe_is_a_failure(parser: str) -> None:
 @given(st.sampled_from(sorted(PARSERS)), st.integers(-64, 255), st.text())
 def test_no_output_breaks_a_parser(parser: str, status: int, out: str) -> None:
     assert parse(parser, status, out, "said").reason
+
+
+# nvidia-smi
+
+GPUS = (
+    "0, 00000000:C1:00.0, NVIDIA A100-SXM4-80GB, 31, Enabled\n1, 00000000:C2:00.0, NVIDIA A100-SXM4-80GB, 33, [N/A]\n"
+)
+BOTH = ("0000:c1:00.0", "0000:c2:00.0")
+
+
+@pytest.mark.parametrize(
+    ("status", "out", "health", "said"),
+    [
+        (0, GPUS, Health.HEALTHY, "2 device(s) without remark"),
+        (0, GPUS.replace("33,", "[GPU requires reset],"), Health.UNHEALTHY, "gpu 1 is GPU requires reset"),
+        (0, GPUS.replace("31,", "[Unknown Error],"), Health.UNHEALTHY, "gpu 0 is Unknown Error"),
+        (0, GPUS.replace("31,", "ERR!,"), Health.UNHEALTHY, "gpu 0 is ERR!"),
+        (0, GPUS.replace("31,", "[Not Supported],"), Health.HEALTHY, "2 device(s)"),
+        (0, GPUS.splitlines(keepends=True)[0], Health.UNHEALTHY, "1 of 2 PCI devices seen; 0000:c2:00.0 missing"),
+        (0, GPUS[:-1], Health.UNKNOWN, "did not print"),
+        (0, GPUS[: GPUS.index("C2")], Health.UNKNOWN, "did not print"),
+        (0, GPUS.replace("31,", "ERR!,")[:-10], Health.UNHEALTHY, "gpu 0 is ERR!"),
+        (0, "", Health.UNKNOWN, "did not print"),
+        (0, "garbage\n", Health.UNKNOWN, "did not print"),
+        (0, "No devices were found\n", Health.UNHEALTHY, "sees no device"),
+        (2, "", Health.UNKNOWN, "exit status 2"),
+        (12, "", Health.UNKNOWN, "exit status 12"),
+        (9, "", Health.UNHEALTHY, "exit status 9: last line"),
+        (15, "", Health.UNHEALTHY, "exit status 15"),
+        (255, "", Health.UNHEALTHY, "exit status 255"),
+        (-15, "", Health.UNKNOWN, "ended from outside"),
+    ],
+)
+def test_nvidia_smi_is_read_gpu_by_gpu(status: int, out: str, health: Health, said: str) -> None:
+    result = parse("nvidia-smi", status, out, "last line", BOTH)
+    assert result.health is health
+    assert said in result.reason
+
+
+# what all have in common
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("status", [126, 127])
+def test_a_tool_that_is_not_there_says_nothing_of_the_device(parser: str, status: int) -> None:
+    assert parse(parser, status, "", "npu-smi: not found").health is Health.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0000:C1:00.0", "0000:c1:00.0"),
+        ("00000000:C1:00.0", "0000:c1:00.0"),
+        ("00010000:01:00.1", "10000:01:00.1"),
+        ("C1:00.0", "0000:c1:00.0"),
+        ("NA", ""),
+        ("", ""),
+    ],
+)
+def test_a_pci_address_is_written_as_sysfs_does(text: str, address: str) -> None:
+    assert pci_address(text) == address
+
+
+def test_rbln_smi_devices_are_matched_with_the_bus_by_address_or_else_by_number() -> None:
+    body = {"devices": [{"name": "rbln0", "status": "normal", "pci": {"bus_id": "0000:C1:00.0", "dev": "0x1220"}}]}
+    assert parse("rbln-smi", 0, json.dumps(body), "", ("0000:c1:00.0",)).health is Health.HEALTHY
+    assert "0000:c2:00.0 missing" in parse("rbln-smi", 0, json.dumps(body), "", BOTH).reason
+    assert parse("rbln-smi", 0, smi("normal", "normal"), "", BOTH).health is Health.HEALTHY
+    assert parse("rbln-smi", 0, smi("normal"), "", BOTH).reason == "1 of 2 PCI devices seen"
+
+
+@given(st.sampled_from(sorted(PARSERS)), st.integers(-64, 255), st.text(), st.integers(0, 3))
+def test_nothing_but_exit_status_0_is_healthy(parser: str, status: int, out: str, present: int) -> None:
+    if status:
+        assert parse(parser, status, out, "said", BOTH[:present]).health is not Health.HEALTHY

@@ -217,7 +217,7 @@ def test_removing_what_is_not_there_is_fine_and_a_link_is_not_followed(host: Pat
 def read_only(monkeypatch: pytest.MonkeyPatch, folders: Iterable[Path], number: int = errno.EROFS) -> list[Path]:
     """Make writes below `folders` fail; the list of all targets that were tried."""
     tried: list[Path] = []
-    real = rooted._replace
+    real = rooted.replace_file
 
     def replace(target: Path, text: str, mode: int) -> None:
         tried.append(target)
@@ -225,7 +225,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch, folders: Iterable[Path], number: 
             raise OSError(number, os.strerror(number))
         real(target, text, mode)
 
-    monkeypatch.setattr(rooted, "_replace", replace)
+    monkeypatch.setattr(rooted, "replace_file", replace)
     return tried
 
 
@@ -290,3 +290,80 @@ def test_a_link_in_pid_1s_root_stays_inside_it(host: Path, monkeypatch: pytest.M
     read_only(monkeypatch, [host / "run"])
     HostFiles(host, host / "proc").write("/var/run/rbln/state", "x")
     assert (view / "run/rbln/state").read_text() == "x"
+
+
+# made only where nothing is, put aside and back
+
+
+def test_a_file_is_made_whole_or_not_at_all_where_something_is(host: Path) -> None:
+    files = HostFiles(host, host / "proc")
+    assert files.create("/run/new/marker", "ours\n")
+    assert not files.create("/run/new/marker", "again\n")
+    assert (host / "run/new/marker").read_text() == "ours\n"
+    assert [entry.name for entry in (host / "run/new").iterdir()] == ["marker"]
+    link(host / "run/new/dangling", "/nowhere")
+    assert not files.create("/run/new/dangling", "x")
+
+
+def test_a_file_that_cannot_be_made_names_the_folder(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(rooted, "_create", read_only)
+    with pytest.raises(ConfigError, match="Read-only file system") as caught:
+        HostFiles(host, host / "proc").create("/run/rbln/marker", "x")
+    assert "/run/rbln" in caught.value.remedy
+
+
+def test_what_is_put_aside_comes_back_as_it_was(host: Path) -> None:
+    files = HostFiles(host, host / "proc")
+    ready = host / "run/rbln/.ready"
+    ready.write_text("DRIVER=1\n")
+    ready.chmod(0o640)
+    before = ready.stat()
+    files.put_aside("/run/rbln/.ready", ".ready.withdrawn")
+    assert sorted(entry.name for entry in (host / "run/rbln").iterdir()) == [".ready.withdrawn"]
+    files.put_back("/run/rbln/.ready", ".ready.withdrawn")
+    assert sorted(entry.name for entry in (host / "run/rbln").iterdir()) == [".ready"]
+    after = ready.stat()
+    assert (after.st_ino, after.st_mode, after.st_mtime) == (before.st_ino, before.st_mode, before.st_mtime)
+
+
+def test_what_was_made_meanwhile_stays_and_what_was_put_aside_goes(host: Path) -> None:
+    files = HostFiles(host, host / "proc")
+    (host / "run/rbln/.ready").write_text("new")
+    (host / "run/rbln/.ready.withdrawn").write_text("old")
+    files.put_back("/run/rbln/.ready", ".ready.withdrawn")
+    assert (host / "run/rbln/.ready").read_text() == "new"
+    assert not (host / "run/rbln/.ready.withdrawn").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_links_is_served_too(host: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def no_links(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", no_links)
+    files = HostFiles(host, host / "proc")
+    assert files.create("/run/new/marker", "ours\n")
+    assert not files.create("/run/new/marker", "again\n")
+    files.put_aside("/run/new/marker", "aside")
+    files.put_back("/run/new/marker", "aside")
+    assert [(entry.name, entry.read_text()) for entry in (host / "run/new").iterdir()] == [("marker", "ours\n")]
+    files.put_aside("/run/new/marker", "aside")
+    files.create("/run/new/marker", "new\n")
+    files.put_back("/run/new/marker", "aside")
+    assert [(entry.name, entry.read_text()) for entry in (host / "run/new").iterdir()] == [("marker", "new\n")]
+
+
+def test_a_lock_file_is_made_private_and_a_link_in_its_place_not_followed(host: Path) -> None:
+    files = HostFiles(host, host / "proc")
+    os.close(files.open_lock("/run/fresh/lock"))
+    os.close(files.open_lock("/run/fresh/lock"))
+    assert (host / "run/fresh/lock").stat().st_mode & 0o777 == 0o600
+    link(host / "run/fresh/link", "/etc/kept")
+    with pytest.raises(OSError, match="symbolic links"):
+        files.open_lock("/run/fresh/link")
+    assert not (host / "etc/kept").exists()
+    os.mkfifo(host / "run/fresh/fifo")
+    os.close(files.open_lock("/run/fresh/fifo"))

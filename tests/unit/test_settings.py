@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager import settings
+from driver_manager.profiles import builtin
 from driver_manager.settings import Kind, Setting, Values, parse_duration
 
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
@@ -130,9 +131,22 @@ def test_the_default_waits_fit_into_the_default_deadline() -> None:
     assert sum(parse_duration(default[name]) for name in names) <= parse_duration(default["reconcile_deadline"])
 
 
+HEALTH = [*settings.HEALTH, *settings.HOST, *settings.LOGGING]
+
+
+def test_health_watch_has_the_defaults_of_the_contract_and_each_option_once() -> None:
+    found = {setting.env: setting.default for setting in settings.HEALTH}
+    assert (found["HEALTH_WATCH_INTERVAL"], found["HEALTH_WATCH_FAILURES"]) == ("60s", "3")
+    assert (found["METRICS_ADDR"], found["METRICS_TEXTFILE"]) == (None, None)
+    assert {profile.probe.timeout_s for profile in builtin().values() if profile.probe} == {20.0}
+    assert len({setting.name for setting in HEALTH}) == len(HEALTH)
+    assert len({setting.env for setting in [*HEALTH, *ALL]}) == len({*HEALTH, *ALL})
+
+
 def test_values_come_in_their_own_type() -> None:
     values = Values({"text": "x", "none": None, "empty": "", "flag": True, "wait": 1.5})
     assert (values.text("text"), values.text("none"), values.text("empty"), values.text("unknown")) == ("x", "", "", "")
     assert values.flag("flag") is True
     assert values.flag("none") is False
     assert values.seconds("wait") == 1.5
+    assert Values({"failures": 3}).count("failures") == 3

@@ -8,6 +8,7 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/vmalloc.h>
+#include <linux/wait.h>
 
 extern const char *rebellions_core_name(void);
 #ifdef NEED_ABSENT
@@ -25,10 +26,31 @@ static int rebellions_mmap(struct file *file, struct vm_area_struct *vma)
 	return remap_vmalloc_range(vma, device_memory, 0);
 }
 
+/*
+ * A device that hangs: a reader sleeps where no signal wakes it, SIGKILL neither, until somebody writes.
+ */
+static DECLARE_WAIT_QUEUE_HEAD(hung_readers);
+static bool has_recovered;
+
+static ssize_t rebellions_read(struct file *file, char __user *buffer, size_t size, loff_t *offset)
+{
+	wait_event(hung_readers, READ_ONCE(has_recovered));
+	return 0;
+}
+
+static ssize_t rebellions_write(struct file *file, const char __user *buffer, size_t size, loff_t *offset)
+{
+	WRITE_ONCE(has_recovered, true);
+	wake_up_all(&hung_readers);
+	return size;
+}
+
 /* The owner makes every open file, and every mapping of one, take a module reference. */
 static const struct file_operations rebellions_fops = {
 	.owner = THIS_MODULE,
 	.mmap = rebellions_mmap,
+	.read = rebellions_read,
+	.write = rebellions_write,
 };
 
 static struct miscdevice rebellions_device = {

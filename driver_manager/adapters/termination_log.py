@@ -1,0 +1,21 @@
+"""The kubelet's termination log: the last line of a command, for `kubectl describe pod`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+TERMINATION_LOG_BYTES = 4000
+
+
+def write_termination_log(path: str, what: str, remedy: str = "") -> None:
+    """Write the last line for `kubectl describe pod`; only into a file that is already there (the kubelet made it).
+
+    The kubelet keeps 4,096 bytes: a long `what` is cut so that the remedy is seen. What cannot be written is let go.
+    """
+    ending = f" {remedy}".encode(errors="replace")[: TERMINATION_LOG_BYTES // 2]
+    text = what.encode(errors="replace")[: TERMINATION_LOG_BYTES - len(ending)] + ending
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.strip())

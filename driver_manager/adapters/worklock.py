@@ -1,0 +1,56 @@
+"""The lock on the host by which a reconcile and health-watch keep out of each other's way.
+
+A flock(2) on a file under /run: whoever dies lets go of it, whatever killed it and whichever namespaces it was in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from driver_manager.adapters.rooted import HostFiles
+from driver_manager.ports import Clock
+
+POLL_S = 0.02
+
+
+class WorkLock:
+    """The lock at `path` on the host."""
+
+    def __init__(self, files: HostFiles, path: str) -> None:
+        self._files = files
+        self._path = path
+
+    @contextmanager
+    def working(self, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
+        """Held while the driver is worked on; others who work may hold it too. Yields whether it is held.
+
+        It is waited for `timeout_s` seconds, as health-watch holds it alone only for moments. Raises OSError.
+        """
+        descriptor = self._files.open_lock(self._path)
+        try:
+            end = clock.monotonic() + timeout_s
+            while not (held := _lock(descriptor, fcntl.LOCK_SH)) and clock.monotonic() < end:
+                clock.sleep(POLL_S)
+            yield held
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def alone(self) -> Generator[bool, None, None]:
+        """Held by nobody else, if it can be had at once. Yields whether it is held. Raises OSError."""
+        descriptor = self._files.open_lock(self._path)
+        try:
+            yield _lock(descriptor, fcntl.LOCK_EX)
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        return True
+    return False

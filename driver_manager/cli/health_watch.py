@@ -1,0 +1,130 @@
+"""`health-watch`: checks its options, then becomes a lean interpreter that runs the loop."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from driver_manager import profiles, settings
+from driver_manager.adapters.endpoint import require_client
+from driver_manager.adapters.healthmarks import HostMarks
+from driver_manager.adapters.loopclock import LoopClock
+from driver_manager.adapters.pci import pci_devices
+from driver_manager.adapters.probe import ToolProber
+from driver_manager.adapters.roots import HostRoots, boot_id
+from driver_manager.adapters.statusserver import parse_address
+from driver_manager.adapters.supervisor import Supervisor
+from driver_manager.cli import lean
+from driver_manager.cli.health_watch_loop import TARGET, Launch
+from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.wiring import host_roots, log_form
+from driver_manager.domain import health
+from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.profile import Profile
+from driver_manager.health_watch import WatchPolicy
+from driver_manager.settings import Values
+
+_NODE_NAME = tuple(setting for setting in settings.CLUSTER if setting.name == "node_name")
+_DRIVER_ROOT = tuple(setting for setting in settings.DRIVER if setting.name == "driver_root")
+_ONCE_CODES = {
+    Health.HEALTHY: ExitCode.DONE,
+    Health.UNHEALTHY: ExitCode.MODULE_FAILED,
+    Health.UNKNOWN: ExitCode.PREFLIGHT_FAILED,
+}
+"""What `--once` ends with: 0 healthy, 5 the driver does not serve its devices, 6 it cannot be told."""
+
+
+@click.command("health-watch", short_help="Watch the driver's health for ever; a sidecar of the driver container.")
+@click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
+@click.option("--handover", is_flag=True, hidden=True, help="Print what the loop is started with, for a reload.")
+@output_option
+@with_options(settings.HEALTH, settings.HOST, _DRIVER_ROOT, _NODE_NAME, settings.LOGGING)
+def health_watch_command(*, once: bool, handover: bool, output: str, **options: Any) -> int:
+    """Run the profile's probe again and again; after some failures in a row the driver is wedged.
+
+    Then the driver's ready marker is withdrawn, and where only a reboot helps the recovery marker is written for the
+    rebooter. Both are undone when the driver recovers. Asks nothing of the API server. SIGHUP reads the profile anew.
+    """
+    values = Values(options)
+    launch = _launch(values)
+    if once:
+        return _once(launch, output)
+    log = log_form(values)
+    document = launch.to_document()
+    if not handover:
+        lean.become(TARGET, document, log)
+    click.echo(json.dumps({"document": document, "log": asdict(log)}))
+    return ExitCode.DONE
+
+
+def _launch(values: Values) -> Launch:
+    """Everything the loop needs, checked. Raises ConfigError."""
+    roots = host_roots(values)
+    boot_id(roots)  # a host that cannot be seen is better found now than at every turn
+    profile = _profile(values, roots)
+    policy = WatchPolicy(
+        interval_s=values.seconds("interval"),
+        failures=values.count("failures"),
+        timeout_s=values.seconds("timeout", profile.probe.timeout_s if profile.probe else 0.0),
+        node=values.text("node_name"),
+    )
+    for name, seconds in (("interval", policy.interval_s), ("timeout", policy.timeout_s)):
+        if not seconds > 0:
+            raise ConfigError(f"--{name} is {seconds:g} seconds", f"Give --{name} a time above 0.")
+    if values.text("metrics_addr"):
+        parse_address(values.text("metrics_addr"))
+        require_client()
+    return Launch(
+        roots=roots,
+        profile=profile,
+        policy=policy,
+        driver_root=values.text("driver_root") or profile.paths.driver_root,
+        metrics_addr=values.text("metrics_addr"),
+        metrics_textfile=values.text("metrics_textfile"),
+        argv=tuple(click.get_current_context().find_root().obj or ()),
+    )
+
+
+def _profile(values: Values, roots: HostRoots) -> Profile:
+    known = profiles.known(values.text("profile_file"))
+    profile = profiles.pick(values.text("profile"), known, (), lambda one: bool(pci_devices(roots, one)))
+    if profile.probe is None:
+        raise ConfigError(
+            f"the profile {profile.name} has no probe", "Add [probe] to it; the shipped profiles show how."
+        )
+    return profile
+
+
+def _once(launch: Launch, output: str) -> int:
+    """One sample, as text or JSON; its exit code."""
+    clock = LoopClock()
+    clock.install()
+    begun = time.monotonic()
+    supervisor = Supervisor(clock, launch.roots.proc)
+    stuck = health.recorded(HostMarks(launch.roots, launch.profile).recall(), boot_id(launch.roots)).stuck
+    if stuck is not None:
+        supervisor.inherit(stuck)
+    result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()
+    code = _ONCE_CODES[result.health]
+    click.echo(_as_json(result, code, time.monotonic() - begun) if output == "json" else _as_text(result))
+    return code
+
+
+def _as_json(result: ProbeResult, code: ExitCode, took_s: float) -> str:
+    devices = [
+        {"name": one.name, "health": one.health.value, "reason": one.reason, "address": one.address}
+        for one in result.devices
+    ]
+    body = {"health": result.health.value, "reason": result.reason, "devices": devices, "tookSeconds": round(took_s, 3)}
+    return json.dumps({**body, "exitCode": int(code)}, indent=2)
+
+
+def _as_text(result: ProbeResult) -> str:
+    lines = [f"{result.health.value}: {result.reason}"]
+    lines += [f"  {one.name} {one.address}: {one.health.value} ({one.reason})" for one in result.devices]
+    return "\n".join(lines)

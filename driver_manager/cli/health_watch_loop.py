@@ -1,0 +1,150 @@
+"""The lean side of `health-watch`: wires the loop from the document that the command handed over.
+
+Imports what the loop needs and no more: see `driver_manager.cli.lean`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from driver_manager.adapters.healthmarks import HostMarks
+from driver_manager.adapters.loopclock import LoopClock
+from driver_manager.adapters.probe import ToolProber
+from driver_manager.adapters.reporting import LogForm, LogReporter
+from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.supervisor import KILL_S, TERM_S, Supervisor
+from driver_manager.cli import lean
+from driver_manager.domain import profile as profile_form
+from driver_manager.domain.errors import ExitCode, Terminated
+from driver_manager.domain.healthreport import Report
+from driver_manager.domain.profile import Profile
+from driver_manager.health_watch import HealthWatch, WatchPolicy
+
+TARGET = __name__
+GRACE_S = 10.0
+"""What a turn may take beyond its interval and its probe before the loop is held for hung."""
+
+RELOAD_S = 30.0
+
+Publish = Callable[[Report], None]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the loop is started with. `argv` starts the command again."""
+
+    roots: HostRoots
+    profile: Profile
+    policy: WatchPolicy
+    driver_root: str
+    metrics_addr: str = ""
+    metrics_textfile: str = ""
+    argv: tuple[str, ...] = ()
+
+    def to_document(self) -> dict[str, Any]:
+        """For another interpreter of this version."""
+        rest = {name: getattr(self, name) for name in ("driver_root", "metrics_addr", "metrics_textfile")}
+        return {
+            **rest,
+            "roots": {name: str(path) for name, path in asdict(self.roots).items()},
+            "profile": profile_form.encode(self.profile),
+            "policy": asdict(self.policy),
+            "argv": list(self.argv),
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Launch:
+        """What `to_document` made."""
+        return cls(
+            **{
+                **document,
+                "roots": HostRoots(**{name: Path(path) for name, path in document["roots"].items()}),
+                "profile": profile_form.decode(document["profile"]),
+                "policy": WatchPolicy(**document["policy"]),
+                "argv": tuple(document["argv"]),
+            }
+        )
+
+
+def run(document: dict[str, Any], log: LogForm) -> int:
+    """Watch until told to end: that is exit code 0. See `driver_manager.cli.lean.become`."""
+    launch = Launch.from_document(document)
+    clock = LoopClock()
+    clock.install()
+    reporter = log.reporter(clock.wall)
+    supervisor = Supervisor(clock, launch.roots.proc)
+    prober = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s)
+    marks = HostMarks(launch.roots, launch.profile)
+    publish = _publisher(launch, clock, reporter)
+    watch = HealthWatch(prober, marks, clock, reporter, launch.policy, publish)
+    policy = launch.policy
+    reporter.info(
+        f"watching the {launch.profile.name} driver every {policy.interval_s:g} s; "
+        f"{policy.failures} failure(s) in a row are a wedge"
+    )
+    try:
+        while True:
+            watch.run(clock.take_reload)
+            _reload(launch, clock, reporter)
+    except Terminated as error:
+        reporter.info(f"{error.what}; markers stay as they are")
+        return ExitCode.DONE
+
+
+def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publish:
+    """Tells everybody who wants to know of each turn; what is not wanted is not imported."""
+    found: list[Publish] = []
+    if launch.metrics_textfile:
+        from driver_manager.adapters.textfile import Textfile  # noqa: PLC0415
+
+        found.append(Textfile(Path(launch.metrics_textfile), reporter).publish)
+    if launch.metrics_addr:
+        found += _served(launch, clock)
+    if os.environ.get("NOTIFY_SOCKET"):
+        from driver_manager.adapters.systemd import ServiceNotifier  # noqa: PLC0415
+
+        found.append(ServiceNotifier(os.environ["NOTIFY_SOCKET"]).publish)
+
+    def publish(report: Report) -> None:
+        for one in found:
+            one(report)
+
+    return publish
+
+
+def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
+    """Who has to be told of each turn so that the endpoint can answer; it listens from now on. Raises ConfigError."""
+    from driver_manager.adapters.endpoint import Endpoint, Heartbeat  # noqa: PLC0415
+    from driver_manager.adapters.statusserver import StatusServer  # noqa: PLC0415
+
+    policy = launch.policy
+    heartbeat = Heartbeat(clock, policy.interval_s + policy.timeout_s + TERM_S + KILL_S + GRACE_S)
+    endpoint = Endpoint(heartbeat)
+    StatusServer(clock, launch.metrics_addr, endpoint.respond)
+    return [heartbeat.beat, endpoint.publish]
+
+
+def _reload(launch: Launch, clock: LoopClock, reporter: LogReporter) -> None:
+    """Start anew with options and profile read again; with what is in use if they are no good now.
+
+    The command reads them in a process of its own, so that a bad profile ends that one and not the watch.
+    """
+    argv = [sys.executable, "-P", "-m", "driver_manager", *launch.argv, "--handover"]
+    try:
+        ran = Supervisor(clock).run(argv, dict(os.environ), RELOAD_S)
+        if ran.status:
+            raise ValueError(ran.said)
+        handed = json.loads(ran.out)
+        document = replace(Launch.from_document(handed["document"]), argv=launch.argv)
+        log = LogForm(**handed["log"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reporter.warn(f"not reloaded, going on as before: {error}")
+        return
+    reporter.info("reloaded")
+    lean.become(TARGET, document.to_document(), log)

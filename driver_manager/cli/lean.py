@@ -1,0 +1,60 @@
+"""A loop that runs for ever, in a lean interpreter of its own: the same process, without the command line's libraries.
+
+Owns the hand-over. The command line checks the options, then replaces itself by an interpreter without site-packages
+that imports what the loop needs and nothing else. What was decided goes with it as one JSON document in a memory file:
+neither in the environment nor on the command line, where other processes could read it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from driver_manager.adapters.reporting import LogForm
+from driver_manager.domain.errors import ManagerError
+
+ENTRY = Path(__file__).with_name("lean_entry.py")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MAX_DOCUMENT_BYTES = 1024 * 1024
+
+
+def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
+    """Replace this process by `run(document, log)` of the module `target`; what it returns is the exit status.
+
+    `document` must survive JSON. The process id, the environment and the working directory stay. SIGTERM, SIGINT and
+    SIGHUP are blocked from here until the loop takes them (SystemClock.install): none is lost, none kills in between.
+    Raises OSError if the interpreter cannot be started.
+    """
+    path = [entry for entry in sys.path if entry]
+    text = json.dumps({"path": path, "log": asdict(log), "document": document}).encode()
+    # Inheritable on purpose: the next program of this process reads it.
+    descriptor = os.memfd_create("driver-manager", 0)
+    os.write(descriptor, text)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    package_parent = str(ENTRY.parents[2])
+    argv = [sys.executable, "-I", "-S", str(ENTRY), package_parent, target, str(descriptor)]
+    os.execv(sys.executable, argv)  # noqa: S606  # without a shell is what is wanted
+
+
+def main(target: str, descriptor: str) -> int:
+    """The lean side: run `target` with the document in `descriptor`; its exit status. A ManagerError is two lines."""
+    with os.fdopen(int(descriptor), "rb") as file:
+        handed = json.loads(file.read(MAX_DOCUMENT_BYTES))
+    # Behind the standard library, for what a loop imports only in need.
+    sys.path += [entry for entry in handed["path"] if entry not in sys.path]
+    log = LogForm(**handed["log"])
+    try:
+        return int(importlib.import_module(target).run(handed["document"], log))
+    except ManagerError as error:
+        return log.fail(time.time, error.exit_code, error.what, error.remedy)

@@ -1,0 +1,68 @@
+"""From verdicts on devices to one on the whole, and the count against what the PCI bus shows. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+
+ENDED_FROM_OUTSIDE = (-9, -15)
+"""A tool that somebody killed (an administrator, the kernel short of memory) says nothing about the devices."""
+
+_ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{4,8}):)?([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
+
+
+def pci_address(text: str) -> str:
+    """The PCI address in `text` as sysfs writes it, "" if it holds none. Tools pad the domain, or leave it out."""
+    found = _ADDRESS.search(text)
+    if found is None:
+        return ""
+    domain, bus, device, function = found.groups()
+    return f"{int(domain or '0', 16):04x}:{bus.lower()}:{device.lower()}.{function}"
+
+
+def unknown(reason: str) -> ProbeResult:
+    """A sample that says nothing about the devices."""
+    return ProbeResult(Health.UNKNOWN, reason)
+
+
+def unhealthy(reason: str) -> ProbeResult:
+    """A sample that fails as a whole, without a word on single devices."""
+    return ProbeResult(Health.UNHEALTHY, reason)
+
+
+def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
+    """The sample of `devices`; `present` are the PCI functions that the driver should serve.
+
+    A function may hold two devices (Ascend 310P, 910_93), never the other way round: fewer devices, or fewer addresses
+    among them, than functions mean that one is missing.
+    """
+    seen = {device.address for device in devices}
+    count = len(devices) if "" in seen else len(seen)
+    if count < len(present):
+        absent = [address for address in present if address not in seen] if "" not in seen else []
+        devices += tuple(_missing(address) for address in absent)
+        lacking = f"{count} of {len(present)} PCI devices seen{''.join(f'; {address} missing' for address in absent)}"
+    else:
+        lacking = ""
+    bad = [f"{device.name} is {device.reason}" for device in devices if device.health is Health.UNHEALTHY]
+    if bad or lacking:
+        return ProbeResult(Health.UNHEALTHY, lacking or "; ".join(bad), devices)
+    unclear = [f"{device.name} is {device.reason}" for device in devices if device.health is Health.UNKNOWN]
+    if unclear:
+        return ProbeResult(Health.UNKNOWN, "; ".join(unclear), devices)
+    return ProbeResult(Health.HEALTHY, f"{len(devices)} device(s) {_words(devices)}", devices)
+
+
+def partial(tool: str, devices: tuple[DeviceVerdict, ...]) -> ProbeResult:
+    """The sample of an output that breaks off: a device that was seen to be bad counts, everything else is unknown."""
+    result = whole(devices, ())
+    return result if result.health is Health.UNHEALTHY else unknown(f"{tool} did not print what it should")
+
+
+def _missing(address: str) -> DeviceVerdict:
+    return DeviceVerdict(address, Health.UNHEALTHY, "missing", address)
+
+
+def _words(devices: tuple[DeviceVerdict, ...]) -> str:
+    return ", ".join(dict.fromkeys(device.reason for device in devices))
