@@ -32,7 +32,7 @@ class LoopClock(SystemClock):
         super().install()
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGHUP, self._on_hangup)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
+        self.open_reloads()
 
     def watch(self, descriptor: int, events: int, callback: Callback) -> None:
         """Call `callback` in every wait in which `descriptor` has one of poll(2)'s `events`; replaces the last."""
@@ -64,6 +64,15 @@ class LoopClock(SystemClock):
         """Whether a reload was asked for since the last call."""
         asked, self._reload_asked = self._reload_asked, False
         return asked
+
+    def close_reloads(self) -> bool:
+        """Leave SIGHUP to the next program of this process; whether a reload was asked for since the last look."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
+        return self.take_reload()
+
+    def open_reloads(self) -> None:
+        """Take SIGHUP, also where it was blocked until now."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
 
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
         self._reload_asked = True

@@ -131,20 +131,28 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
 
 
 def _reload(launch: Launch, clock: LoopClock, reporter: LogReporter) -> None:
-    """Start anew with options and profile read again; with what is in use if they are no good now.
+    """Start anew with options and profile read again; go on with what is in use if they are no good now."""
+    while True:
+        try:
+            fresh, log = _read_again(launch, clock)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            reporter.warn(f"not reloaded, going on as before: {error}")
+            return
+        if not clock.close_reloads():
+            break
+        clock.open_reloads()  # asked again while it was read: what was read may be old
+    reporter.info("reloaded")
+    lean.become(TARGET, fresh.to_document(), log)
+
+
+def _read_again(launch: Launch, clock: LoopClock) -> tuple[Launch, LogForm]:
+    """Options and profile as they are now. Raises ValueError where they are no good, and what goes with bad output.
 
     The command reads them in a process of its own, so that a bad profile ends that one and not the watch.
     """
     argv = [sys.executable, "-P", "-m", "driver_manager", *launch.argv, "--handover"]
-    try:
-        ran = Supervisor(clock).run(argv, dict(os.environ), RELOAD_S)
-        if ran.status:
-            raise ValueError(ran.said)
-        handed = json.loads(ran.out)
-        document = replace(Launch.from_document(handed["document"]), argv=launch.argv)
-        log = LogForm(**handed["log"])
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        reporter.warn(f"not reloaded, going on as before: {error}")
-        return
-    reporter.info("reloaded")
-    lean.become(TARGET, document.to_document(), log)
+    ran = Supervisor(clock).run(argv, dict(os.environ), RELOAD_S)
+    if ran.status:
+        raise ValueError(" ".join(ran.err.splitlines()[-2:]) or ran.said)
+    handed = json.loads(ran.out)
+    return replace(Launch.from_document(handed["document"]), argv=launch.argv), LogForm(**handed["log"])

@@ -164,17 +164,26 @@ def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree,
     tree.profile.write_text("name = 1\n")
     watch.tell(signal.SIGHUP)
     watch.says("not reloaded, going on as before")
+    assert "expected a text" in watch.lines[-1]
+    assert "Mend the file." in watch.lines[-1]
     tree.tool.be("critical")
     watch.says("suspect(2) → wedged")
 
 
 def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> None:
-    watch = start(*INTERVAL)
+    port = free_port()
+    watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")
     watch.says("starting → healthy")
     for _ in range(3):
         for _ in range(20):
             watch.tell(signal.SIGHUP)
-        watch.says("reloaded")
+            time.sleep(0.001)  # so that they do not all become one
+    tree.write_profile(parser="exit-status")
+    watch.tell(signal.SIGHUP)
+    watch.says("healthy: exit status 0")
+    assert get(port, "/healthz")[0] == 200
+    tree.write_profile()
+    watch.tell(signal.SIGHUP)
     tree.tool.be("critical")
     watch.says("suspect(2) → wedged")
     assert watch.end()[0] == 0
