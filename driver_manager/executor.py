@@ -24,9 +24,12 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
+from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation, Policy
 from driver_manager.domain.operands import named
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.rebootpatches import request_labels
+from driver_manager.domain.rebootrecord import event_key, request_of
 from driver_manager.domain.steps import (
     AskOperator,
     ClearRebootRequest,
@@ -350,12 +353,23 @@ class Executor:
         )
 
     def _request_reboot(self, step: RequestReboot) -> None:
-        if step.path:
-            marker = replace(step.marker, writer=str(self._obs.me), written_s=int(self._ports.clock.wall()))
-            self._ports.host.write_text(step.path, markers.encode(marker))
+        there = self._obs.host.marker if self._obs.host else None
+        marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
         if not step.change.is_empty:
             self._ports.cluster.patch_node(step.change, None)
-            self._ports.cluster.post_event("RebootRequired", f"reason={step.marker.reason}", warning=True)
+        self._announce(marker)
+
+    def _write_marker(self, path: str, marker: Marker) -> Marker:
+        written = replace(marker, writer=str(self._obs.me), written_s=int(self._ports.clock.wall()))
+        self._ports.host.write_text(path, markers.encode(written))
+        return written
+
+    def _announce(self, marker: Marker) -> None:
+        """The event, once for each request, whether the rebooter posts it too or not."""
+        boot_id = self._obs.host.boot_id if self._obs.host else ""
+        key = replace(request_of(marker, boot_id), reason=markers.UPGRADE).key
+        name = "RebootRequired"
+        self._ports.cluster.post_event(name, f"reason={markers.UPGRADE}", warning=True, key=event_key(name, key))
 
     def _hold_for_reboot(self, step: HoldForReboot) -> None:
         error = RebootRequired(
@@ -368,8 +382,25 @@ class Executor:
             while True:
                 self._ports.clock.sleep(HEARTBEAT_S)
                 self._ports.reporter.info("holding until the node reboots")
+                self._assert_request(step)
         except Terminated:
             raise error from None
+
+    def _assert_request(self, step: HoldForReboot) -> None:
+        """Ask again where the marker is gone: one that served a recovery too goes when the chip recovers."""
+        try:
+            if self._ports.host.exists(step.path):
+                return
+            marker = self._write_marker(step.path, step.marker)
+            self._ports.reporter.info("the reboot-required marker was removed meanwhile and is written again")
+            labels = request_labels(self._ports.cluster.node(), self._profile.keys, markers.UPGRADE)
+            if labels:
+                self._ports.cluster.patch_node(NodeChange(labels), None)
+            self._announce(marker)
+        except Terminated:
+            raise
+        except ManagerError as error:
+            self._ports.reporter.warn(f"{error.what}; trying again")
 
     def _clear_reboot_request(self, step: ClearRebootRequest) -> None:
         # The marker last: as long as it is there, a run that was killed in between is done again.

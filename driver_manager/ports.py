@@ -8,6 +8,7 @@ from typing import Protocol
 
 from driver_manager.domain.health import Surroundings
 from driver_manager.domain.journal import Owner
+from driver_manager.domain.looking import Look
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
     Claim,
@@ -22,6 +23,8 @@ from driver_manager.domain.model import (
     PodList,
     ProbeResult,
 )
+from driver_manager.domain.rebootrecord import Record
+from driver_manager.domain.slots import Slots, SlotsSeen
 
 
 class Cluster(Protocol):
@@ -62,8 +65,11 @@ class Cluster(Protocol):
         """Apply `change` in one PATCH. Raises Conflict if `resource_version` is given and no longer current."""
         ...
 
-    def post_event(self, reason: str, message: str, *, warning: bool) -> None:
-        """An Event on the Node. Never raises: what could not be posted is worth one warning line."""
+    def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
+        """An Event on the Node; with a `key`, once only, however often it is asked for.
+
+        Never raises: what could not be posted is worth one warning line. False where it may be posted later.
+        """
         ...
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -131,6 +137,9 @@ class HostSystem(Protocol):
 
     def at_work(self) -> AbstractContextManager[bool]:
         """Within it health-watch on this host holds its judgement. Yields whether it could be told to."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file at `path`. Raises ConfigError."""
         ...
 
     def write_text(self, path: str, text: str) -> None:
@@ -191,6 +200,69 @@ class Prober(Protocol):
 
     def inherit(self, stuck: Owner) -> None:
         """What `stuck` said to an earlier process."""
+
+
+class RebootHost(Protocol):
+    """The host as the rebooter needs it."""
+
+    def look(self) -> Look:
+        """Boot, uptime and marker now. Raises ConfigError where the host cannot be read."""
+        ...
+
+    def machine_id(self) -> str:
+        """The host's machine id, "" where it has none."""
+        ...
+
+    def record(self) -> Record:
+        """The rebooter's record, an empty one where there is none. Raises RecordUnreadable."""
+        ...
+
+    def keep(self, record: Record) -> None:
+        """Replace the record. Raises ConfigError."""
+        ...
+
+    def why_not_ready(self) -> str:
+        """Why the driver does not serve its devices yet, "" when it does."""
+        ...
+
+    def remove_marker(self) -> None:
+        """Remove the reboot-required marker. Raises ModuleFailed."""
+        ...
+
+    def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
+        """Keep `lines`, the kernel's last messages and the device's holders over the reboot. Raises ManagerError."""
+        ...
+
+    def reboot(self) -> str:
+        """Give the reboot command; what went wrong, "" where it was taken. Comes back also where the command hangs."""
+        ...
+
+    def force_reboot(self) -> None:
+        """Sync, remount read-only and reboot by sysrq. Raises ModuleFailed."""
+        ...
+
+
+class SlotStore(Protocol):
+    """Where the cluster keeps who may reboot. Raises what Cluster raises."""
+
+    def read(self, limit: int) -> SlotsSeen:
+        """The slots now. Where `limit` are in use, holders whose Nodes are gone are named as such."""
+        ...
+
+    def write(self, slots: Slots, version: str) -> None:
+        """Replace the slots read at `version`. Raises Conflict where they changed since."""
+        ...
+
+
+class Workloads(Protocol):
+    """Users' pods on the node, for who has to clear it of them."""
+
+    def blockers(self) -> tuple[str, ...]:
+        """What keeps the node from being cleared, each with its remedy; nothing is changed. Raises as Cluster."""
+        ...
+
+    def clear(self) -> None:
+        """Evict them and wait until they have left. Raises PodsRemain, and as Cluster."""
         ...
 
 

@@ -238,6 +238,60 @@ HEALTH = (
     ),
 )
 
+REBOOTER = (
+    Setting("interval", "REBOOTER_INTERVAL", Kind.DURATION, "Between two looks at the marker.", "30s"),
+    Setting("auto_upgrade", "AUTO_UPGRADE", Kind.FLAG, "Reboot for upgrades without approval.", False),
+    Setting("auto_recover", "AUTO_RECOVER", Kind.FLAG, "Reboot to recover a wedged chip without approval.", False),
+    Setting(
+        "max_concurrent_reboots", "MAX_CONCURRENT_REBOOTS", Kind.COUNT, "Nodes of the cluster that reboot at once.", 1
+    ),
+    Setting("reboot_min_uptime", "REBOOT_MIN_UPTIME", Kind.DURATION, "A host up for less is not rebooted.", "600"),
+    Setting("reboot_attempts", "REBOOT_ATTEMPTS", Kind.COUNT, "Reboots within the window below; then it escalates.", 3),
+    Setting("reboot_attempts_window", "REBOOT_ATTEMPTS_WINDOW", Kind.DURATION, "For how long a reboot counts.", "24h"),
+    Setting(
+        "reboot_windows",
+        "REBOOT_WINDOWS",
+        Kind.TEXT,
+        "Maintenance windows, as 'Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00'. Default: at any time.",
+    ),
+    Setting("reboot_time_zone", "REBOOT_TIME_ZONE", Kind.TEXT, "Time zone of the windows, as Europe/Berlin.", "UTC"),
+    Setting("reboot_cordon", "REBOOT_CORDON", Kind.FLAG, "Cordon the node before its reboot.", False),
+    Setting(
+        "reboot_evict",
+        "REBOOT_EVICT",
+        Kind.FLAG,
+        "Cordon the node and evict the pods that use the accelerator before its reboot.",
+        False,
+    ),
+    Setting(
+        "reboot_command",
+        "REBOOT_COMMAND",
+        Kind.TEXT,
+        "Run in the host's namespaces; words, not a shell's line.",
+        "systemctl reboot",
+    ),
+    Setting(
+        "reboot_grace",
+        "REBOOT_GRACE",
+        Kind.DURATION,
+        "How long the command may take to take the host down; then sysrq does.",
+        "5m",
+    ),
+)
+
+REBOOT_EVICTION = tuple(
+    setting
+    for setting in WORKLOADS
+    if setting.name
+    in (
+        "npu_pod_eviction_force",
+        "npu_pod_eviction_delete_emptydir_data",
+        "npu_pod_eviction_device_class",
+        "pod_eviction_timeout",
+    )
+)
+"""Of the options for workloads, those that matter before a reboot."""
+
 LOGGING = (
     Setting(
         "log_format",

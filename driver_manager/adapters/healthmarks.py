@@ -85,6 +85,7 @@ class HostMarks:
         marker, problem = read_marker(self._files, paths.reboot_marker)
         return Surroundings(
             boot_id=boot_id(self._roots),
+            driver=self._driver(),
             is_loaded=all(self._is_live(name) for name in self._modules),
             is_reconciling=is_reconciling,
             ready=self._files.exists(paths.ready_marker) if paths.ready_marker else None,
@@ -93,6 +94,13 @@ class HostMarks:
             marker=marker,
             marker_problem=problem,
         )
+
+    def _driver(self) -> str:
+        """What no two loads of the driver have in common: sysfs numbers its folders as they come (fs/kernfs/dir.c)."""
+        try:
+            return ",".join(str((self._roots.sys / "module" / name).stat().st_ino) for name in self._modules)
+        except OSError:
+            return ""
 
     def _is_live(self, module: str) -> bool:
         """Whether the kernel has finished loading it, and does not unload it (kernel/module/sysfs.c, initstate)."""

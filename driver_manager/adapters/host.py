@@ -15,7 +15,7 @@ from driver_manager.adapters.pci import pci_devices
 from driver_manager.adapters.probecommand import probe_command
 from driver_manager.adapters.roots import HostRoots
 from driver_manager.adapters.worklock import WorkLock
-from driver_manager.domain.errors import ManagerError, ModuleFailed
+from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed
 from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
 from driver_manager.domain.probing import parse
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
@@ -52,14 +52,24 @@ class HostSystem:
     def load(self, source: DriverSource) -> None:
         """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
         before = set(self.modules())
-        root = self._files.path(source.root)
         try:
+            failed = self._load_tree(source)
             for wanted in source.modules:
-                kmod.load(root, self._kernel, wanted.name)
+                if not source.tree:
+                    kmod.load(self._files.path(source.root), self._kernel, wanted.name)
+                elif wanted.name in failed:
+                    raise ModuleFailed(
+                        f"module {wanted.name} cannot be loaded from {source.root}: {failed[wanted.name]}",
+                        "Look at the kernel log (dmesg): was the driver built for this kernel?",
+                    )
                 self._verify_version(wanted.name, wanted.version)
         except ModuleFailed:
             self._unload_new(before)
             raise
+
+    def _load_tree(self, source: DriverSource) -> dict[str, str]:
+        """Load what can be loaded of a whole tree; what was said of the rest, by name."""
+        return kmod.load_all(self._roots.sys, ((name, self._files.path(path)) for name, path in source.tree))
 
     def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
         """See the port."""
@@ -133,6 +143,13 @@ class HostSystem:
             raise ModuleFailed(
                 f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand, then run again."
             ) from error
+
+    def exists(self, path: str) -> bool:
+        """See the port."""
+        try:
+            return self._files.exists(path)
+        except OSError as error:
+            raise ConfigError(f"cannot look at {path} on the host: {error.strerror}", "Look at that path.") from error
 
     def write_text(self, path: str, text: str) -> None:
         """See the port."""

@@ -35,7 +35,7 @@ def read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jou
 def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
     files, paths = roots.files(), profile.paths
     this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
-    trees = ModuleTrees(files, roots.proc, roots.sys, kernel)
+    trees = ModuleTrees(files, roots.proc, roots.sys, kernel, profile.modules.load)
     modules = kmod.driver_modules(roots.sys, profile.modules)
     digest, digest_problem = _digest(files, paths.state_file)
     marker, marker_problem = read_marker(files, paths.reboot_marker)

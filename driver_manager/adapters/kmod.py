@@ -104,3 +104,25 @@ def load(root: Path, kernel: str, name: str) -> None:
             f"module {name} cannot be loaded from {root}: {result.said}",
             "Look at the kernel log (dmesg): was the driver built for this kernel, is it signed if it must be?",
         )
+
+
+def load_all(sys_root: Path, files: Iterable[tuple[str, Path]]) -> dict[str, str]:
+    """insmod what of `files` can be loaded, pass by pass until nothing changes; what was said of those that cannot.
+
+    Some modules of a driver serve hardware that is not there, and what a module needs it does not always say.
+    """
+    left, said = dict(files), dict[str, str]()
+    while left:
+        loaded = [name for name, path in left.items() if _is_inserted(sys_root, name, path, said)]
+        if not loaded:
+            break
+        left = {name: path for name, path in left.items() if name not in loaded}
+    return {name: said.get(name, "") for name in left}
+
+
+def _is_inserted(sys_root: Path, name: str, path: Path, said: dict[str, str]) -> bool:
+    if _module(sys_root / "module" / name) is not None:
+        return True
+    result = run(["insmod", str(path)])
+    said[name] = result.said
+    return result.status == 0 or _module(sys_root / "module" / name) is not None

@@ -71,6 +71,11 @@ class KubeCluster:
         self._clock = clock
         self._reporter = reporter
 
+    @property
+    def api(self) -> KubeApi:
+        """The way to the server, for the adapters of other ports."""
+        return self._api
+
     def limit_retries(self, budget_s: float) -> None:
         """See the port."""
         self._api.limit_retries(budget_s)
@@ -160,13 +165,19 @@ class KubeCluster:
         """See the port."""
         return tuple(right for right in rights if not self._may(*right))
 
-    def post_event(self, reason: str, message: str, *, warning: bool) -> None:
+    def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         """See the port."""
-        body = _event(self._node_name, reason, message, self._clock.wall(), warning=warning)
+        body = _event(self._node_name, reason, message, self._clock.wall(), warning=warning, key=key)
         try:
-            self._api.once("POST", "/api/v1/namespaces/default/events", "create events", body)
+            self._api.once(
+                "POST", "/api/v1/namespaces/default/events", "create events", body, passing=frozenset({CONFLICT})
+            )
+        except Answer:  # there is one of that name
+            return True
         except (ManagerError, Transient) as error:
             self._reporter.warn(f"no event was recorded: {error}")
+            return not isinstance(error, Transient)
+        return True
 
     def _node_call(self, method: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         # Who set the cordon is read from the managed fields, so our own writes carry a name that is ours for sure.
@@ -279,11 +290,16 @@ def _refused_eviction(answer: Answer) -> Eviction:
     return Eviction(EvictionOutcome.BLOCKED, why, answer.retry_after_s)
 
 
-def _event(node: str, reason: str, message: str, wall_s: float, *, warning: bool) -> dict[str, Any]:
-    """A core/v1 Event about the Node; such events live in the namespace default."""
+def _event(node: str, reason: str, message: str, wall_s: float, *, warning: bool, key: str) -> dict[str, Any]:
+    """A core/v1 Event about the Node; such events live in the namespace default. A `key` makes its name."""
+    name = (
+        {"name": f"{node[:150].rstrip('.-')}.driver-manager-{key}"}
+        if key
+        else {"generateName": f"{node}.driver-manager-"}
+    )
     stamp = datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "metadata": {"generateName": f"{node}.driver-manager-", "namespace": "default"},
+        "metadata": {**name, "namespace": "default"},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
         "reason": reason,
         "message": message[:1000],

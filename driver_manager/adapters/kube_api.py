@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 import tenacity
 import urllib3
-from kubernetes import client as kube_client
-from kubernetes import config as kube_config
 from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, ReadTimeoutError
 
 from driver_manager.domain.errors import (
@@ -63,6 +61,9 @@ def load_client(kubeconfig: str | None) -> Any:
 
     Raises ConfigError when there is none or it cannot be used.
     """
+    from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
+    from kubernetes import config as kube_config  # noqa: PLC0415  # likewise
+
     configuration = kube_client.Configuration()
     try:
         if kubeconfig:

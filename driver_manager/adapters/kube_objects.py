@@ -16,8 +16,8 @@ DIGEST_ENV = "DRIVER_CONFIG_DIGEST"
 
 def as_node(item: Mapping[str, Any]) -> Node:
     """The Node in `item`."""
-    metadata = item["metadata"]
-    info = (item.get("status") or {}).get("nodeInfo") or {}
+    metadata, status = item["metadata"], item.get("status") or {}
+    info = status.get("nodeInfo") or {}
     return Node(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
@@ -28,7 +28,14 @@ def as_node(item: Mapping[str, Any]) -> Node:
         cordon_manager=_cordon_manager(metadata),
         boot_id=info.get("bootID", ""),
         machine_id=info.get("machineID", ""),
+        is_ready=_is_ready(status.get("conditions") or []),
     )
+
+
+def _is_ready(conditions: Iterable[Mapping[str, Any]]) -> bool | None:
+    """Whether the Ready condition is True; None where there is none."""
+    ready = next((condition for condition in conditions if condition.get("type") == "Ready"), None)
+    return ready.get("status") == "True" if ready is not None else None
 
 
 def as_pod(item: Mapping[str, Any]) -> Pod:

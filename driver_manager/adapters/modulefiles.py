@@ -13,6 +13,7 @@ from driver_manager.adapters.commands import run
 from driver_manager.adapters.elf import exported_symbols, needed_symbols
 from driver_manager.adapters.rooted import HostFiles
 from driver_manager.domain.model import DriverSource, ModuleFile
+from driver_manager.domain.profile import LoadScope
 
 HOST = "/"
 LAYOUT_SYMBOL = "module_layout"
@@ -26,9 +27,12 @@ class ModuleTrees:
     What a tool said of a file is kept as long as the object, which is one look at the host.
     """
 
-    def __init__(self, files: HostFiles, proc: Path, sys_root: Path, kernel: str) -> None:
+    def __init__(
+        self, files: HostFiles, proc: Path, sys_root: Path, kernel: str, scope: LoadScope = LoadScope.ROOTS
+    ) -> None:
         self.files = files
         self.kernel = kernel
+        self._scope = scope
         self._proc = proc
         self._sys_root = sys_root
         self._facts: dict[str, dict[str, str]] = {}
@@ -69,7 +73,27 @@ class ModuleTrees:
             tuple(inspected[: len(found)]),
             real_root=self.files.real(root),
             dependencies=tuple(inspected[len(found) :]),
+            tree=self._in_order(root) if self._is_whole(root) else (),
         )
+
+    def _is_whole(self, root: str) -> bool:
+        """Whether every module of the tree is loaded: never all that a host has."""
+        return self._scope is LoadScope.TREE and root != HOST
+
+    def _in_order(self, root: str) -> tuple[tuple[str, str], ...]:
+        """Name and path of every module in the tree, each after those of the tree that it says it needs."""
+        paths = {_module_name(entry): entry for entry in self._entries(root)}
+        done: dict[str, str] = {}
+
+        def add(name: str, above: frozenset[str]) -> None:
+            if name in paths and name not in done and name not in above:
+                for need in _needs(self._modinfo(paths[name])):
+                    add(need, above | {name})
+                done[name] = paths[name]
+
+        for name in paths:
+            add(name, frozenset())
+        return tuple(done.items())
 
     def _with_dependencies(self, root: str, paths: dict[str, str]) -> dict[str, str]:
         """`paths` by module name, and after them those of all modules they pull in from the same tree."""
@@ -85,7 +109,7 @@ class ModuleTrees:
     def _why_no_list(self, root: str) -> str:
         """Why a tree without modules.dep cannot be loaded from, "" if it has one or can be given one."""
         path = f"{self._tree(root)}/modules.dep"
-        if self.files.exists(path):
+        if self.files.exists(path) or self._is_whole(root):
             return ""
         why = self.files.why_not_writable(path)
         return f"the driver tree {root} has no modules.dep, and {why}" if why else ""
@@ -98,12 +122,18 @@ class ModuleTrees:
                     entry = line.split(":", 1)[0].strip()
                     yield entry if entry.startswith("/") else f"{tree}/{entry}"
         except FileNotFoundError:
-            top = self.files.path(tree)
             # The host's own tree always has its list; only a driver tree may come without, and is small.
-            for path in sorted(top.rglob("*.ko*")) if root != HOST else ():
-                yield f"{tree}/{path.relative_to(top).as_posix()}"
+            if root != HOST:
+                yield from self._found_below(tree)
+                if self._is_whole(root) and not self.files.path(f"{root.rstrip('/')}/lib/modules").is_dir():
+                    yield from self._found_below(root.rstrip("/"))
         except OSError:
             return
+
+    def _found_below(self, folder: str) -> Iterator[str]:
+        top = self.files.path(folder)
+        for path in sorted(top.rglob("*.ko*")):
+            yield f"{folder}/{path.relative_to(top).as_posix()}"
 
     def _tree(self, root: str) -> str:
         return f"{root.rstrip('/')}/lib/modules/{self.kernel}"
@@ -112,7 +142,8 @@ class ModuleTrees:
         try:
             kernels = sorted(entry.name for entry in self.files.path(f"{root.rstrip('/')}/lib/modules").iterdir())
         except OSError:
-            return f"driver root {root} has no lib/modules"
+            where = "no module" if self._is_whole(root) else "no lib/modules"
+            return f"driver root {root} has {where}{f' {name}' if self._is_whole(root) else ''}"
         return (
             f"driver root {root} has no module {name} for kernel {self.kernel} (it has: {', '.join(kernels) or 'none'})"
         )

@@ -1,4 +1,4 @@
-"""The host's mount namespace: what is run there sees the host's files and mounts, not the container's."""
+"""The host's namespaces: what is run in its mounts sees the host's files and mounts, not the container's."""
 
 from __future__ import annotations
 
@@ -6,19 +6,37 @@ from pathlib import Path
 
 from driver_manager.domain.errors import ModuleFailed
 
+MOUNTS = {"mnt": "--mount"}
+ALL = {**MOUNTS, "ipc": "--ipc", "uts": "--uts", "net": "--net", "pid": "--pid"}
+"""By their names below /proc/pid/ns, as nsenter(1) calls them. reboot(2) ends only its own pid namespace, so that one
+has to be the host's."""
+
 
 def in_host_mounts(proc: Path) -> list[str]:
     """Words to put before a command so that it runs among the host's mounts; none where we are there already.
 
     Raises ModuleFailed where we may not look: what is done among our own mounts would not reach the host.
     """
-    namespace = proc / "1/ns/mnt"
+    return _entering(proc, MOUNTS)
+
+
+def in_host(proc: Path) -> list[str]:
+    """The same for all namespaces of the host's first process. Raises ModuleFailed."""
+    return _entering(proc, ALL)
+
+
+def _entering(proc: Path, kinds: dict[str, str]) -> list[str]:
+    options = [f"{option}={proc / '1/ns' / kind}" for kind, option in kinds.items() if not _is_ours(proc, kind)]
+    return ["nsenter", *options, "--"] if options else []
+
+
+def _is_ours(proc: Path, kind: str) -> bool:
+    namespace = proc / "1/ns" / kind
     try:
-        is_ours = namespace.stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino
+        return namespace.stat().st_ino == Path(f"/proc/self/ns/{kind}").stat().st_ino
     except FileNotFoundError:  # not a kernel's /proc
-        return []
+        return True
     except OSError as error:
         raise ModuleFailed(
             f"cannot enter the host's mounts by {namespace}: {error.strerror}", "Run privileged, as root."
         ) from error
-    return [] if is_ours else ["nsenter", f"--mount={namespace}", "--"]

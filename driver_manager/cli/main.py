@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": ("driver_manager.cli.reconcile", "plan_command"),
     "status": ("driver_manager.cli.status", "status_command"),
     "preflight": ("driver_manager.cli.preflight", "preflight_command"),
+    "rebooter": ("driver_manager.cli.rebooter", "rebooter_command"),
     "holders": ("driver_manager.cli.holders", "holders_command"),
     "restore": ("driver_manager.cli.restore", "restore_command"),
     "health-watch": ("driver_manager.cli.health_watch", "health_watch_command"),

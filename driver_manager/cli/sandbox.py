@@ -10,8 +10,12 @@ import click
 
 from driver_manager.cli.options import output_option, styled
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.sandbox.runner import NodeState, Report, run_scenario
+from driver_manager.sandbox.rebootplay import run_reboot_story
+from driver_manager.sandbox.rebootstories import REBOOT_STORIES
+from driver_manager.sandbox.runner import NodeState, Report, Story, run_scenario
 from driver_manager.sandbox.scenarios import SCENARIOS
+
+STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES}
 
 
 class Screen:
@@ -43,16 +47,16 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
     stand-ins. Shows the plan, the progress, what the API server saw, and the final state beside the first.
     """
     if wants_list:
-        listed = [{"name": scenario.name, "tells": scenario.tells} for scenario in SCENARIOS.values()]
+        listed = [{"name": scenario.name, "tells": scenario.tells} for scenario in STORIES.values()]
         rows = [f"{row['name']:<26} {row['tells']}" for row in listed]
         click.echo(json.dumps(listed, indent=2) if output == "json" else "\n".join(rows))
         return ExitCode.DONE
     if wants_all and name:
         raise ConfigError("a scenario and --all were given", "Give one of them.")
     name = name or "upgrade"
-    if not wants_all and name not in SCENARIOS:
+    if not wants_all and name not in STORIES:
         raise ConfigError(f"there is no scenario {name!r}", "See `driver-manager sandbox --list`.")
-    names = list(SCENARIOS) if wants_all else [name]
+    names = list(STORIES) if wants_all else [name]
     reports = [_play(each, output) for each in names]
     if output == "json":
         click.echo(json.dumps([_as_json(report) for report in reports], indent=2))
@@ -63,9 +67,11 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
 
 
 def _play(name: str, output: str) -> Report:
-    scenario, screen = SCENARIOS[name], Screen(to_stderr=output == "json")
-    screen.line(f"sandbox: {scenario.name}: {scenario.tells}")
-    report = run_scenario(scenario, screen)
+    screen = Screen(to_stderr=output == "json")
+    screen.line(f"sandbox: {name}: {STORIES[name].tells}")
+    report = (
+        run_scenario(SCENARIOS[name], screen) if name in SCENARIOS else run_reboot_story(REBOOT_STORIES[name], screen)
+    )
     _show(report, screen)
     return report
 
@@ -79,7 +85,8 @@ def _show(report: Report, screen: Screen) -> None:
         screen.line(row)
     screen.line("")
     codes = ", ".join("killed" if code < 0 else str(code) for code in report.exit_codes)
-    screen.line(f"exit code {codes}; {report.requests} API requests (events apart) in {report.seconds:.1f} s")
+    ended = f"exit code {codes}; " if codes else ""
+    screen.line(f"{ended}{report.requests} API requests (events apart) in {report.seconds:.1f} s")
     for problem in report.problems:
         screen.line(f"NOT AS EXPECTED: {problem}")
     if not report.problems:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from driver_manager import settings
+from driver_manager.cli import rebootstatus
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.wiring import Session, open_session, policy
 from driver_manager.domain.errors import ExitCode, ManagerError
@@ -82,6 +83,7 @@ def as_json(facts: Facts, session: Session) -> dict[str, Any]:
         "operands": [{"pod": str(pod), "phase": pod.phase, "why": _operand_note(pod)} for pod in operands],
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": obs.host.digest if obs.host else None},
         "host": _host(obs.host) if obs.host else {"problem": facts.host_problem or OFF_NODE},
+        "reboot": rebootstatus.facts(session, obs.node, on_host=obs.host is not None),
         "next": _next(facts.verdict),
     }
 
@@ -182,6 +184,8 @@ def as_text(body: dict[str, Any]) -> str:
     )
     lines.append(f"digest    wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}")
     lines += _host_lines(body["host"])
+    reboot = rebootstatus.rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
+    lines += _list("reboot", reboot) if reboot else []
     upcoming = body["next"]
     lines += _list(
         "next",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from driver_manager import profiles, settings
 from driver_manager.adapters import hostfacts, procfs
@@ -28,6 +29,9 @@ from driver_manager.observe import Identity, is_this_host, observe
 from driver_manager.ports import Cluster
 from driver_manager.settings import Values
 
+if TYPE_CHECKING:
+    from driver_manager.adapters.kube import KubeCluster
+
 CONTAINER_HOST_ROOT = Path("/host")
 
 
@@ -45,18 +49,6 @@ def host_roots(values: Values) -> HostRoots:
 
 def policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for a bad selector."""
-    classes = values.text("npu_pod_eviction_device_class").split(",")
-    eviction = EvictionRules(
-        is_enabled=values.flag("enable_npu_pod_eviction"),
-        forces=values.flag("npu_pod_eviction_force"),
-        deletes_empty_dirs=values.flag("npu_pod_eviction_delete_emptydir_data"),
-        evicts_holders=values.flag("evict_holders"),
-        timeout_s=values.seconds("pod_eviction_timeout"),
-        drains=values.flag("enable_auto_drain"),
-        drain_selector=_selector(values, "drain_pod_selector_label"),
-        drain_timeout_s=values.seconds("drain_timeout_seconds"),
-        device_classes=tuple(name.strip() for name in classes if name.strip()),
-    )
     return Policy(
         loader=Loader(values.text("driver_load")),
         force_reinstall=values.flag("force_reinstall"),
@@ -66,12 +58,28 @@ def policy(values: Values) -> Policy:
         pod_termination_timeout_s=values.seconds("pod_termination_timeout"),
         device_free_timeout_s=values.seconds("device_free_timeout"),
         deadline_s=values.seconds("reconcile_deadline"),
-        eviction=eviction,
+        eviction=eviction_rules(values),
         completion=_selector(values, "wait_for_completion_selector"),
         completion_timeout_s=values.seconds("wait_for_completion_timeout"),
         safe_load=values.flag("safe_load"),
         operator_timeout_s=values.seconds("operator_timeout"),
         ignore_skip=values.flag("ignore_skip"),
+    )
+
+
+def eviction_rules(values: Values) -> EvictionRules:
+    """What may be done to users' pods. Raises ConfigError for a bad selector."""
+    classes = values.text("npu_pod_eviction_device_class").split(",")
+    return EvictionRules(
+        is_enabled=values.flag("enable_npu_pod_eviction"),
+        forces=values.flag("npu_pod_eviction_force"),
+        deletes_empty_dirs=values.flag("npu_pod_eviction_delete_emptydir_data"),
+        evicts_holders=values.flag("evict_holders"),
+        timeout_s=values.seconds("pod_eviction_timeout"),
+        drains=values.flag("enable_auto_drain"),
+        drain_selector=_selector(values, "drain_pod_selector_label"),
+        drain_timeout_s=values.seconds("drain_timeout_seconds"),
+        device_classes=tuple(name.strip() for name in classes if name.strip()),
     )
 
 
@@ -179,7 +187,7 @@ def open_session(values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_
     log = log_form(values).reporter(clock.wall)
     roots = host_roots(values)
     name = node_name(values, roots)
-    cluster = _cluster(values, name, clock, log, api_timeout_s)
+    cluster = kube_cluster(values, name, clock, log, api_timeout_s)
     node = cluster.node()
     is_here = _is_here(node, roots)
     profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(pci_devices(roots, one)))
@@ -208,7 +216,10 @@ def node_name(values: Values, roots: HostRoots) -> str:
     return told
 
 
-def _cluster(values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float) -> Cluster:
+def kube_cluster(
+    values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float = settings.API_TIMEOUT_S
+) -> KubeCluster:
+    """The way to the cluster. Raises ConfigError where there is none."""
     from driver_manager.adapters.kube import KubeCluster  # noqa: PLC0415  # 40 MiB that only this needs
     from driver_manager.adapters.kube_api import load_client  # noqa: PLC0415  # as above
 

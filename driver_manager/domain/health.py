@@ -103,7 +103,7 @@ class History:
 
     `failures` are consecutive, unknown samples left out. `was_healthy`: at least once since this boot. `recent` holds
     the last samples that said something, the newest last. `reason` belongs to the state. `stuck` is a probe that could
-    not be killed.
+    not be killed. `driver` tells the loaded driver from the one before it.
     """
 
     state: State = State.STARTING
@@ -115,6 +115,7 @@ class History:
     reason: str = ""
     failed_at_s: float = 0.0
     stuck: Owner | None = None
+    driver: str = ""
 
     @property
     def name(self) -> str:
@@ -126,11 +127,13 @@ class History:
 class Surroundings:
     """The host's side of the judgement. `ready` is None where the profile knows no ready marker.
 
-    `is_withdrawn`: the ready marker is put aside, by us. `marker` is the reboot-required marker, `marker_problem` why
+    `driver` is another text for each load of the driver, "" while it cannot be told. `is_withdrawn`: the ready marker
+    is put aside, by us. `marker` is the reboot-required marker, `marker_problem` why
     it cannot be read; `can_request` says whether the profile has one at all.
     """
 
     boot_id: str
+    driver: str = ""
     is_loaded: bool = True
     is_reconciling: bool = False
     ready: bool | None = None
@@ -192,6 +195,10 @@ def judge(history: History, sample: Sample, seen: Surroundings, threshold: int, 
     A failure sooner than `spacing_s` seconds after the last one that counted is the same failure: restarts and reloads
     take samples at once.
     """
+    if seen.driver and history.driver and seen.driver != history.driver and history.state is not State.MUTED:
+        # It was changed between two samples: what was counted is the failures of another driver.
+        changed = replace(sample, muted="the driver was changed")
+        history = judge(replace(history, driver=""), changed, seen, threshold)
     before = _unmuted(history, seen) if history.state is State.MUTED and not sample.muted else history
     is_same = before.failures > 0 and sample.at_s - before.failed_at_s < spacing_s
     finding = _finding(before, sample, seen, threshold, is_same=is_same)
@@ -200,7 +207,7 @@ def judge(history: History, sample: Sample, seen: Surroundings, threshold: int, 
         after = replace(after, reason=sample.muted or sample.reason)
     if not seen.is_loaded:
         after = replace(after, was_healthy=False)
-    return replace(after, is_flapping=_flaps(after))
+    return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver)
 
 
 def due(history: History, seen: Surroundings) -> tuple[Act, ...]:
@@ -291,6 +298,7 @@ def encode(history: History, boot_id: str) -> str:
         "recent": list(history.recent),
         "evidence": list(history.evidence),
         "reason": history.reason,
+        **({"driver": history.driver} if history.driver else {}),
         **({"stuck": _of_process(history.stuck)} if history.stuck is not None else {}),
     }
     return json.dumps(body, sort_keys=True) + "\n"
@@ -338,6 +346,7 @@ def recorded(text: str, boot_id: str) -> History:
             evidence=tuple(str(line)[: EVIDENCE_CHARS + 20] for line in body["evidence"])[-EVIDENCE_LINES:],
             reason=str(body["reason"]),
             failed_at_s=float(body["failedAt"]),
+            driver=str(body.get("driver", "")),
             stuck=_process(body["stuck"]) if "stuck" in body else None,
         )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):

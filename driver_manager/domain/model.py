@@ -16,7 +16,10 @@ from driver_manager.domain.selectors import Selector
 
 @dataclass(frozen=True)
 class Node:
-    """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told."""
+    """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told.
+
+    `is_ready` is None where its kubelet does not tell.
+    """
 
     name: str
     uid: str
@@ -27,6 +30,7 @@ class Node:
     boot_id: str = ""
     machine_id: str = ""
     cordon_manager: str = ""
+    is_ready: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,8 @@ class DriverSource:
     """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable.
 
     `real_root` is the same without symlinks, as the mount table would name it. `dependencies` are what the modules pull
-    in from the same tree.
+    in from the same tree. `tree` are name and path of every module to be loaded, those first that others need, where
+    the whole tree is; empty where the modules and their dependencies are.
     """
 
     root: str
@@ -201,6 +206,7 @@ class DriverSource:
     remedy: str = ""
     real_root: str = ""
     dependencies: tuple[ModuleFile, ...] = ()
+    tree: tuple[tuple[str, str], ...] = ()
 
     @property
     def version(self) -> str:

@@ -11,11 +11,13 @@ from dataclasses import replace
 from driver_manager.domain.clearing import clearing, is_managed, safe_load, stale_safe_load
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PodsRemain, PreflightFailed, StandingDown
 from driver_manager.domain.journal import OldDriver
+from driver_manager.domain.looking import is_foreign
 from driver_manager.domain.markers import UPGRADE, Marker
 from driver_manager.domain.model import Host, Loader, NodeChange, Observation, Policy
 from driver_manager.domain.operands import bound_to_root, placed_by
 from driver_manager.domain.preflight import problems
 from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.rebootpatches import request_labels
 from driver_manager.domain.steps import (
     ClearRebootRequest,
     Decision,
@@ -39,8 +41,6 @@ from driver_manager.domain.steps import (
 from driver_manager.domain.taking import found_journal, give_back, pausable_keys, paused_keys, take
 from driver_manager.domain.unloading import beside, driver_version, has_root, unload_order
 from driver_manager.domain.workloads import holds_claim, scene_of, staying, unread_claims
-
-REBOOT_STATE = "node-reboot-required"
 
 
 def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
@@ -363,10 +363,8 @@ def _check(obs: Observation, host: Host, profile: Profile, policy: Policy) -> No
 
 def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     """Strategy `reboot`: the driver is loaded into a fresh kernel only, and never unloaded."""
-    paths = profile.paths
-    # A marker without a boot id is an older operator's: whether it is stale cannot be told, so it is left to it.
-    stale = host.marker is not None and host.marker.is_stale(host.boot_id)
-    clear = (ClearRebootRequest(paths.reboot_marker, _reboot_labels(obs, profile, None)),) if stale else ()
+    paths, stale = profile.paths, host.marker is not None and host.marker.is_stale(host.boot_id)
+    clear = _clear_request(obs, host, profile)
     if not is_loaded(host, profile):
         reason = "the driver is not loaded: a fresh boot can load it"
         _check(obs, host, profile, policy)
@@ -375,19 +373,36 @@ def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: 
     if not why:
         return Plan(Decision.CURRENT, f"driver is current: digest {obs.digest[:12]}, loaded since this boot", clear)
     marker = Marker(UPGRADE, host.boot_id, node=obs.node.name, from_driver=host.digest or "", to_driver=obs.digest)
-    is_asked = host.marker is not None and not stale  # its evidence is kept: one reboot serves both reasons
-    request = RequestReboot("" if is_asked else paths.reboot_marker, marker, _reboot_labels(obs, profile, "true"))
+    # The evidence of one that is there already is kept: one reboot serves both reasons.
+    is_asked = host.marker is not None and not stale and not is_foreign(host.marker, obs.node.name)
+    request = RequestReboot(
+        "" if is_asked else paths.reboot_marker, marker, NodeChange(request_labels(obs.node, profile.keys, UPGRADE))
+    )
     return Plan(
         Decision.REBOOT,
         f"{why}; this driver must never be unloaded from a running kernel",
-        (request, HoldForReboot(policy.no_wait)),
+        (request, HoldForReboot(policy.no_wait, paths.reboot_marker, marker)),
     )
 
 
-def _reboot_labels(obs: Observation, profile: Profile, value: str | None) -> NodeChange:
-    key = profile.keys.reboot_required
-    wanted: dict[str, str | None] = {key: value} if key and obs.node.labels.get(key) != value else {}
-    state, asked = profile.keys.upgrade_state, obs.node.labels.get(profile.keys.upgrade_state) == REBOOT_STATE
-    if state and asked is (value is None):
-        wanted[state] = REBOOT_STATE if value is not None else None
-    return NodeChange(labels=wanted)
+def _clear_request(obs: Observation, host: Host, profile: Profile) -> tuple[ClearRebootRequest, ...]:
+    """The step that clears a request which nothing asks for any more; none where there is no such."""
+    # A marker without a boot id is an older operator's: whether it is stale cannot be told, so it is left to it.
+    labels, marker = request_labels(obs.node, profile.keys, None), host.marker
+    noted = obs.node.annotations.get(profile.keys.pre_reboot_boot_id, host.boot_id)
+    if marker is not None and marker.is_stale(host.boot_id):
+        why = "it is of an earlier boot"
+    elif marker is None and not host.marker_problem and labels and noted != host.boot_id:
+        why = "the node has rebooted since"
+    elif _is_dropped(marker, obs, host):
+        why = f"it is for {marker.to_driver[:12] if marker else ''}, which is not wanted any more"
+    else:
+        return ()
+    return (ClearRebootRequest(profile.paths.reboot_marker, NodeChange(labels), why),)
+
+
+def _is_dropped(marker: Marker | None, obs: Observation, host: Host) -> bool:
+    """Whether an upgrade was asked for and then given up: what is loaded is wanted again."""
+    if marker is None or marker.reason != UPGRADE or not marker.to_driver:
+        return False
+    return marker.to_driver != obs.digest and host.digest == obs.digest

@@ -18,6 +18,13 @@ class Strategy(Enum):
     REBOOT = "reboot"
 
 
+class LoadScope(Enum):
+    """What is loaded from a driver root: the root modules and what they need, or every module in its tree."""
+
+    ROOTS = "roots"
+    TREE = "tree"
+
+
 _VITAL = (
     "/bin",
     "/boot",
@@ -69,6 +76,10 @@ class NodeKeys:
     skip: str = ""
     safe_load: str = ""
     reboot_required: str = ""
+    approve_reboot: str = ""
+    pre_reboot_boot_id: str = ""
+    reboot_in_progress: str = ""
+    reboot_slots: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,7 @@ class Modules:
     roots: tuple[str, ...]
     own: tuple[str, ...] = ()
     conflicting: tuple[str, ...] = ()
+    load: LoadScope = LoadScope.ROOTS
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,8 @@ class HostPaths:
     artifacts: tuple[str, ...] = ()
     device_nodes: tuple[str, ...] = ()
     reboot_marker: str = ""
+    rebooter_record: str = ""
+    reboot_evidence: str = ""
 
     @property
     def ready_withdrawn(self) -> str:
@@ -195,7 +209,7 @@ def decode(text: str) -> Profile:
             **body,
             "strategy": Strategy(body["strategy"]),
             "keys": NodeKeys(**body["keys"]),
-            "modules": Modules(**body["modules"]),
+            "modules": Modules(**{**body["modules"], "load": LoadScope(body["modules"]["load"])}),
             "paths": HostPaths(**body["paths"]),
             "deploy": DeployLabels(**body["deploy"]),
             "probe": None if probe is None else Probe(**probe),

@@ -278,9 +278,11 @@ class RequestReboot:
 
 @dataclass(frozen=True)
 class HoldForReboot:
-    """Hold until the boot changes, or leave at once with exit code 9."""
+    """Hold until the boot changes, or leave at once with exit code 9. A `marker` that vanishes is written again."""
 
     no_wait: bool
+    path: str
+    marker: Marker
 
     def describe(self) -> str:
         return "leave: a reboot is required (exit 9)" if self.no_wait else "hold until the node reboots"
@@ -288,13 +290,14 @@ class HoldForReboot:
 
 @dataclass(frozen=True)
 class ClearRebootRequest:
-    """Remove the marker and labels that a request of an earlier boot left."""
+    """Remove the marker and labels of a request that nothing asks for any more."""
 
     path: str
     change: NodeChange
+    why: str
 
     def describe(self) -> str:
-        return "clear the reboot request of an earlier boot"
+        return f"clear the reboot request: {self.why}"
 
 
 Step = (

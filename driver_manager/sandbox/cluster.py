@@ -80,6 +80,12 @@ class Recorder(Controller):
         cordons = [bool(obj.get("spec", {}).get("unschedulable")) for obj in (event.previous, event.obj)]
         if cordons[0] != cordons[1]:
             texts.append("node cordoned" if cordons[1] else "node uncordoned")
+        old_notes, new_notes = before.get("annotations", {}), after.get("annotations", {})
+        texts += [
+            f"{key}: {old_notes.get(key, '(absent)')} → {new_notes.get(key, '(absent)')}"
+            for key in sorted(old_notes | new_notes)
+            if key != self._profile.keys.journal and old_notes.get(key) != new_notes.get(key)
+        ]
         key = self._profile.keys.journal
         journals = [key in metadata.get("annotations", {}) for metadata in (before, after)]
         if journals[0] != journals[1]:
@@ -181,26 +187,27 @@ class SandboxCluster:
         self._stack.callback(timer.cancel)
         timer.start()
 
-    def new_boot(self) -> None:
-        """Tell the Node object of the host's new boot id, as its kubelet does."""
+    def add_node(self, name: str, tree: HostTree) -> None:
+        """A further node, which no pod is placed on."""
+        self.store.create("nodes", {"metadata": {"name": name}, "status": _status(tree, is_ready=True)})
+
+    def new_boot(self, name: str = NODE, tree: HostTree | None = None, *, is_ready: bool = True) -> None:
+        """Tell the Node object of its host's boot id and whether it is Ready, as its kubelet does."""
 
         def change(node: dict[str, Any]) -> dict[str, Any]:
-            return {**node, "status": {"nodeInfo": self._node_info()}}
+            return {**node, "status": _status(tree or self.tree, is_ready=is_ready)}
 
-        self.store.patch("nodes", NODE, change, status=True)
+        self.store.patch("nodes", name, change, status=True)
 
     @property
     def _driver_key(self) -> str:
         return self.profile.deploy.driver_key if self.profile.deploy.prefix else self.profile.present_labels[0]
 
-    def _node_info(self) -> dict[str, str]:
-        return {"bootID": self.tree.boot_id, "machineID": MACHINE_ID}
-
     def _node(self) -> dict[str, Any]:
         deploy = self.profile.deploy
         labels = {deploy.prefix + name: "true" for name in OPERANDS} if deploy.prefix else {}
         labels |= {self._driver_key: "true", "kubernetes.io/hostname": NODE, **self.labels}
-        return {"metadata": {"name": NODE, "labels": labels}, "status": {"nodeInfo": self._node_info()}}
+        return {"metadata": {"name": NODE, "labels": labels}, "status": _status(self.tree, is_ready=True)}
 
     def _daemonset(self, name: str, key: str, digest: str | None = None) -> None:
         spec: dict[str, Any] = {
@@ -241,3 +248,11 @@ class SandboxCluster:
         """Take a pod away at once, as a kubelet does when its containers have ended."""
         with contextlib.suppress(ApiError):
             self.store.delete("pods", name, namespace=self.namespace, grace_s=0)
+
+
+def _status(tree: HostTree, *, is_ready: bool) -> dict[str, Any]:
+    """A Node's status as its kubelet writes it."""
+    return {
+        "nodeInfo": {"bootID": tree.boot_id, "machineID": MACHINE_ID},
+        "conditions": [{"type": "Ready", "status": str(is_ready)}],
+    }

@@ -11,14 +11,16 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox import standins
 
 KERNEL = "6.1.0-sandbox"
 MACHINE_ID = "5a9db0c5a9db0c5a9db0c5a9db0c5a9d"
+UPTIME = "86400.00 86400.00"
 ROOT_MOUNT = "36 25 0:31 / {} rw,relatime shared:1 - overlay overlay rw\n"
-TOOLS = ("rmmod", "modprobe", "modinfo", "umount", "systemctl")
+TOOLS = ("rmmod", "modprobe", "insmod", "modinfo", "umount", "systemctl")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class HostTree:
         self._write("etc/machine-id", MACHINE_ID)
         self._write("proc/sys/kernel/osrelease", KERNEL)
         self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
+        self._write("proc/uptime", UPTIME)
         device = self.profile.pci_devices[0] if self.profile.pci_devices else "1120"
         kind = self.profile.pci_classes[0] if self.profile.pci_classes else "1200"
         for name, value in (("vendor", self.profile.pci_vendor), ("device", device), ("class", f"{kind}00")):
@@ -51,7 +54,8 @@ class HostTree:
         folder = self._inside(root) / "lib/modules" / KERNEL / "extra"
         folder.mkdir(parents=True, exist_ok=True)
         for name, broken, delay_s in ((f"{main}_core", False, 0.0), (main, fails, seconds)):
-            facts = {"version": version, "vermagic": f"{KERNEL} SMP mod_unload", "fails": broken, "seconds": delay_s}
+            facts: dict[str, Any] = {"version": version, "vermagic": f"{KERNEL} SMP mod_unload"}
+            facts |= {"fails": broken, "seconds": delay_s, "depends": [f"{main}_core"] if name == main else []}
             (folder / f"{name}.ko").write_text(json.dumps(facts))
         dependencies = f"extra/{main}_core.ko:\nextra/{main}.ko: extra/{main}_core.ko\n"
         (folder.parent / "modules.dep").write_text(dependencies)
@@ -96,7 +100,13 @@ class HostTree:
         for node in (self.root / "dev").iterdir():
             node.unlink()
         self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
+        (self.root / standins.REBOOT_ASKED).unlink(missing_ok=True)
         self._new_boot()
+
+    @property
+    def is_told_to_reboot(self) -> bool:
+        """Whether the reboot command was given in this boot."""
+        return (self.root / standins.REBOOT_ASKED).exists()
 
     @property
     def boot_id(self) -> str:

@@ -49,11 +49,25 @@ class NodeState:
     digest: str
 
 
+class Story(Protocol):
+    """What a report is about."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        ...
+
+    @property
+    def tells(self) -> str:
+        """What happens in it, in one line."""
+        ...
+
+
 @dataclass
 class Report:
     """How a scenario went. `problems` is empty when it ended as it has to."""
 
-    scenario: Scenario
+    scenario: Story
     before: NodeState
     after: NodeState | None = None
     exit_codes: list[int] = field(default_factory=list)

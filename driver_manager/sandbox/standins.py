@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+DEVICES = {"rebellions": "rbln0", "drv_pcie_host": "davinci0"}
+REBOOT_ASKED = "reboot-asked"
 BUSY = "rmmod: ERROR: Module {} is in use"
 
 
@@ -18,6 +20,7 @@ def main(argv: list[str]) -> int:
     tools = {
         "rmmod": rmmod,
         "modprobe": modprobe,
+        "insmod": insmod,
         "modinfo": modinfo,
         "umount": umount,
         "rbln-smi": rbln_smi,
@@ -40,8 +43,8 @@ def rmmod(tree: Path, arguments: list[str]) -> int:
             link.unlink()
             count(other, -1)
     remove(module)
-    for node in (tree / "dev").glob("rbln*") if name == "rebellions" else ():
-        node.unlink()
+    if name in DEVICES:
+        (tree / "dev" / DEVICES[name]).unlink(missing_ok=True)
     return 0
 
 
@@ -57,6 +60,17 @@ def modprobe(tree: Path, arguments: list[str]) -> int:
         entry, _, needs = line.partition(":")
         dependencies[Path(entry).stem] = (folder / entry, [Path(need).stem for need in needs.split()])
     return insert(tree, arguments[-1], dependencies)
+
+
+def insmod(tree: Path, arguments: list[str]) -> int:
+    """Load one module file; one whose dependencies are not loaded has unknown symbols."""
+    path = Path(arguments[-1])
+    name, needs = path.name.partition(".ko")[0], json.loads(path.read_text()).get("depends", [])
+    if (tree / "sys/module" / name).is_dir():
+        return fail(f"insmod: ERROR: could not insert module {path}: File exists")
+    if not all((tree / "sys/module" / need).is_dir() for need in needs):
+        return fail(f"insmod: ERROR: could not insert module {path}: Unknown symbol in module")
+    return insert(tree, name, {name: (path, needs)})
 
 
 def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]]) -> int:
@@ -81,8 +95,8 @@ def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]
     for need in needs:
         (tree / "sys/module" / need / "holders" / name).touch()
         count(tree / "sys/module" / need, 1)
-    if name == "rebellions":
-        (tree / "dev/rbln0").touch()
+    if name in DEVICES:
+        (tree / "dev" / DEVICES[name]).touch()
     return 0
 
 
@@ -91,6 +105,7 @@ def modinfo(_: Path, arguments: list[str]) -> int:
     facts = json.loads(Path(arguments[-1]).read_text())
     for field in ("version", "vermagic"):
         print(f"{field + ':':<16}{facts[field]}")  # noqa: T201  # this program's output
+    print(f"{'depends:':<16}{','.join(facts.get('depends', []))}")  # noqa: T201  # likewise
     return 0
 
 
@@ -108,8 +123,11 @@ def umount(tree: Path, arguments: list[str]) -> int:
 
 
 def systemctl(tree: Path, arguments: list[str]) -> int:
-    """Start or stop a service: its cgroup is there while it runs."""
+    """Start or stop a service: its cgroup is there while it runs. A reboot is noted for whoever plays the hardware."""
     verb, name = arguments[0], arguments[-1]
+    if verb == "reboot":
+        (tree / REBOOT_ASKED).touch()
+        return 0
     group = tree / "sys/fs/cgroup/system.slice" / name
     if verb == "start":
         group.mkdir(parents=True, exist_ok=True)

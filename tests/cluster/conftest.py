@@ -38,6 +38,12 @@ WORKLOADS = [
     *GENERATION_1,
     {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list"]},
 ]
+# The rights that the README gives the rebooter, without those for evicting.
+REBOOTER = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch"]},
+]
 READ_ONLY = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
 EVENTS = [{"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]}]
 
@@ -72,6 +78,7 @@ def control_plane() -> Iterator[ControlPlane]:
             api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
             bind_rights(api, running.agent, GENERATION_1)
             bind_rights(api, running.reader, READ_ONLY)
+            bind_rights(api, running.rebooter, REBOOTER)
             bind_rights(api, running.agent_with_events, GENERATION_1 + EVENTS)
             bind_rights(api, running.agent_for_workloads, WORKLOADS + EVENTS)
         yield running

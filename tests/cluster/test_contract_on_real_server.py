@@ -8,6 +8,7 @@ from tests.cluster.api import Api
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.proxy import Proxy
 from tests.contract.cluster_port import ClusterContract, Target
+from tests.contract.slot_store import SlotContract
 from tests.contract.workloads_port import WorkloadsContract
 
 
@@ -29,3 +30,13 @@ class TestWorkloadsOnRealServer(WorkloadsContract):
         """As above, through the proxy that makes up for what the old server lacks."""
         nobody = control_plane.kubeconfig(control_plane.nobody.token, proxy.url)
         return Target(admin_api, control_plane.kubeconfig(control_plane.admin.token, proxy.url), nobody)
+
+
+class TestSlotsOnRealServer(SlotContract):
+    """See SlotContract."""
+
+    @pytest.fixture
+    def target(self, control_plane: ControlPlane, admin_api: Api) -> Target:
+        """The session's control plane; whoever has no role may do nothing."""
+        nobody = control_plane.kubeconfig(control_plane.nobody.token)
+        return Target(admin_api, control_plane.kubeconfig(control_plane.admin.token), nobody)

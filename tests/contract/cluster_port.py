@@ -188,5 +188,14 @@ class ClusterContract:
         (found,) = [event for event in events if event["involvedObject"]["name"] == name]
         assert (found["reason"], found["message"], found["type"]) == ("DriverReconciled", "what happened", "Normal")
 
+    def test_an_event_with_a_key_is_recorded_once(self, target: Target) -> None:
+        name = target.make_node()
+        for _ in range(2):
+            assert target.cluster(name).post_event("RebootRequired", "reason=upgrade", warning=True, key="upgrade-1-2")
+        assert target.cluster(name).post_event("RebootRequired", "reason=recovery", warning=True, key="recovery-1-3")
+        events = target.api.list("/api/v1/namespaces/default/events")
+        found = [event["message"] for event in events if event["involvedObject"]["name"] == name]
+        assert sorted(found) == ["reason=recovery", "reason=upgrade"]
+
     def test_an_event_that_is_refused_raises_nothing(self, target: Target) -> None:
         target.cluster(target.make_node(), refused=True).post_event("R", "m", warning=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from driver_manager.domain.errors import Conflict, NodeMissing, WatchExpired
+from driver_manager.domain.errors import ApiUnavailable, Conflict, NodeMissing, WatchExpired
 from driver_manager.domain.model import (
     Claim,
     Eviction,
@@ -64,6 +64,7 @@ class FakeCluster:
     compacted_below: int = 0
     patches: list[NodeChange] = field(default_factory=list)
     posted: list[tuple[str, str, bool]] = field(default_factory=list)
+    keys_posted: set[str] = field(default_factory=set)
     retry_budgets: list[float] = field(default_factory=list)
     owner_of: dict[str, DaemonSet] = field(default_factory=dict)
     missing_rights: frozenset[tuple[str, str]] = frozenset()
@@ -145,9 +146,15 @@ class FakeCluster:
             self._apply(change, FIELD_MANAGER)
         return self._existing()
 
-    def post_event(self, reason: str, message: str, *, warning: bool) -> None:
-        with self.killer.call("event", effect=True):
-            self.posted.append((reason, message, warning))
+    def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
+        try:
+            with self.killer.call("event", effect=True):
+                if not key or key not in self.keys_posted:
+                    self.posted.append((reason, message, warning))
+                self.keys_posted.add(key)
+        except ApiUnavailable:
+            return False
+        return True
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         for _ in rights:

@@ -37,6 +37,7 @@ class HealthWorld:
     is_loaded: bool = True
     is_reconciling: bool = False
     boots: int = 1
+    loads: int = 1
     files: dict[str, str] = field(default_factory=lambda: {READY: READY_TEXT})
     broken: set[str] = field(default_factory=set)
     probes: int = 0
@@ -103,6 +104,7 @@ class HealthWorld:
         for name in (READY, WITHDRAWN):
             self.files.pop(name, None)
         self.is_loaded = True
+        self.loads += 1
         self.is_reconciling = False
         if self.has_ready:
             self.files[READY] = READY_TEXT
@@ -145,6 +147,7 @@ class HealthWorld:
             marker, problem = None, error.what
         yield Surroundings(
             boot_id=self.boot_id,
+            driver=str(self.loads) if self.is_loaded else "",
             is_loaded=self.is_loaded,
             is_reconciling=self.is_reconciling,
             ready=READY in self.files if self.has_ready else None,

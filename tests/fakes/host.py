@@ -149,6 +149,10 @@ class FakeHost:
         with self.killer.call(f"remove {path}", effect=True):
             self.files.pop(path, None)
 
+    def exists(self, path: str) -> bool:
+        with self.killer.call(f"exists {path}"):
+            return path in self.files
+
     def write_text(self, path: str, text: str) -> None:
         with self.killer.call(f"write {path}", effect=True):
             self.files[path] = text

@@ -17,6 +17,7 @@ import pytest
 from tests.cluster.conftest import control_plane  # noqa: F401  # a fixture, used by its name
 from tests.cluster.controlplane import ControlPlane
 from tests.kernel import guest, tools
+from tests.kernel.inside import REBOOT_VARIABLE
 from tests.kernel.replay import GuestModule, ReplayedCase, refuse
 
 
@@ -78,6 +79,7 @@ def guest_environment(probe_address: str, control_plane: ControlPlane) -> dict[s
         "GUEST_API_CA": str(control_plane.ca),
         "GUEST_ADMIN_TOKEN": control_plane.admin.token,
         "GUEST_AGENT_KUBECONFIG": str(control_plane.kubeconfig(control_plane.agent_with_events.token, server=url)),
+        "GUEST_REBOOTER_KUBECONFIG": str(control_plane.kubeconfig(control_plane.rebooter.token, server=url)),
     }
 
 
@@ -87,7 +89,10 @@ def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
     refuse(tools.missing(), is_ci=os.environ.get("CI") == "true")
     # Only now: what the environment starts on the host is of no use without a guest.
     environment = request.getfixturevalue("guest_environment")
-    node_ids = [item.nodeid for item in request.session.items if isinstance(item, ReplayedCase)]
+    items = request.session.items
+    node_ids = [item.nodeid for item in items if isinstance(item, ReplayedCase)]
+    if any(item.path.name == "test_reboot.py" for item in items):
+        environment = {**environment, REBOOT_VARIABLE: "true"}
     try:
         return guest.run(node_ids, environment)
     except tools.KernelTierError as error:

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.kernel import driver_roots, initramfs, kernel_image, results, tools
@@ -27,6 +27,8 @@ from tests.kernel.tools import CHECKOUT, SOURCES, KernelTierError
 HOST_ADDRESS = "10.0.2.2"  # where the guest finds the host's 127.0.0.1 (qemu's user network)
 MEMORY_MIB = 1024
 GUEST_TIMEOUT_S = 180.0  # from power on to power off; emulation is slow on a busy machine
+RESTARTING = "reboot: Restarting system"  # the kernel's last words before it resets the machine (kernel/reboot.c)
+DISK_TAG = "disk"  # what the guest mounts at /disk and keeps over a reboot
 DRIVER_ROOTS_VARIABLE = "GUEST_DRIVER_ROOTS"
 COMMAND_LINE = "console=ttyS0 quiet nokaslr tsc=reliable mitigations=off panic=-1 driver_manager.guest=1"
 
@@ -42,12 +44,13 @@ class Prepared:
 
 @dataclass(frozen=True)
 class GuestReport:
-    """What came out of one boot: cases by node id, what the console said, and what it took."""
+    """What came out of a run: cases by node id, what the console said, what it took, and the files left on its disk."""
 
     cases: dict[str, results.GuestCase]
     console: str
     prepare_s: float
     boot_and_run_s: float
+    disk: dict[str, str] = field(default_factory=dict)
 
 
 def cache_folder() -> Path:
@@ -69,7 +72,7 @@ def prepare() -> Prepared:
 
 
 def run(node_ids: Sequence[str], environment: Mapping[str, str], timeout_s: float = GUEST_TIMEOUT_S) -> GuestReport:
-    """One boot that runs the tests `node_ids`, with `environment` added to theirs.
+    """One boot that runs the tests `node_ids`, with `environment` added to theirs, and one more if they ask for it.
 
     Raises KernelTierError, with the end of the console, where the guest does not reach its end marker in `timeout_s`.
     """
@@ -78,17 +81,29 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], timeout_s: floa
     booting = time.monotonic()
     with _run_folder() as folder:
         _write_orders(folder, prepared, node_ids, environment, timeout_s)
-        with _virtiofsd(folder) as socket_path:
-            outcome = _qemu(folder, prepared, socket_path, timeout_s)
-        console = (folder / "console").read_text(errors="replace")
+        disk = folder / DISK_TAG
+        disk.mkdir()
+        outcome, console = _boot(folder, prepared, timeout_s)
         sent = (folder / "results").read_bytes()
-        files_log = (folder / "virtiofsd").read_text(errors="replace")
+        if (disk / "asked.json").exists() and RESTARTING in console:
+            # The machine has reset itself, at which qemu ends: it gets its power back, and its disk.
+            outcome, second = _boot(folder, prepared, timeout_s)
+            console += second
+        files_log = (folder / "view.log").read_text(errors="replace")
+        left = {path.name: path.read_text(errors="replace") for path in disk.iterdir() if path.is_file()}
     try:
         cases = results.parsed(results.unframed(sent))
     except KernelTierError as error:
         said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console, 90)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
         raise KernelTierError(said) from error
-    return GuestReport(cases, console, booting - started, time.monotonic() - booting)
+    return GuestReport(cases, console, booting - started, time.monotonic() - booting, left)
+
+
+def _boot(folder: Path, prepared: Prepared, timeout_s: float) -> tuple[str, str]:
+    """One life of the machine, from power on to power off or reset: how it ended, and its console."""
+    with _host_files(folder) as files, _disk(folder) as disk:
+        outcome = _qemu(folder, prepared, {"host": files, DISK_TAG: disk}, timeout_s)
+    return outcome, (folder / "console").read_text(errors="replace")
 
 
 @contextlib.contextmanager
@@ -138,37 +153,58 @@ def _assignments(variables: Mapping[str, str], prefix: str = "") -> str:
 
 
 @contextlib.contextmanager
-def _virtiofsd(folder: Path) -> Iterator[Path]:
+def _host_files(folder: Path) -> Iterator[Path]:
     """Serves a read-only view of / on a socket, as long as the context lasts."""
+    view = folder / "view"
+    view.mkdir(exist_ok=True)
+    with _virtiofsd(view, "cache=always") as (path, serve, run_as):
+        run_as(read_only_view(view, [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)], serve))
+        yield path
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[Path]:
+    """Serves a folder that the guest may write, and that is still there after it has rebooted."""
+    with _virtiofsd(folder / DISK_TAG, "cache=none") as (path, serve, run_as):
+        run_as(serve)
+        yield path
+
+
+@contextlib.contextmanager
+def _virtiofsd(source: Path, cache: str) -> Iterator[tuple[Path, list[str], Callable[[list[str]], None]]]:
+    """A socket, the command that serves `source` on it, and what starts that command; it ends with the context."""
     binary = tools.find_virtiofsd()
     if binary is None:
         raise KernelTierError("virtiofsd is not installed")
-    view = folder / "view"
-    view.mkdir()
     # A socket's path may have 107 bytes, and a checkout can lie deeper than that.
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:
         path = Path(short) / "virtiofsd"
         # Listening before the daemon starts: qemu's connect then needs no waiting for a socket to appear.
         listening.bind(str(path))
         listening.listen(1)
-        serve = [str(binary), f"--fd={listening.fileno()}", "-o", f"source={view},cache=always,sandbox=chroot"]
-        argv = read_only_view(view, [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)], serve)
-        with (folder / "virtiofsd").open("wb") as log:
-            process = subprocess.Popen(argv, pass_fds=[listening.fileno()], stdout=log, stderr=log)
+        started: list[subprocess.Popen[bytes]] = []
+
+        def run_as(argv: list[str]) -> None:
+            with source.with_suffix(".log").open("wb") as log:
+                started.append(subprocess.Popen(argv, pass_fds=[listening.fileno()], stdout=log, stderr=log))
+
         try:
-            yield path
+            options = f"source={source},{cache},sandbox=chroot"
+            yield path, [str(binary), f"--fd={listening.fileno()}", "-o", options], run_as
         finally:
-            _stop(process)
+            for process in started:
+                _stop(process)
 
 
-def _qemu(folder: Path, prepared: Prepared, socket_path: Path, timeout_s: float) -> str:
+def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path], timeout_s: float) -> str:
     """How qemu ended, in words; the console and the results are files in `folder`."""
     for name in ("console", "results"):
-        (folder / name).touch()
+        (folder / name).write_bytes(b"")
     argv = ["qemu-system-x86_64", "-accel", "tcg", "-machine", "pc", "-cpu", "max", "-smp", "1"]
     argv += ["-m", f"{MEMORY_MIB}M", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     argv += ["-object", f"memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on", "-numa", "node,memdev=memory"]
-    argv += ["-chardev", f"socket,id=files,path={socket_path}", "-device", "vhost-user-fs-pci,chardev=files,tag=host"]
+    for tag, path in shared.items():
+        argv += ["-chardev", f"socket,id={tag},path={path}", "-device", f"vhost-user-fs-pci,chardev={tag},tag={tag}"]
     argv += ["-netdev", "user,id=network", "-device", "virtio-net-pci,netdev=network,romfile="]
     argv += ["-serial", f"file:{folder / 'console'}", "-serial", f"file:{folder / 'results'}"]
     argv += ["-kernel", str(prepared.image.vmlinuz), "-initrd", str(prepared.initramfs)]

@@ -13,8 +13,11 @@ from driver_manager import settings
 from driver_manager.cli.main import COMMANDS, run
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 
-NODE_COMMANDS = [name for name in COMMANDS if name not in ("sandbox", "health-watch")]
-"""Those that ask the API server."""
+LOOPS = ("health-watch", "rebooter")
+"""They print nothing but their log."""
+
+NODE_COMMANDS = [name for name in COMMANDS if name not in ("sandbox", *LOOPS)]
+"""Those that ask the API server and print."""
 
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
 
@@ -144,7 +147,7 @@ def test_a_variable_that_cannot_be_read_names_the_option(
     assert "--pod-termination-timeout" in errors(capfd.readouterr().err)[0]
 
 
-@pytest.mark.parametrize("command", NODE_COMMANDS)
+@pytest.mark.parametrize("command", [*NODE_COMMANDS, "rebooter"])
 def test_the_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str], command: str) -> None:
     assert run([command, "--help"]) == ExitCode.DONE
     text = capfd.readouterr().out

@@ -12,6 +12,7 @@ from driver_manager.sandbox.apiserver import ApiServer, Deny
 from driver_manager.sandbox.store import Store
 from tests.cluster.api import Api
 from tests.contract.cluster_port import ClusterContract, Target
+from tests.contract.slot_store import SlotContract
 from tests.contract.workloads_port import WorkloadsContract
 
 
@@ -36,3 +37,7 @@ class TestOnSandbox(ClusterContract):
 
 class TestWorkloadsOnSandbox(WorkloadsContract):
     """See WorkloadsContract."""
+
+
+class TestSlotsOnSandbox(SlotContract):
+    """See SlotContract."""

@@ -9,10 +9,10 @@ import pytest
 
 from driver_manager.adapters.host import HostSystem
 from driver_manager.adapters.roots import HostRoots
-from driver_manager.domain.errors import ExitCode, ModuleFailed
+from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.model import Loader, Policy
-from driver_manager.domain.planner import REBOOT_STATE
+from driver_manager.domain.rebootpatches import REBOOT_STATE
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.fakes.clock import FakeClock
 from tests.fakes.scenarios import NEW_ROOT
@@ -139,3 +139,49 @@ def test_the_host_itself_refuses_to_unload_a_driver_of_strategy_reboot(tmp_path:
     roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
     with pytest.raises(ModuleFailed, match="refused to unload drv_pcie_host"):
         HostSystem(roots, ASCEND, FakeClock()).unload("drv_pcie_host")
+
+
+def test_a_marker_that_vanishes_while_a_run_holds_is_written_again_with_labels_and_event() -> None:
+    world = ascend(no_wait=False)
+    recovery = encode(Marker("recovery", "boot-1", evidence=("wedged",), written_s=7))
+    world.host.files[ASCEND.paths.reboot_marker] = recovery
+
+    def recovered() -> None:
+        del world.host.files[ASCEND.paths.reboot_marker]
+        world.cluster.edit({ASCEND.keys.reboot_required: None, ASCEND.keys.upgrade_state: None})
+
+    world.clock.after(100.0, recovered)
+    world.clock.after(400.0, world.clock.ask_to_end)
+    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
+    assert asked(world)
+    assert json.loads(world.host.files[ASCEND.paths.reboot_marker])["reason"] == "upgrade"
+    assert [text for _, text, _ in world.cluster.posted] == ["reason=upgrade"] * 2
+    assert any("holding" in line for line in world.reporter.infos)
+
+
+def test_a_run_goes_on_holding_while_the_api_server_is_away() -> None:
+    world = ascend(no_wait=False)
+
+    def away() -> None:
+        raise ApiUnavailable("no answer", "Wait.")
+
+    world.clock.after(100.0, world.host.files.clear)
+    world.clock.after(100.0, lambda: world.killer.at("node", away))
+    world.clock.after(400.0, world.clock.ask_to_end)
+    assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
+    assert ASCEND.paths.reboot_marker in world.host.files
+    assert any("no answer" in line for line in world.reporter.warnings)
+
+
+def test_a_marker_that_cannot_be_written_labels_nothing_and_is_a_usage_error_with_the_path() -> None:
+    world = ascend(no_wait=True)
+
+    def read_only() -> None:
+        raise ConfigError(f"cannot write {ASCEND.paths.reboot_marker} on the host: Read-only file system", "Mount it.")
+
+    world.killer.at(f"write {ASCEND.paths.reboot_marker}", read_only)
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.USAGE
+    assert ASCEND.paths.reboot_marker in outcome.what
+    assert not asked(world)
+    assert world.cluster.posted == []

@@ -188,6 +188,12 @@ def is_muted(world: HealthWorld) -> bool:
     return world.is_reconciling or not world.is_loaded or is_unready
 
 
+@pytest.mark.parametrize("has_ready", [False, True])
+def test_failures_of_a_driver_that_was_swapped_between_two_samples_do_not_count(has_ready: bool) -> None:
+    parts: list[Part] = [("bad", 1, None, None), ("flapping", 2, None, None), ("bad", 1, "driver starts", None)]
+    live(parts, has_ready=has_ready, has_marker=True, turns=60)
+
+
 @settings(max_examples=40)
 @given(st.lists(PARTS, min_size=1, max_size=30), st.booleans(), st.booleans())
 def test_a_day_with_random_faults(parts: list[Part], has_ready: bool, has_marker: bool) -> None:

@@ -43,6 +43,8 @@ LAYERS = {
     "settling": {"domain", "ports"},
     "executor": {"domain", "ports", "departing", "handoff", "settling"},
     "reconcile": {"domain", "ports", "evicting", "executor", "observe", "settling"},
+    "clearance": {"domain", "ports", "evicting"},
+    "rebooter": {"domain", "ports", "observe"},
     "settings": {"domain"},
     "profiles": {"domain"},
     "adapters": {"adapters", "domain", "ports"},
@@ -50,7 +52,7 @@ LAYERS = {
 """What each part of the package may import of it. `cli` and `sandbox` are the edge and wire the rest."""
 
 EDGE = {"cli", "sandbox", "__main__", "__init__"}
-LOOPS = {"health_watch", "rebooter"}
+LOOPS = {"health_watch"}
 """Loops to come; like `reconcile`, they see ports and domain."""
 
 KUBERNETES = {"adapters/kube_api.py"}

@@ -6,7 +6,8 @@ import pytest
 
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Loader, Module, Policy
-from driver_manager.domain.planner import REBOOT_STATE, plan
+from driver_manager.domain.planner import plan
+from driver_manager.domain.rebootpatches import REBOOT_STATE
 from driver_manager.domain.steps import (
     ClearRebootRequest,
     Decision,
@@ -104,3 +105,40 @@ def test_a_marker_without_a_boot_id_is_not_called_stale(loaded: bool) -> None:
     marker = Marker("upgrade", "")
     obs = observation(host=host(**facts, digest=NEW_DIGEST, marker=marker), node=node(ASKED))
     assert plan(obs, ASCEND, CONTAINER).steps == ()
+
+
+def test_a_marker_of_another_node_does_not_stand_in_for_ours() -> None:
+    foreign = Marker("upgrade", "boot-1", node="another")
+    found = plan(observation(host=host(**ASCEND_LOADED, marker=foreign)), ASCEND, CONTAINER)
+    assert one(found, RequestReboot).path == ASCEND.paths.reboot_marker
+
+
+def test_labels_of_an_earlier_boot_go_though_the_marker_is_gone_already() -> None:
+    notes = {ASCEND.keys.pre_reboot_boot_id: "boot-0"}
+    for marker_problem, expected in (("", [ClearRebootRequest]), ("it cannot be read", [])):
+        obs = observation(
+            host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker_problem=marker_problem),
+            node=node(ASKED, annotations=notes),
+        )
+        assert [type(step) for step in plan(obs, ASCEND, CONTAINER).steps] == expected
+    here = {ASCEND.keys.pre_reboot_boot_id: "boot-1"}
+    obs = observation(host=host(**ASCEND_LOADED, digest=NEW_DIGEST), node=node(ASKED, annotations=here))
+    assert plan(obs, ASCEND, CONTAINER).steps == ()
+
+
+@pytest.mark.parametrize(
+    ("marker", "is_cleared"),
+    [
+        (Marker("upgrade", "boot-1", to_driver="e" * 64), True),
+        (Marker("upgrade", "boot-1", to_driver=NEW_DIGEST), False),
+        (Marker("upgrade", "boot-1"), False),
+        (Marker("recovery", "boot-1", to_driver="e" * 64), False),
+    ],
+)
+def test_an_upgrade_that_is_not_wanted_any_more_asks_for_no_reboot(marker: Marker, is_cleared: bool) -> None:
+    obs = observation(host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker=marker), node=node(ASKED))
+    found = plan(obs, ASCEND, CONTAINER)
+    assert bool(found.steps) is is_cleared
+    if is_cleared:
+        assert one(found, ClearRebootRequest).change.labels == {LABEL: None, STATE_KEY: None}
+        assert "not wanted any more" in one(found, ClearRebootRequest).describe()

@@ -1,0 +1,47 @@
+"""The part of the RebootHost port that an idle rebooter needs: plain files, and no library to read them."""
+
+from __future__ import annotations
+
+from driver_manager.adapters.markerfile import read_marker
+from driver_manager.adapters.roots import HostRoots, boot_id
+from driver_manager.domain import rebootrecord
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.looking import Look
+from driver_manager.domain.rebootrecord import Record, RecordUnreadable
+
+
+class RebootFiles:
+    """See `driver_manager.ports.RebootHost`. `marker` and `record` are paths on the host."""
+
+    def __init__(self, roots: HostRoots, marker: str, record: str) -> None:
+        self._roots = roots
+        self._files = roots.files()
+        self._marker = marker
+        self._record = record
+
+    def look(self) -> Look:
+        """See the port."""
+        marker, problem = read_marker(self._files, self._marker)
+        return Look(boot_id(self._roots), self._uptime_s(), marker, problem)
+
+    def record(self) -> Record:
+        """See the port."""
+        try:
+            text = self._files.read(self._record)
+        except OSError as error:
+            raise RecordUnreadable(
+                f"cannot read {self._record} on the host: {error.strerror}", "Look at that path on the host."
+            ) from error
+        return rebootrecord.decode(text) if text is not None else Record()
+
+    def keep(self, record: Record) -> None:
+        """See the port."""
+        self._files.write(self._record, rebootrecord.encode(record))
+
+    def _uptime_s(self) -> float:
+        """Seconds since boot, suspension included (proc(5), uptime)."""
+        path = self._roots.proc / "uptime"
+        try:
+            return float(path.read_text().split()[0])
+        except (OSError, ValueError, IndexError) as error:
+            raise ConfigError(f"cannot read {path}", "Mount the host's /proc (PROC_ROOT).") from error

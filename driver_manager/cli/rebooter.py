@@ -1,0 +1,206 @@
+"""`rebooter`: watches for the reboot-required marker, in little memory; reboots in full.
+
+Owns the wiring and the way between the two. While there is nothing to do the process is a lean interpreter
+(`driver_manager.cli.rebooter_idle`); when a marker appears it becomes this command again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from datetime import UTC, tzinfo
+from typing import TYPE_CHECKING, Any, NoReturn
+from zoneinfo import ZoneInfo
+
+import click
+
+from driver_manager import profiles, settings
+from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.pci import pci_devices
+from driver_manager.adapters.rebootfiles import RebootFiles
+from driver_manager.adapters.rebooting import HostRebooter
+from driver_manager.adapters.reporting import LogReporter
+from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.worklock import WorkLock
+from driver_manager.clearance import NodeClearance
+from driver_manager.cli import lean
+from driver_manager.cli.options import with_options
+from driver_manager.cli.wiring import eviction_rules, host_roots, kube_cluster, log_form, node_name
+from driver_manager.domain import schedule
+from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
+from driver_manager.domain.looking import is_idle
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.rebootrecord import Record, RecordUnreadable
+from driver_manager.domain.rebootstate import RebootPolicy
+from driver_manager.domain.schedule import Schedule
+from driver_manager.rebooter import Rebooter, RebootPorts
+from driver_manager.settings import Values
+
+if TYPE_CHECKING:
+    from driver_manager.adapters.kube import KubeCluster
+
+IDLE = "driver_manager.cli.rebooter_idle"
+
+
+@dataclass(frozen=True)
+class Wired:
+    """What both lives of the rebooter work with."""
+
+    values: Values
+    clock: SystemClock
+    log: LogReporter
+    roots: HostRoots
+    profile: Profile
+    policy: RebootPolicy
+    command: tuple[str, ...]
+
+    @property
+    def files(self) -> RebootFiles:
+        """The marker and the record."""
+        return RebootFiles(self.roots, self.profile.paths.reboot_marker, self.profile.paths.rebooter_record)
+
+
+@click.command("rebooter", short_help="Reboot the node when its marker asks for it and everything allows it.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
+@with_options(settings.REBOOTER, settings.REBOOT_EVICTION, settings.CLUSTER, settings.HOST, settings.LOGGING)
+def rebooter_command(*, dry_run: bool, **options: Any) -> int:
+    """Watch for the reboot-required marker and reboot the node once it is approved, and everything else allows it.
+
+    Runs for ever, one on each node; without a marker it asks the API server nothing. Needs the host's root (/host),
+    /proc and namespaces, and the rights that the README lists.
+    """
+    wired = _wired(Values(options), dry_run=dry_run)
+    wired.clock.install()
+    # Before the first idle hour, too: a bad kubeconfig is said at once.
+    cluster = kube_cluster(wired.values, wired.policy.node, wired.clock, wired.log)
+    try:
+        if not _has_nothing_to_do(wired):
+            _work(wired, cluster)
+    except Terminated as ended:
+        wired.log.info(f"{ended.what}; {ended.remedy}")
+        return ExitCode.DONE
+    return _become_idle(wired)
+
+
+def _wired(values: Values, *, dry_run: bool) -> Wired:
+    """Everything that can be checked without a request. Raises ConfigError."""
+    clock, roots = SystemClock(), host_roots(values)
+    profile = _profile(values, roots)
+    policy = RebootPolicy(
+        node=node_name(values, roots),
+        keys=profile.keys,
+        auto_upgrade=values.flag("auto_upgrade"),
+        auto_recover=values.flag("auto_recover"),
+        min_uptime_s=values.seconds("reboot_min_uptime"),
+        max_attempts=values.count("reboot_attempts"),
+        attempt_window_s=values.seconds("reboot_attempts_window"),
+        max_concurrent=values.count("max_concurrent_reboots"),
+        schedule=_schedule(values),
+        cordon=values.flag("reboot_cordon") or values.flag("reboot_evict"),
+        clear_workloads=values.flag("reboot_evict"),
+        grace_s=values.seconds("reboot_grace"),
+        dry_run=dry_run,
+    )
+    log = log_form(values).reporter(clock.wall)
+    return Wired(values, clock, log, roots, profile, policy, _command(values))
+
+
+def _profile(values: Values, roots: HostRoots) -> Profile:
+    known = profiles.known(values.text("profile_file"))
+    profile = profiles.pick(values.text("profile"), known, (), lambda one: bool(pci_devices(roots, one)))
+    if not (profile.paths.reboot_marker and profile.paths.rebooter_record and profile.keys.reboot_slots):
+        raise ConfigError(
+            f"profile {profile.name} asks for no reboots", "Run the rebooter where the driver cannot be swapped only."
+        )
+    problem = roots.files().why_not_writable(profile.paths.rebooter_record)
+    if problem:
+        raise ConfigError(problem, "Mount that folder of the host read-write: what is in it must survive the reboot.")
+    return profile
+
+
+def _schedule(values: Values) -> Schedule:
+    name = values.text("reboot_time_zone")
+    try:
+        zone: tzinfo = UTC if name == "UTC" else ZoneInfo(name)
+    except (KeyError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"there is no time zone {name!r} here", "Set REBOOT_TIME_ZONE to a name such as Europe/Berlin, or UTC."
+        ) from error
+    try:
+        return schedule.parse(values.text("reboot_windows"), zone)
+    except ValueError as error:
+        raise ConfigError(str(error), "Mend REBOOT_WINDOWS (--reboot-windows).") from error
+
+
+def _command(values: Values) -> tuple[str, ...]:
+    text = values.text("reboot_command")
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"REBOOT_COMMAND cannot be split into words: {error}", "Mend its quotes.") from error
+    if not words:
+        raise ConfigError("REBOOT_COMMAND has no words", "Leave it out for `systemctl reboot`.")
+    return words
+
+
+def _has_nothing_to_do(wired: Wired) -> bool:
+    record: Record | None
+    try:
+        record = wired.files.record()
+    except RecordUnreadable:
+        record = None
+    return is_idle(wired.files.look(), record, wired.policy.node)
+
+
+def _work(wired: Wired, cluster: KubeCluster) -> None:
+    """Until there is nothing to do any more. Raises Terminated."""
+    values, clock, log, profile = wired.values, wired.clock, wired.log, wired.profile
+    from driver_manager.adapters.leases import LeaseSlots  # noqa: PLC0415  # the Kubernetes client, as above
+
+    namespace = values.text("operator_namespace") or values.text("pod_namespace") or profile.namespace
+    rules = replace(eviction_rules(values), is_enabled=True)
+    ports = RebootPorts(
+        cluster,
+        LeaseSlots(cluster.api, namespace, profile.keys),
+        HostRebooter(wired.roots, profile, clock, wired.command),
+        clock,
+        log,
+        NodeClearance(cluster, clock, log, profile, rules) if wired.policy.clear_workloads else None,
+    )
+    interval_s = values.seconds("interval")
+    while True:
+        with _alone(wired) as is_alone:
+            if is_alone:
+                return Rebooter(ports, wired.policy, interval_s).run()
+        log.info("another rebooter is at work on this host; waiting for it")
+        clock.sleep(interval_s)
+
+
+@contextlib.contextmanager
+def _alone(wired: Wired) -> Generator[bool, None, None]:
+    """Whether no other process acts on this host's marker, for as long as the context lasts. Raises ConfigError."""
+    path = f"{wired.profile.paths.rebooter_record}.lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            is_alone = stack.enter_context(WorkLock(wired.roots.files(), path).alone())
+        except OSError as error:
+            raise ConfigError(
+                f"cannot lock {path} on the host: {error.strerror}", "Mount that folder of the host read-write."
+            ) from error
+        yield is_alone
+
+
+def _become_idle(wired: Wired) -> NoReturn:
+    roots, paths = wired.roots, wired.profile.paths
+    document = {
+        "roots": [str(folder) for folder in (roots.root, roots.proc, roots.sys, roots.dev)],
+        "marker": paths.reboot_marker,
+        "record": paths.rebooter_record,
+        "node": wired.policy.node,
+        "interval_s": wired.values.seconds("interval"),
+        "argv": sys.argv[1:],
+    }
+    lean.become(IDLE, document, log_form(wired.values))

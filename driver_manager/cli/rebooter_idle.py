@@ -1,0 +1,62 @@
+"""The idle rebooter in its lean interpreter: looks at the marker and its record, and becomes the command when needed.
+
+Must not import the command line or the Kubernetes client.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.rebootfiles import RebootFiles
+from driver_manager.adapters.reporting import LogForm, LogReporter
+from driver_manager.adapters.roots import HostRoots
+from driver_manager.domain.errors import ExitCode, Terminated
+from driver_manager.domain.looking import is_idle
+from driver_manager.domain.rebootrecord import Record, RecordUnreadable
+
+
+def run(document: Mapping[str, Any], log: LogForm) -> int:
+    """Look until there is something to do or we are told to end; the exit status of the latter."""
+    clock = SystemClock()
+    clock.install()
+    reporter = log.reporter(clock.wall)
+    files = RebootFiles(HostRoots(*map(Path, document["roots"])), document["marker"], document["record"])
+    said = ""
+    try:
+        while True:
+            look, (record, problem) = files.look(), _record(files)
+            if not is_idle(look, record, document["node"]):
+                become_command(document["argv"])
+            said = _say(reporter, look.marker_problem or problem, said)
+            clock.sleep(document["interval_s"])
+    except Terminated as ended:
+        reporter.info(ended.what)
+        return ExitCode.DONE
+
+
+def become_command(argv: list[str]) -> NoReturn:
+    """Be the command with its libraries again: same process, same environment. Signals wait until it takes them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "driver_manager", *argv])  # noqa: S606  # without a shell is wanted
+
+
+def _record(files: RebootFiles) -> tuple[Record | None, str]:
+    try:
+        return files.record(), ""
+    except RecordUnreadable as error:
+        return None, error.what
+
+
+def _say(reporter: LogReporter, problem: str, said: str) -> str:
+    """Say a problem once; the last one that was said."""
+    if problem and problem != said:
+        reporter.warn(problem)
+    return problem

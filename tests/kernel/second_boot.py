@@ -1,0 +1,79 @@
+"""The guest's second boot: the same marker is still on the disk, and the rebooter runs again on a real host.
+
+Core and adapters are the product's; only the way to the server is made here, as the Kubernetes client with its hundreds
+of models takes longer to import under emulation than everything else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import urllib3
+
+from driver_manager import profiles
+from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.kube import KubeCluster
+from driver_manager.adapters.leases import LeaseSlots
+from driver_manager.adapters.rebooting import HostRebooter
+from driver_manager.adapters.roots import HostRoots
+from driver_manager.domain.looking import is_idle
+from driver_manager.domain.rebootstate import RebootPolicy
+from driver_manager.rebooter import Rebooter, RebootPorts
+from tests.fakes.clock import RecordingReporter
+from tests.kernel.guest_fixtures import DriverRoots, modprobe
+from tests.kernel.reboots import ASKED, DISK, MARKER, OUTCOME, RECORD, boot_id, environment, guest_node, write_json
+
+BUDGET_S = 20.0
+
+
+def main() -> None:
+    """Run the rebooter until it has nothing to do, and write down how everything is then."""
+    asked = json.loads(ASKED.read_text())
+    node, env = guest_node(asked["node"]), environment(asked["node"])
+    modprobe(DriverRoots(Path(os.environ["GUEST_DRIVER_ROOTS"]))["v1"], "rebellions")
+    had_marker = MARKER.exists()
+    node.tell_ready()
+    profile = profiles.parse(Path(env["PROFILE_FILE"]).read_text(), "the guest's")
+    clock, log, roots = SystemClock(), RecordingReporter(), HostRoots(*map(Path, ("/", "/proc", "/sys", "/dev")))
+    cluster = KubeCluster(_client(Path(env["KUBECONFIG"])), node.name, clock, log, BUDGET_S)
+    host = HostRebooter(roots, profile, clock, ("/bin/false",))
+    slots = LeaseSlots(cluster.api, env["OPERATOR_NAMESPACE"], profile.keys)
+    ports = RebootPorts(cluster, slots, host, clock, log)
+    Rebooter(ports, RebootPolicy(node.name, profile.keys, auto_upgrade=True, min_uptime_s=0.0), 0.1).run()
+    metadata = node.api.get(node.path)["metadata"]
+    events = node.api.list("/api/v1/namespaces/default/events")
+    write_json(
+        OUTCOME,
+        {
+            "bootIds": [asked["bootId"], boot_id()],
+            "hadMarker": had_marker,
+            "hasMarker": MARKER.exists(),
+            "isIdle": is_idle(host.look(), host.record(), node.name),
+            "log": log.infos,
+            "record": json.loads(RECORD.read_text()),
+            "notes": {**metadata.get("labels", {}), **metadata.get("annotations", {})},
+            "events": sorted(event["reason"] for event in events if event["involvedObject"]["name"] == node.name),
+            "evidence": [path.name for path in DISK.glob("*-upgrade.txt")],
+        },
+    )
+
+
+def _client(kubeconfig: Path) -> Any:
+    """What the adapters use of a Kubernetes client, for the server and the user in a kubeconfig."""
+    body = json.loads(kubeconfig.read_text())
+    cluster, user = body["clusters"][0]["cluster"], body["users"][0]["user"]
+    ca = base64.b64decode(cluster["certificate-authority-data"]).decode()
+    pool = urllib3.PoolManager(ssl_context=ssl.create_default_context(cadata=ca))
+    token = f"Bearer {user['token']}"
+    configuration = SimpleNamespace(host=cluster["server"], get_api_key_with_prefix=lambda *_: token)
+    return SimpleNamespace(configuration=configuration, rest_client=SimpleNamespace(pool_manager=pool))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The guest reboots for real, told to by the real rebooter, and is not rebooted again by the marker it left behind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.kernel import tools
+from tests.kernel.guest import GuestReport
+
+
+@pytest.fixture
+def outcome(guest_report: GuestReport) -> dict[str, Any]:
+    """What the guest found after its reboot."""
+    if "outcome.json" not in guest_report.disk:
+        pytest.fail(f"the guest did not come back; console:\n{tools.tail(guest_report.console, 60)}", pytrace=False)
+    found: dict[str, Any] = json.loads(guest_report.disk["outcome.json"])
+    assert "failed" not in found, found["failed"]
+    return found
+
+
+def test_the_reboot_command_reboots_the_machine_once(guest_report: GuestReport, outcome: dict[str, Any]) -> None:
+    before, after = outcome["bootIds"]
+    assert before != after
+    assert guest_report.disk["boots"].strip() == "2"
+    assert len(outcome["record"]["attempts"]) == 1
+
+
+def test_the_marker_of_the_old_boot_is_cleared_and_not_acted_on_again(outcome: dict[str, Any]) -> None:
+    assert outcome["hadMarker"]
+    assert not outcome["hasMarker"]
+    assert outcome["isIdle"], outcome["log"]
+    assert any("is of an earlier boot" in line for line in outcome["log"])
+
+
+def test_after_the_reboot_nothing_is_left_but_events_and_evidence(outcome: dict[str, Any]) -> None:
+    assert outcome["notes"] == {}
+    assert outcome["events"] == ["RebootCompleted", "RebootRequired"]
+    assert outcome["record"]["pending"] is None
+    assert len(outcome["evidence"]) == 1

@@ -1,0 +1,93 @@
+"""Maintenance windows: what is written, when they are open, and what clocks do at night."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.domain.schedule import DAYS, parse
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def at(text: str, zone: ZoneInfo | None = None) -> float:
+    """Seconds since the epoch at a time on the wall."""
+    return datetime.fromisoformat(text).replace(tzinfo=zone or UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("windows", "when", "is_open"),
+    [
+        ("", "2026-01-05T12:00", True),
+        ("02:00-06:00", "2026-01-05T01:59", False),
+        ("02:00-06:00", "2026-01-05T02:00", True),
+        ("02:00-06:00", "2026-01-05T05:59", True),
+        ("02:00-06:00", "2026-01-05T06:00", False),
+        ("Sat,Sun 02:00-06:00", "2026-01-03T03:00", True),
+        ("Sat,Sun 02:00-06:00", "2026-01-05T03:00", False),
+        ("Mon-Fri 22:00-04:00", "2026-01-05T23:00", True),
+        ("Mon-Fri 22:00-04:00", "2026-01-06T03:59", True),
+        ("Mon-Fri 22:00-04:00", "2026-01-05T03:00", False),
+        ("Fri 22:00-04:00", "2026-01-10T03:00", True),
+        ("Sun 22:00-04:00", "2026-01-05T03:00", True),
+        ("Sat-Mon 00:00-24:00", "2026-01-05T23:59", True),
+        ("Sat-Mon 00:00-24:00", "2026-01-06T00:00", False),
+        ("01:00-02:00; 03:00-04:00", "2026-01-06T03:30", True),
+        ("01:00-02:00; 03:00-04:00", "2026-01-06T02:30", False),
+    ],
+)
+def test_a_window_is_open_on_its_days_between_its_hours(windows: str, when: str, is_open: bool) -> None:
+    assert parse(windows).is_open(at(when)) is is_open
+
+
+def test_hours_are_those_of_the_zone_in_summer_and_in_winter() -> None:
+    schedule = parse("02:00-03:00", BERLIN)
+    assert schedule.is_open(at("2026-01-10T01:30"))
+    assert schedule.is_open(at("2026-07-10T00:30"))
+    assert not schedule.is_open(at("2026-07-10T01:30"))
+
+
+def test_the_night_in_which_the_clocks_go_back_has_the_hour_twice_and_the_other_not_at_all() -> None:
+    schedule = parse("02:00-03:00", BERLIN)
+    back = [schedule.is_open(at(f"2026-10-25T{hour:02d}:30")) for hour in range(3)]
+    assert back == [True, True, False]
+    forward = [schedule.is_open(at(f"2026-03-29T{hour:02d}:{minute:02d}")) for hour in range(3) for minute in (0, 30)]
+    assert not any(forward)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("02:00", "is not a maintenance window"),
+        ("2:00-3:00", "is not a maintenance window"),
+        ("02:00-02:00", "that is no window"),
+        ("24:00-01:00", "that is no window"),
+        ("02:00-25:00", "not a time of the day"),
+        ("02:60-03:00", "not a time of the day"),
+        ("Someday 02:00-03:00", "'Someday' is not a day"),
+        ("Mon-, 02:00-03:00", "is not a day"),
+    ],
+)
+def test_what_is_no_window_is_named(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse(text)
+
+
+@pytest.mark.parametrize("wall_s", [1e18, -1e18, float("inf"), float("nan")])
+def test_a_clock_that_is_off_by_ages_opens_no_window(wall_s: float) -> None:
+    assert not parse("00:00-24:00").is_open(wall_s)
+
+
+@given(
+    day=st.integers(0, 6), start=st.integers(0, 1439), length=st.integers(1, 1439), wall_s=st.integers(0, 4_000_000_000)
+)
+def test_a_window_is_open_for_exactly_its_minutes_of_the_week(day: int, start: int, length: int, wall_s: int) -> None:
+    end = (start + length) % 1440
+    text = f"{DAYS[day]} {start // 60:02d}:{start % 60:02d}-{end // 60:02d}:{end % 60:02d}"
+    there = datetime.fromtimestamp(wall_s, UTC)
+    minute_of_week = (there.weekday() * 1440 + there.hour * 60 + there.minute - day * 1440 - start) % (7 * 1440)
+    assert parse(text).is_open(wall_s) is (minute_of_week < length)
