@@ -49,7 +49,7 @@ class HostTree:
         self._new_boot()
 
     def add_driver(self, root: str, version: str, *, fails: bool = False, seconds: float = 0.0) -> None:
-        """Install a driver tree at `root` on the host: modules for this kernel, modules.dep, rbln-smi."""
+        """Install a driver tree at `root` on the host: modules for this kernel, modules.dep, the vendor's smi tool."""
         main = self.profile.modules.roots[0]
         folder = self._inside(root) / "lib/modules" / KERNEL / "extra"
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,9 @@ class HostTree:
             (folder / f"{name}.ko").write_text(json.dumps(facts))
         dependencies = f"extra/{main}_core.ko:\nextra/{main}.ko: extra/{main}_core.ko\n"
         (folder.parent / "modules.dep").write_text(dependencies)
-        self._tool(self._inside(root) / "usr/bin/rbln-smi", "rbln-smi")
+        probe = self.profile.probe
+        if probe is not None:
+            self._tool(self._inside(root) / probe.search[0] / probe.tool, probe.tool)
 
     def load(self, root: str) -> None:
         """Load the driver of the tree at `root`, as somebody did before."""
@@ -82,6 +84,10 @@ class HostTree:
     def hold_device(self) -> None:
         """Make the driver busy, as a process with the device open does."""
         standins.count(self.root / "sys/module" / self.profile.modules.roots[0], 1)
+
+    def wedge(self) -> None:
+        """Let the chip wedge: from now on only a reboot helps."""
+        self._write(standins.WEDGED, "")
 
     def start_service(self, name: str) -> None:
         """Let a host service run."""

@@ -1,4 +1,4 @@
-"""Plays a story of reboots: the real rebooter as a process on each node, and hosts that go down when they are told to.
+"""Plays a story of reboots: the real rebooter on each node, health-watch too, and hosts that go down when told to.
 
 Owns what the hardware, the kubelet and the administrator do. Prints nothing: a `Show` does.
 """
@@ -17,6 +17,7 @@ from typing import Any
 
 from driver_manager.adapters.leases import LEASE
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.health import recorded
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker, encode
 from driver_manager.domain.rebootpatches import APPROVED
 from driver_manager.domain.rebootrecord import Record, decode
@@ -50,8 +51,7 @@ class Machine:
         self.marker = self.tree.root / self.tree.profile.paths.reboot_marker.lstrip("/")
         self._show = show
         self._prefix = prefix
-        self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
+        self._processes: list[tuple[subprocess.Popen[str], threading.Thread]] = []
 
     def environment(self, kubeconfig: Path, env: dict[str, str]) -> dict[str, str]:
         """What the container of a driver-manager has here."""
@@ -67,10 +67,10 @@ class Machine:
             **env,
         }
 
-    def start(self, env: dict[str, str]) -> None:
-        """The rebooter's container starts."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "driver_manager", "rebooter"],
+    def start(self, command: list[str], env: dict[str, str]) -> None:
+        """The container of a loop starts."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "driver_manager", *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -78,21 +78,28 @@ class Machine:
             env=env,
             cwd=self.tree.root,
         )
-        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
-        self._reader.start()
+        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
+        reader.start()
+        self._processes.append((process, reader))
 
     def stop(self) -> None:
-        """The rebooter is gone, as everything is when the power is."""
-        if self._process is not None and self._reader is not None:
-            self._process.kill()
-            self._process.wait()
-            self._reader.join()
-            self._process = None
+        """The loops are gone, as everything is when the power is."""
+        for process, reader in self._processes:
+            process.kill()
+            process.wait()
+            reader.join()
+        self._processes.clear()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the rebooter ended by itself, which it never should."""
-        return self._process is not None and self._process.poll() is not None
+        """Whether a loop ended by itself, which it never should."""
+        return any(process.poll() is not None for process, _ in self._processes)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether health-watch has seen the chip healthy in this boot."""
+        path = self.tree.root / self.tree.profile.paths.health_record.lstrip("/")
+        return path.exists() and recorded(path.read_text(), self.tree.boot_id).was_healthy
 
     def run(self, command: list[str], env: dict[str, str]) -> int:
         """Run another command to its end, its lines shown; its exit status."""
@@ -162,7 +169,7 @@ class RebootPlay:
         report = Report(self._story, self._state())
         self._show.chapter("the rebooter runs on each node; without a marker it asks the API server nothing")
         for machine in self._machines:
-            machine.start(self._env(machine, **self._story.env))
+            self._start(machine)
         self._show.chapter(f"a reboot is asked for: {self._story.reason}")
         for machine in self._machines:
             report.exit_codes += self._ask(machine)
@@ -176,6 +183,12 @@ class RebootPlay:
         report.problems = [*self._problems, *self._judge(report)]
         return report
 
+    def _start(self, machine: Machine) -> None:
+        """The loops of a node start, as they do at each boot."""
+        machine.start(["rebooter"], self._env(machine, **self._story.env))
+        if self._story.wedges:
+            machine.start(["health-watch", "--profile=ascend"], self._env(machine, HEALTH_WATCH_INTERVAL=INTERVAL))
+
     def _env(self, machine: Machine, **env: str) -> dict[str, str]:
         return machine.environment(self._cluster.kubeconfig, {"REBOOTER_INTERVAL": INTERVAL, **env})
 
@@ -185,9 +198,20 @@ class RebootPlay:
             machine.tree.add_driver(ROOT, NEW)
             return [self._reconcile(machine)]
         machine.marker.parent.mkdir(parents=True, exist_ok=True)
+        if self._story.wedges:
+            self._wedge(machine)
+            return []
         samples = ("npu-smi: dcmi module initialize failed. ret is -8005",) * 3
         machine.marker.write_text(encode(Marker(RECOVERY, machine.tree.boot_id, machine.name, evidence=samples)))
         return []
+
+    def _wedge(self, machine: Machine) -> None:
+        """Once health-watch has seen the chip healthy, it wedges."""
+        end_s = time.monotonic() + PLAY_TIMEOUT_S
+        while not machine.is_watched and time.monotonic() < end_s:
+            time.sleep(POLL_S)  # the tree's files have no events
+        self._show.chapter("the chip wedges: npu-smi fails from now on")
+        machine.tree.wedge()
 
     def _reconcile(self, machine: Machine) -> int:
         self._show.chapter("run: driver-manager reconcile-driver-state --no-wait")
@@ -207,8 +231,9 @@ class RebootPlay:
 
     def _follow(self, machine: Machine) -> None:
         if machine.has_ended:
-            self._problems.append(f"the rebooter on {machine.name} ended by itself")
-            machine.start(self._env(machine, **self._story.env))
+            self._problems.append(f"a loop on {machine.name} ended by itself")
+            machine.stop()
+            self._start(machine)
         if machine.tree.is_told_to_reboot:
             self._reboot(machine)
         if machine.record.said and machine.name not in self._approved:
@@ -243,7 +268,7 @@ class RebootPlay:
         self._show.chapter(f"{machine.name} reboots")
         self._cluster.new_boot(machine.name, machine.tree, is_ready=False)
         machine.tree.reboot()
-        machine.start(self._env(machine, **self._story.env))
+        self._start(machine)
         self._cluster.new_boot(machine.name, machine.tree)
         if self._story.reason == UPGRADE:
             if self._reconcile(machine) != ExitCode.DONE:

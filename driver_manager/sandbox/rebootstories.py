@@ -12,7 +12,8 @@ from driver_manager.domain.markers import RECOVERY, UPGRADE
 class RebootStory:
     """One story. `reboots` is how often every node does; `recovers`: the chip does by itself, before anybody approves.
 
-    An upgrade is asked for by the real reconcile, a recovery by a marker as health-watch writes it.
+    An upgrade is asked for by the real reconcile; a recovery by the real health-watch where the chip `wedges`, else by
+    a marker as it writes them.
     """
 
     name: str
@@ -21,6 +22,7 @@ class RebootStory:
     nodes: int = 1
     approves: bool = True
     recovers: bool = False
+    wedges: bool = False
     reboots: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -39,6 +41,12 @@ REBOOT_STORIES = {
             RECOVERY,
             approves=False,
             env={"AUTO_RECOVER": "true"},
+        ),
+        RebootStory(
+            "wedge-to-reboot",
+            "a chip wedges: health-watch sees it and asks, the rebooter waits for approval, reboots and cleans up",
+            RECOVERY,
+            wedges=True,
         ),
         RebootStory(
             "reboot-one-slot",

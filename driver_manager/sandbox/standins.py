@@ -1,4 +1,4 @@
-"""Stand-ins for kmod's tools, umount, systemctl and rbln-smi that work on a sandbox host tree instead of a kernel.
+"""Stand-ins for kmod's, systemd's and the vendors' tools that work on a sandbox host tree instead of a kernel.
 
 Run as a program: `standins.py TOOL TREE ARGUMENT…`. They word their failures as kmod does, so that what reads them is
 tested. Standard library only, and nothing of the package: it starts in a bare interpreter.
@@ -11,6 +11,17 @@ from pathlib import Path
 
 DEVICES = {"rebellions": "rbln0", "drv_pcie_host": "davinci0"}
 REBOOT_ASKED = "reboot-asked"
+WEDGED = "run/chip-is-wedged"
+"""A file of this boot, in which only a reboot helps the chip."""
+
+NPU_SMI_TABLE = """\
++---------------------------+---------------+----------------------------------------------------+
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 0     910B3               | OK            | 93.0        44                0    / 0             |
+| 0                         | 0000:C1:00.0  | 0           0    / 0          3161 / 65536         |
++===========================+===============+====================================================+"""
 BUSY = "rmmod: ERROR: Module {} is in use"
 
 
@@ -24,6 +35,7 @@ def main(argv: list[str]) -> int:
         "modinfo": modinfo,
         "umount": umount,
         "rbln-smi": rbln_smi,
+        "npu-smi": npu_smi,
         "systemctl": systemctl,
     }
     return tools[tool](Path(tree), arguments)
@@ -143,6 +155,15 @@ def rbln_smi(tree: Path, _: list[str]) -> int:
         return fail("rbln-smi: no driver")
     device = {"npu": 0, "name": "RBLN-CA12", "status": "normal", "device": "rbln0"}
     print(json.dumps({"KMD_version": (module / "version").read_text().strip(), "devices": [device]}))  # noqa: T201
+    return 0
+
+
+def npu_smi(tree: Path, _: list[str]) -> int:
+    """`npu-smi info` for one chip, until it is wedged; the exit status is the DCMI code's last byte."""
+    if not (tree / "sys/module/drv_pcie_host").is_dir() or (tree / WEDGED).exists():
+        print("dcmi module initialize failed. ret is -8005")  # noqa: T201
+        return -8005 & 0xFF
+    print(NPU_SMI_TABLE)  # noqa: T201
     return 0
 
 
