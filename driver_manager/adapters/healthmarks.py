@@ -15,13 +15,15 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health import Surroundings, is_own
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.profile import Profile
+from driver_manager.ports import Clock
 
 
 class HostMarks:
     """See `driver_manager.ports.HealthMarks`."""
 
-    def __init__(self, roots: HostRoots, profile: Profile) -> None:
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
         self._roots = roots
+        self._clock = clock
         self._files = roots.files()
         self._paths = profile.paths
         self._modules = profile.modules.roots
@@ -32,7 +34,7 @@ class HostMarks:
         """See the port."""
         with contextlib.ExitStack() as stack:
             try:
-                is_alone = stack.enter_context(self._lock.alone())
+                is_alone = stack.enter_context(self._lock.alone(self._clock))
                 seen = self._seen(is_reconciling=not is_alone)
             except OSError as error:
                 raise _refused(error.filename or self._paths.work_lock, error) from error

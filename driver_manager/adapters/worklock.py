@@ -16,6 +16,9 @@ from driver_manager.ports import Clock
 
 POLL_S = 0.02
 
+MOMENT_S = 1.0
+"""Nobody is alone for longer: whoever holds the lock then works on the driver, and is not another health-watch."""
+
 
 class WorkLock:
     """The lock at `path` on the host."""
@@ -30,21 +33,23 @@ class WorkLock:
 
         It is waited for `timeout_s` seconds, as health-watch holds it alone only for moments. Raises OSError.
         """
+        with self._held(fcntl.LOCK_SH, clock, timeout_s) as held:
+            yield held
+
+    @contextmanager
+    def alone(self, clock: Clock) -> Generator[bool, None, None]:
+        """Held by nobody else. Yields whether it is held: it is not where somebody works. Raises OSError."""
+        with self._held(fcntl.LOCK_EX, clock, MOMENT_S) as held:
+            yield held
+
+    @contextmanager
+    def _held(self, how: int, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
         descriptor = self._files.open_lock(self._path)
         try:
             end = clock.monotonic() + timeout_s
-            while not (held := _lock(descriptor, fcntl.LOCK_SH)) and clock.monotonic() < end:
+            while not (held := _lock(descriptor, how)) and clock.monotonic() < end:
                 clock.sleep(POLL_S)
             yield held
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def alone(self) -> Generator[bool, None, None]:
-        """Held by nobody else, if it can be had at once. Yields whether it is held. Raises OSError."""
-        descriptor = self._files.open_lock(self._path)
-        try:
-            yield _lock(descriptor, fcntl.LOCK_EX)
         finally:
             os.close(descriptor)
 

@@ -106,7 +106,7 @@ def _once(launch: Launch, output: str) -> int:
     clock.install()
     begun = time.monotonic()
     supervisor = Supervisor(clock, launch.roots.proc)
-    stuck = health.recorded(HostMarks(launch.roots, launch.profile).recall(), boot_id(launch.roots)).stuck
+    stuck = health.recorded(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
     if stuck is not None:
         supervisor.inherit(stuck)
     result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()

@@ -80,7 +80,7 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     reporter = log.reporter(clock.wall)
     supervisor = Supervisor(clock, launch.roots.proc)
     prober = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s)
-    marks = HostMarks(launch.roots, launch.profile)
+    marks = HostMarks(launch.roots, launch.profile, clock)
     publish = _publisher(launch, clock, reporter)
     watch = HealthWatch(prober, marks, clock, reporter, launch.policy, publish)
     policy = launch.policy

@@ -36,7 +36,7 @@ class Tree:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.roots = HostRoots(root, root / "proc", root / "sys", root / "dev")
-        self.marks = HostMarks(self.roots, PROFILE)
+        self.marks = HostMarks(self.roots, PROFILE, FakeClock())
         self.put("proc/sys/kernel/random/boot_id", "boot-1\n")
         self.put("sys/module/drv_pcie_host/initstate", "live\n")
         self.put("run/ascend/.ready", "VERSION=1\n")
@@ -92,7 +92,7 @@ def test_while_health_watch_looks_no_reconcile_begins(tree: Tree) -> None:
 
 def test_a_profile_without_marks_has_none(tree: Tree) -> None:
     bare = replace(PROFILE, paths=replace(PROFILE.paths, ready_marker="", reboot_marker=""))
-    with HostMarks(tree.roots, bare).alone() as seen:
+    with HostMarks(tree.roots, bare, FakeClock()).alone() as seen:
         assert replace(seen, driver="") == Surroundings("boot-1", ready=None, can_request=False)
 
 
