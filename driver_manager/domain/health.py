@@ -283,6 +283,9 @@ def _flaps(history: History) -> bool:
 
 
 RECORD_SCHEMA = 1
+MAX_FAILURES = 2**31
+MAX_PID = 2**22
+"""The kernel gives no higher process id (proc(5), pid_max); more failures than that take four thousand years."""
 
 
 def encode(history: History, boot_id: str) -> str:
@@ -328,7 +331,19 @@ def _of_process(owner: Owner) -> dict[str, int]:
 
 
 def _process(body: dict[str, Any]) -> Owner:
-    return Owner(pid=int(body["pid"]), start_ticks=int(body["startTicks"]), pid_namespace=int(body["pidNamespace"]))
+    return Owner(
+        pid=_number(body["pid"], MAX_PID, 1),
+        start_ticks=int(body["startTicks"]),
+        pid_namespace=int(body["pidNamespace"]),
+    )
+
+
+def _number(value: Any, most: int, least: int = 0) -> int:
+    """`value` as a whole number from `least` to `most`. Raises ValueError, and what int() raises."""
+    number = int(value)
+    if not least <= number <= most:
+        raise ValueError(f"{number} is not within {least} to {most}")
+    return number
 
 
 def recorded(text: str, boot_id: str) -> History:
@@ -339,7 +354,7 @@ def recorded(text: str, boot_id: str) -> History:
             return History()
         return History(
             state=State(body["state"]),
-            failures=max(0, int(body["failures"])),
+            failures=_number(body["failures"], MAX_FAILURES),
             was_healthy=bool(body["wasHealthy"]),
             is_flapping=bool(body["isFlapping"]),
             recent=tuple(bool(good) for good in body["recent"])[-RECENT:],

@@ -296,8 +296,9 @@ def test_a_record_is_read_as_it_was_written(samples: str) -> None:
 def test_a_stuck_probe_is_remembered_too() -> None:
     history = replace(judged("-"), stuck=Owner(pid=1, start_ticks=2, pid_namespace=3))
     assert resumed(history, SEEN).stuck == history.stuck
-    broken = health.encode(history, "boot").replace('"pid": 1', '"pid": "x"')
-    assert resume(broken, SEEN, 1.0, PATIENCE_S, 3) == History()
+    for pid in ('"x"', "0", "-1", str(10**30)):
+        broken = health.encode(history, "boot").replace('"pid": 1', f'"pid": {pid}')
+        assert resume(broken, SEEN, 1.0, PATIENCE_S, 3) == History()
 
 
 @given(st.text() | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
@@ -307,6 +308,8 @@ def test_garbage_in_the_records_place_is_a_fresh_start(text: object) -> None:
 
 def test_a_record_whose_values_are_of_no_use_is_a_fresh_start() -> None:
     text = health.encode(judged("--"), "boot")
-    for old, new in (('"suspect"', '"odd"'), ('"failures": 2', '"failures": "x"'), ('"schema": 1', '"schema": 2')):
+    changes = [('"suspect"', '"odd"'), ('"failures": 2', '"failures": "x"'), ('"schema": 1', '"schema": 2')]
+    changes += [('"failures": 2', f'"failures": {10**400}'), ('"failures": 2', '"failures": -1')]
+    for old, new in changes:
         assert old in text
         assert resume(text.replace(old, new), SEEN, 1.0, PATIENCE_S, 3) == History()
