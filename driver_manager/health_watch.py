@@ -73,6 +73,7 @@ class HealthWatch:
 
     def turn(self) -> None:
         """One sample and what follows from it. Raises Terminated, and no other ManagerError."""
+        result, took_s = None, 0.0
         try:
             muted = self._why_muted()
             begun = self._clock.monotonic()
@@ -85,7 +86,6 @@ class HealthWatch:
             if self._clock.is_ending():
                 raise
             self._warn("turn", f"{error.what}. {error.remedy}")
-            result, took_s = None, 0.0
         else:
             self._warn("turn", "")
         self._tell(result, took_s)

@@ -245,3 +245,13 @@ def test_a_restart_still_leaves_a_stuck_probe_alone() -> None:
     world.turns(BAD)
     assert world.stuck_probe == left
     assert world.reports[-1].is_stuck
+
+
+def test_a_sample_is_told_though_its_mark_cannot_be_made() -> None:
+    world = HealthWorld()
+    world.broken.add("request")
+    world.turns(GOOD, BAD, BAD, BAD, BAD)
+    report = world.reports[-1]
+    assert report.result == BAD
+    assert report.samples[Health.UNHEALTHY] == 4
+    assert report.probe_s > 0
