@@ -131,3 +131,10 @@ def test_rbln_smi_devices_are_matched_with_the_bus_by_address_or_else_by_number(
 def test_nothing_but_exit_status_0_is_healthy(parser: str, status: int, out: str, present: int) -> None:
     if status:
         assert parse(parser, status, out, "said", BOTH[:present]).health is not Health.HEALTHY
+
+
+def test_half_a_character_in_json_can_be_written() -> None:
+    out = '{"devices": [{"name": "rbln0\\ud800", "status": "bad\\udfff", "pci": {}}]}'
+    result = parse("rbln-smi", 0, out, "last line")
+    assert [(device.name, device.reason) for device in result.devices] == [("rbln0?", "bad?")]
+    assert result.reason.encode() == b"rbln0? is bad?"

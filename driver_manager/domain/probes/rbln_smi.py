@@ -22,6 +22,11 @@ def devices(status: int, out: str, said: str, present: tuple[str, ...]) -> Probe
 
 
 def _device(body: dict[str, object]) -> DeviceVerdict:
-    status = str(body["status"])
+    status = _text(body["status"])
     health = Health.HEALTHY if status == "normal" else Health.UNHEALTHY
-    return DeviceVerdict(str(body["name"]), health, status, pci_address(str(body.get("pci", ""))))
+    return DeviceVerdict(_text(body["name"]), health, status, pci_address(str(body.get("pci", ""))))
+
+
+def _text(value: object) -> str:
+    """`value` as text that can be written: JSON may escape half a character (RFC 8259, section 8.2)."""
+    return str(value).encode(errors="replace").decode()
