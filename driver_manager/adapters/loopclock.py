@@ -12,6 +12,8 @@ from driver_manager.adapters.clock import SystemClock
 
 Callback = Callable[[], None]
 DRAIN_BYTES = 4096
+MAX_POLL_S = 86_400.0
+"""poll(2) takes an int of milliseconds: less than 25 days."""
 
 
 class LoopClock(SystemClock):
@@ -45,9 +47,9 @@ class LoopClock(SystemClock):
         del self._callbacks[descriptor]
 
     def turn(self, end: float) -> None:
-        """Wait until something happens, or the monotonic time `end`. Raises Terminated."""
+        """Wait until something happens, or the monotonic time `end`, a day at the most. Raises Terminated."""
         self.check()
-        left_s = max(0.0, end - self.monotonic())
+        left_s = min(MAX_POLL_S, max(0.0, end - self.monotonic()))
         for descriptor, _ in self._poll.poll(left_s * 1000):
             callback = self._callbacks.get(descriptor)
             if callback is not None:

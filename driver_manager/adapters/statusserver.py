@@ -5,6 +5,7 @@ Owns connections and their limits; what is answered is given. Speaks just enough
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 from collections.abc import Callable
@@ -17,6 +18,8 @@ MAX_CLIENTS = 16
 MAX_REQUEST_BYTES = 8 * 1024
 CLIENT_S = 10.0
 CHUNK_BYTES = 4096
+
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ Respond = Callable[[str, str], Answer]
 def parse_address(text: str) -> tuple[str, int]:
     """Host ("" for all) and port in `host:port`, `:port` or `[v6]:port`. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdecimal() or not 0 <= int(port) <= 65535:
+    if not colon or not _PORT.fullmatch(port) or int(port) > 65535:
         raise ConfigError(f"{text!r} is not an address such as :9400 or 127.0.0.1:9400", "Mend --metrics-addr.")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

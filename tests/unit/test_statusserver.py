@@ -134,7 +134,9 @@ def test_an_address_has_a_host_and_a_port(text: str, address: tuple[str, int]) -
     assert parse_address(text) == address
 
 
-@pytest.mark.parametrize("text", ["", "9400", "host", "host:", "host:x", "host:-1", "host:65536", "host:١"])
+@pytest.mark.parametrize(
+    "text", ["", "9400", "host", "host:", "host:x", "host:-1", "host:65536", "host:١", ":" + "9" * 5000]
+)
 def test_anything_else_is_no_address(text: str) -> None:
     with pytest.raises(ConfigError, match="is not an address such as"):
         parse_address(text)

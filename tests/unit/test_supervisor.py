@@ -265,3 +265,7 @@ def test_a_mutant_that_kills_the_tool_alone_is_caught(
     monkeypatch.undo()
     for pid in tool.children:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_a_wait_may_be_longer_than_poll_can_tell(clock: LoopClock, tool: StandIn) -> None:
+    assert run(clock, tool, "healthy", timeout_s=30 * 86_400.0).status == 0
