@@ -27,6 +27,9 @@ KILL_S = 1.0
 CLEAR_POLL_S = 0.02
 CHUNK_BYTES = 16 * 1024
 NOT_RUNNABLE, NOT_FOUND = NO_TOOL
+INIT_PID = 1
+ANYBODY = 1
+"""waitpid(2) takes the negative of a group, and -1 for any child."""
 
 
 class StillStuckError(Exception):
@@ -97,6 +100,8 @@ class Supervisor:
             child.kill()
             child.close()
         self._clear(child.group)
+        if os.getpid() == INIT_PID:
+            _reap(ANYBODY)  # what left the tool's group is ours when its parent ends: a container has no other init
         if child.is_cut:
             return Ran(0, "", "", is_cut=True)
         if status is None:
@@ -245,6 +250,7 @@ def _left_of(group: int) -> Owner | None:
 
 
 def _reap(group: int) -> None:
+    """Reap our own children of the group that ended; `ANYBODY` for all our children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

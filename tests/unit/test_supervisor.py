@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,3 +271,31 @@ def test_a_mutant_that_kills_the_tool_alone_is_caught(
 
 def test_a_wait_may_be_longer_than_poll_can_tell(clock: LoopClock, tool: StandIn) -> None:
     assert run(clock, tool, "healthy", timeout_s=30 * 86_400.0).status == 0
+
+
+AS_INIT = """
+import ctypes, os, sys
+from pathlib import Path
+from driver_manager.adapters import supervisor
+from driver_manager.adapters.loopclock import LoopClock
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+supervisor.INIT_PID = os.getpid() if sys.argv[1] == "init" else 0
+clock = LoopClock()
+clock.install()
+ran = supervisor.Supervisor(clock).run(["/bin/sh", "-c", sys.argv[2]], {}, 10.0)
+assert (ran.status, ran.out) == (0, "done\\n"), ran
+left = [int(pid) for pid in Path("/proc/self/task", str(os.getpid()), "children").read_text().split()]
+print(len(left))
+"""
+
+
+@pytest.mark.parametrize(("role", "left"), [("init", "0\n"), ("another process", "1\n")])
+def test_the_init_process_of_a_container_reaps_also_what_left_the_tools_group(
+    tmp_path: Path, role: str, left: str
+) -> None:
+    gone = tmp_path / "gone"
+    # The tool ends when what it started has ended, outside of its session, and has become the init process' child.
+    tool = f"(setsid sh -c 'echo $$ > {gone}' &); until grep -qs '^State:.Z' /proc/$(cat {gone})/status; do :; done"
+    argv = [sys.executable, "-c", AS_INIT, role, f"{tool} 2>/dev/null; echo done"]
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=30.0, check=True).stdout == left
