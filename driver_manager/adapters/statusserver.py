@@ -15,8 +15,9 @@ from driver_manager.adapters.loopclock import LoopClock
 from driver_manager.domain.errors import ConfigError
 
 MAX_CLIENTS = 16
+"""One more takes the place of the oldest: clients that say nothing must not keep the kubelet out."""
+
 MAX_REQUEST_BYTES = 8 * 1024
-CLIENT_S = 10.0
 CHUNK_BYTES = 4096
 
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -50,7 +51,7 @@ Respond = Callable[[str, str], Answer]
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host ("" for all) and port in `host:port`, `:port` or `[v6]:port`. Raises ConfigError."""
+    """Host ("" for all, IPv4 and IPv6) and port in `host:port`, `:port` or `[v6]:port`. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     if not colon or not _PORT.fullmatch(port) or int(port) > 65535:
         raise ConfigError(f"{text!r} is not an address such as :9400 or 127.0.0.1:9400", "Mend --metrics-addr.")
@@ -63,8 +64,9 @@ class StatusServer:
     def __init__(self, clock: LoopClock, address: str, respond: Respond) -> None:
         host, port = parse_address(address)
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, port), family=family)
+            is_any = not host and socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if is_any or ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, dualstack_ipv6=is_any)
         except OSError as error:
             raise ConfigError(f"cannot listen on {address}: {error.strerror}", "Choose another address.") from error
         self._listener.setblocking(False)
@@ -90,14 +92,9 @@ class StatusServer:
             connection, _ = self._listener.accept()
         except OSError:
             return
-        now = self._clock.monotonic()
-        for client in list(self._clients.values()):
-            if now - client.since_s > CLIENT_S:
-                client.close()
         if len(self._clients) >= MAX_CLIENTS:
-            connection.close()
-            return
-        _Client(self._clock, connection, self._respond, self._clients, now)
+            next(iter(self._clients.values())).close()
+        _Client(self._clock, connection, self._respond, self._clients)
 
 
 class _Client:
@@ -109,9 +106,7 @@ class _Client:
         connection: socket.socket,
         respond: Respond,
         clients: dict[int, _Client],
-        since_s: float,
     ) -> None:
-        self.since_s = since_s
         self._clock = clock
         self._connection = connection
         self._respond = respond

@@ -92,18 +92,29 @@ def test_a_client_that_goes_away_is_forgotten(clock: LoopClock, server: StatusSe
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_more_clients_than_allowed_are_turned_away_until_the_idle_ones_are_late(
-    clock: LoopClock, server: StatusServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    idle = [connect(server) for _ in range(statusserver.MAX_CLIENTS)]
-    turn(clock, 2 * statusserver.MAX_CLIENTS)
-    with connect(server) as refused:
+def test_one_client_more_than_allowed_takes_the_place_of_the_oldest(clock: LoopClock, server: StatusServer) -> None:
+    with contextlib.ExitStack() as idle:
+        clients = [idle.enter_context(connect(server)) for _ in range(statusserver.MAX_CLIENTS)]
+        turn(clock, 2 * statusserver.MAX_CLIENTS)
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x \n")
+        assert clients[0].recv(1) == b""
+        assert len(os.listdir("/proc/self/fd")) == before - 1  # noqa: PTH208
+        clients[1].sendall(b"GET /y HTTP/1.1\r\n\r\n")
         turn(clock)
-        assert refused.recv(1) == b""
-    monkeypatch.setattr(statusserver, "CLIENT_S", 0.0)
-    assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x \n")
-    for client in idle:
-        client.close()
+        assert clients[1].recv(8) == b"HTTP/1.1", "the others stay"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_without_a_host_both_families_are_served(clock: LoopClock, host: str) -> None:
+    if host == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("this kernel has no IPv6")
+    server = StatusServer(clock, ":0", lambda *_: Answer(200, "OK", b"both\n"))
+    with socket.create_connection((host, server.port), timeout=BOUND_S) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        turn(clock)
+        assert client.recv(4096).endswith(b"both\n")
+    server.close()
 
 
 def test_a_large_answer_to_a_slow_reader_is_sent_piece_by_piece(clock: LoopClock) -> None:
