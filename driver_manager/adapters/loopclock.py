@@ -68,9 +68,14 @@ class LoopClock(SystemClock):
         return asked
 
     def close_reloads(self) -> bool:
-        """Leave SIGHUP to the next program of this process; whether a reload was asked for since the last look."""
+        """Leave SIGHUP to the next program of this process, unless a reload was asked for that nobody took yet.
+
+        Whether it is left to the next program.
+        """
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
-        return self.take_reload()
+        if self._reload_asked:
+            self.open_reloads()
+        return not self._reload_asked
 
     def open_reloads(self) -> None:
         """Take SIGHUP, also where it was blocked until now."""

@@ -132,15 +132,13 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
 
 def _reload(launch: Launch, clock: LoopClock, reporter: LogReporter) -> None:
     """Start anew with options and profile read again; go on with what is in use if they are no good now."""
-    while True:
-        try:
-            fresh, log = _read_again(launch, clock)
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            reporter.warn(f"not reloaded, going on as before: {error}")
-            return
-        if not clock.close_reloads():
-            break
-        clock.open_reloads()  # asked again while it was read: what was read may be old
+    try:
+        fresh, log = _read_again(launch, clock)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reporter.warn(f"not reloaded, going on as before: {error}")
+        return
+    if not clock.close_reloads():
+        return  # asked again while it was read, so what was read may be old: the next turn comes first
     reporter.info("reloaded")
     lean.become(TARGET, fresh.to_document(), log)
 

@@ -189,6 +189,18 @@ def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> Non
     assert watch.end()[0] == 0
 
 
+def test_sighups_without_end_do_not_keep_it_from_watching(tree: AscendTree, start: Start) -> None:
+    watch = start(*INTERVAL)
+    watch.says("starting → healthy")
+    tree.tool.be("critical")
+    end = time.monotonic() + BOUND_S
+    while not any("→ wedged" in line for line in watch.lines):
+        assert time.monotonic() < end, watch.lines
+        watch.tell(signal.SIGHUP)
+        time.sleep(0.05)  # less than it takes to read the options again
+    assert watch.end()[0] == 0
+
+
 def get(port: int, path: str, timeout_s: float = BOUND_S) -> tuple[int, str]:
     """Status and body of a GET."""
     try:
