@@ -62,7 +62,12 @@ class HostMarks:
         if self._files.create(path, text):
             return
         # Somebody was faster, or it is our own of an earlier boot: that alone is replaced.
-        there, _ = read_marker(self._files, path)
+        there, problem = read_marker(self._files, path)
+        if there is None and not problem:
+            raise ConfigError(
+                f"cannot write {path} on the host: a symlink that leads nowhere is in its place",
+                "Remove it if nobody needs it.",
+            )
         if there is not None and is_own(there) and there.is_stale(marker.boot_id):
             self._files.write(path, text)
 

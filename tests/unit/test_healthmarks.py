@@ -229,3 +229,13 @@ def test_a_kill_at_any_change_of_the_file_system_is_mended_by_the_next_process(
         assert number > 10, "the kills reached nothing"
         return
     raise AssertionError("the turn never came to its end")
+
+
+def test_a_symlink_that_leads_nowhere_in_the_markers_place_is_said_and_stays(tree: Tree) -> None:
+    tree.marker.parent.mkdir(parents=True)
+    tree.marker.symlink_to("absent")
+    assert tree.seen().may_request
+    with pytest.raises(ConfigError, match="a symlink that leads nowhere"):
+        tree.marks.request_recovery(OWN)
+    assert tree.marker.is_symlink()
+    assert not tree.marker.exists()
