@@ -24,6 +24,7 @@ OUT_BYTES = 256 * 1024
 ERR_BYTES = 16 * 1024
 TERM_S = 2.0
 KILL_S = 1.0
+SUSPENDED_S = 1.0
 CLEAR_POLL_S = 0.02
 CHUNK_BYTES = 16 * 1024
 NOT_RUNNABLE, NOT_FOUND = NO_TOOL
@@ -187,15 +188,22 @@ class _Child:
         self._close_writers()
 
     def wait(self, end: float) -> int | None:
-        """The exit status, None if it prints too much or does not end before the time `end`. It is not reaped yet."""
+        """The exit status, None if it prints too much or does not end before the time `end`. It is not reaped yet.
+
+        A turn that ends long after it should was ours to lose: a suspended machine or container stopped the tool too,
+        so what was left to it before is left to it still.
+        """
         while not self.is_cut:
             ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:
                 is_exit = ended.si_code == os.CLD_EXITED
                 return ended.si_status if is_exit else -ended.si_status
-            if self._clock.monotonic() >= end:
+            left_s = end - self._clock.monotonic()
+            if left_s <= 0:
                 return None
             self._clock.turn(end)
+            if self._clock.monotonic() > end + SUSPENDED_S:
+                end = self._clock.monotonic() + left_s
         return None
 
     @property

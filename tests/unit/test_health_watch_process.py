@@ -84,7 +84,7 @@ def start(tree: AscendTree, tmp_path: Path) -> Iterator[Start]:
         watch.process.wait(BOUND_S)
     for pid in tree.tool.starts:
         if is_alive(pid):
-            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
 
 
 def test_a_wedge_is_declared_at_the_third_failure_and_withdrawn_when_the_chip_recovers(

@@ -299,3 +299,36 @@ def test_the_init_process_of_a_container_reaps_also_what_left_the_tools_group(
     tool = f"(setsid sh -c 'echo $$ > {gone}' &); until grep -qs '^State:.Z' /proc/$(cat {gone})/status; do :; done"
     argv = [sys.executable, "-c", AS_INIT, role, f"{tool} 2>/dev/null; echo done"]
     assert subprocess.run(argv, capture_output=True, text=True, timeout=30.0, check=True).stdout == left
+
+
+class SuspendedClock(LoopClock):
+    """In its first turn all processes are suspended for a hundred seconds, in the second for ten thousand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost_s = 0.0
+        self._pauses = [10_000.0, 100.0]
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._lost_s
+
+    def turn(self, end: float) -> None:
+        if self._pauses:
+            self._lost_s += self._pauses.pop()
+        else:
+            super().turn(end)
+
+
+def test_time_in_which_all_were_suspended_is_not_the_tools_fault(tool: StandIn) -> None:
+    clock = SuspendedClock()
+    slow = Supervisor(clock).run(["/bin/sh", "-c", "sleep 0.2; echo done"], {}, 5.0)
+    assert (slow.status, slow.out) == (0, "done\n")
+    begun = time.monotonic()
+    assert run(SuspendedClock(), tool, "hang", QUICK_S).status == 124
+    assert time.monotonic() - begun < 3.0
+
+
+def test_a_mutant_that_counts_lost_time_is_caught(tool: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUSPENDED_S", 1e9)
+    with pytest.raises(AssertionError):
+        test_time_in_which_all_were_suspended_is_not_the_tools_fault(tool)
