@@ -213,7 +213,8 @@ def judge(history: History, sample: Sample, seen: Surroundings, threshold: int, 
 def due(history: History, seen: Surroundings) -> tuple[Act, ...]:
     """What the host's marks lack of what the state calls for, in the order in which it has to be done.
 
-    On a wedge nobody may hold the driver for ready before its recovery is asked for. On recovery a reboot is called
+    On a wedge nobody may hold the driver for ready before its recovery is asked for, and that takes a failure: a marker
+    that was put aside, by itself, may be an earlier boot's. On recovery a reboot is called
     off before the driver is called ready.
     """
     acts: list[Act] = []
@@ -221,7 +222,7 @@ def due(history: History, seen: Surroundings) -> tuple[Act, ...]:
         case State.WEDGED:
             if seen.ready:
                 acts.append(Act.WITHDRAW_READY)
-            if seen.may_request:
+            if seen.may_request and history.failures:
                 acts.append(Act.REQUEST_RECOVERY)
         case State.HEALTHY | State.SUSPECT:
             if seen.has_request_of_ours:
@@ -318,7 +319,8 @@ def resume(text: str, seen: Surroundings, now_s: float, patience_s: float, thres
     history = recorded(text, seen.boot_id)
     if seen.is_marked and history.state not in (State.HEALTHY, State.SUSPECT):
         reason = history.reason if history.state is State.WEDGED else "marked on the host before this start"
-        return replace(history, state=State.WEDGED, failures=max(history.failures, threshold), reason=reason)
+        failures = max(history.failures, threshold) if seen.has_request_of_ours else history.failures
+        return replace(history, state=State.WEDGED, failures=failures, reason=reason)
     is_fresh = 0 <= now_s - history.failed_at_s <= patience_s
     failures = min(history.failures, threshold - 1) if is_fresh else 0
     calm = State.HEALTHY if seen.is_marked else State.STARTING

@@ -255,3 +255,12 @@ def test_a_sample_is_told_though_its_mark_cannot_be_made() -> None:
     assert report.result == BAD
     assert report.samples[Health.UNHEALTHY] == 4
     assert report.probe_s > 0
+
+
+def test_a_withdrawn_marker_alone_asks_for_no_reboot_until_a_probe_fails() -> None:
+    world = HealthWorld()
+    world.files[WITHDRAWN] = world.files.pop(READY)
+    world.turns(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+    assert (world.state, world.has_request) == ("wedged", False)
+    world.turns(BAD)
+    assert world.has_request
