@@ -185,7 +185,7 @@ def _alone(wired: Wired) -> Generator[bool, None, None]:
     path = f"{wired.profile.paths.rebooter_record}.lock"
     with contextlib.ExitStack() as stack:
         try:
-            is_alone = stack.enter_context(WorkLock(wired.roots.files(), path).alone())
+            is_alone = stack.enter_context(WorkLock(wired.roots.files(), path).alone(wired.clock))
         except OSError as error:
             raise ConfigError(
                 f"cannot lock {path} on the host: {error.strerror}", "Mount that folder of the host read-write."
