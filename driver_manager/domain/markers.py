@@ -19,7 +19,9 @@ REASONS = (UPGRADE, RECOVERY)
 MAX_CHARS = 64 * 1024
 """No marker is larger, evidence and all: readers look at no more of a file."""
 
-_LEGACY = re.compile(r"[^\x00-\x08\x0e-\x1f\x7f\ufffd]{0,300}")
+_LEGACY = re.compile(r"(?!\s*[{\[\"])[^\x00-\x08\x0e-\x1f\x7f\ufffd]{0,300}")
+"""A line of text. What begins like JSON and is none is a marker that was cut short: its boot is not known."""
+
 _NAMES_REASON = re.compile(r"\b(upgrad|recover)", re.IGNORECASE)
 
 

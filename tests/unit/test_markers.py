@@ -91,6 +91,14 @@ def test_garbage_is_no_marker(text: str) -> None:
         decode(text)
 
 
+def test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators() -> None:
+    whole = encode(Marker("upgrade", "an earlier boot", node="n", writer="w")).rstrip()
+    for length in range(len(whole)):
+        for text in (whole[:length], f" \n{whole[:length]}"):
+            with pytest.raises(MarkerUnreadable):
+                decode(text)
+
+
 def test_a_marker_fits_the_reader_however_long_its_evidence_is() -> None:
     marker = Marker("recovery", "boot", evidence=tuple(f"{number} {'x' * 1000}" for number in range(200)))
     text = encode(marker)
