@@ -85,7 +85,9 @@ class HostRebooter(RebootFiles):
             "the kernel's last messages:",
             *self._kernel_log(),
         ]
-        self._files.write(f"{folder}/{name}.txt", "\n".join(parts)[-EVIDENCE_CHARS:] + "\n", mode=0o600)
+        # A marker's JSON may hold what no encoding has (RFC 8259, 8.2): it must not end the process again and again.
+        text = "\n".join(parts)[-EVIDENCE_CHARS:].encode(errors="replace").decode()
+        self._files.write(f"{folder}/{name}.txt", text + "\n", mode=0o600)
         with contextlib.suppress(OSError):
             self._forget_old(folder)
 

@@ -134,6 +134,14 @@ def test_evidence_has_the_probes_last_words_the_holders_and_the_kernels(tree: Ho
     assert saved.stat().st_mode & 0o777 == 0o600
 
 
+def test_evidence_that_no_encoding_has_is_saved_as_far_as_it_can_be(tree: HostTree) -> None:
+    put(tree, PATHS.reboot_marker, encode(Marker("recovery", tree.boot_id, evidence=("ret=4 \udcff",))))
+    marker = host(tree).look().marker
+    assert marker is not None
+    host(tree).save_evidence("1-recovery", marker.evidence)
+    assert "ret=4 ?" in (tree.root / PATHS.reboot_evidence.lstrip("/") / "1-recovery.txt").read_text()
+
+
 def test_evidence_without_a_kernel_log_says_why(tree: HostTree) -> None:
     host(tree).save_evidence("1-upgrade", ())
     text = (tree.root / PATHS.reboot_evidence.lstrip("/") / "1-upgrade.txt").read_text()
