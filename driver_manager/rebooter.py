@@ -287,7 +287,7 @@ class Rebooter:
         if node is not None:
             self._patch(given_back(state, keeps_request=keeps_request), node.resource_version)
         if pending is not None:
-            self._leave_slot({pending.node_uid})
+            self._leave_slot({pending.node_uid, node.uid if node is not None else pending.node_uid})
 
     def _forget(self, state: State, *, keeps_request: bool) -> None:
         record = state.record
@@ -300,7 +300,9 @@ class Rebooter:
         seen = self._ports.slots.read(self._policy.max_concurrent)
         if seen.problem:
             raise SlotsUnreadable(f"the slot cannot be given back: {seen.problem}", "Mend or delete the Lease.")
-        left = seen.slots.without(frozenset(uids))
+        # By name as well: the record may have come with a copy of another node's disk.
+        mine = (holder.uid for holder in seen.slots.holders if holder.node == self._policy.node)
+        left = seen.slots.without(frozenset(uids.intersection(mine)))
         if left != seen.slots:
             self._ports.slots.write(left, seen.version)
 

@@ -308,6 +308,33 @@ def test_a_lost_record_is_made_up_for_by_what_the_node_tells() -> None:
     assert len(site.reboots) == 1
 
 
+def test_a_record_that_came_with_another_nodes_disk_frees_no_slot_of_that_node() -> None:
+    fleet = Fleet(2, POLICY)
+    first, copy = fleet.sites
+    first.request()
+    first.round()
+    assert fleet.holders == ["node-0"]
+    copy.host.text = first.host.text
+    copy.round()
+    assert fleet.holders == ["node-0"]
+    assert copy.host.remembered().is_empty
+    first.come_back()
+    fleet.settle()
+    check_rebooted_once(first)
+
+
+def test_a_node_made_anew_between_slot_and_grant_leaves_no_slot_behind() -> None:
+    site = one(max_concurrent=2, auto_upgrade=True).request(approved=False)
+    site.round_with(lambda killer: killer.at("lease", killer.die, after=True))
+    assert site.fleet.holders == ["node-0"]
+    site.tell(uid="uid-anew", labels={})
+    site.round_with(lambda killer: killer.at("lease", killer.die, after=True))
+    site.host.marker = None
+    site.fleet.settle()
+    assert site.fleet.holders == []
+    check_clean(site)
+
+
 def test_a_record_that_cannot_be_read_reboots_nothing_and_says_so() -> None:
     site = one(auto_upgrade=True).request()
     site.host.text = '{"schema": 9}'
