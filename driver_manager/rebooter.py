@@ -24,6 +24,9 @@ from driver_manager.ports import Clock, Cluster, RebootHost, Reporter, SlotStore
 MAX_ACTS = 40
 """More than any round needs: a round that does not end is looked at again after the interval."""
 
+FENCE_S = 120.0
+"""What was seen longer ago than this is looked at again before the host is told to reboot."""
+
 HURRY_S = 1.5
 SAID_CHARS = 500
 
@@ -227,13 +230,16 @@ class Rebooter:
         if pending is None:
             return
         self._ports.host.keep(replace(state.record, pending=replace(pending, forced_s=state.look.uptime_s)))
-        if self._still_wanted(state.look):
-            self._ports.host.force_reboot()
+        if not self._still_wanted(state.look):
+            self._ports.host.keep(state.record)
+            return
+        self._ports.host.force_reboot()
 
     def _still_wanted(self, look: Look) -> bool:
         """A last look without any request: a process that slept meanwhile must not act on what it knew before."""
         now = self._ports.host.look()
-        return (now.boot_id, now.marker) == (look.boot_id, look.marker)
+        is_fresh = now.uptime_s - look.uptime_s <= FENCE_S
+        return is_fresh and (now.boot_id, now.marker) == (look.boot_id, look.marker)
 
     def _save_evidence(self, state: State) -> None:
         marker = state.look.marker

@@ -12,6 +12,7 @@ from enum import Enum
 
 from driver_manager.domain.looking import is_foreign
 from driver_manager.domain.rebootpatches import APPROVED, cleaned, is_approved
+from driver_manager.domain.rebootrecord import Pending
 from driver_manager.domain.rebootstate import State
 
 FORCED_GRACE_S = 60.0
@@ -149,6 +150,12 @@ def _announce(state: State) -> Decision | None:
     return Decision(Act.ANNOUNCE, f"a reboot is required ({state.reason})")
 
 
+def _closed_since(state: State) -> Decision | None:
+    """The window may close on the way: while workloads leave, a slot is waited for, or the process stands still."""
+    pending = state.here
+    return None if pending is None or _may_go_down(state, pending) else _window(state)
+
+
 def _granted(state: State) -> Decision | None:
     """The grant is on the Node: from here on only the slot can hold the reboot back."""
     pending = state.pending
@@ -164,6 +171,11 @@ def _granted(state: State) -> Decision | None:
     if state.policy.clear_workloads and not pending.cleared:
         return Decision(Act.CLEAR_WORKLOADS, "workloads leave before the reboot")
     return Decision(Act.REBOOT, f"everything allows the reboot ({state.reason})")
+
+
+def _may_go_down(state: State, pending: Pending) -> bool:
+    """Whether a command that may have been given can still take the host down."""
+    return pending.commanded_s is not None and state.look.uptime_s < pending.commanded_s + state.policy.grace_s
 
 
 def _approval(state: State) -> Decision | None:
@@ -241,6 +253,7 @@ GUARDS: tuple[Callable[[State], Decision | None], ...] = (
     _another_reason,
     _under_way,
     _announce,
+    _closed_since,
     _granted,
     _approval,
     _uptime,

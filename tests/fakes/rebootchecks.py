@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from driver_manager.domain.rebootstate import RebootPolicy
+from driver_manager.domain.schedule import parse
 from tests.fakes.killer import Killer
 from tests.fakes.rebooting import APPROVE, KEYS, Fleet, Site, check_clean, check_rebooted_once, unavailable
 
@@ -154,6 +155,30 @@ def check_suspended(point: tuple[int, int, str]) -> None:
     fleet.settle()
     check_rebooted_once(site)
     check_rebooted_once(other)
+
+
+def check_window_closes(point: tuple[int, int, str], *, kill: bool = False) -> None:
+    """The window closes while a process stands still at one call, or before the next one begins: no reboot follows."""
+    fleet = Fleet(1, replace(POLICY, schedule=parse("22:00-23:00")))
+    (site,) = fleet.sites
+    fleet.clock.sleep((22.5 * 3600 - fleet.clock.wall()) % (24 * 3600))
+    site.request()
+    at, call, name = point
+    if at > 0 or name == "command":
+        return
+
+    def meanwhile() -> None:
+        fleet.clock.sleep(4 * 3600)
+        if kill:
+            site.killer.die()
+
+    site.round_with(lambda killer: killer.at_call(call, meanwhile))
+    for _ in range(3):
+        site.round()
+    assert site.reboots == []
+    assert fleet.holders == []
+    assert not site.cluster.current or not site.cluster.current.unschedulable
+    assert site.notes[KEYS.approve_reboot] == "true"
 
 
 def check_other_begins(point: tuple[int, int, str]) -> None:

@@ -300,6 +300,7 @@ class Fleet:
         assert len(alive) < self.policy.max_concurrent, f"{site.name} reboots while {alive} are down"
         assert site.host.boot_id not in site.reboots, f"{site.name} reboots twice for one request"
         assert site.host.marker is not None, f"{site.name} reboots without a marker"
+        assert self.policy.schedule.is_open(self.clock.wall()), f"{site.name} reboots outside its window"
         assert site.notes.get(KEYS.pre_reboot_boot_id) == site.host.boot_id
 
     def settle(self, rounds: int = 60) -> None:

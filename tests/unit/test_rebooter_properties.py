@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain import reboot, rebootstate
+from driver_manager.domain.looking import Look
 from driver_manager.domain.model import NodeChange
 from driver_manager.domain.rebootrecord import Pending
 from driver_manager.domain.rebootstate import RebootPolicy, State
@@ -39,6 +40,7 @@ from tests.fakes.rebootchecks import (
     check_resumed_after_withdrawal,
     check_slow_return,
     check_suspended,
+    check_window_closes,
     check_withdrawn,
     kill_points,
     undisturbed,
@@ -84,6 +86,12 @@ def test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on(po
     check_lost_lease(point)
     check_next_approval_is_not_consumed(point)
     check_other_begins(point)
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stands-still", "killed"])
+@pytest.mark.parametrize("point", CALLS)
+def test_outside_its_window_nothing_reboots_however_far_it_had_come(point: tuple[int, int, str], kill: bool) -> None:
+    check_window_closes(point, kill=kill)
 
 
 @pytest.mark.parametrize("point", CALLS)
@@ -214,6 +222,11 @@ def reboot_without_second_look(self: Rebooter, state: State, _: str) -> None:
     self._ports.host.reboot()
 
 
+def wanted_however_old(self: Rebooter, look: Look) -> bool:
+    now = self._ports.host.look()
+    return (now.boot_id, now.marker) == (look.boot_id, look.marker)
+
+
 def slot_before_the_note(self: Rebooter, state: State, reason: str) -> None:
     node, request, seen = state.node, state.request, state.slots
     assert node is not None
@@ -254,6 +267,8 @@ TAKE_SLOT = Rebooter._take_slot
     [
         (Rebooter, "_reboot", reboot_without_second_look, over(CALLS, check_withdrawn, check_resumed_after_withdrawal)),
         (Rebooter, "_still_wanted", lambda *_: True, over(CALLS, check_withdrawn)),
+        (Rebooter, "_still_wanted", wanted_however_old, over(CALLS, check_window_closes)),
+        (reboot, "_may_go_down", lambda *_: True, over(CALLS, check_window_closes)),
         (Rebooter, "_take_slot", slot_before_the_note, over(KILLS, check_killed_and_withdrawn)),
         (Rebooter, "_take_slot", slots_without_compare, over(CALLS, check_other_begins)),
         (Rebooter, "_patch", grant_without_precondition, over(CALLS, check_next_approval_is_not_consumed)),
