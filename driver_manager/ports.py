@@ -225,8 +225,11 @@ class RebootHost(Protocol):
         """Why the driver does not serve its devices yet, "" when it does."""
         ...
 
-    def remove_marker(self) -> None:
-        """Remove the reboot-required marker. Raises ModuleFailed."""
+    def remove_marker(self, seen: Marker) -> None:
+        """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed.
+
+        Also raised while somebody else works on the driver, who may be about to write one.
+        """
         ...
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:

@@ -253,8 +253,9 @@ class Rebooter:
 
     def _clean_up(self, state: State, _: str) -> None:
         self._patch(cleaned(state), None)
-        if state.is_stale:
-            self._ports.host.remove_marker()
+        marker = state.look.marker
+        if marker is not None and state.is_stale:
+            self._ports.host.remove_marker(marker)
         announced = state.record.announced
         if announced is not None and announced.boot_id != state.boot_id:
             self._ports.host.keep(replace(state.record, announced=None, told=""))

@@ -11,11 +11,14 @@ from pathlib import Path
 from driver_manager.adapters import kmod
 from driver_manager.adapters.commands import run
 from driver_manager.adapters.holders import find_holders
+from driver_manager.adapters.markerfile import read_marker
 from driver_manager.adapters.namespaces import in_host
 from driver_manager.adapters.pci import pci_devices
 from driver_manager.adapters.rebootfiles import RebootFiles
 from driver_manager.adapters.roots import HostRoots, machine_id
+from driver_manager.adapters.worklock import WorkLock
 from driver_manager.domain.errors import ManagerError, ModuleFailed
+from driver_manager.domain.markers import Marker
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.unloading import has_root
 from driver_manager.ports import Clock
@@ -41,6 +44,7 @@ class HostRebooter(RebootFiles):
         self._profile = profile
         self._clock = clock
         self._command = tuple(command)
+        self._lock = WorkLock(self._files, profile.paths.work_lock)
 
     def machine_id(self) -> str:
         """See the port."""
@@ -62,8 +66,21 @@ class HostRebooter(RebootFiles):
         is_ready = not ready or self._files.path(ready, follow_last=False).exists()
         return "" if is_ready else f"the driver's ready marker {ready} is not there yet"
 
-    def remove_marker(self) -> None:
+    def remove_marker(self, seen: Marker) -> None:
         """See the port."""
+        with contextlib.ExitStack() as stack:
+            is_alone = True
+            with contextlib.suppress(OSError):  # without a lock there is the second look at least
+                is_alone = stack.enter_context(self._lock.alone())
+            if not is_alone:
+                raise ModuleFailed(
+                    f"{self._marker} stays: somebody works on the driver at this moment", "Nothing: it is tried again."
+                )
+            self._remove_marker(seen)
+
+    def _remove_marker(self, seen: Marker) -> None:
+        if read_marker(self._files, self._marker)[0] != seen:
+            return
         try:
             self._files.remove(self._marker)
         except OSError as error:

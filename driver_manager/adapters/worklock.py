@@ -1,4 +1,4 @@
-"""The lock on the host by which a reconcile and health-watch keep out of each other's way.
+"""The lock on the host by which a reconcile, health-watch and the rebooter keep out of each other's way.
 
 A flock(2) on a file under /run: whoever dies lets go of it, whatever killed it and whichever namespaces it was in.
 """

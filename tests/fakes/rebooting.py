@@ -90,9 +90,10 @@ class FakeRebootHost:
         with self.site.killer.call("driver"):
             return "" if self.serves else "the driver is not loaded"
 
-    def remove_marker(self) -> None:
+    def remove_marker(self, seen: Marker) -> None:
         with self.site.killer.call("remove marker", effect=True):
-            self.marker = None
+            if self.marker is not None and markers.decode(self.marker) == seen:
+                self.marker = None
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
         with self.site.killer.call("evidence", effect=True):

@@ -267,6 +267,17 @@ def test_a_stale_marker_is_cleared_and_never_acted_on() -> None:
     assert site.notes == APPROVE
 
 
+def test_a_request_written_while_a_stale_one_is_cleared_is_not_lost() -> None:
+    site = one(auto_recover=True).request("recovery", boot_id="node-0-boot-0", approved=False)
+
+    def wedged() -> None:
+        site.request("recovery", approved=False)
+
+    site.round_with(lambda killer: killer.at("remove marker", wedged))
+    assert site.host.is_down
+    assert site.reboots == ["node-0-boot-1"]
+
+
 def test_an_older_operators_marker_is_good_for_one_reboot_though_it_names_no_boot() -> None:
     site = one(auto_recover=True)
     site.host.marker = "recovery\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from driver_manager.adapters import rebooting
 from driver_manager.adapters.commands import Result
 from driver_manager.adapters.namespaces import in_host
 from driver_manager.adapters.rebooting import EVIDENCE_CHARS, EVIDENCE_KEPT, HostRebooter
+from driver_manager.adapters.rooted import HostFiles
 from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.worklock import WorkLock
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.rebootrecord import Attempt, Record, RecordUnreadable
@@ -101,14 +104,45 @@ def test_the_record_is_kept_and_read_again(tree: HostTree) -> None:
         host(tree).record()
 
 
-def test_a_marker_is_removed_and_one_that_cannot_be_is_named(tree: HostTree) -> None:
+def raises(error: Exception) -> Callable[..., None]:
+    """A function that raises `error`."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    return refuse
+
+
+def test_a_marker_is_removed_and_one_that_cannot_be_is_named(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Marker("upgrade", "")
     target = put(tree, PATHS.reboot_marker, "upgrade")
-    host(tree).remove_marker()
+    host(tree).remove_marker(seen)
     assert not target.exists()
-    host(tree).remove_marker()
-    target.mkdir()
+    host(tree).remove_marker(seen)
+    put(tree, PATHS.reboot_marker, "upgrade")
+    monkeypatch.setattr(HostFiles, "remove", raises(OSError(30, "Read-only file system")))
     with pytest.raises(ModuleFailed, match="reboot-required"):
-        host(tree).remove_marker()
+        host(tree).remove_marker(seen)
+
+
+def test_a_marker_written_meanwhile_stays(tree: HostTree) -> None:
+    fresh = Marker("recovery", tree.boot_id)
+    target = put(tree, PATHS.reboot_marker, encode(fresh))
+    host(tree).remove_marker(Marker("recovery", "an earlier boot"))
+    assert host(tree).look().marker == fresh
+    host(tree).remove_marker(fresh)
+    assert not target.exists()
+
+
+def test_no_marker_is_removed_while_somebody_works_on_the_driver(tree: HostTree) -> None:
+    seen = Marker("recovery", "an earlier boot")
+    target = put(tree, PATHS.reboot_marker, encode(seen))
+    lock = WorkLock(HostFiles(tree.root, tree.root / "proc"), PATHS.work_lock)
+    with lock.working(FakeClock(), 1.0), pytest.raises(ModuleFailed, match="somebody works on the driver"):
+        host(tree).remove_marker(seen)
+    assert target.exists()
+    host(tree).remove_marker(seen)
+    assert not target.exists()
 
 
 def test_the_driver_is_ready_once_it_is_loaded_and_has_made_its_device(tree: HostTree) -> None:
