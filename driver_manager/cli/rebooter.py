@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import signal
 import sys
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -79,6 +80,9 @@ def rebooter_command(*, dry_run: bool, **options: Any) -> int:
     try:
         if not _has_nothing_to_do(wired):
             _work(wired, cluster)
+        # What came until now would end with this program; what comes from here on is the next one's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, lean.SIGNALS)
+        wired.clock.check()
     except Terminated as ended:
         wired.log.info(f"{ended.what}; {ended.remedy}")
         return ExitCode.DONE

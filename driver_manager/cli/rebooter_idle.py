@@ -32,7 +32,7 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
         while True:
             look, (record, problem) = files.look(), _record(files)
             if not is_idle(look, record, document["node"]):
-                become_command(document["argv"])
+                become_command(document["argv"], clock)
             said = _say(reporter, look.marker_problem or problem, said)
             clock.sleep(document["interval_s"])
     except Terminated as ended:
@@ -40,9 +40,13 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
         return ExitCode.DONE
 
 
-def become_command(argv: list[str]) -> NoReturn:
-    """Be the command with its libraries again: same process, same environment. Signals wait until it takes them."""
+def become_command(argv: list[str], clock: SystemClock) -> NoReturn:
+    """Be the command with its libraries again: same process, same environment. Signals wait until it takes them.
+
+    Raises Terminated for one that came before.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    clock.check()
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "driver_manager", *argv])  # noqa: S606  # without a shell is wanted

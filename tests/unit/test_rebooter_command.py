@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.adapters.clock import SystemClock
+from driver_manager.cli import rebooter_idle
 from driver_manager.cli.main import run
-from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.rebootrecord import Attempt, Record
 from driver_manager.domain.rebootrecord import encode as encode_record
@@ -126,6 +128,33 @@ def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str)
     assert "cannot be read" in said
     assert end == "told to end by SIGTERM"
     assert node.asked() == []
+
+
+def catches_sigterm(process: subprocess.Popen[str]) -> bool:
+    """Whether it has a handler for SIGTERM by now (proc(5), SigCgt)."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_sigterm_on_the_way_to_being_idle_is_not_lost(node: Node) -> None:
+    process = node.start()
+    wait_until(lambda: catches_sigterm(process), "it takes signals")
+    assert not is_lean(process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == ExitCode.DONE, err
+
+
+def test_sigterm_on_the_way_from_being_idle_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SystemClock()
+    clock._asked_by = "SIGTERM"
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("the signal is forgotten"))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        with pytest.raises(Terminated):
+            rebooter_idle.become_command(["rebooter"], clock)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
