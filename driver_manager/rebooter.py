@@ -315,6 +315,8 @@ class Rebooter:
 
     def _let_go(self) -> None:
         """Told to end: give back what was taken for a reboot that was not begun. The next process begins anew."""
+        if self._policy.dry_run:
+            return
         with self._ports.clock.shielded():
             try:
                 if self._ports.host.record().pending is None:

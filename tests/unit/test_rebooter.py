@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.domain.errors import Terminated
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.reboot import Act
 from driver_manager.domain.rebootpatches import CORDON_FOR_REBOOT, REBOOT_STATE
@@ -380,6 +381,18 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
     site = one(dry_run=True).request()
     assert "dry run: would take a slot" in said(site)
     assert site.killer.effects == []
+
+
+def test_a_dry_run_that_is_ended_gives_back_nothing_of_the_run_before_it() -> None:
+    site = one().request()
+    site.round_with(lambda killer: killer.at("evidence", killer.die))
+    site.policy = replace(site.policy, dry_run=True)
+    site.killer.revive()
+    site.clock.ask_to_end()
+    with pytest.raises(Terminated):
+        site.rebooter.run()
+    assert site.killer.effects == []
+    assert site.fleet.holders == ["node-0"]
 
 
 def test_evidence_is_saved_before_the_reboot() -> None:
