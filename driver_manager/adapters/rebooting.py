@@ -71,7 +71,7 @@ class HostRebooter(RebootFiles):
         with contextlib.ExitStack() as stack:
             is_alone = True
             with contextlib.suppress(OSError):  # without a lock there is the second look at least
-                is_alone = stack.enter_context(self._lock.alone())
+                is_alone = stack.enter_context(self._lock.alone(self._clock))
             if not is_alone:
                 raise ModuleFailed(
                     f"{self._marker} stays: somebody works on the driver at this moment", "Nothing: it is tried again."
