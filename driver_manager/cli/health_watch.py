@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,7 +22,7 @@ from driver_manager.adapters.supervisor import Supervisor
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.wiring import host_roots, log_form
+from driver_manager.cli.wiring import host_roots, log_form, refuse_zero
 from driver_manager.domain import health
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.model import Health, ProbeResult
@@ -74,8 +75,13 @@ def _launch(values: Values) -> Launch:
         node=values.text("node_name"),
     )
     for name, seconds in (("interval", policy.interval_s), ("timeout", policy.timeout_s)):
-        if not seconds > 0:
-            raise ConfigError(f"--{name} is {seconds:g} seconds", f"Give --{name} a time above 0.")
+        refuse_zero(name, seconds)
+    textfile = values.text("metrics_textfile")
+    if textfile and not Path(textfile).parent.is_dir():
+        raise ConfigError(
+            f"the folder of --metrics-textfile {textfile} is not there",
+            "Mount that folder writable, or mend --metrics-textfile.",
+        )
     if values.text("metrics_addr"):
         parse_address(values.text("metrics_addr"))
         require_client()

@@ -29,7 +29,7 @@ from driver_manager.adapters.worklock import WorkLock
 from driver_manager.clearance import NodeClearance
 from driver_manager.cli import lean
 from driver_manager.cli.options import with_options
-from driver_manager.cli.wiring import eviction_rules, host_roots, kube_cluster, log_form, node_name
+from driver_manager.cli.wiring import eviction_rules, host_roots, kube_cluster, log_form, node_name, refuse_zero
 from driver_manager.domain import schedule
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
 from driver_manager.domain.looking import is_idle
@@ -91,6 +91,7 @@ def rebooter_command(*, dry_run: bool, **options: Any) -> int:
 
 def _wired(values: Values, *, dry_run: bool) -> Wired:
     """Everything that can be checked without a request. Raises ConfigError."""
+    refuse_zero("interval", values.seconds("interval"))
     clock, roots = SystemClock(), host_roots(values)
     profile = _profile(values, roots)
     policy = RebootPolicy(

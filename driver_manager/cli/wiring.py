@@ -94,6 +94,12 @@ def _selector(values: Values, name: str) -> Selector:
         ) from error
 
 
+def refuse_zero(name: str, seconds: float) -> None:
+    """Raise ConfigError for an option that has to be a time above 0."""
+    if not seconds > 0:
+        raise ConfigError(f"--{name} is {seconds:g} seconds", f"Give --{name} a time above 0.")
+
+
 def _with_last_label(profile: Profile, key: str) -> Profile:
     """`profile` with a further label of a DRA kubelet plugin. Raises ConfigError."""
     if not key:

@@ -123,6 +123,7 @@ def test_people_get_text_with_a_line_per_device(tree: AscendTree, capfd: pytest.
     ("more", "said"),
     [
         (["--interval", "0"], "--interval is 0 seconds"),
+        (["--metrics-textfile", "/no/such/folder/x.prom"], "the folder of --metrics-textfile"),
         (["--timeout", "0s"], "--timeout is 0 seconds"),
         (["--failures", "0"], "0 is not in the range"),
         (["--failures", "many"], "'many' is not a valid integer"),
