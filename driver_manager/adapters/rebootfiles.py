@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from driver_manager.adapters.markerfile import read_marker
 from driver_manager.adapters.roots import HostRoots, boot_id
 from driver_manager.domain import rebootrecord
@@ -42,6 +44,9 @@ class RebootFiles:
         """Seconds since boot, suspension included (proc(5), uptime)."""
         path = self._roots.proc / "uptime"
         try:
-            return float(path.read_text().split()[0])
+            uptime_s = float(path.read_text().split()[0])
+            if not 0.0 <= uptime_s < math.inf:
+                raise ValueError(uptime_s)
+            return uptime_s
         except (OSError, ValueError, IndexError) as error:
             raise ConfigError(f"cannot read {path}", "Mount the host's /proc (PROC_ROOT).") from error

@@ -16,6 +16,7 @@ from driver_manager.domain.markers import REASONS, Marker
 
 SCHEMA = 1
 MAX_ATTEMPTS_KEPT = 50
+LAST_MOMENT_S = 253_402_300_799
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def decode(text: str) -> Record:
             told=_typed(body["told"], str),
             escalated=_typed(body["escalated"], str),
             pending=_pending(body["pending"]) if body["pending"] is not None else None,
-            attempts=tuple(Attempt(_typed(one["at"], int), _typed(one["reason"], str)) for one in body["attempts"]),
+            attempts=tuple(Attempt(_moment(one["at"]), _typed(one["reason"], str)) for one in body["attempts"]),
             said=_typed(body["said"], str),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -178,6 +179,14 @@ def _seconds(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TypeError(value)
     return float(value)
+
+
+def _moment(value: Any) -> int:
+    """Seconds since the epoch, before the year 10000: what a calendar can show."""
+    at_s: int = _typed(value, int)
+    if not 0 <= at_s <= LAST_MOMENT_S:
+        raise ValueError(value)
+    return at_s
 
 
 def _typed(value: Any, kind: type) -> Any:

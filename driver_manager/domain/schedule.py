@@ -56,6 +56,8 @@ def parse(text: str, zone: tzinfo = UTC) -> Schedule:
     Raises ValueError.
     """
     parts = [part.strip() for part in text.split(";") if part.strip()]
+    if text.strip() and not parts:  # whoever left windows out of it did not mean any time of the day
+        raise ValueError(f"{text!r} has no maintenance window in it, expected {EXPECTED}")
     return Schedule(tuple(_window(part) for part in parts), zone, "; ".join(parts))
 
 

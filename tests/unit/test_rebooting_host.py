@@ -58,7 +58,7 @@ def test_one_look_tells_boot_uptime_and_marker(tree: HostTree) -> None:
     assert host(tree).look().marker == marker
 
 
-@pytest.mark.parametrize("text", ["", "soon", "1e", "\xff"])
+@pytest.mark.parametrize("text", ["", "soon", "1e", "\xff", "inf", "nan", "-5"])
 def test_a_host_without_an_uptime_is_an_error_with_its_path(tree: HostTree, text: str) -> None:
     put(tree, "/proc/uptime", text)
     with pytest.raises(ConfigError, match="uptime"):

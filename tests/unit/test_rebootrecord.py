@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.markers import REASONS
 from driver_manager.domain.rebootrecord import (
+    LAST_MOMENT_S,
     MAX_ATTEMPTS_KEPT,
     Attempt,
     Pending,
@@ -44,7 +45,9 @@ RECORDS = st.builds(
         given=st.booleans(),
         forced_s=SECONDS,
     ),
-    attempts=st.lists(st.builds(Attempt, st.integers(0, 2**40), st.sampled_from(REASONS)), max_size=3).map(tuple),
+    attempts=st.lists(st.builds(Attempt, st.integers(0, LAST_MOMENT_S), st.sampled_from(REASONS)), max_size=3).map(
+        tuple
+    ),
     said=st.text(max_size=20),
 )
 GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
@@ -76,6 +79,12 @@ def test_seconds_that_are_none_are_refused(seconds: str) -> None:
     text = json.dumps(GOOD | {"pending": GOOD["pending"] | {"commanded": 0}})
     with pytest.raises(RecordUnreadable):
         decode(text.replace('"commanded": 0', f'"commanded": {seconds}'))
+
+
+@pytest.mark.parametrize("at", [-1, 10**12, 10**40, 1.5, True])
+def test_an_attempt_at_no_moment_is_refused(at: object) -> None:
+    with pytest.raises(RecordUnreadable):
+        decode(json.dumps(GOOD | {"attempts": [{"at": at, "reason": "upgrade"}]}))
 
 
 def test_attempts_of_the_future_count_and_old_ones_do_not() -> None:

@@ -70,6 +70,8 @@ def test_the_night_in_which_the_clocks_go_back_has_the_hour_twice_and_the_other_
         ("02:60-03:00", "not a time of the day"),
         ("Someday 02:00-03:00", "'Someday' is not a day"),
         ("Mon-, 02:00-03:00", "is not a day"),
+        (";", "has no maintenance window in it"),
+        (" ; ;", "has no maintenance window in it"),
     ],
 )
 def test_what_is_no_window_is_named(text: str, said: str) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from driver_manager.domain.slots import SlotHolder, Slots, SlotsUnreadable, decode, encode
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("slots-v*.json"))
-HOLDER = st.builds(SlotHolder, st.text(max_size=9), st.sampled_from("abcdefgh"), st.text(max_size=9), st.integers(0))
+NAMES = st.text(min_size=1, max_size=9).filter(lambda name: name not in (".", ".."))
+HOLDER = st.builds(SlotHolder, NAMES, st.sampled_from("abcdefgh"), st.text(max_size=9), st.integers(0))
 
 
 def taken(*uids: str) -> Slots:
@@ -65,6 +66,8 @@ def test_a_node_of_the_same_name_and_another_uid_holds_nothing() -> None:
         ({"schema": 2}, "schema is 2"),
         ({"holders": [{"node": "n"}]}, "KeyError"),
         ({"holders": [{"node": "n", "uid": "", "bootId": "b", "since": 0}]}, "ValueError"),
+        ({"holders": [{"node": "", "uid": "u", "bootId": "b", "since": 0}]}, "ValueError"),
+        ({"holders": [{"node": "..", "uid": "u", "bootId": "b", "since": 0}]}, "ValueError"),
         ({"holders": [{"node": "n", "uid": "u", "bootId": "b", "since": "now"}]}, "ValueError"),
         ({"holders": [{"node": "n", "uid": "u", "bootId": "b", "since": 0}] * 2}, "twice"),
         ({"holders": 1}, "TypeError"),
