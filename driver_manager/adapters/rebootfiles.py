@@ -36,6 +36,13 @@ class RebootFiles:
             ) from error
         return rebootrecord.decode(text) if text is not None else Record()
 
+    def has_record(self) -> bool:
+        """Whether a rebooter was on this host before, and what it kept is still there, readable or not."""
+        try:
+            return self._files.exists(self._record)
+        except OSError:
+            return True
+
     def keep(self, record: Record) -> None:
         """See the port."""
         self._files.write(self._record, rebootrecord.encode(record))

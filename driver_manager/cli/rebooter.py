@@ -70,7 +70,8 @@ class Wired:
 def rebooter_command(*, dry_run: bool, **options: Any) -> int:
     """Watch for the reboot-required marker and reboot the node once it is approved, and everything else allows it.
 
-    Runs for ever, one on each node; without a marker it asks the API server nothing. Needs the host's root (/host),
+    Runs for ever, one on each node; without a marker it asks the API server nothing, but for one look at the Node where
+    it has never been before. Needs the host's root (/host),
     /proc and namespaces, and the rights that the README lists.
     """
     wired = _wired(Values(options), dry_run=dry_run)
@@ -152,6 +153,9 @@ def _command(values: Values) -> tuple[str, ...]:
 
 
 def _has_nothing_to_do(wired: Wired) -> bool:
+    """Whether nobody has to be asked. Without a record only the Node tells of a reboot that was under way."""
+    if not wired.files.has_record():
+        return False
     record: Record | None
     try:
         record = wired.files.record()
@@ -179,7 +183,10 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
     while True:
         with _alone(wired) as is_alone:
             if is_alone:
-                return Rebooter(ports, wired.policy, interval_s).run()
+                Rebooter(ports, wired.policy, interval_s).run()
+                if not wired.policy.dry_run and not wired.files.has_record():
+                    wired.files.keep(Record())
+                return
         log.info("another rebooter is at work on this host; waiting for it")
         clock.sleep(interval_s)
 
@@ -206,6 +213,7 @@ def _become_idle(wired: Wired) -> NoReturn:
         "record": paths.rebooter_record,
         "node": wired.policy.node,
         "interval_s": wired.values.seconds("interval"),
+        "keeps_record": not wired.policy.dry_run,
         "argv": sys.argv[1:],
     }
     lean.become(IDLE, document, log_form(wired.values))

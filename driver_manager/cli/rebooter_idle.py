@@ -31,7 +31,8 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
     try:
         while True:
             look, (record, problem) = files.look(), _record(files)
-            if not is_idle(look, record, document["node"]):
+            is_lost = document["keeps_record"] and not files.has_record()
+            if is_lost or not is_idle(look, record, document["node"]):
                 become_command(document["argv"], clock)
             said = _say(reporter, look.marker_problem or problem, said)
             clock.sleep(document["interval_s"])

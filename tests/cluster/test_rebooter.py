@@ -14,6 +14,7 @@ import pytest
 from driver_manager.adapters.kube_api import load_client
 from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.reboot import Act
+from driver_manager.domain.rebootrecord import Record, encode
 from driver_manager.domain.rebootstate import RebootPolicy
 from tests.cluster.api import Api, wait_until
 from tests.cluster.controlplane import AuditRecord, ControlPlane
@@ -191,6 +192,9 @@ def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_
 ) -> None:
     assert rig.node is not None
     mark = control_plane.audit_mark()
+    record = rig.tree.root / "var/lib/ascend/.rebooter.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(encode(Record()))
     running = rig.start("rebooter", REBOOTER_INTERVAL="0.1s")
     pid = running.process.pid
     wait_until(lambda: is_lean(pid), "the rebooter is idle")

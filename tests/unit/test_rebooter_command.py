@@ -62,6 +62,10 @@ class Node:
         marker = Marker(**{"reason": "upgrade", "boot_id": self.tree.boot_id, "node": NODE, **fields})  # type: ignore[arg-type]  # fields of a Marker
         self.path(ASCEND.paths.reboot_marker).write_text(encode(marker))
 
+    def remember_nothing(self) -> None:
+        """A rebooter was here before, and nothing is under way."""
+        self.path(ASCEND.paths.rebooter_record).write_text(encode_record(Record()))
+
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "driver_manager", "rebooter", *arguments]
         return subprocess.Popen(argv, env={**self.env, **env}, stderr=subprocess.PIPE, text=True)
@@ -109,6 +113,7 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 
 
 def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node: Node) -> None:
+    node.remember_nothing()
     process = node.start()
     wait_until(lambda: is_lean(process), "it is idle")
     before = len(node.asked())
@@ -117,8 +122,49 @@ def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node:
     assert ended(process) == ["told to end by SIGTERM"]
 
 
+def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> None:
+    record = node.path(ASCEND.paths.rebooter_record)
+    process = node.start()
+    wait_until(record.exists, "it has asked")
+    wait_until(lambda: is_lean(process), "it is idle")
+    assert node.asked() == ["get nodes"]
+    ended(process)
+    again = node.start()
+    wait_until(lambda: is_lean(again), "it is idle")
+    ended(again)
+    assert node.asked() == ["get nodes"]
+
+
+@pytest.mark.parametrize("while_idle", [False, True], ids=["over-the-reboot", "while-idle"])
+def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, while_idle: bool) -> None:
+    node.mark()
+    process = node.start(AUTO_UPGRADE="true", REBOOT_CORDON="true")
+    wait_until(lambda: node.tree.is_told_to_reboot, "the command is given")
+    process.kill()
+    process.communicate()
+    node.path(ASCEND.paths.reboot_marker).unlink()
+    record = node.path(ASCEND.paths.rebooter_record)
+    record.unlink()
+    node.tree.reboot()
+    node.cluster.new_boot()
+    node.tree.load(ROOT)
+    if while_idle:
+        node.remember_nothing()
+    process = node.start()
+    if while_idle:
+        wait_until(lambda: is_lean(process), "it is idle")
+        record.unlink()
+    wait_until(lambda: "unschedulable" not in node.cluster.node()["spec"], "the cordon is lifted")
+    wait_until(lambda: is_lean(process), "it is idle")
+    assert not node.cluster.node()["metadata"].get("annotations")
+    lease = node.cluster.store.get("leases", "driver-manager-reboots", "npu-operator")
+    assert not lease["spec"].get("holderIdentity")
+    ended(process)
+
+
 @pytest.mark.parametrize("text", ["garbage", "x" * 200_000])
 def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str) -> None:
+    node.remember_nothing()
     node.path(ASCEND.paths.reboot_marker).write_text(text)
     process = node.start()
     wait_until(lambda: is_lean(process), "it is idle")
