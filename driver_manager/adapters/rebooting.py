@@ -10,6 +10,7 @@ from pathlib import Path
 
 from driver_manager.adapters import kmod
 from driver_manager.adapters.commands import run
+from driver_manager.adapters.disposable import lines_within
 from driver_manager.adapters.holders import find_holders
 from driver_manager.adapters.markerfile import read_marker
 from driver_manager.adapters.namespaces import in_host
@@ -30,6 +31,7 @@ SYSRQ = "sub"
 """Sync, remount read-only, reboot at once (admin-guide/sysrq)."""
 
 BETWEEN_SYSRQ_S = 2.0
+HOLDERS_S = 10.0
 KERNEL_LINES = 400
 KERNEL_RECORDS = 100_000
 EVIDENCE_KEPT = 8
@@ -130,11 +132,14 @@ class HostRebooter(RebootFiles):
                 self._clock.sleep(BETWEEN_SYSRQ_S)
 
     def _holders(self) -> list[str]:
+        """Who uses the device, as far as can be told: what looks at the memory of a stuck process may get stuck too."""
+        found = lines_within(HOLDERS_S, self._find_holders)
+        return found if found is not None else [f"unknown: no answer within {HOLDERS_S:g} s"]
+
+    def _find_holders(self) -> list[str]:
+        roots = self._roots
         try:
-            return [
-                str(holder)
-                for holder in find_holders(self._roots.proc, self._roots.dev, self._profile.paths.device_nodes)
-            ]
+            return [str(one) for one in find_holders(roots.proc, roots.dev, self._profile.paths.device_nodes)]
         except ManagerError as error:
             return [f"unknown: {error.what}"]
 
