@@ -263,6 +263,7 @@ def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
         ({"DRIVER_PROFILE": "rebellions"}, "profile rebellions asks for no reboots"),
         ({"KUBECONFIG": "/absent"}, "no usable way to the cluster in /absent"),
         ({"NODE_NAME": "Not A Node"}, "is not the name of a node"),
+        ({"REBOOTER_INTERVAL": "0"}, "--interval is 0 seconds"),
     ],
 )
 def test_bad_options_are_usage_errors_before_anything_is_watched(
