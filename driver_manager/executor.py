@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from driver_manager.departing import Departures
-from driver_manager.domain import markers
 from driver_manager.domain.errors import (
     ApiUnavailable,
     Conflict,
@@ -20,16 +19,12 @@ from driver_manager.domain.errors import (
     ModuleBusy,
     ModuleFailed,
     OwnedElsewhere,
-    RebootRequired,
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation, Policy
 from driver_manager.domain.operands import named
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.rebootpatches import request_labels
-from driver_manager.domain.rebootrecord import event_key, request_of
 from driver_manager.domain.steps import (
     AskOperator,
     ClearRebootRequest,
@@ -61,6 +56,7 @@ from driver_manager.domain.taking import pause_more
 from driver_manager.domain.unloading import unload_order, users
 from driver_manager.handoff import Handoff
 from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+from driver_manager.rebootrequests import RebootRequests
 from driver_manager.settling import ATTEMPTS, Settler
 
 DEVICE_POLL_S = 0.2
@@ -68,7 +64,6 @@ DEVICE_POLL_S = 0.2
 
 DEVICE_NODES_S = 15.0
 ROLLBACK_UNLOAD_S = 10.0
-HEARTBEAT_S = 60.0
 NEWCOMERS = "newcomers"
 """Why to plan again: pods came between the observation and the cordon."""
 
@@ -95,6 +90,7 @@ class Executor:
         self._settler = settler
         self._deadline = deadline
         outside = (ports.cluster, ports.clock, ports.reporter)
+        self._reboots = RebootRequests(*outside, ports.host, profile, obs)
         self._handoff = Handoff(*outside, obs, self._bounded)
         self._departures = Departures(*outside, ports.host, profile, policy, obs, self._bounded)
         self._unload_end: float | None = None
@@ -143,9 +139,9 @@ class Executor:
             RecordDigest: self._record_digest,
             GiveBack: self._give_back,
             StandDown: self._stand_down,
-            RequestReboot: self._request_reboot,
-            HoldForReboot: self._hold_for_reboot,
-            ClearRebootRequest: self._clear_reboot_request,
+            RequestReboot: self._reboots.request,
+            HoldForReboot: self._reboots.hold,
+            ClearRebootRequest: self._reboots.clear,
         }
         return bool(handlers[type(step)](step))
 
@@ -351,59 +347,3 @@ class Executor:
         raise StandingDown(
             step.why, "Remove the host's driver if a container shall install one; nothing else is needed."
         )
-
-    def _request_reboot(self, step: RequestReboot) -> None:
-        there = self._obs.host.marker if self._obs.host else None
-        marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
-        if not step.change.is_empty:
-            self._ports.cluster.patch_node(step.change, None)
-        self._announce(marker)
-
-    def _write_marker(self, path: str, marker: Marker) -> Marker:
-        written = replace(marker, writer=str(self._obs.me), written_s=int(self._ports.clock.wall()))
-        self._ports.host.write_text(path, markers.encode(written))
-        return written
-
-    def _announce(self, marker: Marker) -> None:
-        """The event, once for each request, whether the rebooter posts it too or not."""
-        boot_id = self._obs.host.boot_id if self._obs.host else ""
-        key = replace(request_of(marker, boot_id), reason=markers.UPGRADE).key
-        name = "RebootRequired"
-        self._ports.cluster.post_event(name, f"reason={markers.UPGRADE}", warning=True, key=event_key(name, key))
-
-    def _hold_for_reboot(self, step: HoldForReboot) -> None:
-        error = RebootRequired(
-            "a reboot is required for the new driver; the marker is written and the old driver stays loaded",
-            "Reboot the node, or let the rebooter do it once the reboot is approved.",
-        )
-        if step.no_wait:
-            raise error
-        try:
-            while True:
-                self._ports.clock.sleep(HEARTBEAT_S)
-                self._ports.reporter.info("holding until the node reboots")
-                self._assert_request(step)
-        except Terminated:
-            raise error from None
-
-    def _assert_request(self, step: HoldForReboot) -> None:
-        """Ask again where the marker is gone: one that served a recovery too goes when the chip recovers."""
-        try:
-            if self._ports.host.exists(step.path):
-                return
-            marker = self._write_marker(step.path, step.marker)
-            self._ports.reporter.info("the reboot-required marker was removed meanwhile and is written again")
-            labels = request_labels(self._ports.cluster.node(), self._profile.keys, markers.UPGRADE)
-            if labels:
-                self._ports.cluster.patch_node(NodeChange(labels), None)
-            self._announce(marker)
-        except Terminated:
-            raise
-        except ManagerError as error:
-            self._ports.reporter.warn(f"{error.what}; trying again")
-
-    def _clear_reboot_request(self, step: ClearRebootRequest) -> None:
-        # The marker last: as long as it is there, a run that was killed in between is done again.
-        if not step.change.is_empty:
-            self._ports.cluster.patch_node(step.change, None)
-        self._ports.host.remove(step.path)
