@@ -256,6 +256,7 @@ def test_an_address_in_use_is_two_lines_and_exit_code_two(start: Start) -> None:
 
 def test_the_textfile_is_replaced_whole_at_each_turn(tree: AscendTree, start: Start, tmp_path: Path) -> None:
     textfile = tmp_path / "collector/npu.prom"
+    textfile.parent.mkdir()
     watch = start(*INTERVAL, "--metrics-textfile", str(textfile))
     watch.says("starting → healthy")
     wait_until(textfile.exists, lambda: "the textfile")
