@@ -9,13 +9,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from driver_manager.domain.probing import NO_TOOL, TIMED_OUT
+
 OUTPUT_CHARS = 4 * 1024 * 1024
 TOOL_TIMEOUT_S = 60.0
 KILLED_S = 1.0
 
-TIMED_OUT = 124
-NOT_FOUND = 127
-NOT_RUNNABLE = 126
+NOT_RUNNABLE, NOT_FOUND = NO_TOOL
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str
             # At once for a child that has answered; what is stuck is left to whoever adopts it.
             end_s = time.monotonic() + 1.0
             while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end_s:
-                time.sleep(0.01)
+                time.sleep(0.01)  # waitpid(2) knows no timeout
 
 
 def _answer(write_end: int, ask: Callable[[], Iterable[str]]) -> None:

@@ -16,10 +16,10 @@ from driver_manager.adapters.commands import (
     NOT_FOUND,
     NOT_RUNNABLE,
     OUTPUT_CHARS,
-    TIMED_OUT,
     Result,
     run,
 )
+from driver_manager.domain.probing import TIMED_OUT
 
 PATIENCE_S = 5.0
 
