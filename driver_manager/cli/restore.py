@@ -11,10 +11,11 @@ import click
 from driver_manager import settings
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.wiring import Session, open_session
+from driver_manager.domain.currency import is_loaded
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import NodeChange, Observation
-from driver_manager.domain.planner import is_loaded, refuse_if_owned
+from driver_manager.domain.planner import refuse_if_owned
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.taking import decoded_journal, found_journal, release
 from driver_manager.settings import Values

@@ -9,26 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain.clearing import clearing, is_managed, safe_load, stale_safe_load
+from driver_manager.domain.currency import is_host_driver, is_loaded, why_replace
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PodsRemain, PreflightFailed, StandingDown
-from driver_manager.domain.journal import OldDriver
-from driver_manager.domain.looking import is_foreign
-from driver_manager.domain.markers import UPGRADE, Marker
-from driver_manager.domain.model import Host, Loader, NodeChange, Observation, Policy
+from driver_manager.domain.loading import check, loading
+from driver_manager.domain.model import Host, Loader, Observation, Policy
 from driver_manager.domain.operands import bound_to_root, placed_by
-from driver_manager.domain.preflight import problems
 from driver_manager.domain.profile import Profile, Strategy
-from driver_manager.domain.rebootpatches import request_labels
+from driver_manager.domain.rebootplan import plan_reboot_driver
 from driver_manager.domain.steps import (
-    ClearRebootRequest,
     Decision,
     GiveBack,
-    HoldForReboot,
-    LoadModules,
     PauseLast,
     Plan,
-    RecordDigest,
     RemoveArtifacts,
-    RequestReboot,
     StandDown,
     Step,
     StopServices,
@@ -39,7 +32,7 @@ from driver_manager.domain.steps import (
     WaitForOperands,
 )
 from driver_manager.domain.taking import found_journal, give_back, pausable_keys, paused_keys, take
-from driver_manager.domain.unloading import beside, driver_version, has_root, unload_order
+from driver_manager.domain.unloading import driver_version, unload_order
 from driver_manager.domain.workloads import holds_claim, scene_of, staying, unread_claims
 
 
@@ -72,15 +65,15 @@ def wants_users(obs: Observation, profile: Profile, policy: Policy) -> bool:
     refuse_if_owned(obs, take_over=policy.take_over)
     if profile.strategy is Strategy.REBOOT or not is_loaded(host, profile):
         return False
-    if policy.loader is Loader.CONTAINER and _is_host_driver(obs, host):
+    if policy.loader is Loader.CONTAINER and is_host_driver(obs, host):
         return False
     return bool(why_replace(obs, host, policy)) or (bool(host.root_mounts) and _container_starts_anew(obs, policy))
 
 
 def _decided(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     if profile.strategy is Strategy.REBOOT:
-        return _plan_reboot_driver(obs, host, profile, policy)
-    if policy.loader is Loader.CONTAINER and _is_host_driver(obs, host):
+        return plan_reboot_driver(obs, host, profile, policy)
+    if policy.loader is Loader.CONTAINER and is_host_driver(obs, host):
         return _stand_down(obs, host, profile, policy)
     if not is_loaded(host, profile):
         return _first_install(obs, host, profile, policy)
@@ -114,35 +107,6 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
     )
 
 
-def _is_host_driver(obs: Observation, host: Host) -> bool:
-    """Whether the host has a driver of its own. A digest, or a journal that knows a driver, is an installer's trace."""
-    traced = host.digest is not None or bool(host.digest_problem) or (obs.journal is not None and obs.journal.driver)
-    return bool(host.host_driver) and not traced
-
-
-def is_loaded(host: Host, profile: Profile) -> bool:
-    """Whether the driver is in the kernel: any of the profile's root modules."""
-    return has_root(host.modules, profile.modules)
-
-
-def why_replace(obs: Observation, host: Host, policy: Policy) -> str:
-    """Why the loaded driver has to be replaced; "" when it is current."""
-    if policy.force_reinstall:
-        return "a reinstall was forced"
-    if not obs.digest:
-        raise ConfigError(
-            "the wanted driver is not known: no DRIVER_CONFIG_DIGEST, and no driver pod on this node to read it from",
-            "Set DRIVER_CONFIG_DIGEST (or --driver-config-digest) as in the driver DaemonSet.",
-        )
-    if host.digest_problem:
-        return f"the recorded digest is unusable: {host.digest_problem}"
-    if host.digest is None:
-        return "the driver is loaded, but no digest is recorded for it"
-    if host.digest != obs.digest:
-        return f"recorded digest {host.digest[:12]} differs from the wanted {obs.digest[:12]}"
-    return ""
-
-
 def _host_of(obs: Observation) -> Host:
     if obs.host is None:
         raise ConfigError(
@@ -171,14 +135,14 @@ def _stand_down(obs: Observation, host: Host, profile: Profile, policy: Policy) 
 
 def _first_install(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     """No module loaded: nothing can hold the device, so nobody is evicted or waited for but pods of a stale root."""
-    _check(obs, host, profile, policy)
+    check(host, profile, policy)
     work: list[Step] = []
     if not _is_installing(obs, profile, policy):
         if host.modules:  # left behind by a load that failed or was killed
             work.append(UnloadModules(unload_order(host.modules)))
         paths = (*profile.paths.artifacts, *_ready(profile), profile.paths.state_file)
         work += _clean(obs, host, profile, policy, paths)
-    work += _load(obs, host, profile, policy)
+    work += loading(obs, host, profile, policy)
     stale = bound_to_root(obs, profile) if any(isinstance(step, UnmountDriverRoot) for step in work) else frozenset()
     # Whoever loads, unloads or unmounts takes the node, so that two runs never do so at once.
     owns = obs.journal is not None or any(not isinstance(step, RemoveArtifacts) for step in work)
@@ -200,7 +164,7 @@ def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Pla
     work = _clean(obs, host, profile, policy, _ready(profile))
     if not host.root_mounts:
         return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(obs, profile))), workloads=users)
-    _check(obs, host, profile, policy)
+    check(host, profile, policy)
     first, last = _pause_in_two(obs, profile, policy)
     taken = _taken(obs, profile, policy, first, cordon=False)
     steps = (*taken, *work, *_release(obs, profile, taken))
@@ -215,7 +179,7 @@ def _container_starts_anew(obs: Observation, policy: Policy) -> bool:
 
 
 def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why: str) -> Plan:
-    _check(obs, host, profile, policy)
+    check(host, profile, policy)
     cleared, cordon = clearing(obs, profile, policy), not is_managed(obs, profile)
     services = host.active_services if policy.stop_host_services else ()
     first, last = _pause_in_two(obs, profile, policy)
@@ -240,7 +204,7 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
             policy,
             (*profile.paths.artifacts, *_ready(profile), profile.paths.state_file),
         ),
-        *_load(obs, host, profile, policy),
+        *loading(obs, host, profile, policy),
         *_release(obs, profile, taken),
     ]
     warnings = [*cleared.warnings, *unread_claims(scene_of(obs))]
@@ -320,89 +284,3 @@ def _overlap(root: str, mount: str) -> bool:
     """Whether a tree at `root` would lose something if `mount` went."""
     one, other = root.rstrip("/") + "/", mount.rstrip("/") + "/"
     return one.startswith(other) or (other.startswith(one) and root != "/")
-
-
-def _load(obs: Observation, host: Host, profile: Profile, policy: Policy) -> list[Step]:
-    if policy.loader is Loader.CONTAINER or host.source is None:
-        return []
-    paths = profile.paths
-    return [
-        LoadModules(
-            host.source, host.previous_source, _digest_to_go_back_to(obs, host), _further_modules(obs, host, profile)
-        ),
-        *([RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source)] if obs.digest else []),
-    ]
-
-
-def _old_driver(obs: Observation, host: Host) -> OldDriver | None:
-    """What the journal of this boot knows of the driver to go back to."""
-    journal = obs.journal
-    return journal.driver if journal is not None and journal.boot_id == host.boot_id else None
-
-
-def _further_modules(obs: Observation, host: Host, profile: Profile) -> tuple[str, ...]:
-    """Modules of the driver that were loaded beside its roots, in the order to load those again that are not back."""
-    # Of whatever boot: a reboot in between takes them away as an unload does.
-    old, roots = obs.journal.driver if obs.journal else None, profile.modules.roots
-    if old is None:
-        return beside(host.modules, roots)
-    return tuple(name for name in reversed(old.modules) if name not in roots)
-
-
-def _digest_to_go_back_to(obs: Observation, host: Host) -> str:
-    old = _old_driver(obs, host)
-    return old.digest if old is not None else host.digest or ""
-
-
-def _check(obs: Observation, host: Host, profile: Profile, policy: Policy) -> None:
-    found = problems(host, profile, policy)
-    if found:
-        what = "; ".join(problem.what for problem in found)
-        raise PreflightFailed(f"preflight: {what}", " ".join(problem.remedy for problem in found))
-
-
-def _plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
-    """Strategy `reboot`: the driver is loaded into a fresh kernel only, and never unloaded."""
-    paths, stale = profile.paths, host.marker is not None and host.marker.is_stale(host.boot_id)
-    clear = _clear_request(obs, host, profile)
-    if not is_loaded(host, profile):
-        reason = "the driver is not loaded: a fresh boot can load it"
-        _check(obs, host, profile, policy)
-        return Plan(Decision.NOT_LOADED, reason, (*clear, *_load(obs, host, profile, policy)))
-    why = why_replace(obs, host, policy)
-    if not why:
-        return Plan(Decision.CURRENT, f"driver is current: digest {obs.digest[:12]}, loaded since this boot", clear)
-    marker = Marker(UPGRADE, host.boot_id, node=obs.node.name, from_driver=host.digest or "", to_driver=obs.digest)
-    # The evidence of one that is there already is kept: one reboot serves both reasons.
-    is_asked = host.marker is not None and not stale and not is_foreign(host.marker, obs.node.name)
-    request = RequestReboot(
-        "" if is_asked else paths.reboot_marker, marker, NodeChange(request_labels(obs.node, profile.keys, UPGRADE))
-    )
-    return Plan(
-        Decision.REBOOT,
-        f"{why}; this driver must never be unloaded from a running kernel",
-        (request, HoldForReboot(policy.no_wait, paths.reboot_marker, marker)),
-    )
-
-
-def _clear_request(obs: Observation, host: Host, profile: Profile) -> tuple[ClearRebootRequest, ...]:
-    """The step that clears a request which nothing asks for any more; none where there is no such."""
-    # A marker without a boot id is an older operator's: whether it is stale cannot be told, so it is left to it.
-    labels, marker = request_labels(obs.node, profile.keys, None), host.marker
-    noted = obs.node.annotations.get(profile.keys.pre_reboot_boot_id, host.boot_id)
-    if marker is not None and marker.is_stale(host.boot_id):
-        why = "it is of an earlier boot"
-    elif marker is None and not host.marker_problem and labels and noted != host.boot_id:
-        why = "the node has rebooted since"
-    elif _is_dropped(marker, obs, host):
-        why = f"it is for {marker.to_driver[:12] if marker else ''}, which is not wanted any more"
-    else:
-        return ()
-    return (ClearRebootRequest(profile.paths.reboot_marker, NodeChange(labels), why),)
-
-
-def _is_dropped(marker: Marker | None, obs: Observation, host: Host) -> bool:
-    """Whether an upgrade was asked for and then given up: what is loaded is wanted again."""
-    if marker is None or marker.reason != UPGRADE or not marker.to_driver:
-        return False
-    return marker.to_driver != obs.digest and host.digest == obs.digest
