@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from driver_manager.adapters.kube_api import MERGE_PATCH, Answer, KubeApi, Transient, refused
+from driver_manager.adapters.kube_answers import CONFLICT, EXPIRED, FORBIDDEN, NOT_FOUND, Answer, refused
+from driver_manager.adapters.kube_api import MERGE_PATCH, KubeApi
 from driver_manager.adapters.kube_objects import as_claim, as_node, as_pod
 from driver_manager.domain.errors import (
     ApiRefused,
@@ -39,6 +40,7 @@ WATCH_SILENCE_S = 90.0
 """Servers send bookmarks about once a minute; a stream silent for longer is taken for dead."""
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_EVENTS = "/api/v1/namespaces/default/events"
 _POD_EVENTS = {
     "ADDED": PodEventKind.PRESENT,
     "MODIFIED": PodEventKind.PRESENT,
@@ -46,9 +48,7 @@ _POD_EVENTS = {
 }
 _DRA = "/apis/resource.k8s.io"
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-FORBIDDEN, NOT_FOUND, CONFLICT = 403, 404, 409
-_NODE_STATUSES = frozenset({NOT_FOUND, CONFLICT})
-_EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, 410, 422, 429, 500})
+_EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, 422, 429, 500})
 _EVICT = "create pods/eviction"
 _LACKS_RIGHT = 'cannot create resource "pods/eviction"'
 """In the words of apiserver, pkg/endpoints/handlers/responsewriters/errors.go."""
@@ -110,7 +110,7 @@ class KubeCluster:
     def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
         """See the port."""
         try:
-            group = self._api.call("GET", _DRA, "get the versions of resource.k8s.io", passing=frozenset({404}))
+            group = self._api.call("GET", _DRA, "get the versions of resource.k8s.io", passing=frozenset({NOT_FOUND}))
         except Answer:
             return ()
         served = _understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
@@ -169,21 +169,20 @@ class KubeCluster:
         """See the port."""
         body = _event(self._node_name, reason, message, self._clock.wall(), warning=warning, key=key)
         try:
-            self._api.once(
-                "POST", "/api/v1/namespaces/default/events", "create events", body, passing=frozenset({CONFLICT})
-            )
+            self._api.call("POST", _EVENTS, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
         except Answer:  # there is one of that name
             return True
-        except (ManagerError, Transient) as error:
+        except ManagerError as error:
             self._reporter.warn(f"no event was recorded: {error}")
-            return not isinstance(error, Transient)
+            return not isinstance(error, ApiUnavailable)
         return True
 
     def _node_call(self, method: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         # Who set the cordon is read from the managed fields, so our own writes carry a name that is ours for sure.
         path = f"/api/v1/nodes/{self._node_name}" + (f"?fieldManager={FIELD_MANAGER}" if body is not None else "")
+        passing = frozenset({NOT_FOUND, CONFLICT} if body is not None else {NOT_FOUND})
         try:
-            return self._api.call(method, path, what, body, content_type=MERGE_PATCH, passing=_NODE_STATUSES)
+            return self._api.call(method, path, what, body, content_type=MERGE_PATCH, passing=passing)
         except Answer as answer:
             if answer.status == NOT_FOUND:
                 raise self._missing() from answer
@@ -259,7 +258,7 @@ def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _strange(error) from error
     if kind == "ERROR":
-        if thing.get("code") == 410:
+        if thing.get("code") == EXPIRED:
             raise WatchExpired("the resourceVersion is too old", "")
         raise WatchBroken(f"the watch reported an error: {thing.get('message', 'no message')}", "")
     return kind, thing
@@ -283,7 +282,7 @@ def _refused_eviction(answer: Answer) -> Eviction:
     Raises ApiRefused for a right that we lack; an admission webhook refuses with any status, and words of its own.
     """
     if answer.status == FORBIDDEN and _LACKS_RIGHT in answer.message:
-        raise refused(FORBIDDEN, _EVICT, answer.message)
+        raise refused(answer.what, answer.message)
     if answer.status == NOT_FOUND or (answer.status == CONFLICT and _OTHER_UID.search(answer.message)):
         return Eviction(EvictionOutcome.GONE)
     why = "; ".join((answer.message, *answer.causes))

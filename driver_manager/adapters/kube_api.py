@@ -1,4 +1,4 @@
-"""Requests to a real API server as plain JSON: credentials, retries, streams, and what an HTTP status means.
+"""Requests to a real API server as plain JSON: credentials, certificates, streams; repeated as `kube_retries` says.
 
 Uses the kubernetes client for what it is good at (kubeconfig, in-cluster credentials and their renewal, TLS, proxies)
 and sends through the client's connection pool. Knows no resource: paths are `driver_manager.adapters.kube`'s.
@@ -8,59 +8,67 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import ssl
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import tenacity
 import urllib3
+from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, ReadTimeoutError
 
-from driver_manager.domain.errors import (
-    ApiRefused,
-    ApiUnavailable,
-    ConfigError,
-    ManagerError,
-    WatchBroken,
-    WatchExpired,
-)
+from driver_manager.adapters.kube_answers import Answer, causes, retry_after_s, status_message
+from driver_manager.adapters.kube_retries import CONNECT_S, Retries, Transient, error_for
+from driver_manager.domain.errors import ConfigError, WatchBroken
 from driver_manager.ports import Clock, Reporter
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-REQUEST_TIMEOUT_S = 15.0
-CONNECT_TIMEOUT_S = 5.0
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_NAMESPACE = re.compile(r"/namespaces/([^/?]+)/")
+_OUT_OF_DATE = frozenset({9, 10})
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (OpenSSL, x509_vfy.h)."""
 
-T = TypeVar("T")
-
-
-class Answer(Exception):
-    """An HTTP status that the caller asked for, to give it a meaning of its own."""
-
-    def __init__(self, status: int, message: str, causes: tuple[str, ...], retry_after_s: float) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.causes = causes
-        self.retry_after_s = retry_after_s
+_MEND_DATES = "Renew the API server's certificate, or set this node's clock if that is wrong; the next run tries again."
+_MEND_TRUST = "Set the server's address and its CA (certificate-authority) in the kubeconfig right."
 
 
-class Transient(Exception):
-    """An answer, or the lack of one, that may be different next time."""
-
-    def __init__(self, what: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(what)
-        self.retry_after_s = retry_after_s
-
-
-def load_client(kubeconfig: str | None) -> Any:
-    """A configured kubernetes ApiClient: `kubeconfig` if given, else in-cluster, else ~/.kube/config.
+def load_client(kubeconfig: str | None) -> Access:
+    """The way to the cluster: `kubeconfig` if given, else in-cluster, else ~/.kube/config.
 
     Raises ConfigError when there is none or it cannot be used.
     """
+    return Access(lambda: _client(kubeconfig))
+
+
+class Access:
+    """A configured kubernetes ApiClient that can be made anew from where its credentials came from."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._client = make()
+
+    @property
+    def configuration(self) -> Any:
+        """The client's."""
+        return self._client.configuration
+
+    @property
+    def rest_client(self) -> Any:
+        """The client's."""
+        return self._client.rest_client
+
+    def renew(self) -> None:
+        """Read token, certificates and CA again from disk. Raises ConfigError."""
+        fresh = self._make()
+        self._client.rest_client.pool_manager.clear()
+        self._client = fresh
+
+
+def _client(kubeconfig: str | None) -> Any:
     from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
     from kubernetes import config as kube_config  # noqa: PLC0415  # likewise
 
@@ -72,6 +80,7 @@ def load_client(kubeconfig: str | None) -> Any:
             kube_config.load_incluster_config(client_configuration=configuration)
         else:
             kube_config.load_kube_config(client_configuration=configuration)
+        _refuse_junk(configuration)
     except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
@@ -82,6 +91,34 @@ def load_client(kubeconfig: str | None) -> Any:
     return kube_client.ApiClient(configuration)
 
 
+def _refuse_junk(configuration: Any) -> None:
+    """Raise ValueError for certificates or a key that TLS cannot read. Nobody is asked for a key's password."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if configuration.ssl_ca_cert:
+            context.load_verify_locations(configuration.ssl_ca_cert)
+    except OSError as error:
+        raise ValueError(f"its CA certificate cannot be read: {error}") from error
+    try:
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file, password="")
+    except OSError as error:
+        raise ValueError(f"its client certificate and key cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One request. `what` is its verb, resource and namespace, `passing` what its caller gives a meaning to."""
+
+    method: str
+    path: str
+    what: str
+    body: Mapping[str, Any] | None
+    content_type: str
+    passing: frozenset[int]
+    is_interruptible: bool
+
+
 class KubeApi:
     """One API server. `limit_retries` may lower the budgets at any time."""
 
@@ -89,13 +126,12 @@ class KubeApi:
         self._client = client
         self._clock = clock
         self._reporter = reporter
-        self._retry_budget_s = retry_budget_s
-        self._read_timeout_s = REQUEST_TIMEOUT_S
+        self._retries = Retries(clock, reporter, retry_budget_s)
+        self._was_answered = False
 
     def limit_retries(self, budget_s: float) -> None:
         """From now on, spend at most `budget_s` seconds on the retries of one call, and on one read."""
-        self._retry_budget_s = min(self._retry_budget_s, budget_s)
-        self._read_timeout_s = min(self._read_timeout_s, budget_s)
+        self._retries.limit(budget_s)
 
     def call(
         self,
@@ -107,59 +143,60 @@ class KubeApi:
         content_type: str = JSON,
         passing: frozenset[int] = frozenset(),
         is_interruptible: bool = False,
+        only_once: bool = False,
     ) -> dict[str, Any]:
         """The answer to one request, repeated while what it meets is transient. `what` is its verb and resource.
 
-        `is_interruptible`: a write, too, whose answer nobody needs once we are to end.
+        `is_interruptible`: a write, too, whose answer nobody needs once we are to end. `only_once`: nobody waits for
+        its repetition.
 
-        Raises Answer for a status in `passing`, ApiRefused (401, 403), ApiUnavailable, ManagerError, Terminated.
+        Raises Answer for a status in `passing`, ApiRefused (401, 403, or a rejection), ApiUnavailable, ConfigError,
+        Terminated.
         """
-        return self._retrying(
-            lambda: self.once(
-                method,
-                path,
-                what,
-                body,
-                content_type=content_type,
-                passing=passing,
-                is_interruptible=is_interruptible or method == "GET",
-            )
-        )
-
-    def once(
-        self,
-        method: str,
-        path: str,
-        what: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        content_type: str = JSON,
-        passing: frozenset[int] = frozenset(),
-        is_interruptible: bool = False,
-    ) -> dict[str, Any]:
-        """As `call`, without retries. Raises Transient too."""
-        with self._clock.interruptible() if is_interruptible else contextlib.nullcontext():
-            response = self._send(method, path, body, content_type, self._read_timeout_s)
-            try:
-                data = response.data
-            except (HTTPError, OSError) as error:
-                raise Transient(f"the answer broke off ({type(error).__name__})") from error
-        if response.status in passing:
-            raise Answer(response.status, _status_message(data), _causes(data), _retry_after_s(response.headers))
-        if response.status >= 300:
-            raise _error_for(response.status, response.headers, data, what)
-        return _json_object(data)
+        may_end = is_interruptible or method == "GET"
+        request = _Request(method, path, _named(what, path), body, content_type, passing, may_end)
+        return self._retries.run(lambda: self._answer(request), self._renewed, only_once=only_once)
 
     def stream(self, path: str, what: str, silence_s: float) -> Generator[bytes, None, None]:
         """Whole lines of a watch, which is taken for dead after `silence_s` seconds without a byte.
 
-        Raises as `call`, and WatchBroken when it is cut.
+        Raises as `call`, WatchExpired, and WatchBroken when it is cut.
         """
-        response = self._retrying(lambda: self._open(path, what, silence_s))
+        response = self._retries.run(lambda: self._open(path, _named(what, path), silence_s), self._renewed)
         try:
             yield from self._lines(response)
         finally:
             response.close()
+
+    def _answer(self, request: _Request) -> dict[str, Any]:
+        """One attempt. Raises Transient too."""
+        with self._clock.interruptible() if request.is_interruptible else contextlib.nullcontext():
+            response = self._send(
+                request.method, request.path, request.body, request.content_type, self._retries.attempt_s
+            )
+        if response.status in request.passing:
+            asked_s = retry_after_s(response.headers, self._clock.wall())
+            message, why = status_message(response.data), causes(response.data)
+            raise Answer(response.status, message, why, asked_s, request.what)
+        self._refuse_error(response, request.what)
+        return _json_object(response.data)
+
+    def _open(self, path: str, what: str, silence_s: float) -> urllib3.BaseHTTPResponse:
+        """A watch whose first line is yet to come: its head has to come as soon as any answer."""
+        with self._clock.interruptible():
+            response = self._send("GET", path, None, "", min(silence_s, self._retries.attempt_s), stream=True)
+            if response.status >= 300:
+                with response:
+                    self._refuse_error(response, what, is_watch=True)
+        if isinstance(response.connection, HTTPConnection) and response.connection.sock is not None:
+            response.connection.sock.settimeout(silence_s)
+        return response
+
+    def _refuse_error(self, response: urllib3.BaseHTTPResponse, what: str, *, is_watch: bool = False) -> None:
+        """Raise what a status of 300 or more means."""
+        if response.status >= 300:
+            asked_s = retry_after_s(response.headers, self._clock.wall())
+            raise error_for(response.status, what, status_message(_read(response)), asked_s, is_watch=is_watch)
 
     def _lines(self, response: Any) -> Generator[bytes, None, None]:
         """Whole lines of the stream. Raises WatchBroken when it is cut, Terminated when we are to end."""
@@ -179,45 +216,17 @@ class KubeApi:
             *lines, buffer = (buffer + chunk).split(b"\n")
             yield from (line for line in lines if line.strip())
 
-    def _retrying(self, call: Callable[[], T]) -> T:
-        """Repeat `call` while what it meets is transient. Raises ApiUnavailable once the budget is spent."""
-        end = self._clock.monotonic() + self._retry_budget_s
-        backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5, min=0.1)
-
-        def wait_s(state: tenacity.RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            asked_s = error.retry_after_s if isinstance(error, Transient) else 0.0
-            left_s = max(0.0, end - self._clock.monotonic())
-            return min(left_s, max(asked_s, backoff(state)))
-
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Transient),
-            stop=lambda _: self._clock.monotonic() >= end,
-            wait=wait_s,
-            sleep=self._clock.sleep,
-            before_sleep=self._say_retry,
-            reraise=True,
-        )
+    def _renewed(self) -> bool:
+        """Whether the credentials were read anew, after a 401: a rotated token is on disk before the old one ends."""
+        if not isinstance(self._client, Access):
+            return False
         try:
-            return retrying(call)
-        except Transient as error:
-            raise ApiUnavailable(
-                f"the API server did not answer usefully for {self._retry_budget_s:g} s: {error}",
-                "Check that the API server can be reached from this node; the next run tries again.",
-            ) from error
-
-    def _say_retry(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1 or state.attempt_number % 10 == 0:
-            error = state.outcome.exception() if state.outcome else None
-            self._reporter.warn(f"API: {error}; trying again")
-
-    def _open(self, path: str, what: str, silence_s: float) -> urllib3.BaseHTTPResponse:
-        with self._clock.interruptible():
-            response = self._send("GET", path, None, "", silence_s, stream=True)
-        if response.status >= 300:
-            with response:
-                raise _error_for(response.status, response.headers, response.data, what)
-        return response
+            self._client.renew()
+        except ConfigError as error:
+            self._reporter.warn(f"API: 401, and {error.what}")
+            return False
+        self._reporter.info("API: 401; the credentials were read anew")
+        return True
 
     def _send(
         self, method: str, path: str, body: Any, content_type: str, read_s: float, *, stream: bool = False
@@ -230,29 +239,55 @@ class KubeApi:
         if token:
             headers["Authorization"] = token
         try:
-            return self._client.rest_client.pool_manager.request(  # type: ignore[no-any-return]  # the client is untyped
+            response = self._client.rest_client.pool_manager.request(
                 method,
                 configuration.host + path,
                 body=None if body is None else json.dumps(body),
                 headers=headers,
-                timeout=urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, read_s), read=read_s),
+                timeout=urllib3.Timeout(connect=min(CONNECT_S, read_s), read=read_s),
                 preload_content=not stream,
                 retries=False,
                 redirect=False,
             )
         except (HTTPError, OSError) as error:
-            raise Transient(_why_unreachable(error)) from error
+            raise self._unreachable(error) from error
         except ValueError as error:
             raise ConfigError(
                 "the credentials cannot be sent: they hold characters that no header can", "Renew the kubeconfig."
             ) from error
+        self._was_answered = True
+        return response  # type: ignore[no-any-return]  # the client is untyped
+
+    def _unreachable(self, error: Exception) -> Exception:
+        """What no answer means. A server that never was trusted is not going to be; one that was may be again."""
+        reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
+        doubt = next((arg for arg in reason.args if isinstance(arg, ssl.SSLCertVerificationError)), None)
+        if doubt is None:
+            return Transient(_why_unreachable(reason))
+        if doubt.verify_code in _OUT_OF_DATE:
+            return Transient(f"the API server's certificate is out of date: {doubt.verify_message}", remedy=_MEND_DATES)
+        what = f"the API server's certificate is not trusted: {doubt.verify_message}"
+        return Transient(what, remedy=_MEND_TRUST) if self._was_answered else ConfigError(what, _MEND_TRUST)
 
 
-def _why_unreachable(error: Exception) -> str:
-    reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
+def _named(what: str, path: str) -> str:
+    """`what` with the namespace that the path is in, if it is in one."""
+    found = _NAMESPACE.search(path)
+    return f"{what} in namespace {found[1]}" if found else what
+
+
+def _why_unreachable(reason: Exception) -> str:
     if isinstance(reason, NewConnectionError):
         return f"cannot connect: {str(reason).rpartition(': ')[2]}"
     return f"{type(reason).__name__}: {reason}".splitlines()[0][:200]
+
+
+def _read(response: urllib3.BaseHTTPResponse) -> bytes:
+    """The body of an error. Raises Transient where it breaks off."""
+    try:
+        return response.data
+    except (HTTPError, OSError) as error:
+        raise Transient(f"the answer broke off ({type(error).__name__})") from error
 
 
 def _json_object(data: bytes) -> dict[str, Any]:
@@ -263,52 +298,3 @@ def _json_object(data: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Transient("the answer is not a JSON object")
     return body
-
-
-def refused(status: int, what: str, message: str) -> ApiRefused:
-    """The error for a 401 or 403 on `what`."""
-    return ApiRefused(
-        f"the API server refused to {what} ({status}): {message}",
-        "Renew the credentials."
-        if status == 401
-        else "Give this account the verb; the README lists all that it needs.",
-    )
-
-
-def _error_for(status: int, headers: Mapping[str, str], data: bytes, what: str) -> Exception:
-    """The exception that an HTTP status means for `what` (verb and resource)."""
-    message = _status_message(data)
-    if status in (401, 403):
-        return refused(status, what, message)
-    if status == 410:
-        return WatchExpired("the resourceVersion is too old", "")
-    if status in _TRANSIENT:
-        return Transient(f"{what}: {status} {message}", _retry_after_s(headers))
-    return ManagerError(
-        f"the API server rejected {what} ({status}): {message}", "This is a bug or an API server too old; report it."
-    )
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float:
-    try:
-        return max(0.0, float(headers.get("Retry-After", "")))
-    except ValueError:
-        return 0.0
-
-
-def _causes(data: bytes) -> tuple[str, ...]:
-    """What the details of a Status object give as causes."""
-    try:
-        causes = json.loads(data)["details"]["causes"]
-        return tuple(str(cause["message"]) for cause in causes)
-    except (ValueError, KeyError, TypeError):
-        return ()
-
-
-def _status_message(data: bytes) -> str:
-    try:
-        message = json.loads(data).get("message")
-    except (ValueError, AttributeError):
-        message = None
-    text = message if isinstance(message, str) else data[:200].decode(errors="replace")
-    return text.strip().splitlines()[0][:300] if text.strip() else "no message"

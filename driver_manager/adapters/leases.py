@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from driver_manager.adapters.kube_api import MERGE_PATCH, Answer, KubeApi
+from driver_manager.adapters.kube_answers import Answer
+from driver_manager.adapters.kube_api import MERGE_PATCH, KubeApi
 from driver_manager.adapters.kube_objects import as_node
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.profile import NodeKeys

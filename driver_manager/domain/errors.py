@@ -34,7 +34,7 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
     ExitCode.DRIVER_BUSY: "driver busy",
     ExitCode.MODULE_FAILED: "module operation failed",
     ExitCode.PREFLIGHT_FAILED: "preflight failed; nothing was changed",
-    ExitCode.API_REFUSED: "API refused (401/403)",
+    ExitCode.API_REFUSED: "API refused (401/403, or rejected)",
     ExitCode.API_UNAVAILABLE: "API unavailable",
     ExitCode.REBOOT_REQUIRED: "reboot required",
     ExitCode.STANDING_DOWN: "standing down (host-installed driver, or told to terminate)",
@@ -93,7 +93,7 @@ class PreflightFailed(ManagerError):
 
 
 class ApiRefused(ManagerError):
-    """The API server answered 401 or 403."""
+    """The API server answered 401 or 403, or rejects a request so that a repetition would not help."""
 
     exit_code = ExitCode.API_REFUSED
 

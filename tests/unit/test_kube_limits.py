@@ -14,7 +14,8 @@ import pytest
 from kubernetes import client as kube_client
 
 from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.kube_api import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, KubeApi, load_client
+from driver_manager.adapters.kube_api import KubeApi, load_client
+from driver_manager.adapters.kube_retries import ATTEMPT_S, CONNECT_S, SHORTEST_ATTEMPT_S
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, Terminated
 from driver_manager.domain.model import NodeChange
 from tests.fakes.clock import FakeClock, RecordingReporter
@@ -45,19 +46,25 @@ class SilentPool:
         raise OSError("silent")
 
 
-@pytest.mark.parametrize(
-    ("limits", "read_s"), [((), REQUEST_TIMEOUT_S), ((1.5,), 1.5), ((1.5, 60.0), 1.5), ((99.0,), 15)]
-)
+@pytest.mark.parametrize(("limits", "read_s"), [((), ATTEMPT_S), ((1.5,), 1.5), ((1.5, 60.0), 1.5), ((99.0,), 15)])
 def test_a_limited_budget_bounds_each_read_too(limits: tuple[float, ...], read_s: float) -> None:
     pool = SilentPool()
-    cluster = KubeCluster(pool, "n", FakeClock(), RecordingReporter(), 2.0)
+    cluster = KubeCluster(pool, "n", FakeClock(), RecordingReporter(), 60.0)
     for limit in limits:
         cluster.limit_retries(limit)
     with pytest.raises(ApiUnavailable):
         cluster.node()
     cluster.post_event("X", "y", warning=False)
     assert set(pool.read_s) == {read_s}
-    assert max(pool.connect_s) <= CONNECT_TIMEOUT_S
+    assert max(pool.connect_s) <= CONNECT_S
+
+
+@pytest.mark.parametrize(("budget_s", "read_s"), [(60.0, ATTEMPT_S), (5.0, 2.5), (0.0, SHORTEST_ATTEMPT_S)])
+def test_a_hung_attempt_leaves_half_of_a_small_budget_for_another(budget_s: float, read_s: float) -> None:
+    pool = SilentPool()
+    with pytest.raises(ApiUnavailable):
+        KubeCluster(pool, "n", FakeClock(), RecordingReporter(), budget_s).node()
+    assert set(pool.read_s) == {read_s}
 
 
 def test_a_limited_budget_bounds_connecting_too() -> None:

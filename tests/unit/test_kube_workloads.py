@@ -148,7 +148,9 @@ def test_an_eviction_that_is_not_ours_to_make_is_refused_by_verb_and_resource(
     api: Scripted, code: int, remedy: str
 ) -> None:
     said = f'pods "p" is forbidden: User "u" {LACKS} in API group "" in the namespace "ns"'
-    with pytest.raises(ApiRefused, match=rf"refused to create pods/eviction \({code}\): pods") as caught:
+    with pytest.raises(
+        ApiRefused, match=rf"refused to create pods/eviction in namespace tenant \({code}\): pods"
+    ) as caught:
         evicted(api, Answer(code, status(said)))
     assert remedy in caught.value.remedy
     assert len(api.requests) == 1
@@ -162,7 +164,7 @@ def test_a_server_that_cannot_answer_now_is_asked_again(api: Scripted, code: int
 
 
 def test_a_server_that_cannot_answer_at_all_is_unavailable(api: Scripted) -> None:
-    with pytest.raises(ApiUnavailable, match="create pods/eviction: 503"):
+    with pytest.raises(ApiUnavailable, match="create pods/eviction in namespace tenant: 503"):
         evicted(api, Answer(503, status("away")))
     assert api.clock.now == pytest.approx(1_000.0 + BUDGET_S)
 
@@ -175,7 +177,9 @@ def test_an_eviction_that_an_admission_webhook_denies_is_blocked_in_its_own_word
 
 
 def test_an_eviction_that_the_server_does_not_know_is_an_error(api: Scripted) -> None:
-    with pytest.raises(ManagerError, match=r"rejected create pods/eviction \(405\): no such method"):
+    with pytest.raises(
+        ManagerError, match=r"rejected create pods/eviction in namespace tenant \(405\): no such method"
+    ):
         evicted(api, Answer(405, status("no such method")))
 
 
