@@ -24,11 +24,11 @@ from typing import Any, Self
 import urllib3
 
 from tests.cluster.api import Api, Json, wait_until
+from tests.cluster.certificates import Authority
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 NAMESPACE = "rbln-system"
 
-_SERVER_NAMES = "subjectAltName=IP:127.0.0.1,IP:10.0.2.2,DNS:localhost"  # 10.0.2.2: the host as a QEMU guest sees it
 _START_ATTEMPTS = 3
 _READY_TIMEOUT_S = 40.0
 
@@ -154,12 +154,17 @@ class ControlPlane:
     @property
     def ca(self) -> Path:
         """The CA certificate that signed the server's, PEM."""
-        return self._folder / "ca.crt"
+        return self.authority.certificate
+
+    @property
+    def authority(self) -> Authority:
+        """Who signed it, and may sign more."""
+        return Authority(self._folder)
 
     @property
     def server_certificate(self) -> tuple[Path, Path]:
         """Certificate and key of the server, PEM, good for a proxy on loopback too."""
-        return self._folder / "server.crt", self._folder / "server.key"
+        return self._server_certificate
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -297,24 +302,8 @@ class ControlPlane:
 
     def _make_certificates(self) -> None:
         """A CA and a server certificate of our own, for two days."""
-        extensions = self._folder / "extensions"
-        extensions.write_text(
-            f"{_SERVER_NAMES}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
-            "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
-        )
-        new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        ca_extensions = ["-addext", "keyUsage=critical,keyCertSign", "-subj", "/CN=cluster-tests-ca"]
-        self._openssl("req", "-x509", *new_key, *ca_extensions, "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
-        self._openssl("req", *new_key, "-subj", "/CN=127.0.0.1", "-keyout", "server.key", "-out", "server.csr")
-        signing = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", str(extensions)]
-        self._openssl("x509", "-req", "-in", "server.csr", *signing, "-days", "2", "-out", "server.crt")
-
-    def _openssl(self, *args: str) -> None:
-        done = subprocess.run(
-            ["openssl", *args], cwd=self._folder, capture_output=True, text=True, timeout=30, check=False
-        )
-        if done.returncode:
-            raise ControlPlaneError(f"openssl {args[0]} ended with status {done.returncode}:\n{done.stderr}")
+        self.authority.establish()
+        self._server_certificate = self.authority.sign("server")
 
     def _kill_components(self) -> None:
         while self._components:

@@ -40,6 +40,7 @@ class Answer:
     status: int
     message: str = "a scripted fault"
     retry_after_s: int | None = None
+    as_date: bool = False  # Retry-After is a date then
 
     def body(self) -> Json:
         """The Status object, as the API server words it."""
@@ -84,6 +85,25 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """End every connection, and greet the next `handshakes` clients with a certificate that they cannot accept.
+
+    `name`: `expired`, or `strange` for one that an unknown CA has signed.
+    """
+
+    name: str = "expired"
+    handshakes: float = 1
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """The token of this request is answered 401 from now on; `token`, which is in `file` by then, stands for it."""
+
+    file: str
+    token: str
+
+
+@dataclass(frozen=True)
 class CutLine:
     """Pass `after` lines of a watch on, then half of the next. `clean`: with a regular end of the stream after it."""
 
@@ -108,7 +128,7 @@ class ErrorEvent:
 
 
 OnWatch = CutLine | Silence | ErrorEvent
-Action = Answer | Delay | Hold | Drop | Gone | CutLine | Silence | ErrorEvent
+Action = Answer | Delay | Hold | Drop | Gone | Certificate | Rotate | CutLine | Silence | ErrorEvent
 
 
 @dataclass(frozen=True)
@@ -176,6 +196,12 @@ class Script:
         """Append faults; they count requests from now on."""
         with self._changed:
             self._armed += map(Armed, faults)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """All of them, in order."""
+        with self._changed:
+            return tuple(armed.fault for armed in self._armed)
 
     def take(self, request: ApiRequest) -> list[Armed]:
         """Count the request, and the faults that are to meet it, in order. Each is then fired or given back."""

@@ -21,7 +21,9 @@ from urllib.parse import urlsplit
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.exchanges import Exchange, ExchangeLog
 from tests.cluster.faults import Fault, Script
+from tests.cluster.faultscript import to_text
 from tests.cluster.hangups import Hangups
+from tests.cluster.identity import GOOD, Identity
 from tests.cluster.proxy_connection import Connection, Stage
 
 CLOSE_LIMIT_S = 0.5
@@ -31,19 +33,20 @@ _BACKLOG = 1024  # a thousand nodes may start at once
 class Proxy:
     """Listens on loopback for as long as the context lasts; any number of clients may use it.
 
-    With a `certificate` (file and key) it speaks TLS, without it plain HTTP. `users` names who a bearer token stands
-    for. Leaving the context ends whatever is open, within `CLOSE_LIMIT_S` seconds.
+    With `certificates` (file and key by name, one of them `good`) it speaks TLS, without them plain HTTP. `users` names
+    who a bearer token stands for. Leaving the context ends whatever is open, within `CLOSE_LIMIT_S` seconds.
     """
 
     def __init__(
         self,
         server: str,
         ca: Path | None = None,
-        certificate: tuple[Path, Path] | None = None,
+        certificates: Mapping[str, tuple[Path, Path]] | None = None,
         users: Mapping[str, str] | None = None,
         faults: Iterable[Fault] = (),
     ) -> None:
-        self._to_clients = _client_context(certificate) if certificate else None
+        self._is_encrypted = bool(certificates)
+        self.identity = Identity(certificates or {}, users or {})
         self._changed = threading.Condition()
         self._connections: dict[Connection, threading.Thread] = {}
         self._back_at_s = 0.0
@@ -52,13 +55,12 @@ class Proxy:
         self._script = Script(faults)
         self._server = urlsplit(server)
         self._to_server = ssl.create_default_context(cafile=str(ca)) if ca else None
-        self._users = dict(users or {})
 
     @classmethod
     def before(cls, plane: ControlPlane, *faults: Fault) -> Self:
         """A proxy before this control plane, with the server's own certificate."""
         users = {user.token: user.name for user in plane.users}
-        return cls(plane.url, plane.ca, plane.server_certificate, users, faults)
+        return cls(plane.url, plane.ca, {GOOD: plane.server_certificate}, users, faults)
 
     def __enter__(self) -> Self:
         self._listener = _listener()
@@ -66,8 +68,7 @@ class Proxy:
         self._stage = Stage(
             self._server,
             self._to_server,
-            self._to_clients,
-            self._users,
+            self.identity,
             self._script,
             self._log,
             self._hangups,
@@ -97,7 +98,7 @@ class Proxy:
     @property
     def url(self) -> str:
         """Where clients find it, for a kubeconfig."""
-        scheme = "https" if self._to_clients else "http"
+        scheme = "https" if self._is_encrypted else "http"
         return f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def add(self, *faults: Fault) -> None:
@@ -136,8 +137,9 @@ class Proxy:
         ]
 
     def report(self) -> str:
-        """One line for each request, with the faults that met it."""
-        return "\n".join(map(str, self._log.all()))
+        """One line for each request, with the faults that met it, then the script as it can be read back."""
+        script = to_text(self._script.faults)
+        return "\n".join([*map(str, self._log.all()), *([f"script:\n{script}"] if script else [])])
 
     def go_away(self, seconds: float) -> None:
         """End every connection, and refuse new ones for `seconds`."""
@@ -193,12 +195,6 @@ class Proxy:
         finally:
             with self._changed:
                 del self._connections[connection]
-
-
-def _client_context(certificate: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*map(str, certificate))
-    return context
 
 
 def _listener() -> socket.socket:

@@ -13,9 +13,12 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -25,16 +28,19 @@ from tests.cluster.exchanges import ExchangeLog
 from tests.cluster.faults import (
     Action,
     Answer,
+    Certificate,
     CutLine,
     Delay,
     Drop,
     ErrorEvent,
     Gone,
     Hold,
+    Rotate,
     Script,
     Silence,
 )
 from tests.cluster.hangups import Hangups, wait_for_hangup
+from tests.cluster.identity import Identity
 from tests.cluster.oldserver import CLAIMS, is_eviction, new_eviction, old_eviction, with_claims
 
 HOLD_LIMIT_S = 60.0
@@ -60,13 +66,13 @@ class Stage:
 
     server: SplitResult
     to_server: ssl.SSLContext | None  # None: plain HTTP
-    to_clients: ssl.SSLContext | None
-    users: Mapping[str, str]  # bearer token → who it stands for
+    identity: Identity
     script: Script
     log: ExchangeLog
     hangups: Hangups
     closing: threading.Event
     go_away: Callable[[float], None]
+    """End every connection, and refuse new ones for so many seconds."""
 
 
 class _Exchange:
@@ -132,10 +138,11 @@ class Connection(BaseHTTPRequestHandler):
     def _greet(self) -> None:
         """TLS with the client. Raises OSError, as for a client that has left."""
         self._client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._stage.to_clients is None:
+        greeting = self._stage.identity.greeting()
+        if greeting is None:
             return
         with self._lock:
-            self._client = encrypted = self._stage.to_clients.wrap_socket(
+            self._client = encrypted = greeting.wrap_socket(
                 self._client, server_side=True, do_handshake_on_connect=False
             )
         encrypted.settimeout(_CONNECT_TIMEOUT_S)
@@ -171,16 +178,27 @@ class Connection(BaseHTTPRequestHandler):
 
     def _request(self, raw: bytes) -> ApiRequest:
         url = urlsplit(self.path)
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        user, agent = self._stage.users.get(token, ""), self.headers.get("User-Agent", "")
+        user, agent = self._stage.identity.user(self._token), self.headers.get("User-Agent", "")
         return ApiRequest(self.command, url.path, dict(parse_qsl(url.query)), user, agent, _decoded(raw))
+
+    @property
+    def _token(self) -> str:
+        """The bearer token, "" for none; the scheme's letters do not matter."""
+        return self.headers.get("Authorization", "").partition(" ")[2].strip()
 
     def _pass(self, exchange: _Exchange, request: ApiRequest, raw: bytes) -> None:
         """Faults before the request, the server's answer, faults after it, the answer."""
         for action in exchange.acting(_is_before):
             if isinstance(action, Answer):
                 return self._reply(exchange, action.status, _scripted_headers(action), _encoded(action.body()))
-            self._end_before(action)
+            if isinstance(action, Rotate):
+                Path(action.file).write_text(action.token)
+                self._stage.identity.rotate(self._token, action.token)
+            else:
+                self._end_before(action)
+        if self._stage.identity.is_expired(self._token):
+            unknown = Answer(401, "Unauthorized")
+            return self._reply(exchange, unknown.status, _scripted_headers(unknown), _encoded(unknown.body()))
         response = self._ask(request, _encoded(old_eviction(request.body)) if is_eviction(request) else raw)
         is_stream = request.is_watch and response.status == 200
         data = b"" if is_stream else response.read()
@@ -194,6 +212,9 @@ class Connection(BaseHTTPRequestHandler):
     def _end_before(self, action: Action) -> None:
         if isinstance(action, Gone):
             self._stage.go_away(action.seconds)
+        elif isinstance(action, Certificate):
+            self._stage.identity.present(action.name, action.handshakes)
+            self._stage.go_away(0.0)
         elif isinstance(action, Silence):
             wait_for_hangup(self._client)
         raise _HungUp
@@ -207,6 +228,8 @@ class Connection(BaseHTTPRequestHandler):
                 raise _HungUp
         self._upstream.sock.settimeout(None if request.is_watch else _UPSTREAM_TIMEOUT_S)
         headers = {**dict(_passed_on(self.headers.items())), "Accept-Encoding": "identity"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._stage.identity.upstream(self._token)}"
         self._upstream.request(self.command, self.path, body=raw or None, headers=headers)
         return self._upstream.getresponse()
 
@@ -259,7 +282,15 @@ class Connection(BaseHTTPRequestHandler):
 def _is_before(action: Action) -> bool:
     """Whether it acts before the request is sent on."""
     match action:
-        case Answer() | Gone() | Delay(applied=False) | Hold(applied=False) | Drop(applied=False):
+        case (
+            Answer()
+            | Gone()
+            | Certificate()
+            | Rotate()
+            | Delay(applied=False)
+            | Hold(applied=False)
+            | Drop(applied=False)
+        ):
             return True
         case Silence(headers=False):
             return True
@@ -295,7 +326,14 @@ def _passed_on(headers: Headers) -> Headers:
 
 
 def _scripted_headers(answer: Answer) -> Headers:
-    wait = [] if answer.retry_after_s is None else [("Retry-After", str(answer.retry_after_s))]
+    seconds, now = answer.retry_after_s, datetime.now(UTC)
+    if seconds is None:
+        wait = []
+    elif answer.as_date:
+        then = format_datetime(now + timedelta(seconds=seconds), usegmt=True)
+        wait = [("Date", format_datetime(now, usegmt=True)), ("Retry-After", then)]
+    else:
+        wait = [("Retry-After", str(seconds))]
     return [("Content-Type", "application/json"), *wait]
 
 

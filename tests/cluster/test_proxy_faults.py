@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
 from http.client import IncompleteRead
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,11 +15,13 @@ import pytest
 import urllib3
 
 from tests.cluster.api import Api, refusal, status_of, wait_until
+from tests.cluster.certificates import all_certificates
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.faults import (
     ALWAYS,
     Action,
     Answer,
+    Certificate,
     CutLine,
     Delay,
     Drop,
@@ -26,6 +29,7 @@ from tests.cluster.faults import (
     Fault,
     Gone,
     Hold,
+    Rotate,
     Silence,
 )
 from tests.cluster.kubelet import Node, NodeFactory, OperandsFactory
@@ -223,6 +227,42 @@ def test_a_server_that_is_gone_refuses_and_is_back_after_its_time(
     assert 0.3 <= time.monotonic() - began_s < 3
     assert proxy.url == url
     assert target.labels() == {"a": "0"}
+
+
+def test_retry_after_may_be_a_date(control_plane: ControlPlane, agent: User, proxy: Proxy, target: Node) -> None:
+    proxy.add(Fault(Answer(429, retry_after_s=7, as_date=True)))
+    with opened(proxy, control_plane, agent, target.path) as answer:
+        then, now = map(parsedate_to_datetime, (answer.headers["Retry-After"], answer.headers["Date"]))
+        assert (then - now).total_seconds() == 7
+
+
+@pytest.mark.parametrize(("name", "why"), [("expired", "has expired"), ("strange", "unable to get local issuer")])
+def test_a_bad_certificate_is_presented_for_so_many_handshakes_and_then_the_good_one(
+    control_plane: ControlPlane, agent: User, tmp_path: Path, target: Node, name: str, why: str
+) -> None:
+    certificates = all_certificates(control_plane.authority, tmp_path)
+    with (
+        Proxy(control_plane.url, control_plane.ca, certificates) as proxy,
+        Api(proxy.url, control_plane.ca, agent.token) as client,
+    ):
+        proxy.add(Fault(Certificate(name, handshakes=2), verb="get"))
+        with pytest.raises(urllib3.exceptions.ProtocolError):
+            client.get(target.path)
+        for _ in range(2):
+            with pytest.raises(urllib3.exceptions.SSLError, match=why):
+                client.get(target.path)
+        assert client.get(target.path)["metadata"]["name"] == target.name
+
+
+def test_a_rotated_token_is_on_disk_before_the_old_one_is_refused(
+    control_plane: ControlPlane, agent: User, proxy: Proxy, through: Api, target: Node, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    proxy.add(Fault(Rotate(str(token), "rotated"), verb="get"))
+    assert [status_of(lambda: through.get(target.path)) for _ in range(2)] == [401, 401]
+    with Api(proxy.url, control_plane.ca, token.read_text()) as renewed:
+        assert renewed.get(target.path)["metadata"]["name"] == target.name
+    assert {exchange.request.user for exchange in proxy.exchanges()} == {agent.name}
 
 
 @pytest.mark.parametrize(

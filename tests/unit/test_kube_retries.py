@@ -1,4 +1,4 @@
-"""The one retry policy: what an answer means, how often a request is repeated, how long that may take, what 401 does."""
+"""The one retry policy: what an answer means, how often a request is repeated, how long that takes, what 401 does."""
 
 from __future__ import annotations
 

@@ -6,7 +6,23 @@ import pytest
 
 from tests.cluster.api import Json
 from tests.cluster.apirequest import ApiRequest, Target, target_of
-from tests.cluster.faults import ALWAYS, Answer, CutLine, Delay, Drop, Fault, Hold, Script
+from tests.cluster.faults import (
+    ALWAYS,
+    Answer,
+    Certificate,
+    CutLine,
+    Delay,
+    Drop,
+    ErrorEvent,
+    Fault,
+    Gone,
+    Hold,
+    Rotate,
+    Script,
+    Silence,
+)
+from tests.cluster.faultscript import from_text, to_text
+from tests.cluster.identity import Identity
 from tests.cluster.oldserver import CLAIMS, PodClaim, claims_annotation, is_eviction, old_eviction, with_claims
 
 GET = ApiRequest("GET", "/api/v1/nodes/n", user="agent")
@@ -79,6 +95,43 @@ def test_a_fault_counts_from_when_it_was_added() -> None:
     script.take(GET)
     script.add(Fault(Drop(), nth=2))
     assert _met(script, GET, GET) == [[], [Drop()]]
+
+
+SCRIPT = (
+    Fault(Answer(429, retry_after_s=7, as_date=True), verb="watch", resource="pods", path="/n-[0-9]", nth=3, times=2),
+    Fault(Delay(0.5, applied=True), user="agent", times=ALWAYS),
+    Fault(ErrorEvent(Answer(500), after=1)),
+    Fault(Certificate("strange", handshakes=ALWAYS)),
+    Fault(Rotate("/run/token", "new")),
+    *(Fault(action) for action in (Hold(), Drop(), Gone(30), CutLine(2, clean=True), Silence(headers=False))),
+)
+
+
+def test_a_script_is_read_back_as_it_was_printed() -> None:
+    text = to_text(SCRIPT)
+    assert from_text(text) == SCRIPT
+    assert len(text.splitlines()) == len(SCRIPT)
+    assert text.splitlines()[-1] == '{"action": {"do": "Silence", "headers": false}}'
+    assert from_text("\n\n") == ()
+
+
+@pytest.mark.parametrize("text", ["x", "{}", '{"action": {"do": "Explode"}}', '{"action": {"do": "Drop", "when": 1}}'])
+def test_a_script_that_nothing_printed_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        from_text(text)
+
+
+def test_a_rotated_token_stands_for_the_same_user_and_the_old_one_for_nobody() -> None:
+    identity = Identity({}, {"first": "agent"})
+    identity.rotate("first", "second")
+    identity.rotate("second", "third")
+    assert [identity.is_expired(token) for token in ("first", "second", "third")] == [True, True, False]
+    assert (identity.user("third"), identity.upstream("third"), identity.user("?")) == ("agent", "first", "")
+
+
+def test_a_proxy_without_a_certificate_cannot_present_another() -> None:
+    with pytest.raises(AssertionError, match="the proxy speaks HTTP"):
+        Identity({}, {}).present("expired", 1)
 
 
 def test_only_todays_evictions_are_translated_and_nothing_but_their_version() -> None:
