@@ -14,7 +14,7 @@ from driver_manager.cli.options import styled, with_options
 from driver_manager.cli.wiring import open_session, policy
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.model import Observation, Policy
-from driver_manager.domain.preflight import Check, access, checks
+from driver_manager.domain.preflight import Check, access, checks, rights_to_replace
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.workloads import Fate, with_fate
 from driver_manager.executor import Ports
@@ -22,8 +22,6 @@ from driver_manager.ports import Cluster
 from driver_manager.reconcile import decide, rehearsed
 from driver_manager.settings import Values
 
-_NEEDED = (("patch", "nodes"), ("watch", "pods"))
-_EVICT = ("create", "pods/eviction")
 _WISHED = ("create", "events")
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
@@ -50,7 +48,7 @@ def preflight_command(*, output: str, **options: Any) -> int:
     obs = session.observe(session.node)
     if obs.host is None:
         raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
-    needed = (*_NEEDED, _EVICT) if wanted.eviction.is_enabled or wanted.eviction.drains else _NEEDED
+    needed = rights_to_replace(session.profile, wanted)
     found = (
         *checks(obs.host, session.profile, wanted),
         *_workloads(session.ports(), obs, session.profile, wanted),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from driver_manager.domain.model import DriverSource, Host, Loader, ModuleFile, Policy
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.steps import (
     AskOperator,
     ClearRebootRequest,
@@ -76,6 +76,18 @@ def rights(steps: Iterable[Step]) -> tuple[tuple[str, str], ...]:
                 needed["watch", "pods"] = None
             case WaitForCompletion():
                 needed["watch", "pods"] = None
+    return tuple(needed)
+
+
+def rights_to_replace(profile: Profile, policy: Policy) -> tuple[tuple[str, str], ...]:
+    """(verb, resource) of a run that replaces the driver, whatever is on the node now."""
+    needed = [("patch", "nodes")]
+    if profile.strategy is Strategy.IN_PLACE:
+        needed.append(("watch", "pods"))
+        if policy.eviction.is_enabled or policy.eviction.drains:
+            needed.append(("create", "pods/eviction"))
+    if policy.safe_load:
+        needed.append(("watch", "nodes"))
     return tuple(needed)
 
 

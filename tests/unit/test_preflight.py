@@ -8,7 +8,8 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.model import DriverSource, EvictionRules, Loader, Module, ModuleFile, Policy
-from driver_manager.domain.preflight import access, checks, problems, rights
+from driver_manager.domain.preflight import access, checks, problems, rights, rights_to_replace
+from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import (
     AskOperator,
     DrainNode,
@@ -23,7 +24,7 @@ from driver_manager.domain.steps import (
     WaitForOperands,
     WaitForSafeLoad,
 )
-from tests.fakes.builders import PROFILE, host, journal, source
+from tests.fakes.builders import ASCEND, PROFILE, host, journal, source
 
 MANAGER = Policy(loader=Loader.MANAGER)
 
@@ -198,3 +199,20 @@ def test_a_right_that_is_missing_is_named_with_its_remedy() -> None:
     assert (have.ok, lack.ok) == (True, False)
     assert "may not watch pods" in lack.what
     assert "verb watch on pods" in lack.remedy
+
+
+@pytest.mark.parametrize(
+    ("profile", "policy", "further"),
+    [
+        (PROFILE, Policy(), {("watch", "pods")}),
+        (PROFILE, Policy(eviction=EVICTS), {("watch", "pods"), ("create", "pods/eviction")}),
+        (PROFILE, Policy(eviction=EvictionRules(drains=True)), {("watch", "pods"), ("create", "pods/eviction")}),
+        (PROFILE, Policy(safe_load=True), {("watch", "pods"), ("watch", "nodes")}),
+        (ASCEND, Policy(eviction=EVICTS), set()),
+    ],
+    ids=["plain", "evicts", "drains", "safe-load", "never-unloaded"],
+)
+def test_a_replacement_needs_the_rights_of_what_it_would_do_and_no_others(
+    profile: Profile, policy: Policy, further: set[tuple[str, str]]
+) -> None:
+    assert set(rights_to_replace(profile, policy)) == {("patch", "nodes"), *further}
