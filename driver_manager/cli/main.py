@@ -37,9 +37,11 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None if there is none of that name."""
+        """The command, imported now; None if there is none of that name, be it a vendor's."""
         if cmd_name not in COMMANDS:
-            return None
+            from driver_manager.cli import vendorcommands  # noqa: PLC0415  # our own names need no profiles
+
+            return vendorcommands.find(cmd_name, lambda ours: self.get_command(ctx, ours))
         module, attribute = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command

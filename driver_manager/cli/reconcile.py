@@ -10,6 +10,7 @@ import click
 from driver_manager import settings
 from driver_manager.adapters.termination_log import write_termination_log
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.vendorcommands import warn_of_unheeded
 from driver_manager.cli.wiring import Session, open_session, policy
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
 from driver_manager.reconcile import Outcome, decide, reconcile, rehearsed
@@ -33,6 +34,7 @@ def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
         return _show_plan(values, output)
     wanted = policy(values)
     session = open_session(values)
+    warn_of_unheeded(session.profile, session.log)
     outcome = reconcile(session.ports(), session.observer(), session.profile, wanted)
     _announce(session, outcome)
     if output == "json":

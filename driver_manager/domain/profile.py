@@ -173,6 +173,18 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class VendorCommands:
+    """What the vendor's own manager calls our commands, so that its manifests run unchanged.
+
+    `unheeded` are switches (environment variables) of it that change nothing here.
+    """
+
+    reconcile: tuple[str, ...] = ()
+    preflight: tuple[str, ...] = ()
+    unheeded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Profile:
     """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing."""
 
@@ -193,6 +205,7 @@ class Profile:
     namespace: str = ""
     host_services: tuple[str, ...] = ()
     probe: Probe | None = field(default=None)
+    commands: VendorCommands = field(default_factory=VendorCommands)
 
 
 def encode(profile: Profile) -> str:
@@ -213,6 +226,7 @@ def decode(text: str) -> Profile:
             "paths": HostPaths(**body["paths"]),
             "deploy": DeployLabels(**body["deploy"]),
             "probe": None if probe is None else Probe(**probe),
+            "commands": VendorCommands(**body["commands"]),
         }
     )
 
