@@ -11,6 +11,7 @@ from driver_manager.domain.clearing import AFTER_GRACE_S, grace_s
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.model import EvictionOutcome, Pod, PodList
 from driver_manager.domain.naming import several
+from driver_manager.domain.pauses import around_s
 from driver_manager.domain.workloads import Fate, Workload, with_fate
 from driver_manager.ports import Clock, Cluster, Reporter
 from driver_manager.waiting import PodWait
@@ -76,9 +77,9 @@ class Evictor:
             if pending and left_s <= 0:
                 raise _refused(pending, said, timeout_s)
             if pending:
-                # Jitter: agents on many nodes wait for the same budget.
-                wished_s = min(asked_s, LAST_RETRY_S)
-                self._clock.sleep(min(left_s, max(wished_s, pause_s * (0.5 + self._clock.random()))))
+                # Jitter: agents on many nodes wait for the same budget, and were told the same.
+                wished_s, random = min(asked_s, LAST_RETRY_S), self._clock.random()
+                self._clock.sleep(min(left_s, max(wished_s * (1.0 + random), around_s(pause_s, random))))
             pause_s = min(2 * pause_s, LAST_RETRY_S)
         return latest
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, PodsRemain, Terminated
 from driver_manager.domain.looking import Look
 from driver_manager.domain.model import NodeChange
+from driver_manager.domain.pauses import around_s
 from driver_manager.domain.reboot import ENDS, Act, Decision, decide
 from driver_manager.domain.rebootpatches import cleaned, completed, given_back, granted, how_long, is_approved
 from driver_manager.domain.rebootpatches import request_labels as labels_of
@@ -26,6 +27,9 @@ MAX_ACTS = 40
 
 FENCE_S = 120.0
 """What was seen longer ago than this is looked at again before the host is told to reboot."""
+
+ROUND_SHARE = 0.1
+"""Pauses between two rounds differ by so much of the interval."""
 
 HURRY_S = 1.5
 SAID_CHARS = 500
@@ -72,7 +76,8 @@ class Rebooter:
         """Until there is nothing to do any more. Raises Terminated, after giving back what no reboot was begun for."""
         try:
             while self.round().act is not Act.NOTHING:
-                self._ports.clock.sleep(self._interval_s)
+                # Jitter: the rebooters of many nodes are started together, and wait for the same slot.
+                self._ports.clock.sleep(around_s(self._interval_s, self._ports.clock.random(), ROUND_SHARE))
         except Terminated:
             self._let_go()
             raise

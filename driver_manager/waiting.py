@@ -14,13 +14,17 @@ from driver_manager.domain.errors import ApiUnavailable, PodsRemain, WatchBroken
 from driver_manager.domain.model import Node, Pod, PodEvent, PodEventKind, PodList
 from driver_manager.domain.naming import several
 from driver_manager.domain.operands import why_still_there
+from driver_manager.domain.pauses import around_s
 from driver_manager.ports import Clock, Cluster, Reporter
 
 WATCH_S = 240.0
-"""Longest single watch; servers end theirs after 5 to 10 minutes, so ours ends first and in order."""
+"""About the longest single watch; servers end theirs after 5 to 10 minutes, so ours ends first and in order."""
+
+WATCH_SHARE = 0.2
+"""Watches differ in length by so much: those of many nodes that began together do not end together."""
 
 RETRY_S = 1.0
-"""Pause before a broken watch is opened again."""
+"""Pause, more or less, before a watch that ended too early is opened again, or the list is asked for anew."""
 
 T = TypeVar("T")
 
@@ -57,13 +61,13 @@ class _Wait(ABC, Generic[T]):
             if left_s <= 0:
                 return False
             begun = self._clock.monotonic()
+            asked_s = min(left_s, around_s(WATCH_S, self._clock.random(), WATCH_SHARE))
             try:
-                self._follow(min(left_s, WATCH_S), end)
-                if not self._is_done() and self._clock.monotonic() - begun < RETRY_S:
+                self._follow(asked_s, end)
+                if not self._is_done() and self._clock.monotonic() - begun < max(RETRY_S, asked_s - RETRY_S):
                     self._pause(end)
             except WatchExpired:
-                if self._clock.monotonic() - begun < RETRY_S:
-                    self._pause(end)
+                self._pause(end)
                 self._look_again(end)
             except WatchBroken as error:
                 self._reporter.warn(f"{error.what}; watching again")
@@ -78,8 +82,9 @@ class _Wait(ABC, Generic[T]):
                     return
 
     def _pause(self, end: float) -> None:
-        """A server that ends or breaks its watches at once is not to be hammered."""
-        self._clock.sleep(min(RETRY_S, max(0.0, end - self._clock.monotonic())))
+        """A server that ended or broke a watch broke those of all nodes: it is not to be hammered, nor met by all."""
+        left_s = max(0.0, end - self._clock.monotonic())
+        self._clock.sleep(min(left_s, around_s(RETRY_S, self._clock.random())))
 
     def _look_again(self, end: float) -> None:
         try:

@@ -21,6 +21,7 @@ from driver_manager.adapters.kube_answers import (
     unauthenticated,
 )
 from driver_manager.domain.errors import ApiUnavailable, WatchExpired
+from driver_manager.domain.pauses import retry_s
 from driver_manager.ports import Clock, Reporter
 
 AGAIN = frozenset({408, EXPIRED, 425, 429, 500, 502, 503, 504})
@@ -30,8 +31,8 @@ ATTEMPT_S, SHORTEST_ATTEMPT_S = 15.0, 0.5
 """What one attempt may wait for a byte: half the budget, so that a hung one leaves time for another, within these."""
 
 CONNECT_S = 5.0
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 5.0
-"""The pause doubles from the one to the other; half of it is random, so that many nodes do not come back at once."""
+END_SHARE = 0.1
+"""So much of the budget may be left unused: its end is the last try of all who began when the server went."""
 
 ASKED_MOST_S = 30.0
 """Retry-After lengthens a pause, to this at most: a value beyond the reason of a rate limit is not believed."""
@@ -81,7 +82,8 @@ class Retries:
         `only_once`: a Transient is not tried again. Raises ApiUnavailable once the budget is spent, and whatever else
         `attempt` raises.
         """
-        end = self._clock.monotonic() + (0.0 if only_once else self._budget_s)
+        budget_s = self._budget_s * (1.0 - END_SHARE * self._clock.random())
+        end = self._clock.monotonic() + (0.0 if only_once else budget_s)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Transient),
             stop=lambda _: self._clock.monotonic() >= end,
@@ -99,9 +101,8 @@ class Retries:
     def _pause_s(self, state: tenacity.RetryCallState, end: float) -> float:
         error = state.outcome.exception() if state.outcome else None
         asked_s = min(ASKED_MOST_S, error.retry_after_s) if isinstance(error, Transient) else 0.0
-        pause_s = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(state.attempt_number - 1, 10))
-        jittered_s = pause_s * (0.5 + self._clock.random() / 2)
-        return min(max(0.0, end - self._clock.monotonic()), max(asked_s, jittered_s))
+        pause_s = retry_s(state.attempt_number, asked_s, self._clock.random())
+        return min(max(0.0, end - self._clock.monotonic()), pause_s)
 
     def _say_retry(self, state: tenacity.RetryCallState) -> None:
         if state.attempt_number == 1 or state.attempt_number % 10 == 0:

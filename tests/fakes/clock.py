@@ -15,6 +15,7 @@ class FakeClock:
 
     def __init__(self, killer: Killer | None = None) -> None:
         self.now = 1_000.0
+        self.drawn = 0.5
         self.slept: list[float] = []
         self.ended_at: float | None = None
         self._killer = killer or Killer()
@@ -52,7 +53,7 @@ class FakeClock:
         return 1_700_000_000.0 + self.now
 
     def random(self) -> float:
-        return 0.5
+        return self.drawn
 
     def sleep(self, seconds: float) -> None:
         self.check()

@@ -395,6 +395,18 @@ def test_a_dry_run_that_is_ended_gives_back_nothing_of_the_run_before_it() -> No
     assert site.fleet.holders == ["node-0"]
 
 
+def test_rebooters_that_were_started_together_do_not_ask_together() -> None:
+    pauses_s = []
+    for number in (0.0, 0.999):
+        site = one().request(approved=False)
+        site.clock.drawn = number
+        site.clock.after(100.0, site.clock.ask_to_end)
+        with pytest.raises(Terminated):
+            site.rebooter.run()
+        pauses_s.append(site.clock.slept[0])
+    assert pauses_s == pytest.approx([27.0, 33.0], abs=0.1)
+
+
 def test_evidence_is_saved_before_the_reboot() -> None:
     site = one().request(evidence=("npu-smi said nothing",))
     site.round()

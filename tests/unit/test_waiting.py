@@ -163,6 +163,48 @@ def test_watches_are_renewed_before_servers_end_them() -> None:
     assert scene.killer.calls.count("watch") == 3
 
 
+class Restarted(FakeCluster):
+    """A server that goes after a minute of the first watch: an end in order, an expired version, or a break."""
+
+    why: Exception | None = None
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        if "watch" in self.killer.calls:
+            yield from super().watch_pods(resource_version, timeout_s)
+            return
+        with self.killer.call("watch"):
+            self.clock.sleep(60.0)
+        if self.why is not None:
+            raise self.why
+
+
+@pytest.mark.parametrize("why", [None, WatchExpired("too old", ""), WatchBroken("cut", "")], ids=repr)
+def test_a_server_that_ends_the_watches_of_all_nodes_is_not_met_by_all_at_once(why: Exception | None) -> None:
+    back_s = []
+    for number in (0.0, 0.25, 0.999):
+        scene = Scene()
+        scene.clock.drawn = number
+        scene.cluster = Restarted(scene.killer, scene.clock, node())
+        scene.cluster.why = why
+        scene.cluster.add_pod(pod("a", PLUGIN))
+        scene.gone_after(61.8, "a")
+        scene.wait()
+        assert scene.clock.now == 1_061.8, "and nothing is missed"
+        back_s.append(scene.clock.slept[-1])
+    assert back_s == pytest.approx([0.5, 0.75, 1.5], abs=0.01)
+
+
+def test_watches_that_began_together_do_not_end_together() -> None:
+    asked = []
+    for number in (0.0, 0.999):
+        scene = Scene(pod("a", PLUGIN))
+        scene.clock.drawn = number
+        scene.gone_after(WATCH_S * 2, "a")
+        scene.killer.at_call(2, lambda scene=scene: asked.append(scene.clock.now - 1_000.0))  # type: ignore[misc]
+        scene.wait(WATCH_S * 4)
+    assert asked == pytest.approx([WATCH_S * 0.8, WATCH_S * 1.2], abs=1.0)
+
+
 def test_sigterm_ends_the_wait_at_once() -> None:
     scene = Scene(pod("a", PLUGIN))
     scene.clock.after(12.0, scene.clock.ask_to_end)
