@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from driver_manager.departing import Departures
@@ -55,6 +56,7 @@ from driver_manager.domain.steps import (
 from driver_manager.domain.taking import pause_more
 from driver_manager.domain.unloading import unload_order, users
 from driver_manager.handoff import Handoff
+from driver_manager.owning import Hold
 from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
 from driver_manager.rebootrequests import RebootRequests
 from driver_manager.settling import ATTEMPTS, Settler
@@ -82,12 +84,20 @@ class Executor:
     """Executes one plan for one observation."""
 
     def __init__(
-        self, ports: Ports, profile: Profile, policy: Policy, obs: Observation, settler: Settler, deadline: float
+        self,
+        ports: Ports,
+        profile: Profile,
+        policy: Policy,
+        obs: Observation,
+        settler: Settler,
+        hold: Hold,
+        deadline: float,
     ) -> None:
         self._ports = ports
         self._profile = profile
         self._obs = obs
         self._settler = settler
+        self._hold = hold
         self._deadline = deadline
         outside = (ports.cluster, ports.clock, ports.reporter)
         self._reboots = RebootRequests(*outside, ports.host, profile, obs)
@@ -106,6 +116,8 @@ class Executor:
         with contextlib.ExitStack() as work:
             if plan.steps and not work.enter_context(self._ports.host.at_work()):
                 self._ports.reporter.warn("health-watch on this host, if it runs, cannot be told of this run")
+            if not self._hold.is_claimed:
+                self._claim_what_is_ours()
             for number, step in enumerate(plan.steps, 1):
                 if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
                     self._ports.clock.check()
@@ -149,10 +161,27 @@ class Executor:
         """`timeout_s`, cut to what is left of the run's deadline."""
         return max(0.0, min(timeout_s, self._deadline - self._ports.clock.monotonic()))
 
+    def _claim_what_is_ours(self) -> None:
+        """The node may be ours by a patch whose answer was lost. Raises OwnedElsewhere."""
+        journal = self._obs.journal
+        if journal is not None and journal.owner == self._obs.me:
+            with self._hold.taking(self._obs.me):
+                self._ask_node()
+
+    def _effect(self) -> AbstractContextManager[None]:
+        """Within it the driver may be changed. Raises OwnedElsewhere."""
+        return self._hold.effect(self._ask_node)
+
+    def _ask_node(self) -> None:
+        journal = self._settler.held
+        if journal is not None:
+            self._settler.refuse_foreign(self._ports.cluster.node(), journal)
+
     def _take_node(self, step: TakeNode) -> None:
         # Noted before it is done: a patch whose answer is lost may have been applied.
         self._settler.took(step.journal)
-        self._ports.cluster.patch_node(step.change, step.resource_version)
+        with self._hold.taking(step.journal.owner):
+            self._ports.cluster.patch_node(step.change, step.resource_version)
         self._just_took = True
 
     def _wait_for_operands(self, step: WaitForOperands) -> bool:
@@ -191,7 +220,8 @@ class Executor:
 
     def _stop_services(self, step: StopServices) -> None:
         for name in step.names:
-            self._ports.host.stop_service(name)
+            with self._effect():
+                self._ports.host.stop_service(name)
 
     def _named_holders(self) -> str:
         """Who uses the device, for a message; "" where nobody can be seen."""
@@ -239,7 +269,8 @@ class Executor:
         end = self._unload_end if self._unload_end is not None else clock.monotonic()
         while True:
             try:
-                return self._ports.host.unload(module.name)
+                with self._effect():
+                    return self._ports.host.unload(module.name)
             except ModuleBusy as error:
                 if clock.monotonic() >= end:
                     raise self._busy(error.what) from error
@@ -253,7 +284,8 @@ class Executor:
             self._ports.reporter.warn(f"{', '.join(removed)} stay unloaded: their root is not known")
             return
         try:
-            self._ports.host.reload(source, tuple(reversed(removed)))
+            with self._effect():
+                self._ports.host.reload(source, tuple(reversed(removed)))
             self._ports.reporter.info(f"{', '.join(removed)} loaded again")
         except ModuleFailed as error:
             self._ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
@@ -261,7 +293,8 @@ class Executor:
     def _unmount(self, step: UnmountDriverRoot) -> None:
         bound = self._ports.host.still_bound(step.mounts)
         for mount in step.mounts:
-            self._ports.host.unmount(mount)
+            with self._effect():
+                self._ports.host.unmount(mount)
         names = {pod.uid: str(pod) for pod in self._obs.pods.pods}
         for pod_uid in bound:
             self._ports.reporter.warn(
@@ -270,7 +303,8 @@ class Executor:
 
     def _remove(self, step: RemoveArtifacts) -> None:
         for path in step.paths:
-            self._ports.host.remove(path)
+            with self._effect():
+                self._ports.host.remove(path)
 
     def _load_modules(self, step: LoadModules) -> None:
         try:
@@ -281,7 +315,8 @@ class Executor:
     def _load_and_verify(self, source: DriverSource, also: tuple[str, ...]) -> None:
         """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
         host = self._ports.host
-        host.load(source)
+        with self._effect():
+            host.load(source)
         self._load_again(source, also)
         if not host.await_device_nodes(DEVICE_NODES_S):
             raise ModuleFailed(
@@ -302,7 +337,10 @@ class Executor:
         for name in names:
             try:
                 if name not in self._ports.host.modules():
-                    self._ports.host.reload(source, (name,))
+                    with self._effect():
+                        self._ports.host.reload(source, (name,))
+            except OwnedElsewhere:
+                raise
             except ManagerError as error:
                 self._ports.reporter.warn(f"{name} was loaded before and is not now: {error.what}")
 
@@ -319,6 +357,8 @@ class Executor:
                 self._unload_end = self._ports.clock.monotonic() + ROLLBACK_UNLOAD_S
                 self._unload_all(step.source)
                 self._load_and_verify(previous, step.also)
+        except OwnedElsewhere:
+            raise
         except ManagerError as second:
             self._settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
@@ -333,8 +373,9 @@ class Executor:
     def _record_digest(self, step: RecordDigest) -> None:
         host, boot_id = self._ports.host, self._obs.host.boot_id if self._obs.host else ""
         record = {"schema": 1, "bootId": boot_id, "root": step.source.root, "version": step.source.version}
-        host.write_text(step.record_path, json.dumps(record, sort_keys=True) + "\n")
-        host.write_text(step.path, step.digest + "\n")
+        with self._effect():
+            host.write_text(step.record_path, json.dumps(record, sort_keys=True) + "\n")
+            host.write_text(step.path, step.digest + "\n")
 
     def _give_back(self, step: GiveBack) -> None:
         self._settler.give_back(self._settler.held or step.journal)

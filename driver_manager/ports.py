@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -137,6 +137,22 @@ class HostSystem(Protocol):
 
     def at_work(self) -> AbstractContextManager[bool]:
         """Within it health-watch on this host holds its judgement. Yields whether it could be told to."""
+
+    def remove_marker(self, seen: Marker) -> None:
+        """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed."""
+        ...
+
+    def turn(self) -> AbstractContextManager[Callable[[Owner], bool]]:
+        """Within it no other run has an effect on the driver, or takes the node.
+
+        Yields what notes the owner whose effects alone may follow: False where the host has no room for it.
+        Raises OwnedElsewhere where another run is in the middle of either, and stays there.
+        """
+        ...
+
+    def owned(self, owner: Owner) -> AbstractContextManager[None]:
+        """Within it no other run takes the node. Raises OwnedElsewhere where one has, and as `turn`."""
+        ...
 
     def exists(self, path: str) -> bool:
         """Whether there is a file at `path`. Raises ConfigError."""

@@ -96,4 +96,5 @@ class RebootRequests:
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:
             self._cluster.patch_node(step.change, None)
-        self._host.remove(step.path)
+        if step.seen is not None:
+            self._host.remove_marker(step.seen)

@@ -27,6 +27,7 @@ from driver_manager.domain.workloads import Fate, with_fate
 from driver_manager.evicting import Evictor
 from driver_manager.executor import Executor, Ports
 from driver_manager.observe import look_closer
+from driver_manager.owning import Hold
 from driver_manager.settling import Settler
 
 TAKE_ATTEMPTS = 10
@@ -94,6 +95,7 @@ class _Run:
         self._profile = profile
         self._policy = policy
         self._deadline = deadline
+        self._hold = Hold(ports.host, ports.reporter)
         self._kept: tuple[Settler, Observation] | None = None
         self._is_rehearsed = False
 
@@ -110,7 +112,8 @@ class _Run:
             return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
         try:
             self._prepare(decided)
-            waited_for = Executor(ports, self._profile, self._policy, obs, settler, self._deadline).run(decided)
+            executor = Executor(ports, self._profile, self._policy, obs, settler, self._hold, self._deadline)
+            waited_for = executor.run(decided)
         except (Conflict, OwnedElsewhere):
             raise
         except ManagerError as error:

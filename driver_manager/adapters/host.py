@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 from driver_manager.adapters import kmod, procfs, services
 from driver_manager.adapters.commands import run
 from driver_manager.adapters.devices import DeviceEvents
 from driver_manager.adapters.holders import bound_to, find_holders
+from driver_manager.adapters.markerfile import remove_marker
 from driver_manager.adapters.namespaces import in_host_mounts
+from driver_manager.adapters.ownership import Ownership
 from driver_manager.adapters.pci import pci_devices
 from driver_manager.adapters.probecommand import probe_command
 from driver_manager.adapters.roots import HostRoots
 from driver_manager.adapters.worklock import WorkLock
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed
+from driver_manager.domain.journal import Owner
+from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
 from driver_manager.domain.probing import parse
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
@@ -35,6 +39,7 @@ class HostSystem:
         self._files = roots.files()
         self._profile = profile
         self._clock = clock
+        self._ownership = Ownership(self._files, profile.paths, clock)
 
     def modules(self) -> Mapping[str, Module]:
         """See the port."""
@@ -165,6 +170,18 @@ class HostSystem:
             except OSError:
                 held = False
             yield held
+
+    def remove_marker(self, seen: Marker) -> None:
+        """See the port."""
+        remove_marker(self._files, self._profile.paths.reboot_marker, seen)
+
+    def turn(self) -> contextlib.AbstractContextManager[Callable[[Owner], bool]]:
+        """See the port."""
+        return self._ownership.turn()
+
+    def owned(self, owner: Owner) -> contextlib.AbstractContextManager[None]:
+        """See the port."""
+        return self._ownership.owned(owner)
 
     @property
     def _kernel(self) -> str:

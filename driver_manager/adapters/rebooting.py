@@ -12,7 +12,7 @@ from driver_manager.adapters import kmod
 from driver_manager.adapters.commands import run
 from driver_manager.adapters.disposable import lines_within
 from driver_manager.adapters.holders import find_holders
-from driver_manager.adapters.markerfile import read_marker
+from driver_manager.adapters.markerfile import remove_marker
 from driver_manager.adapters.namespaces import in_host
 from driver_manager.adapters.pci import pci_devices
 from driver_manager.adapters.rebootfiles import RebootFiles
@@ -78,17 +78,7 @@ class HostRebooter(RebootFiles):
                 raise ModuleFailed(
                     f"{self._marker} stays: somebody works on the driver at this moment", "Nothing: it is tried again."
                 )
-            self._remove_marker(seen)
-
-    def _remove_marker(self, seen: Marker) -> None:
-        if read_marker(self._files, self._marker)[0] != seen:
-            return
-        try:
-            self._files.remove(self._marker)
-        except OSError as error:
-            raise ModuleFailed(
-                f"cannot remove {self._marker} on the host: {error.strerror}", "Remove it by hand."
-            ) from error
+            remove_marker(self._files, self._marker, seen)
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
         """See the port."""

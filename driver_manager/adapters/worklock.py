@@ -25,7 +25,7 @@ class WorkLock:
 
     def __init__(self, files: HostFiles, path: str) -> None:
         self._files = files
-        self._path = path
+        self.path = path
 
     @contextmanager
     def working(self, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
@@ -37,14 +37,14 @@ class WorkLock:
             yield held
 
     @contextmanager
-    def alone(self, clock: Clock) -> Generator[bool, None, None]:
+    def alone(self, clock: Clock, timeout_s: float | None = None) -> Generator[bool, None, None]:
         """Held by nobody else. Yields whether it is held: it is not where somebody works. Raises OSError."""
-        with self._held(fcntl.LOCK_EX, clock, MOMENT_S) as held:
+        with self._held(fcntl.LOCK_EX, clock, MOMENT_S if timeout_s is None else timeout_s) as held:
             yield held
 
     @contextmanager
     def _held(self, how: int, clock: Clock, timeout_s: float) -> Generator[bool, None, None]:
-        descriptor = self._files.open_lock(self._path)
+        descriptor = self._files.open_lock(self.path)
         try:
             end = clock.monotonic() + timeout_s
             while not (held := _lock(descriptor, how)) and clock.monotonic() < end:

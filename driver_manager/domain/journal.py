@@ -26,6 +26,11 @@ class Owner:
     pid_namespace: int = 0
     boot_id: str = ""
 
+    @property
+    def process(self) -> str:
+        """A word for the process that no other one of this host has."""
+        return f"{self.boot_id}:{self.pid_namespace}:{self.pid}:{self.start_ticks}"
+
     def __str__(self) -> str:
         return f"pod {self.pod}" if self.pod_uid else f"process {self.pid} run by hand"
 

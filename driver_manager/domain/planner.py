@@ -269,7 +269,10 @@ def _clean(obs: Observation, host: Host, profile: Profile, policy: Policy, paths
     )
     if host.root_mounts and not is_source and not _is_installing(obs, profile, policy):
         steps.append(UnmountDriverRoot(host.root_mounts))
-    present = tuple(path for path in paths if path and path in host.artifacts)
+    ready = _ready(profile)
+    # Health-watch may put the ready marker aside, or back, between our look and our lock: both names go then.
+    either = ready if any(path in host.artifacts for path in ready) else ()
+    present = tuple(path for path in paths if path and (path in host.artifacts or path in either))
     if present:
         steps.append(RemoveArtifacts(present))
     return steps

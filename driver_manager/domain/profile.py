@@ -150,6 +150,16 @@ class HostPaths:
         return self._of_ours("driver-manager.lock")
 
     @property
+    def effect_lock(self) -> str:
+        """The file that a run holds locked during one effect on the driver, and whoever takes over between two."""
+        return self._of_ours("driver-manager.effect.lock")
+
+    @property
+    def owner_note(self) -> str:
+        """The file that names the run whose effects alone may follow."""
+        return self._of_ours("driver-manager.owner")
+
+    @property
     def health_record(self) -> str:
         """What health-watch remembers of this boot."""
         return self._of_ours("health-watch.json")

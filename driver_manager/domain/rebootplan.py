@@ -55,7 +55,7 @@ def _clear_request(obs: Observation, host: Host, profile: Profile) -> tuple[Clea
         why = f"it is for {marker.to_driver[:12] if marker else ''}, which is not wanted any more"
     else:
         return ()
-    return (ClearRebootRequest(profile.paths.reboot_marker, NodeChange(labels), why),)
+    return (ClearRebootRequest(marker, NodeChange(labels), why),)
 
 
 def _is_dropped(marker: Marker | None, obs: Observation, host: Host) -> bool:

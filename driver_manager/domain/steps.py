@@ -290,9 +290,9 @@ class HoldForReboot:
 
 @dataclass(frozen=True)
 class ClearRebootRequest:
-    """Remove the marker and labels of a request that nothing asks for any more."""
+    """Remove the labels of a request that nothing asks for any more, and its marker, if it still is the one `seen`."""
 
-    path: str
+    seen: Marker | None
     change: NodeChange
     why: str
 

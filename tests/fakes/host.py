@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 from driver_manager.domain import markers
-from driver_manager.domain.errors import ModuleBusy, ModuleFailed
-from driver_manager.domain.journal import Journal
+from driver_manager.domain.errors import ModuleBusy, ModuleFailed, OwnedElsewhere
+from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
     DriverSource,
@@ -64,6 +64,8 @@ class FakeHost:
     awaited_s: list[float] = field(default_factory=list)
     is_at_work: bool = False
     can_be_locked: bool = True
+    claimed_by: Owner | None = None
+    is_owned: bool = False
 
     @property
     def boot_id(self) -> str:
@@ -164,6 +166,37 @@ class FakeHost:
             yield self.can_be_locked
         finally:
             self.is_at_work = False
+
+    def remove_marker(self, seen: Marker) -> None:
+        with self.killer.call("remove marker", effect=True):
+            if self._marker() == seen:
+                del self.files[self.profile.paths.reboot_marker]
+
+    @contextlib.contextmanager
+    def turn(self) -> Generator[Callable[[Owner], bool], None, None]:
+        with self.killer.call("turn"):
+            pass
+        self.is_owned = True
+        try:
+            yield self._noted
+        finally:
+            self.is_owned = False
+
+    def _noted(self, owner: Owner) -> bool:
+        with self.killer.call("note", effect=True):
+            if self.can_be_locked:
+                self.claimed_by = owner
+            return self.can_be_locked
+
+    @contextlib.contextmanager
+    def owned(self, owner: Owner) -> Generator[None, None, None]:
+        if self.claimed_by != owner:
+            raise OwnedElsewhere(f"the driver was taken over by {self.claimed_by}", "Nothing to do.")
+        self.is_owned = True
+        try:
+            yield
+        finally:
+            self.is_owned = False
 
     # the world
 

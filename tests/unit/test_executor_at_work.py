@@ -68,6 +68,22 @@ def test_a_ready_marker_that_was_put_aside_says_nothing_of_the_next_driver(name:
     assert WITHDRAWN not in world.host.files
 
 
+@pytest.mark.parametrize("name", ["replace_by_container", "replace_by_manager", "rebind"])
+def test_a_ready_marker_put_aside_or_back_after_it_was_seen_does_not_outlive_its_driver(name: str) -> None:
+    ready = PROFILE.paths.ready_marker
+    for there, then in ((ready, WITHDRAWN), (WITHDRAWN, ready)):
+        world = SCENARIOS[name]()
+        world.host.files.pop(ready, None)
+        world.host.files[there] = "DRIVER=1\n"
+
+        def rename(world: World = world, there: str = there, then: str = then) -> None:
+            world.host.files[then] = world.host.files.pop(there)
+
+        world.killer.at("patch", rename)
+        assert run(world).exit_code is ExitCode.DONE
+        assert not {ready, WITHDRAWN} & world.host.files.keys()
+
+
 def test_a_driver_that_stays_keeps_the_mark_of_its_wedge() -> None:
     world = SCENARIOS["current"]()
     world.host.put_driver("2.0", NEW_DIGEST, peer=False)

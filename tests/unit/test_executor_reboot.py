@@ -15,6 +15,7 @@ from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.rebootpatches import REBOOT_STATE
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.fakes.clock import FakeClock
+from tests.fakes.host import FakeHost
 from tests.fakes.scenarios import NEW_ROOT
 from tests.fakes.world import World
 from tests.unit.test_executor import run
@@ -117,6 +118,45 @@ def test_clearing_a_request_killed_at_any_effect_is_completed_by_the_next_run(ef
     assert run(world).exit_code is ExitCode.DONE
     assert not asked(world)
     assert ASCEND.paths.reboot_marker not in world.host.files
+
+
+def check_marker_written_meanwhile_stays() -> None:
+    """Raises AssertionError unless clearing a stale marker leaves one that was written since it was seen."""
+    world = ascend(no_wait=True)
+    run(world)
+    world.next_process()
+    rebooted(world)
+    fresh = encode(Marker("recovery", world.host.boot_id, writer="health-watch"))
+
+    def write() -> None:
+        world.host.files[ASCEND.paths.reboot_marker] = fresh
+
+    world.killer.at("patch", write, after=True)
+    assert run(world).exit_code is ExitCode.DONE
+    assert world.host.files.get(ASCEND.paths.reboot_marker) == fresh
+
+
+def test_a_marker_written_after_a_stale_one_was_seen_stays() -> None:
+    check_marker_written_meanwhile_stays()
+
+
+def test_removing_whatever_marker_is_there_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ASCEND.paths.reboot_marker
+    monkeypatch.setattr(FakeHost, "remove_marker", lambda self, _: self.files.pop(path, None))
+    with pytest.raises(AssertionError):
+        check_marker_written_meanwhile_stays()
+
+
+def test_the_host_removes_the_marker_it_was_shown_and_no_other(tmp_path: Path) -> None:
+    roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
+    path = tmp_path / ASCEND.paths.reboot_marker.lstrip("/")
+    path.parent.mkdir(parents=True)
+    stale, fresh = Marker("upgrade", "boot-0"), Marker("recovery", "boot-1")
+    system = HostSystem(roots, ASCEND, FakeClock())
+    for there, left in ((fresh, True), (stale, False)):
+        path.write_text(encode(there))
+        system.remove_marker(stale)
+        assert path.exists() is left
 
 
 @pytest.mark.parametrize("loader", Loader)

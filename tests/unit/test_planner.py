@@ -45,7 +45,7 @@ from tests.fakes.builders import (
 )
 
 CONTAINER, MANAGER = Policy(), Policy(loader=Loader.MANAGER)
-STATE, READY = PROFILE.paths.state_file, PROFILE.paths.ready_marker
+STATE, READY, WITHDRAWN = PROFILE.paths.state_file, PROFILE.paths.ready_marker, PROFILE.paths.ready_withdrawn
 TAKEN = {PLUGIN: PAUSED, EXPORTER: PAUSED, DRIVER: "true"}
 
 
@@ -255,7 +255,7 @@ def test_a_driver_container_about_to_start_makes_operands_let_go_of_the_old_root
         GiveBack,
     ]
     assert one(found, TakeNode).change.unschedulable is None
-    assert one(found, RemoveArtifacts).paths == (READY,), "the digest stays: the driver does"
+    assert one(found, RemoveArtifacts).paths == (READY, WITHDRAWN), "the digest stays: the driver does"
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_the_full_path_with_a_container() -> None:
         GiveBack,
     ]
     assert one(found, UnloadModules).names == ("rebellions", "rebellions_core")
-    assert one(found, RemoveArtifacts).paths == (READY, STATE)
+    assert one(found, RemoveArtifacts).paths == (READY, WITHDRAWN, STATE)
     assert one(found, TakeNode).resource_version == "100"
     assert one(found, TakeNode).change.unschedulable is True
     assert one(found, GiveBack).journal == one(found, TakeNode).journal
