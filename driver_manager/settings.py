@@ -24,6 +24,7 @@ class Kind(Enum):
     """How an option's text is read."""
 
     TEXT = "text"
+    FILE = "file"
     FLAG = "flag"
     DURATION = "duration"
     CHOICE = "choice"
@@ -65,7 +66,7 @@ def parse_duration(text: str) -> float:
 
 CLUSTER = (
     Setting("node_name", "NODE_NAME", Kind.TEXT, "Node to work on."),
-    Setting("kubeconfig", "KUBECONFIG", Kind.TEXT, "Way to the cluster; in a pod the service account is used."),
+    Setting("kubeconfig", "KUBECONFIG", Kind.FILE, "Way to the cluster; in a pod the service account is used."),
     Setting("pod_name", "POD_NAME", Kind.TEXT, "Our own pod. Default: the host name, if it is a pod on the node."),
     Setting("pod_namespace", "POD_NAMESPACE", Kind.TEXT, "Namespace of our own pod. Default: the operator's."),
     Setting("operator_namespace", "OPERATOR_NAMESPACE", Kind.TEXT, "Namespace of the operator and its driver pods."),
@@ -82,7 +83,7 @@ HOST = (
     Setting(
         "profile", "DRIVER_PROFILE", Kind.TEXT, "Vendor profile, or auto: by PCI devices, then node labels.", "auto"
     ),
-    Setting("profile_file", "PROFILE_FILE", Kind.TEXT, "TOML file with a profile of your own."),
+    Setting("profile_file", "PROFILE_FILE", Kind.FILE, "TOML file with a profile of your own."),
     Setting(
         "node_label_for_pod_eviction",
         "NODE_LABEL_FOR_NPU_POD_EVICTION",
@@ -103,7 +104,7 @@ DRIVER = (
         "driver_load",
         "DRIVER_LOAD",
         Kind.CHOICE,
-        "Who loads the driver: its container, or this manager by modprobe.",
+        "Who loads the driver: its container, or this manager.",
         "container",
         ("container", "manager"),
     ),
@@ -138,7 +139,7 @@ DRIVER = (
         "How long the device may take to become free.",
         "60s",
     ),
-    Setting("reconcile_deadline", "RECONCILE_DEADLINE", Kind.DURATION, "Upper bound of the whole run.", "30m"),
+    Setting("reconcile_deadline", "RECONCILE_DEADLINE", Kind.DURATION, "Bound of the whole run.", "30m"),
 )
 
 WORKLOADS = (
@@ -233,7 +234,7 @@ HEALTH = (
     Setting(
         "metrics_textfile",
         "METRICS_TEXTFILE",
-        Kind.TEXT,
+        Kind.FILE,
         "Write metrics into this file for node_exporter's textfile collector. Default: off.",
     ),
 )
@@ -305,11 +306,38 @@ LOGGING = (
     Setting(
         "termination_log",
         "TERMINATION_LOG",
-        Kind.TEXT,
+        Kind.FILE,
         "File for the last line, written only where it exists (the kubelet makes it).",
         "/dev/termination-log",
     ),
 )
+
+
+HEADINGS = (
+    ("Driver", DRIVER),
+    ("Pods that use the accelerator", WORKLOADS),
+    ("Health", HEALTH),
+    ("Reboots", REBOOTER),
+    ("Node, cluster and host", (*CLUSTER, *HOST)),
+    ("Log", LOGGING),
+)
+"""Every option under the heading that people find it by, in the order in which they are shown."""
+
+COMMON = frozenset(
+    {
+        *("driver_load", "driver_root", "driver_config_digest", "force_reinstall", "reconcile_deadline"),
+        *("stop_host_services", "take_over", "enable_npu_pod_eviction", "enable_auto_drain"),
+        *("interval", "failures", "timeout", "metrics_addr", "metrics_textfile"),
+        *("auto_upgrade", "auto_recover", "max_concurrent_reboots", "reboot_windows", "reboot_evict"),
+        *("node_name", "kubeconfig", "profile", "profile_file", "log_format"),
+    }
+)
+"""Names of the options that `--help` shows; the others are in `--help-all`, so that help fits a screen."""
+
+
+def heading_of(setting: Setting) -> str:
+    """The heading that `setting` stands under."""
+    return next(heading for heading, group in HEADINGS if setting in group)
 
 
 class Values:

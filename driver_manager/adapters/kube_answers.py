@@ -37,7 +37,7 @@ def refused(what: str, message: str) -> ApiRefused:
     """The error for a 403 on `what` (verb, resource and namespace)."""
     return ApiRefused(
         f"the API server refused to {what} ({FORBIDDEN}): {message}",
-        "Give this account the verb; the README lists all that it needs.",
+        "Give this account the verb (deploy/ has all that it needs), or use another account (KUBECONFIG).",
     )
 
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from driver_manager.adapters.terminal import RED, YELLOW, has_colour, painted
 from driver_manager.adapters.termination_log import write_termination_log
 from driver_manager.domain.errors import ExitCode
 
 LEVELS = ("debug", "info", "warning", "error")
+_COLOURS = {"warning": YELLOW, "error": RED}
 
 
 class LogReporter:
@@ -23,6 +25,7 @@ class LogReporter:
         self._json = as_json
         self._least = LEVELS.index(level)
         self._stream = stream if stream is not None else sys.stderr
+        self._paints = not as_json and has_colour(self._stream)
 
     def step(self, number: int, total: int, text: str) -> None:
         """See the port."""
@@ -40,6 +43,13 @@ class LogReporter:
         """The line that says why the command failed."""
         self._write("error", text, **fields)
 
+    def ended(self, *, well: bool) -> None:
+        """The last step is over, and was done if it ended `well`: what shows the present one takes it away."""
+
+    def _mark(self, level: str) -> str:
+        """What tells a warning or an error from other lines."""
+        return painted(f"{level}: ", _COLOURS[level], wanted=self._paints) if level in _COLOURS else ""
+
     def _write(self, level: str, text: str, **fields: Any) -> None:
         if LEVELS.index(level) < self._least:
             return
@@ -48,10 +58,12 @@ class LogReporter:
             record = {"time": now.isoformat(timespec="milliseconds"), "level": level, "message": text, **fields}
             line = json.dumps(record)
         else:
-            mark = "" if level == "info" else f"{level}: "
-            line = f"{now:%H:%M:%S}.{now.microsecond // 1000:03d} {mark}{text}"
+            line = f"{now:%H:%M:%S}.{now.microsecond // 1000:03d} {self._mark(level)}{text}"
+        self._emit(line + "\n")
+
+    def _emit(self, text: str) -> None:
         try:
-            self._stream.write(line + "\n")
+            self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
             return  # a closed log must not end a run that holds a node

@@ -22,6 +22,7 @@ from driver_manager.adapters.supervisor import Supervisor
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import host_roots, log_form, refuse_zero
 from driver_manager.domain import health
 from driver_manager.domain.errors import ConfigError, ExitCode
@@ -40,7 +41,11 @@ _ONCE_CODES = {
 """What `--once` ends with: 0 healthy, 5 the driver does not serve its devices, 6 it cannot be told."""
 
 
-@click.command("health-watch", short_help="Watch the driver's health for ever; a sidecar of the driver container.")
+@click.command(
+    cls=ScreenCommand,
+    name="health-watch",
+    short_help="Watch the driver's health for ever; a sidecar of the driver container.",
+)
 @click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
 @click.option("--handover", is_flag=True, hidden=True, help="Print what the loop is started with, for a reload.")
 @output_option

@@ -11,6 +11,7 @@ import click
 from driver_manager import settings
 from driver_manager.adapters.holders import find_holders
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import open_session
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.model import Holder
@@ -19,7 +20,7 @@ from driver_manager.domain.unloading import users
 from driver_manager.settings import Values
 
 
-@click.command("holders", short_help="List the processes that use the device.")
+@click.command(cls=ScreenCommand, name="holders", short_help="List the processes that use the device.")
 @output_option
 @with_options(settings.CLUSTER, settings.HOST, settings.LOGGING)
 def holders_command(*, output: str, **options: Any) -> int:

@@ -24,6 +24,7 @@ COMMANDS = {
     "restore": ("driver_manager.cli.restore", "restore_command"),
     "health-watch": ("driver_manager.cli.health_watch", "health_watch_command"),
     "sandbox": ("driver_manager.cli.sandbox", "sandbox_command"),
+    "completion": ("driver_manager.cli.completion", "completion_command"),
 }
 
 EPILOG = "Exit codes: " + " · ".join(f"{code.value} {text}" for code, text in EXIT_MEANINGS.items())
@@ -48,7 +49,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(
-    cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(package_name="driver-manager", prog_name="driver-manager")
 def cli() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from driver_manager.adapters.terminal import allows_colour
+from driver_manager.cli.screenhelp import SettingOption
 from driver_manager.settings import Kind, Setting, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,8 +29,14 @@ class Duration(click.ParamType[float]):
 
 def styled(text: str, **style: Any) -> str:
     """`text` in a style, plain where NO_COLOR is set or the terminal is dumb; click drops styles off a terminal."""
-    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    return text if plain else click.style(text, **style)
+    return click.style(text, **style) if allows_colour() else text
+
+
+def _profiles(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The shipped profiles that begin so, for a shell's completion."""
+    from driver_manager import profiles  # noqa: PLC0415  # reading them is nobody else's business here
+
+    return [name for name in (profiles.AUTO, *sorted(profiles.builtin())) if name.startswith(incomplete)]
 
 
 def _type_of(setting: Setting) -> Any:
@@ -42,6 +49,8 @@ def _type_of(setting: Setting) -> Any:
             return click.IntRange(min=1)
         case Kind.FLAG:
             return click.BOOL
+        case Kind.FILE:
+            return click.Path()  # whoever opens it says what is wrong with it; here it helps completion
         case Kind.TEXT:
             return click.STRING
 
@@ -54,12 +63,14 @@ def with_options(*groups: tuple[Setting, ...]) -> Callable[[F], F]:
             command = click.option(
                 setting.flag,
                 setting.name,
+                cls=SettingOption,
+                setting=setting,
                 envvar=[setting.env, *setting.also],
                 type=_type_of(setting),
                 is_flag=setting.kind is Kind.FLAG,
                 default=setting.default,
-                show_default=setting.default not in (None, False),
-                show_envvar=True,
+                shell_complete=_profiles if setting.name == "profile" else None,
+                metavar="NUMBER" if setting.kind is Kind.COUNT else None,
                 help=setting.help,
             )(command)
         return command
@@ -74,6 +85,5 @@ def output_option(command: F) -> F:
         "--output",
         type=click.Choice(["text", "json"]),
         default="text",
-        show_default=True,
-        help="For people or machines.",
+        help="For people (text) or machines (json).",
     )(command)

@@ -11,6 +11,7 @@ import click
 
 from driver_manager import settings
 from driver_manager.cli.options import styled, with_options
+from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import open_session, policy
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.model import Observation, Policy
@@ -26,7 +27,7 @@ _WISHED = ("create", "events")
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 
-@click.command("preflight", short_help="Check whether the driver could be replaced now.")
+@click.command(cls=ScreenCommand, name="preflight", short_help="Check whether the driver could be replaced now.")
 @click.option(
     "-o",
     "--output",

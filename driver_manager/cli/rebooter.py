@@ -29,6 +29,7 @@ from driver_manager.adapters.worklock import WorkLock
 from driver_manager.clearance import NodeClearance
 from driver_manager.cli import lean
 from driver_manager.cli.options import with_options
+from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import eviction_rules, host_roots, kube_cluster, log_form, node_name, refuse_zero
 from driver_manager.domain import schedule
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
@@ -64,15 +65,18 @@ class Wired:
         return RebootFiles(self.roots, self.profile.paths.reboot_marker, self.profile.paths.rebooter_record)
 
 
-@click.command("rebooter", short_help="Reboot the node when its marker asks for it and everything allows it.")
+@click.command(
+    cls=ScreenCommand,
+    name="rebooter",
+    short_help="Reboot the node when its marker asks for it and everything allows it.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
 @with_options(settings.REBOOTER, settings.REBOOT_EVICTION, settings.CLUSTER, settings.HOST, settings.LOGGING)
 def rebooter_command(*, dry_run: bool, **options: Any) -> int:
     """Watch for the reboot-required marker and reboot the node once it is approved, and everything else allows it.
 
     Runs for ever, one on each node; without a marker it asks the API server nothing, but for one look at the Node where
-    it has never been before. Needs the host's root (/host),
-    /proc and namespaces, and the rights that the README lists.
+    it has never been before. Needs the host's root (/host), /proc and namespaces.
     """
     wired = _wired(Values(options), dry_run=dry_run)
     wired.clock.install()

@@ -10,16 +10,22 @@ import click
 from driver_manager import settings
 from driver_manager.adapters.termination_log import write_termination_log
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.vendorcommands import warn_of_unheeded
 from driver_manager.cli.wiring import Session, open_session, policy
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
+from driver_manager.domain.model import Policy
 from driver_manager.reconcile import Outcome, decide, reconcile, rehearsed
 from driver_manager.settings import Values
 
 _GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 
 
-@click.command("reconcile-driver-state", short_help="Bring the driver to what is wanted; the init container runs this.")
+@click.command(
+    cls=ScreenCommand,
+    name="reconcile-driver-state",
+    short_help="Bring the driver to what is wanted; the init container runs this.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing (same as `plan`).")
 @output_option
 @with_options(*_GROUPS)
@@ -33,9 +39,9 @@ def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
     if dry_run:
         return _show_plan(values, output)
     wanted = policy(values)
-    session = open_session(values)
+    session = open_session(values, lists_steps=True)
     warn_of_unheeded(session.profile, session.log)
-    outcome = reconcile(session.ports(), session.observer(), session.profile, wanted)
+    outcome = _reconciled(session, wanted)
     _announce(session, outcome)
     if output == "json":
         words = {"error": outcome.what, "remedy": outcome.remedy} if outcome.exit_code else {"what": outcome.what}
@@ -43,7 +49,17 @@ def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
     return int(outcome.exit_code)
 
 
-@click.command("plan", short_help="Print what a reconcile would do now, and why.")
+def _reconciled(session: Session, wanted: Policy) -> Outcome:
+    is_well = False
+    try:
+        outcome = reconcile(session.ports(), session.observer(), session.profile, wanted)
+        is_well = outcome.exit_code is ExitCode.DONE
+        return outcome
+    finally:
+        session.log.ended(well=is_well)
+
+
+@click.command(cls=ScreenCommand, name="plan", short_help="Print what a reconcile would do now, and why.")
 @output_option
 @with_options(*_GROUPS)
 def plan_command(*, output: str, **options: Any) -> int:

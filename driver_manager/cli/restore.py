@@ -10,6 +10,7 @@ import click
 
 from driver_manager import settings
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import Session, open_session
 from driver_manager.domain.currency import is_loaded
 from driver_manager.domain.errors import ConfigError, ExitCode
@@ -17,6 +18,7 @@ from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import NodeChange, Observation
 from driver_manager.domain.planner import refuse_if_owned
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.steps import GiveBack
 from driver_manager.domain.taking import decoded_journal, found_journal, release
 from driver_manager.settings import Values
 from driver_manager.settling import Settler
@@ -24,7 +26,7 @@ from driver_manager.settling import Settler
 _TAKE_OVER = tuple(setting for setting in settings.DRIVER if setting.name == "take_over")
 
 
-@click.command("restore", short_help="Give this node back from its journal by hand.")
+@click.command(cls=ScreenCommand, name="restore", short_help="Give this node back from its journal by hand.")
 @click.option("--dry-run", is_flag=True, help="Print what would be given back and change nothing.")
 @click.option(
     "--ignore-journal", is_flag=True, help="Decode the labels from their own values; drop an unreadable journal."
@@ -38,7 +40,7 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, **optio
     the node lives (--take-over if you know better).
     """
     values = Values(options)
-    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
     refuse_if_owned(obs, take_over=values.flag("take_over"))
     if obs.host is None and journal is not None and journal.services and not dry_run:
@@ -48,10 +50,20 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, **optio
         )
     change = release(session.node, journal, session.profile) if journal else NodeChange()
     if not dry_run and journal is not None and not change.is_empty:
-        ports = session.ports()
-        Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs).give_back(journal)
+        _give_back(session, obs, journal)
     click.echo(_render(obs, session.profile, change, output, dry_run=dry_run))
     return ExitCode.DONE
+
+
+def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
+    """The one step that restoring is. Raises ManagerError."""
+    ports, is_well = session.ports(), False
+    session.log.step(1, 1, GiveBack(journal).describe())
+    try:
+        Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs).give_back(journal)
+        is_well = True
+    finally:
+        session.log.ended(well=is_well)
 
 
 def _facts(session: Session, *, ignore_journal: bool) -> tuple[Observation, Journal | None]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from driver_manager.cli.options import output_option, styled
+from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.sandbox.rebootplay import run_reboot_story
 from driver_manager.sandbox.rebootstories import REBOOT_STORIES
@@ -16,6 +17,11 @@ from driver_manager.sandbox.runner import NodeState, Report, Story, run_scenario
 from driver_manager.sandbox.scenarios import SCENARIOS
 
 STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES}
+
+
+def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """The scenarios that begin so, for a shell's completion."""
+    return [name for name in STORIES if name.startswith(incomplete)]
 
 
 class Screen:
@@ -35,8 +41,8 @@ class Screen:
         click.echo(text, err=self._err)
 
 
-@click.command("sandbox", short_help="Play a scenario without a cluster and without a device.")
-@click.argument("name", default="", metavar="[SCENARIO]")
+@click.command(cls=ScreenCommand, name="sandbox", short_help="Play a scenario without a cluster and without a device.")
+@click.argument("name", default="", metavar="[SCENARIO]", shell_complete=_names)
 @click.option("--list", "wants_list", is_flag=True, help="List the scenarios.")
 @click.option("--all", "wants_all", is_flag=True, help="Play every scenario.")
 @output_option

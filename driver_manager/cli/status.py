@@ -11,6 +11,7 @@ import click
 from driver_manager import settings
 from driver_manager.cli import rebootstatus
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import Session, open_session, policy
 from driver_manager.domain.errors import ExitCode, ManagerError
 from driver_manager.domain.journal import Journal, JournalUnreadable
@@ -35,7 +36,9 @@ class Facts:
     verdict: Plan | ManagerError
 
 
-@click.command("status", short_help="Show node, journal, pods, modules and what a run would do.")
+@click.command(
+    cls=ScreenCommand, name="status", short_help="Show node, journal, pods, modules and what a run would do."
+)
 @output_option
 @with_options(settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 def status_command(*, output: str, **options: Any) -> int:

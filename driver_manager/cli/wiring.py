@@ -18,6 +18,7 @@ from driver_manager.adapters.host import HostSystem
 from driver_manager.adapters.pci import pci_devices
 from driver_manager.adapters.reporting import LogForm, LogReporter
 from driver_manager.adapters.roots import HostRoots, boot_id, machine_id
+from driver_manager.adapters.terminal import is_capable
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
@@ -182,15 +183,30 @@ class Session:
         return procfs.this_process(boot)
 
 
-def open_session(values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_S) -> Session:
-    """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError."""
+def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporter:
+    """The log; a list of steps instead for a person at a terminal, unless LOG_FORMAT says otherwise."""
+    form = log_form(values)
+    if lists_steps and not form.as_json and values.text("log_format") != "text" and is_capable(sys.stderr):
+        from driver_manager.adapters.steplist import StepList  # noqa: PLC0415  # with a thread, for this case only
+
+        return StepList(clock.monotonic, level=form.level, stream=sys.stderr)
+    return form.reporter(clock.wall)
+
+
+def open_session(
+    values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_S, lists_steps: bool = False
+) -> Session:
+    """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError.
+
+    `lists_steps`: the command has steps that a person may want to follow; it has to call `log.ended` after them.
+    """
     known = profiles.known(values.text("profile_file"))
     wanted = values.text("profile")
     if wanted != profiles.AUTO:
         profiles.pick(wanted, known, (), lambda _: False)
     clock = SystemClock()
     clock.install()
-    log = log_form(values).reporter(clock.wall)
+    log = _log(values, clock, lists_steps=lists_steps)
     roots = host_roots(values)
     name = node_name(values, roots)
     cluster = kube_cluster(values, name, clock, log, api_timeout_s)

@@ -16,7 +16,7 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""
 
-NODE_COMMANDS = [name for name in COMMANDS if name not in ("sandbox", *LOOPS)]
+NODE_COMMANDS = [name for name in COMMANDS if name not in ("sandbox", "completion", *LOOPS)]
 """Those that ask the API server and print."""
 
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
@@ -148,8 +148,8 @@ def test_a_variable_that_cannot_be_read_names_the_option(
 
 
 @pytest.mark.parametrize("command", [*NODE_COMMANDS, "rebooter"])
-def test_the_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str], command: str) -> None:
-    assert run([command, "--help"]) == ExitCode.DONE
+def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str], command: str) -> None:
+    assert run([command, "--help-all"]) == ExitCode.DONE
     text = capfd.readouterr().out
     for setting in (*settings.CLUSTER, *settings.HOST, *settings.LOGGING):
         assert setting.flag in text

@@ -1,0 +1,62 @@
+"""The sandbox's cluster and host as a person meets them who works by hand on the node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.cluster import NODE, SandboxCluster
+from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A node to work on; `kubeconfig` is an administrator's."""
+
+    cluster: SandboxCluster
+    tree: HostTree
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Credentials for the sandbox's API server."""
+        return self.cluster.kubeconfig
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What a debug pod's process has, and the kubeconfig; the host's tree stands for what is mounted at /host."""
+        return {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(self.tree.bin), os.defpath]),
+            "LC_ALL": "C.UTF-8",
+            "HOME": str(self.tree.root),
+            "HOST_ROOT": str(self.tree.root),
+            "KUBECONFIG": str(self.kubeconfig),
+            "TERMINATION_LOG": str(self.tree.root / "termination-log"),
+            **more,
+        }
+
+
+def upgradable(tree: HostTree) -> None:
+    """An old driver is loaded, a new one is there."""
+    tree.add_driver(OLD_ROOT, OLD)
+    tree.load(OLD_ROOT)
+    tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+    tree.add_driver(NEW_ROOT, NEW)
+
+
+@contextlib.contextmanager
+def by_hand(
+    folder: Path, prepare: Callable[[HostTree], None] = upgradable, vendor: str = "rebellions"
+) -> Generator[ByHand, None, None]:
+    """The sandbox below `folder`, its host as `prepare` leaves it."""
+    profile = builtin()[vendor]
+    tree = HostTree(folder / "host", folder / "bin", profile)
+    tree.build()
+    (tree.root / "etc/hostname").write_text(f"{NODE}\n")
+    prepare(tree)
+    with SandboxCluster(profile, tree, folder, digest=NEW_DIGEST, stop_s=0.2) as cluster:
+        yield ByHand(cluster, tree)

@@ -1,0 +1,118 @@
+"""Commands typed in a node debug pod: the host at /host, the host's name, no driver pod, and few rights of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from driver_manager.cli import wiring
+from driver_manager.cli.main import run
+from driver_manager.domain.errors import ExitCode
+from driver_manager.sandbox.apiserver import Deny
+from driver_manager.sandbox.cluster import NODE
+from driver_manager.settings import HEADINGS
+from tests.fakes.sandboxed import ByHand, by_hand
+
+DEFAULT_ACCOUNT = "system:serviceaccount:default:default"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, None]:
+    """A node with an old driver; what is tested here changes nothing on it."""
+    with by_hand(tmp_path_factory.mktemp("by-hand")) as found:
+        yield found
+
+
+@pytest.fixture
+def pod(node: ByHand, monkeypatch: pytest.MonkeyPatch) -> Generator[ByHand, None, None]:
+    """What `kubectl debug node/N --profile=sysadmin` gives a process: the host's tree at /host, the host's network and
+    so its name, the variables of the service, and nothing of ours.
+    """
+    for name in (name for _, group in HEADINGS for one in group for name in (one.env, *one.also)):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(wiring, "CONTAINER_HOST_ROOT", node.tree.root)
+    monkeypatch.setattr(socket, "gethostname", lambda: NODE)
+    monkeypatch.setenv("HOME", str(node.tree.root / "nobody"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield node
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def failure(captured: str) -> list[str]:
+    """The two lines of a failure."""
+    return [json.loads(line)["message"] for line in captured.splitlines()]
+
+
+def test_without_credentials_status_says_what_to_set(pod: ByHand, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["status"]) == ExitCode.USAGE
+    what, remedy = failure(capfd.readouterr().err)
+    assert what.startswith("no usable way to the cluster")
+    assert "KUBECONFIG" in remedy
+
+
+def test_with_the_debug_pods_own_account_status_names_the_right_and_the_way_out(
+    pod: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = pod.cluster.server
+    monkeypatch.setattr(server, "tokens", {**server.tokens, "its-own": DEFAULT_ACCOUNT})
+    monkeypatch.setattr(server, "deny", [Deny("get", "nodes", DEFAULT_ACCOUNT)])
+    config = tmp_path / "config"
+    config.write_text(json.dumps(server.kubeconfig("its-own")))
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    assert run(["status"]) == ExitCode.API_REFUSED
+    what, remedy = failure(capfd.readouterr().err)
+    assert f'User "{DEFAULT_ACCOUNT}" cannot get resource "nodes"' in what
+    assert "KUBECONFIG" in remedy
+
+
+def test_with_a_kubeconfig_status_shows_this_very_node(
+    pod: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(pod.kubeconfig))
+    assert run(["status"]) == ExitCode.DONE
+    text = capfd.readouterr().out
+    assert text.startswith(f"node      {NODE} (profile rebellions)")
+    assert "rebellions 1.2.92" in text, "the host's modules are not seen"
+    assert "replace: recorded digest" in text
+    assert len(text.splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    "command", ["plan", "holders", "preflight", "restore --dry-run", "reconcile-driver-state --dry-run"]
+)
+def test_the_other_commands_that_look_work_there_too(
+    pod: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(pod.kubeconfig))
+    before = pod.cluster.node()
+    assert run(command.split()) in (ExitCode.DONE, ExitCode.PREFLIGHT_FAILED)
+    assert capfd.readouterr().out
+    assert pod.cluster.node() == before
+
+
+def test_a_debug_pod_is_not_taken_for_the_driver_pod(
+    pod: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(pod.kubeconfig))
+    run(["plan"])
+    assert "run by hand with DRIVER_LOAD=container" in capfd.readouterr().out
+    monkeypatch.setattr(socket, "gethostname", pod.cluster.driver_pod)
+    run(["plan"])
+    assert "run by hand" not in capfd.readouterr().out
+
+
+def test_where_no_host_is_mounted_the_node_has_to_be_named(
+    pod: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(wiring, "CONTAINER_HOST_ROOT", tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(pod.kubeconfig))
+    assert run(["status"]) == ExitCode.USAGE
+    assert "NODE_NAME" in failure(capfd.readouterr().err)[1]

@@ -1,0 +1,90 @@
+"""The help of every command fits a screen of 40 lines and 100 columns, and leaves nothing out for good."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from driver_manager import settings
+from driver_manager.cli.main import COMMANDS, cli, run
+from driver_manager.cli.screenhelp import ScreenCommand, SettingOption, first_sentence
+from driver_manager.domain.errors import ExitCode
+
+LINES, COLUMNS = 40, 100
+DECLARED = {setting for _, group in settings.HEADINGS for setting in group}
+
+
+def help_of(capfd: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What a person sees on a terminal of 100 columns."""
+    assert run([*argv]) == ExitCode.DONE
+    return capfd.readouterr().out
+
+
+def options_of(name: str) -> list[SettingOption]:
+    """The options that a command has from the table of settings."""
+    command = cli.get_command(click.Context(cli), name)
+    assert isinstance(command, ScreenCommand)
+    return [option for option in command.params if isinstance(option, SettingOption)]
+
+
+def check_fits(text: str) -> None:
+    """Raise AssertionError where `text` does not fit."""
+    lines = text.splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+
+
+@pytest.mark.parametrize("argv", [[], *([name] for name in COMMANDS)], ids=lambda argv: argv[0] if argv else "group")
+def test_the_help_fits_a_screen(capfd: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    check_fits(help_of(capfd, *argv, "--help"))
+
+
+def test_a_help_with_every_option_does_not_fit(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driver_manager.cli.screenhelp.COMMON", {setting.name for setting in DECLARED})
+    text = help_of(capfd, "plan", "--help")
+    with pytest.raises(AssertionError):
+        check_fits(text)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_the_help_leaves_out_is_in_the_whole_help(capfd: pytest.CaptureFixture[str], name: str) -> None:
+    options = options_of(name)
+    short = help_of(capfd, name, "--help")
+    rare = [option for option in options if option.setting.name not in settings.COMMON]
+    assert ("--help-all" in short) == bool(rare)
+    assert not [option for option in rare if f"{option.setting.flag} " in short]
+    if rare:
+        whole = help_of(capfd, name, "--help-all")
+        assert not [option for option in options if option.setting.flag not in whole]
+        assert not [env for option in options for env in (option.setting.env, *option.setting.also) if env not in whole]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_stands_under_its_heading(capfd: pytest.CaptureFixture[str], name: str) -> None:
+    options = options_of(name)
+    text = help_of(capfd, name, "--help-all" if options else "--help")
+    for heading, group in settings.HEADINGS:
+        here = [option.setting for option in options if option.setting in group]
+        section = text.partition(f"\n{heading}:\n")[2].split("\n\n")[0]
+        assert (f"\n{heading}:\n" in text) == bool(here)
+        assert not [setting.flag for setting in here if setting.flag not in section]
+
+
+def test_every_setting_has_one_heading_and_every_common_name_is_one() -> None:
+    groups = [setting for _, group in settings.HEADINGS for setting in group]
+    assert len(groups) == len(DECLARED)
+    assert {setting.name for setting in DECLARED} >= settings.COMMON
+    assert all(settings.heading_of(setting) for setting in settings.REBOOT_EVICTION)
+
+
+def test_a_sentence_is_not_ended_by_an_abbreviation() -> None:
+    assert first_sentence("Serve here, e.g. :9400. Off by default.") == "Serve here, e.g. :9400."
+    assert first_sentence("One. Two.") == "One."
+    assert first_sentence("No end") == "No end"

@@ -1,0 +1,248 @@
+"""On a terminal a run is a list of steps, the present one alive on the last line; anywhere else it is plain lines."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from driver_manager.adapters import steplist
+from driver_manager.adapters.steplist import StepList
+from driver_manager.adapters.terminal import ERASE_LINE, allows_colour, columns_of, has_colour, is_capable, painted
+from driver_manager.domain.errors import ExitCode
+from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT
+from tests.fakes.sandboxed import by_hand
+
+COLOUR = re.compile(r"\x1b\[\d+m")
+TIMEOUT_S = 30.0
+
+
+class Screen(io.StringIO):
+    """A terminal that keeps what it was sent."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def shown(self) -> list[str]:
+        """The lines as a person sees them in the end, without colours."""
+        plain = COLOUR.sub("", self.getvalue())
+        return [line.rpartition(ERASE_LINE)[2] for line in plain.split("\n")]
+
+
+class Ticks:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(steplist, "TICK_S", 3600.0)
+
+
+def listed(screen: Screen, ticks: Ticks, level: str = "info") -> StepList:
+    """A list on `screen`."""
+    return StepList(ticks, level=level, stream=screen)
+
+
+def test_a_step_that_is_done_stays_with_the_time_that_it_took() -> None:
+    screen, ticks = Screen(), Ticks()
+    log = listed(screen, ticks)
+    log.step(1, 2, "take the node")
+    ticks.now_s += 1.25
+    log.step(2, 2, "unload rebellions")
+    assert screen.shown() == ["✓ [1/2] take the node  1.2 s", "▸ [2/2] unload rebellions  0 s"]
+    log.info("module rebellions is unloaded")
+    ticks.now_s += 0.5
+    log.ended(well=True)
+    log.info("done")
+    assert screen.shown() == [
+        "✓ [1/2] take the node  1.2 s",
+        "  module rebellions is unloaded",
+        "✓ [2/2] unload rebellions  0.5 s",
+        "done",
+        "",
+    ]
+
+
+def test_the_step_that_failed_is_told_from_those_that_were_done() -> None:
+    screen, ticks = Screen(), Ticks()
+    log = listed(screen, ticks)
+    log.step(1, 1, "unload rebellions")
+    log.warn("the device is in use")
+    log.ended(well=False)
+    log.error("driver busy", exit_code=4)
+    assert screen.shown() == [
+        "  warning: the device is in use",
+        "✗ [1/1] unload rebellions  0.0 s",
+        "error: driver busy",
+        "",
+    ]
+
+
+def test_the_present_step_shows_the_time_that_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steplist, "TICK_S", 0.001)
+    screen, ticks = Screen(), Ticks()
+    log = listed(screen, ticks)
+    log.step(1, 1, "wait")
+    ticks.now_s += 7
+    end_s = time.monotonic() + TIMEOUT_S
+    while "▸ [1/1] wait  7 s" not in screen.shown() and time.monotonic() < end_s:
+        time.sleep(0.001)
+    assert screen.shown() == ["▸ [1/1] wait  7 s"]
+    log.ended(well=True)
+
+
+def test_after_the_end_nothing_is_drawn_any_more() -> None:
+    screen = Screen()
+    log = listed(screen, Ticks())
+    log.ended(well=True)
+    log.info("nothing to do")
+    assert screen.shown() == ["nothing to do", ""]
+
+
+def test_a_long_step_is_cut_to_the_terminal_while_it_is_alive_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steplist, "columns_of", lambda _: 40)
+    screen = Screen()
+    log = listed(screen, Ticks())
+    log.step(1, 1, "wait " + "for pods " * 20)
+    (alive,) = screen.shown()
+    assert len(alive) < 40
+    log.ended(well=True)
+    assert screen.shown()[0].count("for pods") == 20
+
+
+def test_a_terminal_without_unicode_gets_other_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(screen, "encoding", "ANSI_X3.4-1968", raising=False)
+    log = listed(screen, Ticks())
+    log.step(1, 1, "wait")
+    log.ended(well=True)
+    assert screen.getvalue().isascii()
+
+
+def test_a_level_above_info_leaves_steps_out() -> None:
+    screen = Screen()
+    log = listed(screen, Ticks(), "warning")
+    log.step(1, 1, "wait")
+    log.info("nothing")
+    log.ended(well=True)
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "capable", "coloured"),
+    [
+        ({"TERM": "xterm"}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, False, False),
+        ({"TERM": ""}, False, False),
+        ({}, False, False),
+    ],
+)
+def test_what_a_terminal_is_shown_is_the_users_to_say(environ: dict[str, str], capable: bool, coloured: bool) -> None:
+    screen = Screen()
+    assert is_capable(screen, environ) == capable
+    assert has_colour(screen, environ) == coloured
+    assert not has_colour(io.StringIO(), environ)
+    assert allows_colour({"TERM": "dumb"}) is False
+    assert columns_of(screen) == 80
+
+
+def test_colour_is_added_to_text_only() -> None:
+    assert painted("x", "31", wanted=True) == "\x1b[31mx\x1b[0m"
+    assert painted("x", "31", wanted=False) == "x"
+    assert painted("", "31", wanted=True) == ""
+
+
+def in_a_terminal(argv: list[str], env: dict[str, str]) -> tuple[int, str]:
+    """Exit status of `argv` in a pseudo-terminal, and all that it was sent there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "driver_manager", *argv], stdin=theirs, stdout=theirs, stderr=theirs, env=env
+    )
+    os.close(theirs)
+    said, end_s = b"", time.monotonic() + TIMEOUT_S
+    try:
+        while time.monotonic() < end_s and select.select([ours], [], [], TIMEOUT_S)[0]:
+            try:
+                said += os.read(ours, 65536)
+            except OSError:  # EIO: nobody has the other end open any more (pty(7))
+                break
+        return process.wait(TIMEOUT_S), said.decode().replace("\r\n", "\n")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+RUN = ["reconcile-driver-state", "--driver-load=manager", f"--driver-root={NEW_ROOT}"]
+
+
+def reconciled(folder: Path, argv: list[str], **env: str) -> str:
+    """What an upgrade of the sandbox says in a terminal."""
+    with by_hand(folder) as node:
+        more = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "TERM": "xterm-256color", **env}
+        status, said = in_a_terminal(argv, node.environment(**more))
+        assert status == ExitCode.DONE, said
+    return said
+
+
+def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
+    said = reconciled(tmp_path, RUN)
+    lines = COLOUR.sub("", said).split("\n")
+    done = [line for line in lines if ERASE_LINE + "✓ [" in line]
+    assert done
+    assert len(done) == int(re.findall(r"\[\d+/(\d+)\]", done[-1])[-1]), "each step is there once, and done"
+    assert COLOUR.search(said)
+    assert ERASE_LINE + "▸ [1/" in COLOUR.sub("", said)
+    assert lines[-2].startswith(f"{ERASE_LINE}done: driver")
+
+
+def test_without_colour_it_is_the_same_list(tmp_path: Path) -> None:
+    said = reconciled(tmp_path, RUN, NO_COLOR="1")
+    assert not COLOUR.search(said)
+    assert ERASE_LINE + "✓ [1/" in said
+
+
+@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"LOG_FORMAT": "text", "NO_COLOR": "1"}], ids=["dumb", "told"])
+def test_a_dumb_terminal_or_a_wish_for_text_gets_plain_lines(tmp_path: Path, env: dict[str, str]) -> None:
+    said = reconciled(tmp_path, RUN, **env)
+    assert "\x1b" not in said
+    assert re.match(r"\d\d:\d\d:\d\d\.\d{3} \[1/", said)
+
+
+def test_restore_in_a_terminal_is_one_step(tmp_path: Path) -> None:
+    with by_hand(tmp_path) as node:
+        key = f"{node.tree.profile.deploy.prefix}device-plugin"
+        paused = node.tree.profile.deploy.paused_value
+
+        def pause(found: dict[str, object]) -> dict[str, object]:
+            metadata = found["metadata"]
+            assert isinstance(metadata, dict)
+            return {**found, "metadata": {**metadata, "labels": {**metadata["labels"], key: paused}}}
+
+        node.cluster.store.patch("nodes", "sandbox-node", pause)
+        status, said = in_a_terminal(["restore"], node.environment(TERM="xterm"))
+        assert status == ExitCode.DONE, said
+        assert node.cluster.node()["metadata"]["labels"][key] == "true"
+    text = COLOUR.sub("", said)
+    assert ERASE_LINE + "✓ [1/1] give the node back: restore 1 label(s)" in text
+    assert f"restored {key}: {paused} → true" in text
