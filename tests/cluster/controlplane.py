@@ -271,6 +271,7 @@ class ControlPlane:
             "--advertise-address=127.0.0.1",
             f"--secure-port={port}",
             "--insecure-port=0",
+            "--allow-privileged=true",  # as every cluster that loads drivers by pods
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
             f"--service-account-key-file={certificate}",

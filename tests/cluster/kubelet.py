@@ -75,6 +75,7 @@ class Kubelet:
         self._watch_stop: Callable[[], None] = lambda: None
         self._pods: dict[str, _Pod] = {}
         self._stop_times_s: dict[str, float] = {}
+        self._by_hand: tuple[str, ...] = ()
         self._threads = [
             threading.Thread(target=self._watch_pods, name=f"kubelet-{node}"),
             threading.Thread(target=self._reap_pods, name=f"reaper-{node}"),
@@ -102,6 +103,19 @@ class Kubelet:
         with self._changed:
             self._stop_times_s[key] = seconds
             self._changed.notify_all()
+
+    def start_by_hand(self, *prefixes: str) -> None:
+        """Pods whose names begin so are bound and stay Pending: the test runs their containers, and `report_running`s.
+
+        For pods that do not exist yet.
+        """
+        with self._changed:
+            self._by_hand = prefixes
+
+    def report_running(self, pod: Json) -> None:
+        """Its init containers are done, and its containers are up and ready."""
+        meta = pod["metadata"]
+        self._api.patch(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status", _running(pod))
 
     def release(self, *keys: str) -> None:
         """Drop the stop time of these keys, or all of them: held pods go at once."""
@@ -155,7 +169,7 @@ class Kubelet:
         # 404 and 409: the pod is gone, is another one of that name, or is bound by now. The next event tells.
         if not bound:
             gone(lambda: self._api.post(f"{path}/binding", _binding(meta, self._node)), 409)
-        elif pod["status"].get("phase") == "Pending":
+        elif pod["status"].get("phase") == "Pending" and not meta["name"].startswith(self._by_hand):
             gone(lambda: self._api.patch(f"{path}/status", _running(pod)), 409)
 
     def _forget(self, uid: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,21 +36,27 @@ class Running:
     def __init__(self, argv: list[str], env: Mapping[str, str], last_line: Path) -> None:
         self._last_line = last_line
         self._began_s = time.monotonic()
+        self._err = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process is, closed at its end
         self.process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(env)
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._err, text=True, env=dict(env)
         )
         STARTED.append(self)
+
+    def said(self) -> str:
+        """What it has written to standard error so far."""
+        return os.pread(self._err.fileno(), os.fstat(self._err.fileno()).st_size, 0).decode(errors="replace")
 
     def end(self) -> Ended:
         """Wait for its end (at most a minute)."""
         try:
-            out, err = self.process.communicate(timeout=RUN_TIMEOUT_S)
+            out, _ = self.process.communicate(timeout=RUN_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            out, err = self.process.communicate()
-            raise AssertionError(f"no end after {RUN_TIMEOUT_S:g} s\n{out}\n{err}") from None
+            out, _ = self.process.communicate()
+            raise AssertionError(f"no end after {RUN_TIMEOUT_S:g} s\n{out}\n{self.said()}") from None
+        at_s, err = time.monotonic(), self.said()
+        self._err.close()
         STARTED.remove(self)
-        at_s = time.monotonic()
         return Ended(self.process.returncode, out, err, self._last_line.read_text(), at_s, at_s - self._began_s)
 
     def kill(self) -> Ended:

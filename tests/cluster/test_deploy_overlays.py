@@ -1,0 +1,288 @@
+"""Each overlay of deploy/ on the real API server: valid to the last field, and its pods' containers do their work.
+
+The DaemonSet controller makes the pods; a container is a process with exactly the pod's command, environment, mounts,
+host name and a token of its service account, whose rights are those that the overlay ships.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.hosttree import HostTree
+from tests.cluster.api import Api, Json, refusal, wait_until
+from tests.cluster.conftest import create_operands
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.kubelet import Node, NodeFactory
+from tests.cluster.podrunner import PodRunner, wait_pod
+from tests.cluster.processes import Running
+from tests.cluster.proxy import Proxy
+from tests.cluster.workloads import Shape, WorkloadsFactory
+from tests.deploy.apply import applied, apply
+from tests.deploy.kustomize import OVERLAYS, only, render
+
+OLD, NEW = "1.2.92", "2.0.1"
+NPU = "npu.openfuyao.com/"
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+MANAGER = "k8s-driver-manager"
+
+
+class Site:
+    """One overlay in force on one node with an old driver, whose containers a test runs."""
+
+    def __init__(self, overlay: str, tree: HostTree, node: Node, runner: PodRunner, digest: str) -> None:
+        self.overlay = overlay
+        self.tree = tree
+        self.node = node
+        self.runner = runner
+        self.digest = digest
+
+    def pod(self, daemon_set: str = "driver") -> Json:
+        """The pod that the DaemonSet has on the node."""
+        return wait_pod(self.node.api, self.node.name, f"{self.overlay}-{daemon_set}-")
+
+    def install(self) -> None:
+        """What the driver container does after the init container."""
+        root = self.tree.profile.paths.driver_root
+        self.tree.add_driver(root, NEW)
+        self.tree.load(root)
+        self.tree.record(self.digest, root, NEW)
+        ready = self.tree.profile.paths.ready_marker
+        if ready:
+            marker = self.tree.root / ready.lstrip("/")
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+
+
+Settle = Callable[[str, dict[str, str]], Site]
+
+
+@pytest.fixture
+def settle(
+    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
+) -> Iterator[Settle]:
+    """Apply an overlay before the node with the old driver is there, so that every pod is made in order."""
+    with ExitStack() as stack:
+
+        def build(overlay: str, labels: dict[str, str]) -> Site:
+            profile = builtin()[overlay]
+            objects = stack.enter_context(applied(admin_api, render(overlay)))
+            tree = HostTree(tmp_path / "host", tmp_path / "bin", profile)
+            tree.build()
+            root = profile.paths.driver_root
+            tree.add_driver(root, OLD)
+            tree.load(root)
+            tree.record("sample-1.2.92", root, OLD)
+            tree.mount_driver_root()
+            made = node(boot_id=tree.boot_id)
+            made.kubelet.start_by_hand(f"{overlay}-driver-")
+            (selector,) = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]["template"]["spec"]["nodeSelector"]
+            made.set_labels({selector: "true", **labels})
+            runner = PodRunner(control_plane, admin_api, tree, tmp_path, proxy.url)
+            return Site(overlay, tree, made, runner, "sample-2.0.1")
+
+        yield build
+
+
+def podmonitors() -> Json:
+    """The Prometheus operator's definition, as far as deploy/ uses it (prometheus-operator, Documentation/api.md)."""
+    text = {"type": "string"}
+    names = {"type": "array", "items": text}
+    relabeling = {"type": "object", "properties": {"sourceLabels": names, "targetLabel": text}}
+    endpoint = {
+        "type": "object",
+        "properties": {
+            "port": text,
+            "path": text,
+            "interval": {"type": "string", "pattern": "^(0|([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?)$"},
+            "relabelings": {"type": "array", "items": relabeling},
+        },
+    }
+    labels = {"type": "object", "additionalProperties": text}
+    selector = {"type": "object", "properties": {"matchLabels": labels}}
+    endpoints = {"type": "array", "items": endpoint}
+    spec = {
+        "type": "object",
+        "required": ["selector"],
+        "properties": {"selector": selector, "podMetricsEndpoints": endpoints},
+    }
+    schema = {"type": "object", "required": ["spec"], "properties": {"spec": spec}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    named = {"plural": "podmonitors", "singular": "podmonitor", "kind": "PodMonitor", "listKind": "PodMonitorList"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+        "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": named, "versions": [version]},
+    }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_api_server_knows_every_field_and_takes_every_value(admin_api: Api, overlay: str) -> None:
+    objects = render(overlay, *(["rebooter-eviction"] if overlay == "ascend" else ["safe-load"]))
+    with applied(admin_api, objects):
+        for one in objects:
+            again = apply(admin_api, one)
+            assert (again["kind"], again["metadata"]["name"]) == (one["kind"], one["metadata"]["name"])
+
+
+def test_a_pod_monitor_fits_its_definition_and_finds_the_port(admin_api: Api) -> None:
+    admin_api.post(CRD, podmonitors())
+    wait_until(lambda: admin_api.answers("/apis/monitoring.coreos.com/v1/podmonitors"), "PodMonitors are served")
+    objects = render("rebellions", "metrics")
+    with applied(admin_api, [one for one in objects if one["kind"] in ("Namespace", "PodMonitor")]):
+        monitor = only(objects, "PodMonitor")["spec"]
+        template = only(objects, "DaemonSet")["spec"]["template"]
+        assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        ports = [port["name"] for one in template["spec"]["containers"] for port in one.get("ports", [])]
+        assert [one["port"] for one in monitor["podMetricsEndpoints"]] == ports
+        broken = copy.deepcopy(only(objects, "PodMonitor"))
+        broken["spec"]["podMetricsEndpoints"][0]["prot"] = "metrics"
+        assert "prot" in str(refusal(lambda: apply(admin_api, broken)))
+
+
+@pytest.mark.parametrize("where", ["initContainers", "containers"])
+def test_a_field_that_does_not_exist_is_refused(admin_api: Api, where: str) -> None:
+    objects = render("rebellions")
+    with applied(admin_api, [one for one in objects if one["kind"] == "Namespace"]):
+        broken = copy.deepcopy(only(objects, "DaemonSet"))
+        broken["spec"]["template"]["spec"][where][0]["volumeMount"] = []
+        assert "volumeMount" in str(refusal(lambda: apply(admin_api, broken)))
+
+
+@pytest.mark.parametrize(
+    ("overlay", "resource", "components"),
+    [
+        ("rebellions", "rebellions.ai/ATOM", ("device-plugin", "operator-validator")),
+        ("nvidia", "nvidia.com/gpu", ("device-plugin", "dcgm-exporter")),
+    ],
+)
+def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_the_node_back(
+    settle: Settle,
+    workloads: WorkloadsFactory,
+    admin_api: Api,
+    overlay: str,
+    resource: str,
+    components: tuple[str, ...],
+) -> None:
+    site = settle(overlay, {})
+    tree, node = site.tree, site.node
+    prefix = tree.profile.deploy.prefix
+    with ExitStack() as stack:
+        operands = create_operands(stack, admin_api, node, components, deploy_prefix=prefix)
+        (tenant,) = workloads(node).managed(1, Shape(resource=resource))
+        labels, pod = node.labels(), site.pod()
+
+        ended = site.runner.run(pod, MANAGER)
+
+        assert ended.code == 0, ended.err
+        assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+        assert '"warning"' not in ended.err
+        assert (tree.driver_version, tree.digest, tenant.state()) == ("not loaded", "", "gone")
+        assert tree.profile.paths.driver_root not in (tree.root / "proc/1/mountinfo").read_text()
+        after = node.read()
+        assert (after["metadata"]["labels"], after["spec"].get("unschedulable")) == (labels, None)
+        assert not [key for key in after["metadata"].get("annotations", {}) if "driver-manager" in key]
+        operands.wait_running()
+
+    site.install()
+    node.kubelet.report_running(pod)
+    watched(site, pod)
+    again = site.runner.run(pod, MANAGER)
+    assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
+    assert tree.driver_version == NEW
+
+
+def watched(site: Site, pod: Json) -> None:
+    """The pod's health-watch takes its first sample, and ends with 0 when told to; it is without a way to the API."""
+    watch = site.runner.start(pod, "health-watch")
+    record = site.tree.root / site.tree.profile.paths.health_record.lstrip("/")
+    wait_until(record.exists, "health-watch remembers a sample")
+    ended = watch.terminate()
+    assert ended.code == 0, ended.err
+    assert f"watching the {site.overlay} driver every 60 s" in ended.err
+    assert '"error"' not in ended.err
+
+
+def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebody_approves(settle: Settle) -> None:
+    site = settle("ascend", {})
+    tree, node = site.tree, site.node
+    labels, pod, rebooters = node.labels(), site.pod(), site.pod("driver-rebooter")
+    (tree.root / "var/lib/ascend").mkdir()
+    watched(site, pod)
+    idle = site.runner.start(rebooters, "rebooter")
+    wait_until((tree.root / "var/lib/ascend/.rebooter.json").exists, "the rebooter has looked at its Node")
+
+    waiting = site.runner.start(pod, MANAGER)
+    wait_until(lambda: node.labels().get(f"{NPU}reboot-required") == "true", "a reboot is asked for")
+    marker = json.loads((tree.root / "var/lib/ascend/.reboot-required").read_text())
+    assert (marker["reason"], marker["to"], tree.driver_version) == ("upgrade", site.digest, OLD)
+    assert idle.terminate().code == 0
+    rebooter = site.runner.start(rebooters, "rebooter")
+    node.api.patch(node.path, {"metadata": {"annotations": {f"{NPU}approve-reboot": "true"}}})
+    wait_until(lambda: tree.is_told_to_reboot, "the reboot command is given", timeout_s=60)
+    assert f"{NPU}approve-reboot" not in node.annotations()
+    lease = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"
+    assert node.api.get(lease)["spec"]["holderIdentity"] == node.name
+    boot(site, waiting, rebooter)
+
+    fresh = site.runner.run(pod, MANAGER)
+    assert fresh.code == 0, fresh.err
+    site.install()
+    back = site.runner.start(rebooters, "rebooter")
+    wait_until(lambda: node.labels() == labels, "the label goes")
+    wait_until(lambda: not node.api.get(lease)["spec"].get("holderIdentity"), "the slot is given back")
+    wait_until(lambda: not [key for key in node.annotations() if key.startswith(NPU)], "the annotations go")
+    ended = back.terminate()
+    assert ended.code == 0, ended.err
+    assert not (tree.root / "var/lib/ascend/.reboot-required").exists()
+    reasons = {event["reason"] for event in node.api.list("/api/v1/namespaces/default/events")}
+    assert {"RebootRequired", "RebootCompleted"} <= reasons
+
+
+def boot(site: Site, *running: Running) -> None:
+    """The machine goes down with all that runs on it, and comes up again."""
+    for one in running:
+        one.kill()
+    site.tree.reboot()
+    (site.tree.root / "run/ascend").mkdir()
+    info = site.node.read()["status"]["nodeInfo"] | {"bootID": site.tree.boot_id}
+    site.node.api.patch(f"{site.node.path}/status", {"status": {"nodeInfo": info}})
+
+
+def test_what_is_mounted_read_only_is_read_only(settle: Settle) -> None:
+    site = settle("rebellions", {})
+    pod = copy.deepcopy(site.pod())
+    (container,) = pod["spec"]["initContainers"]
+    (site.tree.bin / "try").write_text('#!/bin/sh\n: >"$1" && : >"$2"\n')
+    (site.tree.bin / "try").chmod(0o755)
+    container |= {"command": ["try"], "args": ["/run/rbln/written", "/host/refused"]}
+    ended = site.runner.run(pod, MANAGER)
+    assert ended.code != 0
+    assert "/host/refused: Read-only file system" in ended.err
+    assert (site.tree.root / "run/rbln/written").exists()
+    assert not (site.tree.root / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("mount", "code", "said"),
+    [
+        ("/host", 2, "this is not node"),
+        ("/run/rbln", 6, "/run/rbln/rbln-driver.state cannot be written: Read-only file system"),
+        ("/var/run/secrets/kubernetes.io/serviceaccount", 2, "no usable way to the cluster"),
+    ],
+)
+def test_the_init_container_needs_each_of_its_mounts(settle: Settle, mount: str, code: int, said: str) -> None:
+    site = settle("rebellions", {})
+    pod = copy.deepcopy(site.pod())
+    (container,) = pod["spec"]["initContainers"]
+    container["volumeMounts"] = [one for one in container["volumeMounts"] if one["mountPath"] != mount]
+    ended = site.runner.run(pod, MANAGER)
+    assert (ended.code, said in ended.err) == (code, True), ended.err
+    assert site.tree.driver_version == OLD

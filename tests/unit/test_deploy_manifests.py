@@ -1,0 +1,224 @@
+"""deploy/ renders as kustomize renders it, and every overlay says what the code and the operators' contract say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from driver_manager import settings
+from driver_manager.adapters.leases import LEASE
+from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.profiles import builtin
+from tests.deploy import kustomize
+from tests.deploy.kustomize import DEPLOY, OVERLAYS, Json, only, render
+
+PROFILES = builtin()
+COMPONENTS = sorted(path.name for path in (DEPLOY / "components").iterdir())
+SETS = [
+    *((overlay, ()) for overlay in OVERLAYS),
+    ("rebellions", ("safe-load", "metrics")),
+    ("nvidia", ("safe-load", "metrics")),
+    ("ascend", ("rebooter-eviction", "metrics")),
+]
+KNOWN = {
+    name
+    for group in (settings.CLUSTER, settings.HOST, settings.DRIVER, settings.WORKLOADS, settings.REBOOTER)
+    for setting in group
+    for name in (setting.env, *setting.also)
+}
+
+
+def kubectl() -> str:
+    """A kubectl whose kustomize knows components; skips where there is none."""
+    found = shutil.which("kubectl")
+    if found is None:
+        pytest.skip("no kubectl to compare with")
+    said = subprocess.run([found, "version", "--client", "-o", "json"], capture_output=True, text=True, check=False)
+    version = json.loads(said.stdout or "{}").get("kustomizeVersion", "v0")
+    if int(version.removeprefix("v").split(".")[0]) < 5:
+        pytest.skip(f"kubectl has kustomize {version}, which knows no components")
+    return found
+
+
+def containers(objects: list[Json], daemon_set: str) -> dict[str, Json]:
+    """All containers of the DaemonSet whose name ends so."""
+    (found,) = [
+        one for one in objects if one["kind"] == "DaemonSet" and one["metadata"]["name"].partition("-")[2] == daemon_set
+    ]
+    spec = found["spec"]["template"]["spec"]
+    return {one["name"]: one for one in (*spec.get("initContainers", []), *spec["containers"])}
+
+
+def env(container: Json) -> dict[str, str]:
+    """Its literal environment."""
+    return {one["name"]: one["value"] for one in container.get("env", []) if "value" in one}
+
+
+def canonical(value: Any) -> Any:
+    """`value` with the lists whose order means nothing in one order."""
+    if isinstance(value, dict):
+        return {key: canonical(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        inner = [canonical(one) for one in value]
+        keyed = all(isinstance(one, dict) and {"name", "mountPath", "kind"} & one.keys() for one in inner)
+        return sorted(inner, key=lambda one: json.dumps(one, sort_keys=True)) if keyed else inner
+    return value
+
+
+@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tuple[str, ...], tmp_path: Path) -> None:
+    tool = kubectl()
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    folder = tmp_path / "deploy/overlays" / overlay
+    file = folder / "kustomization.yaml"
+    body = yaml.safe_load(file.read_text())
+    body["components"] = [*body["components"], *(f"../../components/{name}" for name in further)]
+    file.write_text(yaml.safe_dump(body))
+    done = subprocess.run([tool, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "kustomize warns of something deprecated"
+    assert canonical(list(yaml.safe_load_all(done.stdout))) == canonical(render(overlay, *further))
+
+
+def test_what_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    monkeypatch.setattr(kustomize, "DEPLOY", tmp_path / "deploy")
+    file = tmp_path / "deploy/overlays/rebellions/kustomization.yaml"
+    file.write_text(file.read_text() + "nameSuffix: -x\n")
+    with pytest.raises(AssertionError, match="nameSuffix"):
+        render("rebellions")
+
+
+def test_every_component_is_offered_by_an_overlay() -> None:
+    texts = [(DEPLOY / "overlays" / overlay / "kustomization.yaml").read_text() for overlay in OVERLAYS]
+    offered = {name for text in texts for name in re.findall(r"components/(\S+)", text)}
+    assert offered == set(COMPONENTS)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_its_profiles(overlay: str) -> None:
+    profile = PROFILES[overlay]
+    objects = render(overlay)
+    assert only(objects, "Namespace")["metadata"]["name"] == profile.namespace
+    spec = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]
+    (selector,) = spec["template"]["spec"]["nodeSelector"].items()
+    wanted = profile.deploy.driver_key if profile.deploy.prefix else profile.present_labels[0]
+    assert selector == (wanted, "true")
+    assert spec["updateStrategy"] == {"type": "OnDelete"}
+    by_name = containers(objects, "driver")
+    told = {name: env(one).get("DRIVER_PROFILE") for name, one in by_name.items()}
+    assert told == {"k8s-driver-manager": overlay, "health-watch": overlay, "driver": None}
+    driver = env(by_name["driver"])
+    assert driver["DRIVER_ROOT"] == profile.paths.driver_root
+    assert driver["STATE_FILE"] == profile.paths.state_file
+    assert driver.get("READY_MARKER", "") == profile.paths.ready_marker
+    assert driver["DRIVER_CONFIG_DIGEST"] == env(by_name["k8s-driver-manager"])["DRIVER_CONFIG_DIGEST"]
+
+
+def writable(spec: Json, container: Json) -> list[str]:
+    """Folders of the host that the container can write below the same path."""
+    paths = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
+    mounts = [one for one in container["volumeMounts"] if not one.get("readOnly")]
+    assert all(paths[one["name"]] == one["mountPath"] for one in mounts)
+    return [one["mountPath"] for one in mounts]
+
+
+def written(profile: Profile, container: str) -> set[str]:
+    """What of the host a container writes."""
+    paths = profile.paths
+    common = {"k8s-driver-manager": {paths.work_lock, paths.state_file, paths.load_record, *paths.artifacts}}
+    common["health-watch"] = {paths.work_lock, paths.health_record, paths.ready_marker}
+    common["rebooter"] = {paths.work_lock, paths.rebooter_record, paths.reboot_evidence}
+    return {path for path in (*common[container], paths.reboot_marker) if path}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(overlay: str) -> None:
+    objects, profile = render(overlay), PROFILES[overlay]
+    for daemon_set in (one for one in objects if one["kind"] == "DaemonSet"):
+        spec = daemon_set["spec"]["template"]["spec"]
+        for container in (*spec.get("initContainers", []), *spec["containers"]):
+            if container["name"] == "driver":
+                continue
+            folders = writable(spec, container)
+            for path in written(profile, container["name"]):
+                assert any(path.startswith(f"{folder}/") for folder in folders), f"{container['name']}: {path}"
+            (host,) = [one for one in container["volumeMounts"] if one["mountPath"] == "/host"]
+            assert (host["readOnly"], host["mountPropagation"]) == (True, "HostToContainer")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_who_talks_to_the_api_server_has_a_token(overlay: str) -> None:
+    objects = render(overlay)
+    holders = []
+    for account in (one for one in objects if one["kind"] == "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+    for daemon_set in (one for one in objects if one["kind"] == "DaemonSet"):
+        spec = daemon_set["spec"]["template"]["spec"]
+        for container in (*spec.get("initContainers", []), *spec["containers"]):
+            holders += [container["name"] for one in container.get("volumeMounts", []) if one["name"] == "api-access"]
+    assert sorted(holders) == sorted(["k8s-driver-manager", *(["rebooter"] if overlay == "ascend" else [])])
+
+
+@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+def test_every_variable_of_ours_is_a_declared_option(overlay: str, further: tuple[str, ...]) -> None:
+    objects = render(overlay, *further)
+    for daemon_set in (one for one in objects if one["kind"] == "DaemonSet"):
+        spec = daemon_set["spec"]["template"]["spec"]
+        for container in (*spec.get("initContainers", []), *spec["containers"]):
+            if container["name"] != "driver":
+                assert {one["name"] for one in container["env"]} <= KNOWN, container["name"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_images_have_the_version_of_the_package(overlay: str) -> None:
+    version = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["version"]
+    images = {one["image"] for one in containers(render(overlay), "driver").values()}
+    assert images == {f"driver-manager:{version}", f"driver-manager-sample-driver:{version}"}
+
+
+def test_no_right_is_given_twice_or_by_a_star() -> None:
+    for overlay, further in SETS:
+        rights = []
+        for role in render(overlay, *further):
+            for rule in role.get("rules", []):
+                for group in rule["apiGroups"]:
+                    for resource in rule["resources"]:
+                        rights += [(role["metadata"]["name"], group, resource, verb) for verb in rule["verbs"]]
+        assert rights
+        assert not [right for right in rights if "*" in "".join(right)]
+        # The rebooter's own account may hold what the agent's holds too.
+        by_account = [("rebooter" in name, *rest) for name, *rest in rights]
+        assert len(by_account) == len(set(by_account))
+
+
+def test_the_lease_that_a_rule_names_is_the_one_that_is_used() -> None:
+    (rule,) = [
+        one for one in only(render("ascend"), "Role", "ascend-driver-rebooter")["rules"] if "resourceNames" in one
+    ]
+    assert rule["resourceNames"] == [LEASE]
+
+
+def test_only_a_driver_that_leaves_a_running_kernel_gets_rights_over_pods() -> None:
+    for overlay in OVERLAYS:
+        names = {one["metadata"]["name"] for one in render(overlay) if one["kind"] == "ClusterRole"}
+        swaps = PROFILES[overlay].strategy is Strategy.IN_PLACE
+        assert (f"{overlay}-driver-in-place" in names, f"{overlay}-driver-eviction" in names) == (swaps, swaps)
+
+
+def test_every_mount_and_every_verb_has_its_reason() -> None:
+    for path in DEPLOY.rglob("*.yaml"):
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines):
+            if path.name == "rbac.yaml" and re.fullmatch(r" {6}- \w+( .*)?", line):
+                assert re.search(r"  # \S", line), f"{path.name}: {line}"
+            if line.strip() == "volumeMounts:":
+                assert lines[number + 1].strip().startswith("#"), f"{path}: {number}"
