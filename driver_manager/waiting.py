@@ -1,6 +1,7 @@
 """Waiting for pods to leave, or for the Node to change: one look (already made) and one WATCH from it, nothing polled.
 
-Owns the handling of ends, breaks and expiry of a watch. Depends on ports only.
+Owns the handling of ends, breaks and expiry of a watch, and of one that is not allowed: then it polls after all.
+Depends on ports only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Generic, TypeVar
 
-from driver_manager.domain.errors import ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
 from driver_manager.domain.model import Node, Pod, PodEvent, PodEventKind, PodList
 from driver_manager.domain.naming import several
 from driver_manager.domain.operands import why_still_there
@@ -26,6 +27,9 @@ WATCH_SHARE = 0.2
 RETRY_S = 1.0
 """Pause, more or less, before a watch that ended too early is opened again, or the list is asked for anew."""
 
+POLL_S = 2.0
+"""Between two looks where watching is not allowed: NVIDIA's operator lets its driver pods list pods, and no more."""
+
 T = TypeVar("T")
 
 
@@ -37,6 +41,7 @@ class _Wait(ABC, Generic[T]):
         self._clock = clock
         self._reporter = reporter
         self._resource_version = ""
+        self._may_watch = True
 
     @abstractmethod
     def _is_done(self) -> bool:
@@ -60,6 +65,10 @@ class _Wait(ABC, Generic[T]):
             left_s = end - self._clock.monotonic()
             if left_s <= 0:
                 return False
+            if not self._may_watch:
+                self._clock.sleep(min(POLL_S, left_s))
+                self._look_again(end)
+                continue
             begun = self._clock.monotonic()
             asked_s = min(left_s, around_s(WATCH_S, self._clock.random(), WATCH_SHARE))
             try:
@@ -72,6 +81,9 @@ class _Wait(ABC, Generic[T]):
             except WatchBroken as error:
                 self._reporter.warn(f"{error.what}; watching again")
                 self._pause(end)
+            except ApiRefused as error:
+                self._reporter.warn(f"{error.what}; looking every {POLL_S:g} s instead")
+                self._may_watch = False
         return True
 
     def _follow(self, timeout_s: float, end: float) -> None:
@@ -126,7 +138,10 @@ class PodWait(_Wait[PodEvent]):
         return self._cluster.watch_pods(self._resource_version, timeout_s)
 
     def _look(self) -> None:
+        before = self._remaining
         self._accept(self._cluster.pods())
+        for pod in (pod for uid, pod in before.items() if uid not in self._remaining):
+            self._reporter.info(f"pod {pod} is gone, {len(self._remaining)} left")
 
     def _accept(self, listed: PodList) -> None:
         self._seen = {pod.uid: pod for pod in listed.pods}

@@ -92,17 +92,18 @@ def rights_to_replace(profile: Profile, policy: Policy) -> tuple[tuple[str, str]
 
 
 def access(refused: Iterable[tuple[str, str]], needed: Iterable[tuple[str, str]]) -> tuple[Check, ...]:
-    """One check per needed right."""
+    """One check per needed right. One to watch stops nothing: what may be read can be looked at again and again."""
     gone = set(refused)
-    return tuple(
-        Check(
-            f"may {verb} {resource}",
-            (verb, resource) not in gone,
-            f"this account may {'not ' if (verb, resource) in gone else ''}{verb} {resource}",
-            f"Give this service account the verb {verb} on {resource}.",
-        )
-        for verb, resource in needed
-    )
+    return tuple(_right(verb, resource, has=(verb, resource) not in gone) for verb, resource in needed)
+
+
+def _right(verb: str, resource: str, *, has: bool) -> Check:
+    what = f"this account may {'' if has else 'not '}{verb} {resource}"
+    can_do_without = verb == "watch"
+    if not has and can_do_without:
+        what += ": a run looks every few seconds instead"
+    ok = True if has else None if can_do_without else False
+    return Check(f"may {verb} {resource}", ok, what, f"Give this service account the verb {verb} on {resource}.")
 
 
 def _deadline(policy: Policy) -> Check:

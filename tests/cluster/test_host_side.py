@@ -77,7 +77,8 @@ def test_missing_rights_are_found_before_anything_changes(control_plane: Control
     assert one.tree.driver_version == OLD
     checked = one.run("preflight", "-o", "text", KUBECONFIG=reader)
     assert checked.code == 6
-    assert "✗ may watch pods" in checked.out
+    assert "✗ may patch nodes" in checked.out
+    assert "? may watch pods" in checked.out
 
 
 def test_preflight_says_what_stops_a_run_and_what_to_do(one: Rig) -> None:

@@ -194,11 +194,17 @@ def test_only_rights_that_the_steps_use_are_asked_for(
 
 
 def test_a_right_that_is_missing_is_named_with_its_remedy() -> None:
-    needed = (("patch", "nodes"), ("watch", "pods"))
-    have, lack = access([("watch", "pods")], needed)
+    lack, have = access([PATCH], (PATCH, EVICT))
     assert (have.ok, lack.ok) == (True, False)
-    assert "may not watch pods" in lack.what
-    assert "verb watch on pods" in lack.remedy
+    assert "may not patch nodes" in lack.what
+    assert "verb patch on nodes" in lack.remedy
+
+
+@pytest.mark.parametrize("right", [WATCH_PODS, WATCH_NODES])
+def test_a_missing_right_to_watch_stops_nothing_and_is_told(right: tuple[str, str]) -> None:
+    (lack,) = access([right], (right,))
+    assert lack.ok is None
+    assert f"may not watch {right[1]}: a run looks every few seconds instead" in lack.what
 
 
 @pytest.mark.parametrize(

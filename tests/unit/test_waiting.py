@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from driver_manager.domain.errors import ApiUnavailable, PodsRemain, Terminated, WatchBroken, WatchExpired
-from driver_manager.domain.model import Pod, PodEvent
-from driver_manager.waiting import WATCH_S, PodWait
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, Terminated, WatchBroken, WatchExpired
+from driver_manager.domain.model import Node, Pod, PodEvent
+from driver_manager.waiting import POLL_S, WATCH_S, NodeWait, PodWait
 from tests.fakes.builders import PLUGIN, node, pod
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster
@@ -247,6 +247,68 @@ def test_sigterm_ends_the_pause_between_two_expired_watches() -> None:
     with pytest.raises(Terminated):
         scene.wait(60.0)
     assert scene.clock.now == pytest.approx(1_005.2)
+
+
+class Unwatchable(FakeCluster):
+    """A server that lets us read, and not watch."""
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        with self.killer.call("watch"):
+            raise ApiRefused("refused to watch pods", "Give it the verb.")
+        yield
+
+    def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
+        with self.killer.call("watch"):
+            raise ApiRefused("refused to watch nodes", "Give it the verb.")
+        yield
+
+
+def unwatchable(*pods: Pod) -> Scene:
+    """A scene on such a server."""
+    scene = Scene()
+    scene.cluster = Unwatchable(scene.killer, scene.clock, node())
+    for one in pods:
+        scene.cluster.add_pod(one)
+    return scene
+
+
+def test_where_pods_may_not_be_watched_they_are_looked_at_every_two_seconds_and_that_is_said_once() -> None:
+    scene = unwatchable(pod("a", PLUGIN), pod("b", PLUGIN))
+    scene.gone_after(3.0, "a")
+    scene.gone_after(4.5, "b")
+    scene.wait()
+    assert scene.clock.now == 1000.0 + 3 * POLL_S
+    assert scene.killer.calls == ["pods", "watch", "pods", "pods", "pods"]
+    assert scene.reporter.warnings == ["refused to watch pods; looking every 2 s instead"]
+    assert scene.reporter.infos == ["pod rbln-system/a is gone, 1 left", "pod rbln-system/b is gone, 0 left"]
+
+
+def test_looking_again_and_again_ends_with_the_time_and_with_sigterm() -> None:
+    scene = unwatchable(pod("a", PLUGIN))
+    with pytest.raises(PodsRemain, match="rbln-system/a"):
+        scene.wait(5.0)
+    assert scene.clock.now == 1005.0
+    scene = unwatchable(pod("a", PLUGIN))
+    scene.clock.after(3.0, scene.clock.ask_to_end)
+    with pytest.raises(Terminated):
+        scene.wait()
+    assert scene.clock.now == 1003.0
+
+
+def test_who_may_not_even_list_is_refused() -> None:
+    scene = unwatchable(pod("a", PLUGIN))
+    scene.killer.at_call(2, lambda: _raise(ApiRefused("refused to list pods", "")))
+    with pytest.raises(ApiRefused, match="list pods"):
+        scene.wait()
+
+
+def test_a_node_that_may_not_be_watched_is_looked_at_too() -> None:
+    scene = unwatchable()
+    scene.clock.after(3.0, lambda: scene.cluster.edit({"answer": "yes"}))
+    wait = NodeWait(scene.cluster, scene.clock, scene.reporter, lambda now: now.labels.get("answer") == "yes")
+    assert wait.until_wanted(scene.cluster.node(), 60.0)
+    assert scene.clock.now == 1000.0 + 2 * POLL_S
+    assert scene.reporter.warnings == ["refused to watch nodes; looking every 2 s instead"]
 
 
 @pytest.mark.parametrize(("count", "said"), [(10, None), (11, "; and 1 more"), (500, "; and 490 more")])
