@@ -1,7 +1,7 @@
 """Runs a command as a container runtime would: own mounts, root, host name and environment. Run as a program.
 
 `container.py SPEC`, with a JSON document that `Spec` describes. Call it below `unshare --mount --uts`: what it mounts
-is gone with the process. The machine's own folders are there, for the interpreter; /dev, /run and the other `fresh`
+is gone with the process. The machine's own folders are there, for the interpreter; /dev, /run and the other fresh
 folders are empty but for what is mounted into them. Standard library only, as it starts in a bare interpreter.
 """
 
@@ -18,8 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 DEVICES = ("null", "zero", "random", "urandom")
-FRESH = ("dev", "run", "host", "var/lib")
+FRESH = ("dev", "run", "host", "sys", "var/lib")
 """Empty in the container. What is mounted must lie below one of them, or the machine's own folders would be written."""
+
+BEHIND = "machine-dev"
+"""Where the container's own devices come from once /dev is the sandbox host's."""
 
 NAMESPACES = ("--mount", "--uts", "--propagation", "private")
 
@@ -69,9 +72,8 @@ def build(root: Path) -> None:
     for name in FRESH:
         (root / name).mkdir(parents=True, exist_ok=True)
         mount("-t", "tmpfs", "tmpfs", str(root / name))
-    for name in DEVICES:
-        (root / "dev" / name).touch()
-        mount("--bind", f"/dev/{name}", str(root / "dev" / name))
+    (root / BEHIND).mkdir()
+    mount("--rbind", "/dev", str(root / BEHIND))
 
 
 def place(one: Mount) -> None:
@@ -84,8 +86,6 @@ def place(one: Mount) -> None:
     else:
         target.touch()
     mount("--rbind", one.source, str(target))
-    if one.read_only:
-        mount("-o", "remount,bind,ro", str(target))
 
 
 def main(document: str) -> None:
@@ -96,8 +96,12 @@ def main(document: str) -> None:
     build(Path(spec.root))
     os.chroot(spec.root)
     os.chdir("/")
-    for one in (*spec.mounts, Mount(spec.last_line, "/dev/termination-log")):
+    devices = [Mount(f"/{BEHIND}/{name}", f"/dev/{name}") for name in DEVICES]
+    for one in (*spec.mounts, *devices, Mount(spec.last_line, "/dev/termination-log")):
         place(one)
+    for one in spec.mounts:
+        if one.read_only:
+            mount("-o", "remount,bind,ro", one.target)
     program = shutil.which(spec.argv[0], path=spec.env["PATH"])
     if program is None:
         raise SystemExit(f"{spec.argv[0]} is not on the image's PATH")

@@ -18,6 +18,17 @@ from tests.cluster.processes import Ended, Running
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _TOKEN_S = 3600
+_TOKEN_VOLUME: Json = {
+    "name": "kube-api-access",
+    "projected": {
+        "sources": [
+            {"serviceAccountToken": {"path": "token"}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+        ]
+    },
+}
+"""What admission adds to pods whose service account does not say otherwise (plugin/pkg/admission/serviceaccount)."""
 
 
 class PodRunner:
@@ -66,11 +77,20 @@ class PodRunner:
         return {"PATH": path, "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port, **own}
 
     def _mounts(self, pod: Json, container: Json, folder: Path) -> list[Mount]:
-        volumes = {one["name"]: one for one in pod["spec"]["volumes"]}
+        volumes = {one["name"]: one for one in (*pod["spec"]["volumes"], _TOKEN_VOLUME)}
+        mounts = list(container.get("volumeMounts", []))
+        if self._automounts(pod) and SERVICE_ACCOUNT not in {one["mountPath"] for one in mounts}:
+            mounts.append({"name": _TOKEN_VOLUME["name"], "mountPath": SERVICE_ACCOUNT, "readOnly": True})
         return [
             Mount(str(self._source(volumes[one["name"]], pod, folder)), one["mountPath"], one.get("readOnly", False))
-            for one in container.get("volumeMounts", [])
+            for one in mounts
         ]
+
+    def _automounts(self, pod: Json) -> bool:
+        """Whether every container gets a token, which the API server's admission would have added."""
+        namespace, name = pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"]
+        account = self._api.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
+        return bool(account.get("automountServiceAccountToken", True))
 
     def _source(self, volume: Json, pod: Json, folder: Path) -> Path:
         if "hostPath" in volume:
@@ -134,12 +154,16 @@ def _field(path: str, pod: Json) -> str:
     return str(pod[section][name])
 
 
-def wait_pod(api: Api, node: str, name_prefix: str) -> Json:
-    """The pod on the node whose name begins so, once it is bound."""
+def wait_pod(api: Api, node: str, daemon_set: str) -> Json:
+    """The DaemonSet's pod on the node, once it is bound."""
 
     def found() -> Json | None:
         listed = api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
-        ours = [pod for pod in listed if pod["metadata"]["name"].startswith(name_prefix)]
-        return next((pod for pod in ours if "deletionTimestamp" not in pod["metadata"]), None)
+        ours = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+        return next((pod for pod in ours if daemon_set in _owners(pod)), None)
 
-    return wait_until(found, f"a pod {name_prefix}… on {node}")
+    return wait_until(found, f"a pod of {daemon_set} on {node}")
+
+
+def _owners(pod: Json) -> list[str]:
+    return [owner["name"] for owner in pod["metadata"].get("ownerReferences", [])]

@@ -15,77 +15,37 @@ from pathlib import Path
 import pytest
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.hosttree import HostTree
 from tests.cluster.api import Api, Json, refusal, wait_until
 from tests.cluster.conftest import create_operands
 from tests.cluster.controlplane import ControlPlane
-from tests.cluster.kubelet import Node, NodeFactory
+from tests.cluster.kubelet import NodeFactory
 from tests.cluster.podrunner import PodRunner, wait_pod
 from tests.cluster.processes import Running
 from tests.cluster.proxy import Proxy
+from tests.cluster.site import OLD, Site, old_driver, settled
 from tests.cluster.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied, apply
 from tests.deploy.kustomize import OVERLAYS, only, render
 
-OLD, NEW = "1.2.92", "2.0.1"
+NEW = "2.0.1"
 NPU = "npu.openfuyao.com/"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 MANAGER = "k8s-driver-manager"
 
 
-class Site:
-    """One overlay in force on one node with an old driver, whose containers a test runs."""
-
-    def __init__(self, overlay: str, tree: HostTree, node: Node, runner: PodRunner, digest: str) -> None:
-        self.overlay = overlay
-        self.tree = tree
-        self.node = node
-        self.runner = runner
-        self.digest = digest
-
-    def pod(self, daemon_set: str = "driver") -> Json:
-        """The pod that the DaemonSet has on the node."""
-        return wait_pod(self.node.api, self.node.name, f"{self.overlay}-{daemon_set}-")
-
-    def install(self) -> None:
-        """What the driver container does after the init container."""
-        root = self.tree.profile.paths.driver_root
-        self.tree.add_driver(root, NEW)
-        self.tree.load(root)
-        self.tree.record(self.digest, root, NEW)
-        ready = self.tree.profile.paths.ready_marker
-        if ready:
-            marker = self.tree.root / ready.lstrip("/")
-            marker.parent.mkdir(parents=True, exist_ok=True)
-            marker.touch()
-
-
-Settle = Callable[[str, dict[str, str]], Site]
-
-
 @pytest.fixture
 def settle(
     control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
-) -> Iterator[Settle]:
-    """Apply an overlay before the node with the old driver is there, so that every pod is made in order."""
+) -> Iterator[Callable[[str], Site]]:
+    """Put an overlay in force on a node with an old driver."""
     with ExitStack() as stack:
 
-        def build(overlay: str, labels: dict[str, str]) -> Site:
-            profile = builtin()[overlay]
+        def build(overlay: str) -> Site:
             objects = stack.enter_context(applied(admin_api, render(overlay)))
-            tree = HostTree(tmp_path / "host", tmp_path / "bin", profile)
-            tree.build()
-            root = profile.paths.driver_root
-            tree.add_driver(root, OLD)
-            tree.load(root)
-            tree.record("sample-1.2.92", root, OLD)
-            tree.mount_driver_root()
-            made = node(boot_id=tree.boot_id)
-            made.kubelet.start_by_hand(f"{overlay}-driver-")
-            (selector,) = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]["template"]["spec"]["nodeSelector"]
-            made.set_labels({selector: "true", **labels})
+            daemon_set = only(objects, "DaemonSet", f"{overlay}-driver")
+            tree = old_driver(tmp_path, builtin()[overlay], "sample-1.2.92")
             runner = PodRunner(control_plane, admin_api, tree, tmp_path, proxy.url)
-            return Site(overlay, tree, made, runner, "sample-2.0.1")
+            return settled(node(boot_id=tree.boot_id), daemon_set, tree, runner)
 
         yield build
 
@@ -164,20 +124,20 @@ def test_a_field_that_does_not_exist_is_refused(admin_api: Api, where: str) -> N
     ],
 )
 def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_the_node_back(
-    settle: Settle,
+    settle: Callable[[str], Site],
     workloads: WorkloadsFactory,
     admin_api: Api,
     overlay: str,
     resource: str,
     components: tuple[str, ...],
 ) -> None:
-    site = settle(overlay, {})
+    site = settle(overlay)
     tree, node = site.tree, site.node
     prefix = tree.profile.deploy.prefix
     with ExitStack() as stack:
         operands = create_operands(stack, admin_api, node, components, deploy_prefix=prefix)
         (tenant,) = workloads(node).managed(1, Shape(resource=resource))
-        labels, pod = node.labels(), site.pod()
+        labels, pod = node.labels(), site.pod
 
         ended = site.runner.run(pod, MANAGER)
 
@@ -185,13 +145,13 @@ def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_th
         assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
         assert '"warning"' not in ended.err
         assert (tree.driver_version, tree.digest, tenant.state()) == ("not loaded", "", "gone")
-        assert tree.profile.paths.driver_root not in (tree.root / "proc/1/mountinfo").read_text()
+        assert not site.is_mounted()
         after = node.read()
         assert (after["metadata"]["labels"], after["spec"].get("unschedulable")) == (labels, None)
         assert not [key for key in after["metadata"].get("annotations", {}) if "driver-manager" in key]
         operands.wait_running()
 
-    site.install()
+    site.install(NEW, "sample-2.0.1")
     node.kubelet.report_running(pod)
     watched(site, pod)
     again = site.runner.run(pod, MANAGER)
@@ -206,14 +166,16 @@ def watched(site: Site, pod: Json) -> None:
     wait_until(record.exists, "health-watch remembers a sample")
     ended = watch.terminate()
     assert ended.code == 0, ended.err
-    assert f"watching the {site.overlay} driver every 60 s" in ended.err
+    assert f"watching the {site.tree.profile.name} driver every 60 s" in ended.err
     assert '"error"' not in ended.err
 
 
-def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebody_approves(settle: Settle) -> None:
-    site = settle("ascend", {})
+def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebody_approves(
+    settle: Callable[[str], Site],
+) -> None:
+    site = settle("ascend")
     tree, node = site.tree, site.node
-    labels, pod, rebooters = node.labels(), site.pod(), site.pod("driver-rebooter")
+    labels, pod, rebooters = node.labels(), site.pod, wait_pod(node.api, node.name, "ascend-driver-rebooter")
     (tree.root / "var/lib/ascend").mkdir()
     watched(site, pod)
     idle = site.runner.start(rebooters, "rebooter")
@@ -222,7 +184,7 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebod
     waiting = site.runner.start(pod, MANAGER)
     wait_until(lambda: node.labels().get(f"{NPU}reboot-required") == "true", "a reboot is asked for")
     marker = json.loads((tree.root / "var/lib/ascend/.reboot-required").read_text())
-    assert (marker["reason"], marker["to"], tree.driver_version) == ("upgrade", site.digest, OLD)
+    assert (marker["reason"], marker["to"], tree.driver_version) == ("upgrade", "sample-2.0.1", OLD)
     assert idle.terminate().code == 0
     rebooter = site.runner.start(rebooters, "rebooter")
     node.api.patch(node.path, {"metadata": {"annotations": {f"{NPU}approve-reboot": "true"}}})
@@ -234,7 +196,7 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebod
 
     fresh = site.runner.run(pod, MANAGER)
     assert fresh.code == 0, fresh.err
-    site.install()
+    site.install(NEW, "sample-2.0.1")
     back = site.runner.start(rebooters, "rebooter")
     wait_until(lambda: node.labels() == labels, "the label goes")
     wait_until(lambda: not node.api.get(lease)["spec"].get("holderIdentity"), "the slot is given back")
@@ -256,9 +218,9 @@ def boot(site: Site, *running: Running) -> None:
     site.node.api.patch(f"{site.node.path}/status", {"status": {"nodeInfo": info}})
 
 
-def test_what_is_mounted_read_only_is_read_only(settle: Settle) -> None:
-    site = settle("rebellions", {})
-    pod = copy.deepcopy(site.pod())
+def test_what_is_mounted_read_only_is_read_only(settle: Callable[[str], Site]) -> None:
+    site = settle("rebellions")
+    pod = copy.deepcopy(site.pod)
     (container,) = pod["spec"]["initContainers"]
     (site.tree.bin / "try").write_text('#!/bin/sh\n: >"$1" && : >"$2"\n')
     (site.tree.bin / "try").chmod(0o755)
@@ -278,9 +240,11 @@ def test_what_is_mounted_read_only_is_read_only(settle: Settle) -> None:
         ("/var/run/secrets/kubernetes.io/serviceaccount", 2, "no usable way to the cluster"),
     ],
 )
-def test_the_init_container_needs_each_of_its_mounts(settle: Settle, mount: str, code: int, said: str) -> None:
-    site = settle("rebellions", {})
-    pod = copy.deepcopy(site.pod())
+def test_the_init_container_needs_each_of_its_mounts(
+    settle: Callable[[str], Site], mount: str, code: int, said: str
+) -> None:
+    site = settle("rebellions")
+    pod = copy.deepcopy(site.pod)
     (container,) = pod["spec"]["initContainers"]
     container["volumeMounts"] = [one for one in container["volumeMounts"] if one["mountPath"] != mount]
     ended = site.runner.run(pod, MANAGER)

@@ -1,0 +1,213 @@
+"""Manifests of others run our command unchanged: both generations of the operator's contract, and NVIDIA's.
+
+The manifests in tests/deploy/dropin are written from the vendors' documents; a container gets their command,
+environment, mounts and rights, and nothing more.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox import standins
+from driver_manager.sandbox.hosttree import HostTree
+from tests.cluster.api import Api, Json
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.kubelet import NodeFactory, OperandsFactory
+from tests.cluster.oldserver import PodClaim
+from tests.cluster.podrunner import PodRunner
+from tests.cluster.proxy import Proxy
+from tests.cluster.site import OLD, Site, old_driver, settled
+from tests.cluster.workloads import Shape, WorkloadsFactory
+from tests.deploy.apply import applied
+from tests.deploy.kustomize import only
+
+FOLDER = Path(__file__).parents[1] / "deploy/dropin"
+MANAGER = "k8s-driver-manager"
+OLD_DIGEST, DIGEST, NEW = "digest-of-1.2.92", "digest-of-2.0.1", "2.0.1"
+WARNING = '"level": "warning"'
+GENERATIONS = ("generation-1", "generation-2")
+DRA_PLUGIN = "nvidia.com/dra-kubelet-plugin"
+
+SettleDropin = Callable[[str, str], Site]
+
+
+@pytest.fixture
+def settle(
+    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
+) -> Iterator[SettleDropin]:
+    """Put a manifest in force on a node with an old driver of a profile."""
+    with ExitStack() as stack:
+
+        def build(name: str, profile: str) -> Site:
+            text = (FOLDER / f"{name}.yaml").read_text()
+            objects = stack.enter_context(applied(admin_api, yaml.safe_load_all(text)))
+            tree = old_driver(tmp_path, builtin()[profile], OLD_DIGEST)
+            # As the kernel shows it: the way to the host's own view, which is not read-only.
+            (tree.root / "proc/1/root").symlink_to(tree.root)
+            (tree.root / "tmp").mkdir()
+            runner = PodRunner(control_plane, admin_api, tree, tmp_path, proxy.url)
+            return settled(node(boot_id=tree.boot_id), only(objects, "DaemonSet"), tree, runner)
+
+        yield build
+
+
+def warnings(text: str) -> list[str]:
+    """The messages of the warnings in a log."""
+    return [json.loads(line)["message"] for line in text.splitlines() if WARNING in line]
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_an_operators_init_container_runs_unchanged(
+    settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory, generation: str
+) -> None:
+    site = settle(generation, "rebellions")
+    tree, node = site.tree, site.node
+    made = operands(node, ("device-plugin", "metrics-exporter"))
+    tenants = workloads(node).managed(1)
+    if generation == "generation-2":
+        tenants += workloads(node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+        workloads(node).claim("mine", tenants[1])
+    labels = node.labels()
+
+    ended = site.runner.run(site.pod, MANAGER)
+
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+    assert (tree.driver_version, tree.digest, site.is_mounted()) == ("not loaded", "", False)
+    assert {pod.state() for pod in tenants} == {"gone"}
+    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+    (warning,) = warnings(ended.err)
+    assert "no event was recorded" in warning
+    made.wait_running()
+
+    site.install(NEW, DIGEST)
+    node.kubelet.report_running(site.pod)
+    again = site.runner.run(site.pod, MANAGER)
+    assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
+
+
+def test_a_first_generation_run_that_cannot_reach_the_hosts_own_view_says_what_to_mount(settle: SettleDropin) -> None:
+    site = settle("generation-1", "rebellions")
+    (site.tree.root / "proc/1/root").unlink()
+    labels = site.node.labels()
+    ended = site.runner.run(site.pod, MANAGER)
+    assert ended.code == 6, ended.err
+    assert "Read-only file system" in ended.last_line
+    assert "/run/rbln" in ended.last_line
+    assert (site.tree.driver_version, site.node.labels()) == (OLD, labels)
+
+
+@pytest.mark.parametrize(
+    ("generation", "names"),
+    [
+        ("generation-1", {"DRAIN_USE_FORCE", "DRAIN_DELETE_EMPTYDIR_DATA"}),
+        ("generation-2", {"NPU_POD_EVICTION_FORCE", "NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA"}),
+    ],
+)
+def test_a_generations_own_names_give_the_consents(
+    settle: SettleDropin, workloads: WorkloadsFactory, generation: str, names: set[str]
+) -> None:
+    site = settle(generation, "rebellions")
+    pod = workloads(site.node).pod(Shape(empty_dir=True))
+    refused = site.runner.run(site.pod, MANAGER)
+    assert (refused.code, pod.key in refused.last_line, pod.state()) == (3, True, "Running")
+    consenting = copy.deepcopy(site.pod)
+    (container,) = consenting["spec"]["initContainers"]
+    changed = [one for one in container["env"] if one["name"] in names]
+    assert {one["name"] for one in changed} == names
+    for one in changed:
+        one["value"] = "true"
+    ended = site.runner.run(consenting, MANAGER)
+    assert (ended.code, pod.state()) == (0, "gone"), ended.err
+
+
+def add_module(tree: HostTree, name: str, *below: str) -> None:
+    """Load a module that uses those `below` it."""
+    folder = tree.root / "sys/module" / name
+    (folder / "holders").mkdir(parents=True)
+    for file, text in (("refcnt", "0"), ("initstate", "live")):
+        (folder / file).write_text(f"{text}\n")
+    for used in below:
+        (tree.root / "sys/module" / used / "holders" / name).touch()
+        standins.count(tree.root / "sys/module" / used, 1)
+
+
+def nvidia(settle: SettleDropin) -> Site:
+    """NVIDIA's manifest on a node with all of its modules, and what its driver container leaves."""
+    site = settle("nvidia", "nvidia")
+    for name in ("nvidia_uvm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv"):
+        add_module(site.tree, name, "nvidia")
+    add_module(site.tree, "nvidia_drm", "nvidia_modeset")
+    (site.tree.root / "run/nvidia/nvidia-driver.pid").write_text("4242\n")
+    return site
+
+
+def modules(site: Site) -> set[str]:
+    """Names of the loaded modules, but for the one that the stand-in's driver is based on."""
+    return {entry.name for entry in (site.tree.root / "sys/module").iterdir()} - {"nvidia_core"}
+
+
+def test_nvidias_uninstall_driver_runs_unchanged(
+    settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory
+) -> None:
+    site = nvidia(settle)
+    tree, node = site.tree, site.node
+    made = operands(node, ("device-plugin", "dcgm-exporter"), deploy_prefix="nvidia.com/gpu.deploy.")
+    node.set_labels({DRA_PLUGIN: "true", "nvidia.com/gpu.deploy.mig-manager": "false"})
+    (tenant,) = workloads(node).managed(1, Shape(resource="nvidia.com/gpu"))
+    (mig,) = workloads(node).managed(1, Shape(resource="nvidia.com/mig-1g.5gb"))
+    labels = node.labels()
+
+    ended = site.runner.run(site.pod, MANAGER)
+
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+    assert modules(site) == set()
+    assert (tree.digest, site.is_mounted()) == ("", False)
+    assert not (tree.root / "run/nvidia/nvidia-driver.pid").exists()
+    assert (tenant.state(), mig.state()) == ("gone", "gone")
+    # Not one label more than before, and none with an empty value.
+    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+    rdma, *polled, event = warnings(ended.err)
+    assert rdma.startswith("GPU_DIRECT_RDMA_ENABLED is set and changes nothing here")
+    assert polled
+    assert all("watch pods" in one and one.endswith("looking every 2 s instead") for one in polled)
+    assert "no event was recorded" in event
+    made.wait_running()
+
+    site.install(NEW, DIGEST)
+    node.kubelet.report_running(site.pod)
+    current = site.runner.run(site.pod, MANAGER)
+    assert (current.code, "nothing to do: driver is current" in current.last_line) == (0, True)
+    forced = copy.deepcopy(site.pod)
+    (one,) = [one for one in forced["spec"]["initContainers"][0]["env"] if one["name"] == "FORCE_REINSTALL"]
+    one["value"] = "true"
+    again = site.runner.run(forced, MANAGER)
+    assert (again.code, "a reinstall was forced" in again.last_line, modules(site)) == (0, True, set())
+
+
+def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin) -> None:
+    site = nvidia(settle)
+    checking: Json = copy.deepcopy(site.pod)
+    checking["spec"]["initContainers"][0]["args"] = ["preflight_check"]
+    before = site.node.read()["metadata"]["resourceVersion"], modules(site)
+    ended = site.runner.run(checking, MANAGER)
+    assert ended.code == 0, ended.err
+    checks = {check["name"]: check["ok"] for check in json.loads(ended.out)}
+    assert checks["may create pods/eviction"] is True
+    assert (checks["may create events"], checks["may watch pods"]) == (None, None)
+    assert False not in checks.values()
+    assert (site.node.read()["metadata"]["resourceVersion"], modules(site)) == before
+    (site.tree.root / "sys/module/nouveau").mkdir()
+    (site.tree.root / "sys/module/nouveau/initstate").write_text("live\n")
+    refused = site.runner.run(checking, MANAGER)
+    assert refused.code == 6
+    assert "nouveau" in refused.out
