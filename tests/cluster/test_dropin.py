@@ -105,6 +105,17 @@ def test_a_first_generation_run_that_cannot_reach_the_hosts_own_view_says_what_t
     assert (site.tree.driver_version, site.node.labels()) == (OLD, labels)
 
 
+def test_a_first_generation_run_that_would_have_to_read_claims_names_the_right(
+    settle: SettleDropin, workloads: WorkloadsFactory
+) -> None:
+    site = settle("generation-1", "rebellions")
+    (holder,) = workloads(site.node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+    labels = site.node.labels()
+    ended = site.runner.run(site.pod, MANAGER)
+    assert (ended.code, "list resourceclaims.resource.k8s.io" in ended.last_line) == (7, True), ended.err
+    assert (site.tree.driver_version, site.node.labels(), holder.state()) == (OLD, labels, "Running")
+
+
 @pytest.mark.parametrize(
     ("generation", "names"),
     [

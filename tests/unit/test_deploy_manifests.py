@@ -10,11 +10,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 from driver_manager import settings
 from driver_manager.adapters.leases import LEASE
+from driver_manager.adapters.statusserver import parse_address
+from driver_manager.cli.main import cli
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.profiles import builtin
 from tests.deploy import kustomize
@@ -178,6 +181,21 @@ def test_every_variable_of_ours_is_a_declared_option(overlay: str, further: tupl
                 assert {one["name"] for one in container["env"]} <= KNOWN, container["name"]
 
 
+@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+def test_every_command_line_of_ours_is_understood(overlay: str, further: tuple[str, ...]) -> None:
+    for daemon_set in (one for one in render(overlay, *further) if one["kind"] == "DaemonSet"):
+        spec = daemon_set["spec"]["template"]["spec"]
+        for container in (*spec.get("initContainers", []), *spec["containers"]):
+            program, *argv = [*container["command"], *container.get("args", [])]
+            if container["name"] == "driver":
+                continue
+            assert program == "driver-manager"
+            command = cli.get_command(click.Context(cli), argv[0])
+            assert command is not None, argv
+            params = command.make_context(argv[0], argv[1:]).params
+            assert parse_address(params["metrics_addr"])[1] == 9400 if params.get("metrics_addr") else True
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_images_have_the_version_of_the_package(overlay: str) -> None:
     version = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["version"]
@@ -222,3 +240,34 @@ def test_every_mount_and_every_verb_has_its_reason() -> None:
                 assert re.search(r"  # \S", line), f"{path.name}: {line}"
             if line.strip() == "volumeMounts:":
                 assert lines[number + 1].strip().startswith("#"), f"{path}: {number}"
+
+
+DOCS = DEPLOY.parent / "docs"
+
+
+def test_the_overlay_of_ones_own_in_the_documentation_renders(tmp_path: Path) -> None:
+    tool = kubectl()
+    (text,) = re.findall(r"```yaml\n# mine/kustomization.yaml\n(.*?)```", (DOCS / "install.md").read_text(), re.DOTALL)
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/kustomization.yaml").write_text(text)
+    done = subprocess.run([tool, "kustomize", str(tmp_path / "mine")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    by_name = containers(list(yaml.safe_load_all(done.stdout)), "driver")
+    images = [by_name[name]["image"] for name in ("k8s-driver-manager", "driver")]
+    assert images[0].startswith("registry.example.com/driver-manager:")
+    assert images[1] == "registry.example.com/my-driver:2.0.1"
+    digests = {env(by_name[name])["DRIVER_CONFIG_DIGEST"] for name in ("k8s-driver-manager", "driver")}
+    assert digests == {"my-driver-2.0.1"}
+
+
+def test_the_documentation_names_every_overlay_and_component_and_nothing_that_is_not_there() -> None:
+    text = "".join((DOCS / name).read_text() for name in ("install.md", "migrating.md"))
+    named = {path.rstrip("/.") for path in re.findall(r"`((?:deploy|tests)/[\w./-]+)`", text)}
+    assert [path for path in named if not (DEPLOY.parent / path).exists()] == []
+    offered = {f"deploy/components/{name}" for name in COMPONENTS} | {f"deploy/overlays/{name}" for name in OVERLAYS}
+    assert offered <= named
+    prefixes = "ENABLE|DRAIN|NPU|DRIVER|POD|AUTO|REBOOT|SAFE|PROC"
+    variables = set(re.findall(rf"`((?:{prefixes})_[A-Z_]+)`", text))
+    others = {"DRIVER_VERSION"}  # NVIDIA's and the driver container's
+    assert sorted(variables - KNOWN - others) == []
