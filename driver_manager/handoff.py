@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from driver_manager.domain import events
 from driver_manager.domain.errors import Conflict, ManagerError, PodsRemain
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.naming import several
@@ -40,7 +41,7 @@ class Handoff:
         if step.asks:
             self._cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
             self._cluster.post_event(
-                "DriverUpgradeRequested", f"asked the operator to move {several(step.pods)}", warning=False
+                events.DRIVER_UPGRADE_REQUESTED, f"asked the operator to move {several(step.pods)}", warning=False
             )
         uids = frozenset(pod.uid for pod in self._obs.pods.pods if str(pod) in step.pods)
         wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)

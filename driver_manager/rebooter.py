@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from driver_manager.domain import events
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, PodsRemain, Terminated
 from driver_manager.domain.looking import Look
 from driver_manager.domain.model import NodeChange
@@ -161,13 +162,13 @@ class Rebooter:
         if state.record.announced != request:
             self._ports.host.keep(record)
         self._patch(NodeChange(labels_of(node, self._policy.keys, request.reason)), None)
-        self._post("RebootRequired", f"reason={request.reason}", request.key, warning=True)
+        self._post(events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
         self._ports.host.keep(replace(record, told=request.key))
 
     def _escalate(self, state: State, reason: str) -> None:
         request = state.request
         if request is not None:
-            self._post("RebootEscalated", reason, request.key, warning=True)
+            self._post(events.REBOOT_ESCALATED, reason, request.key, warning=True)
             self._ports.host.keep(replace(state.record, escalated=request.key))
 
     def _take_slot(self, state: State, _: str) -> None:
@@ -273,14 +274,14 @@ class Rebooter:
         self._leave_slot({node.uid, pending.node_uid})
         took = how_long(pending.started_s, state.wall_s, state.look.uptime_s)
         text = f"reason={pending.request.reason}, {took} from the grant until node and driver were ready"
-        self._post("RebootCompleted", text, pending.request.key, warning=False)
+        self._post(events.REBOOT_COMPLETED, text, pending.request.key, warning=False)
         self._ports.host.keep(replace(state.record, pending=None))
 
     def _withdraw(self, state: State, reason: str) -> None:
         self._undo(state, keeps_request=False)
         announced = state.record.announced
         if announced is not None and announced.boot_id == state.boot_id:
-            self._post("RebootWithdrawn", reason, announced.key, warning=False)
+            self._post(events.REBOOT_WITHDRAWN, reason, announced.key, warning=False)
         self._forget(state, keeps_request=False)
 
     def _release(self, state: State, _: str) -> None:
@@ -290,7 +291,7 @@ class Rebooter:
     def _give_up(self, state: State, reason: str) -> None:
         self._undo(state, keeps_request=True)
         if state.request is not None:
-            self._post("RebootFailed", reason, f"{state.request.key}-{len(state.record.attempts)}", warning=True)
+            self._post(events.REBOOT_FAILED, reason, f"{state.request.key}-{len(state.record.attempts)}", warning=True)
         self._forget(state, keeps_request=True)
 
     def _undo(self, state: State, *, keeps_request: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driver_manager.domain import markers
+from driver_manager.domain import events, markers
 from driver_manager.domain.errors import ManagerError, RebootRequired, Terminated
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import NodeChange, Observation
@@ -56,7 +56,7 @@ class RebootRequests:
         """The event, once for each request, whether the rebooter posts it too or not."""
         boot_id = self._obs.host.boot_id if self._obs.host else ""
         key = replace(request_of(marker, boot_id), reason=markers.UPGRADE).key
-        name = "RebootRequired"
+        name = events.REBOOT_REQUIRED
         self._cluster.post_event(name, f"reason={markers.UPGRADE}", warning=True, key=event_key(name, key))
 
     def hold(self, step: HoldForReboot) -> None:

@@ -20,7 +20,7 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.planner import plan
-from driver_manager.domain.preflight import access, rights
+from driver_manager.domain.preflight import access, remedies, rights
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import Decision, DrainNode, EvictWorkloads, LoadModules, Plan, PlanAgain
 from driver_manager.domain.workloads import Fate, with_fate
@@ -168,7 +168,7 @@ def _check_rights(ports: Ports, decided: Plan) -> None:
     missing = [check for check in access(ports.cluster.refused(needed), needed) if check.ok is False]
     if missing:
         what = "; ".join(check.what for check in missing)
-        raise PreflightFailed(f"preflight: {what}", " ".join(check.remedy for check in missing))
+        raise PreflightFailed(f"preflight: {what}", remedies(missing))
 
 
 def _plain(error: ManagerError) -> Outcome:

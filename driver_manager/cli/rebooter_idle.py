@@ -28,6 +28,7 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
     reporter = log.reporter(clock.wall)
     files = RebootFiles(HostRoots(*map(Path, document["roots"])), document["marker"], document["record"])
     said = ""
+    reporter.info(f"watching {document['marker']} every {document['interval_s']:g} s: no reboot is asked for")
     try:
         while True:
             look, (record, problem) = files.look(), _record(files)

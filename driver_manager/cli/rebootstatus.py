@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from driver_manager import settings
 from driver_manager.adapters.rebootfiles import RebootFiles
 from driver_manager.cli.wiring import Session
 from driver_manager.domain.errors import ManagerError
@@ -12,7 +13,8 @@ from driver_manager.domain.model import Node
 from driver_manager.domain.rebootpatches import is_approved
 from driver_manager.domain.rebootrecord import Record
 
-ATTEMPTS_S = 24 * 3600.0
+WINDOW = tuple(setting for setting in settings.REBOOTER if setting.name == "reboot_attempts_window")
+"""The option that says for how long a reboot counts; it should be the rebooter's."""
 
 
 def facts(session: Session, node: Node, *, on_host: bool) -> dict[str, Any] | None:
@@ -22,7 +24,7 @@ def facts(session: Session, node: Node, *, on_host: bool) -> dict[str, Any] | No
     if not paths.reboot_marker:
         return None
     record, problem = _record(session) if on_host else (Record(), "not on the node")
-    wall_s = session.clock.wall()
+    wall_s, window_s = session.clock.wall(), session.values.seconds(WINDOW[0].name)
     return {
         "required": keys.reboot_required in node.labels,
         "approved": is_approved(node, keys),
@@ -30,7 +32,8 @@ def facts(session: Session, node: Node, *, on_host: bool) -> dict[str, Any] | No
         "preRebootBootId": node.annotations.get(keys.pre_reboot_boot_id),
         "waitsFor": record.said,
         "isAnnounced": record.announced is not None,
-        "attempts": record.attempts_since(wall_s - ATTEMPTS_S),
+        "attempts": record.attempts_since(wall_s - window_s),
+        "attemptsWindowSeconds": window_s,
         "lastAttempt": record.attempts[-1].at_s if record.attempts else None,
         "evidence": paths.reboot_evidence if record.attempts else "",
         "problem": problem,
@@ -50,8 +53,9 @@ def rows(body: dict[str, Any] | None, *, has_marker: bool) -> list[str]:
     elif has_marker and not body["isAnnounced"]:
         lines.append("no rebooter has looked at the marker yet")
     if body["attempts"]:
+        hours = body["attemptsWindowSeconds"] / 3600
         last = datetime.fromtimestamp(body["lastAttempt"], UTC)
-        lines.append(f"{body['attempts']} attempt(s) within 24 h, the last at {last:%Y-%m-%dT%H:%M:%SZ}")
+        lines.append(f"{body['attempts']} attempt(s) within {hours:g} h, the last at {last:%Y-%m-%dT%H:%M:%SZ}")
     return lines
 
 

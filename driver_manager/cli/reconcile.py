@@ -13,6 +13,7 @@ from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.vendorcommands import warn_of_unheeded
 from driver_manager.cli.wiring import Session, open_session, policy
+from driver_manager.domain import events
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
 from driver_manager.domain.model import Policy
 from driver_manager.reconcile import Outcome, decide, reconcile, rehearsed
@@ -98,5 +99,5 @@ def _announce(session: Session, outcome: Outcome) -> None:
     write_termination_log(session.values.text("termination_log"), last, outcome.remedy)
     if outcome.changed:
         with session.clock.shielded():
-            reason = "DriverReconcileFailed" if failed else "DriverReconciled"
+            reason = events.DRIVER_RECONCILE_FAILED if failed else events.DRIVER_RECONCILED
             session.cluster.post_event(reason, line if failed else outcome.what, warning=failed)

@@ -40,7 +40,9 @@ class Facts:
     cls=ScreenCommand, name="status", short_help="Show node, journal, pods, modules and what a run would do."
 )
 @output_option
-@with_options(settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
+@with_options(
+    settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, rebootstatus.WINDOW, settings.HOST, settings.LOGGING
+)
 def status_command(*, output: str, **options: Any) -> int:
     """Show this node on one screen: labels, journal, cordon, operand pods, modules, digest, and what a run would do.
 

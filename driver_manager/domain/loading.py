@@ -8,7 +8,7 @@ from __future__ import annotations
 from driver_manager.domain.errors import PreflightFailed
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.model import Host, Loader, Observation, Policy
-from driver_manager.domain.preflight import problems
+from driver_manager.domain.preflight import problems, remedies
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import LoadModules, RecordDigest, Step
 from driver_manager.domain.unloading import beside
@@ -52,4 +52,4 @@ def check(host: Host, profile: Profile, policy: Policy) -> None:
     found = problems(host, profile, policy)
     if found:
         what = "; ".join(problem.what for problem in found)
-        raise PreflightFailed(f"preflight: {what}", " ".join(problem.remedy for problem in found))
+        raise PreflightFailed(f"preflight: {what}", remedies(found))

@@ -38,6 +38,11 @@ class Check:
     remedy: str = ""
 
 
+def remedies(found: Iterable[Check]) -> str:
+    """What to do about all of `found`, each remedy once."""
+    return " ".join(dict.fromkeys(check.remedy for check in found))
+
+
 def checks(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
     """Everything that decides whether the driver can be loaded or replaced, apart from access rights."""
     return (

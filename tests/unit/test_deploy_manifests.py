@@ -186,7 +186,8 @@ def test_every_command_line_of_ours_is_understood(overlay: str, further: tuple[s
     for daemon_set in (one for one in render(overlay, *further) if one["kind"] == "DaemonSet"):
         spec = daemon_set["spec"]["template"]["spec"]
         for container in (*spec.get("initContainers", []), *spec["containers"]):
-            program, *argv = [*container["command"], *container.get("args", [])]
+            words: list[str] = container["command"] + container.get("args", [])
+            program, argv = words[0], words[1:]
             if container["name"] == "driver":
                 continue
             assert program == "driver-manager"

@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.model import DriverSource, EvictionRules, Loader, Module, ModuleFile, Policy
-from driver_manager.domain.preflight import access, checks, problems, rights, rights_to_replace
+from driver_manager.domain.preflight import Check, access, checks, problems, remedies, rights, rights_to_replace
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import (
     AskOperator,
@@ -222,3 +222,12 @@ def test_a_replacement_needs_the_rights_of_what_it_would_do_and_no_others(
     profile: Profile, policy: Policy, further: set[tuple[str, str]]
 ) -> None:
     assert set(rights_to_replace(profile, policy)) == {("patch", "nodes"), *further}
+
+
+def test_what_to_do_is_said_once_however_many_need_it() -> None:
+    found = (
+        Check("a", False, "x", "Do this."),
+        Check("b", False, "y", "Do this."),
+        Check("c", False, "z", "And that."),
+    )
+    assert remedies(found) == "Do this. And that."

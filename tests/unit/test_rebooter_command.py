@@ -119,7 +119,8 @@ def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node:
     before = len(node.asked())
     time.sleep(0.5)  # ten looks
     assert len(node.asked()) == before == 0
-    assert ended(process) == ["told to end by SIGTERM"]
+    watched = f"watching {ASCEND.paths.reboot_marker} every 0.05 s: no reboot is asked for"
+    assert ended(process) == [watched, "told to end by SIGTERM"]
 
 
 def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> None:
@@ -170,7 +171,8 @@ def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str)
     wait_until(lambda: is_lean(process), "it is idle")
     time.sleep(0.3)  # several looks
     assert is_lean(process)
-    said, end = ended(process)
+    begin, said, end = ended(process)
+    assert begin.startswith("watching ")
     assert "cannot be read" in said
     assert end == "told to end by SIGTERM"
     assert node.asked() == []
@@ -328,5 +330,7 @@ def test_status_counts_attempts_and_names_a_record_that_cannot_be_read(node: Nod
     assert reboot_rows(node)[-1].startswith("1 attempt(s) within 24 h, the last at 20")
     body = json.loads(node.command("status", "-o", "json"))
     assert (body["reboot"]["attempts"], body["reboot"]["lastAttempt"]) == (1, at_s)
+    since_1970 = ("status", "--reboot-attempts-window", "30s")
+    assert json.loads(node.command(*since_1970, "-o", "json"))["reboot"]["attempts"] == 0
     node.path(ASCEND.paths.rebooter_record).write_text("garbage")
     assert "the rebooter's record cannot be read" in reboot_rows(node)[-1]

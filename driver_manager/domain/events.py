@@ -1,0 +1,24 @@
+"""The Events on a Node by their reasons, each with what it says: names that people alert on. Pure."""
+
+from __future__ import annotations
+
+DRIVER_RECONCILED = "DriverReconciled"
+DRIVER_RECONCILE_FAILED = "DriverReconcileFailed"
+DRIVER_UPGRADE_REQUESTED = "DriverUpgradeRequested"
+REBOOT_REQUIRED = "RebootRequired"
+REBOOT_ESCALATED = "RebootEscalated"
+REBOOT_COMPLETED = "RebootCompleted"
+REBOOT_WITHDRAWN = "RebootWithdrawn"
+REBOOT_FAILED = "RebootFailed"
+
+EVENTS: dict[str, str] = {
+    DRIVER_RECONCILED: "a run changed something and ended well; what was done and why",
+    DRIVER_RECONCILE_FAILED: "a run failed after it had begun; its exit code, what failed, what to do",
+    DRIVER_UPGRADE_REQUESTED: "the operator, who manages upgrades on this node, was asked to move the pods it names",
+    REBOOT_REQUIRED: "a marker asks for a reboot, `reason=upgrade` or `recovery`; once for each request",
+    REBOOT_ESCALATED: "as many reboots as are allowed did not help: a person has to look; once for each request",
+    REBOOT_COMPLETED: "the node rebooted, is Ready, and its driver is loaded; how long that took",
+    REBOOT_WITHDRAWN: "nothing asks for the reboot any more; what was taken for it was given back",
+    REBOOT_FAILED: "neither the reboot command nor sysrq rebooted the host; the slot was given back",
+}
+"""Every reason that this program posts."""
