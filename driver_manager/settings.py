@@ -65,11 +65,23 @@ def parse_duration(text: str) -> float:
 
 
 CLUSTER = (
-    Setting("node_name", "NODE_NAME", Kind.TEXT, "Node to work on."),
-    Setting("kubeconfig", "KUBECONFIG", Kind.FILE, "Way to the cluster; in a pod the service account is used."),
+    Setting(
+        "node_name", "NODE_NAME", Kind.TEXT, "Node to work on. Default: the host's name, where its tree is at /host."
+    ),
+    Setting(
+        "kubeconfig",
+        "KUBECONFIG",
+        Kind.FILE,
+        "Way to the cluster. Default: a pod's service account, else ~/.kube/config.",
+    ),
     Setting("pod_name", "POD_NAME", Kind.TEXT, "Our own pod. Default: the host name, if it is a pod on the node."),
     Setting("pod_namespace", "POD_NAMESPACE", Kind.TEXT, "Namespace of our own pod. Default: the operator's."),
-    Setting("operator_namespace", "OPERATOR_NAMESPACE", Kind.TEXT, "Namespace of the operator and its driver pods."),
+    Setting(
+        "operator_namespace",
+        "OPERATOR_NAMESPACE",
+        Kind.TEXT,
+        "Namespace of the operator and its driver pods. Default: the profile's.",
+    ),
     Setting(
         "api_timeout",
         "API_TIMEOUT",
@@ -183,7 +195,10 @@ WORKLOADS = (
     ),
     Setting("enable_auto_drain", "ENABLE_AUTO_DRAIN", Kind.FLAG, "Drain the whole node where evicting fails.", False),
     Setting(
-        "drain_pod_selector_label", "DRAIN_POD_SELECTOR_LABEL", Kind.TEXT, "Drain only pods that match this selector."
+        "drain_pod_selector_label",
+        "DRAIN_POD_SELECTOR_LABEL",
+        Kind.TEXT,
+        "Drain only pods that match this selector. Default: all.",
     ),
     Setting(
         "drain_timeout_seconds",

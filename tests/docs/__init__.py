@@ -1,0 +1,1 @@
+"""Makes the parts of docs/ that the code itself tells, and checks docs/ and README.md against the code."""

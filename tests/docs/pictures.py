@@ -1,0 +1,86 @@
+"""docs/states.md, from what the code does: `scripts/pictures` writes it."""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from driver_manager.domain import steps
+from driver_manager.domain.profile import Strategy
+from driver_manager.domain.steps import Decision
+from tests.docs import healthpicture, planpicture, rebootpicture
+from tests.docs.markdown import DOCS, main
+
+SCRIPT = "scripts/pictures"
+HEAD = f"""# State machines
+
+Drawn by `{SCRIPT}` from what the code does, not from what somebody remembers: a test fails when a picture is not the
+code's any more. The words are in [operate.md](operate.md) and [reference.md](reference.md).
+"""
+RECONCILE = """## reconcile-driver-state
+
+One run observes, plans, executes, settles. The plan is a list of steps; here is their order for each decision, merged
+from the plans that the planner makes of {count:,} mixtures of facts and wishes. A box with round ends is a step that a
+plan has only where it is needed; a current driver may need no step at all. A run that dies anywhere is followed by one
+that observes and plans anew: resuming is planning again.
+"""
+WHEN = {
+    Decision.HOST_DRIVER: "The host has a driver of its own, and a container was to install one.",
+    Decision.NOT_LOADED: "No driver is loaded: nobody can hold the device, so nobody is evicted for it.",
+    Decision.CURRENT: "The wanted driver is loaded.",
+    Decision.REBIND: "It is, but its container starts anew, so that pods have to let go of its old root.",
+    Decision.REPLACE: "Another driver is loaded than the wanted one.",
+    Decision.REBOOT: "Another driver is loaded than the wanted one, and it must never leave a running kernel.",
+}
+HEALTH = """## health-watch
+
+From the table of its transitions. A sample is `good`, `unknown` or `bad`; the last of so many failures in a row is
+`last bad`. `mute` is a moment at which nothing is judged: a reconcile works, the driver is not loaded or not ready.
+"""
+REBOOTER = """## rebooter
+
+At every look the guards are asked in this order, and the first that has something to say decides. The acts and examples
+are those seen when the rebooter played {count} stories on simulated nodes.
+"""
+FOLLOWERS = """Which act followed which on one node in those stories, one process after the other:"""
+
+
+def _mermaid(text: str) -> str:
+    return f"```mermaid\n{text}\n```"
+
+
+def _parts() -> Iterator[str]:
+    yield HEAD
+    orders = planpicture.orders()
+    yield RECONCILE.format(count=sum(order.plans for order in orders))
+    for order in orders:
+        never = order.strategy is Strategy.REBOOT and order.decision is not Decision.REBOOT
+        title = f"{order.decision.value}, of a driver that is never unloaded" if never else order.decision.value
+        yield f"### {title}\n\n{WHEN[order.decision]}"
+        yield _mermaid(planpicture.picture(order))
+    yield "### The steps"
+    yield planpicture.legend(what_steps_do())
+    yield HEALTH
+    yield _mermaid(healthpicture.picture())
+    yield healthpicture.marks()
+    yield REBOOTER.format(count=len(rebootpicture.STORIES))
+    yield rebootpicture.guards()
+    yield FOLLOWERS
+    yield _mermaid(rebootpicture.picture())
+
+
+def what_steps_do() -> dict[str, str]:
+    """Every step with the first paragraph of its docstring."""
+    kinds = typing.get_args(steps.Step)
+    return {kind.__name__: " ".join((kind.__doc__ or "").split("\n\n")[0].split()) for kind in kinds}
+
+
+def pages() -> Mapping[Path, str]:
+    """Every page that is made here, with its text."""
+    return {DOCS / "states.md": "\n\n".join(part.strip() for part in _parts()) + "\n"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(SCRIPT, pages))

@@ -1,0 +1,183 @@
+"""The planner's order of steps, found by asking it: plans of many thousand mixtures of facts, merged by decision."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise, zip_longest
+from typing import Any
+
+from driver_manager.domain import selectors
+from driver_manager.domain.clearing import COMPLETION, OPERATOR, SAFE_LOAD
+from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.model import Claim, EvictionRules, Host, Loader, Node, Observation, Pod, Policy
+from driver_manager.domain.planner import plan
+from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.steps import (
+    Decision,
+    PauseLast,
+    Plan,
+    PlanAgain,
+    TakeNode,
+    WaitForCompletion,
+    WaitForOperands,
+)
+from tests.docs.markdown import table
+from tests.fakes import builders
+
+SEED, MIXTURES = 1, 4000
+DRA = {builders.key("dra-kubelet-plugin"): "true"}
+USERS = (
+    builders.workload("asks"),
+    builders.workload("ending", labels={"job": "1"}),
+    builders.workload("leaving", deleting=True),
+    builders.workload("claims", resources=(), claims=("c",)),
+)
+LEFT_BEHIND = {"rebellions_core": builders.modules()["rebellions_core"]}
+LOADED = {"rebellions": builders.modules(), "ascend": {"drv_pcie_host": builders.modules()["rebellions"]}}
+
+
+@dataclass(frozen=True)
+class Order:
+    """The steps of one decision in an order that every plan keeps; `always` are those that every plan with steps has.
+
+    A step that may come at two places of a plan is here twice, with what tells them apart.
+    """
+
+    strategy: Strategy
+    decision: Decision
+    plans: int
+    steps: tuple[str, ...]
+    always: frozenset[str]
+
+
+def mixture(dice: random.Random, profile: Profile) -> tuple[Observation, Policy]:
+    """Some facts and wishes."""
+    held: dict[str, Any] = {"pods": tuple(user for user in USERS if dice.random() < 0.4), "claims": ()}
+    if dice.random() < 0.5:
+        held["claims"] = (Claim("tenant", "c", profile.device_classes),)
+    obs = builders.observation(
+        host=_host(dice, profile),
+        node=_node(dice, profile),
+        journal=dice.choice((None, None, builders.journal())),
+        own_pod=_own_pod(dice),
+        **held,
+    )
+    return obs, _policy(dice)
+
+
+def _own_pod(dice: random.Random) -> Pod | None:
+    return dice.choice((None, builders.driver_pod(), builders.driver_pod(main_started=True)))
+
+
+def _host(dice: random.Random, profile: Profile) -> Host:
+    paths = profile.paths
+    return builders.host(
+        modules=dice.choice(({}, LEFT_BEHIND, LOADED[profile.name])),
+        digest=dice.choice((None, builders.OLD_DIGEST, builders.NEW_DIGEST)),
+        root_mounts=dice.choice(((), (paths.driver_root,))),
+        artifacts=dice.choice(((), (paths.state_file, paths.ready_marker))),
+        host_driver=dice.choice(("", "", "/lib/m.ko")),
+        source=dice.choice((None, builders.source())),
+        previous_source=dice.choice((None, builders.source("/opt/old", "1.0"))),
+        active_services=dice.choice(((), ("rbln_daemon.service",))),
+        marker=dice.choice((None, Marker("upgrade", "boot-0"), Marker("upgrade", "boot-1"))),
+    )
+
+
+def _node(dice: random.Random, profile: Profile) -> Node:
+    keys = profile.keys
+    asked = {keys.safe_load: "true"} if keys.safe_load else {}
+    managed = {keys.upgrade_enabled: "true"} if keys.upgrade_enabled else {}
+    labels = builders.LABELS | DRA if dice.random() < 0.7 else {}
+    return builders.node(labels, annotations=dice.choice(({}, {}, managed, asked)))
+
+
+def _policy(dice: random.Random) -> Policy:
+    return Policy(
+        loader=dice.choice(tuple(Loader)),
+        no_wait=dice.random() < 0.5,
+        stop_host_services=dice.random() < 0.5,
+        eviction=EvictionRules(is_enabled=dice.random() < 0.7, drains=dice.random() < 0.3),
+        completion=selectors.parse(dice.choice(("", "job"))),
+        safe_load=dice.random() < 0.3,
+        waited=frozenset(what for what in (SAFE_LOAD, OPERATOR, COMPLETION) if dice.random() < 0.5),
+    )
+
+
+@cache
+def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
+    """The steps of every plan that the mixtures lead to, by decision; those that are refused have none."""
+    dice, found = random.Random(SEED), dict[Decision, list[tuple[str, ...]]]()  # noqa: S311  # the same at every run
+    for _ in range(MIXTURES):
+        obs, policy = mixture(dice, profile)
+        try:
+            decided = plan(obs, profile, policy)
+        except ManagerError:
+            continue
+        found.setdefault(decided.decision, []).append(_names(decided))
+    return found
+
+
+def _names(decided: Plan) -> tuple[str, ...]:
+    """The steps by their names; one that may come at two places of a plan with what tells them apart."""
+    found, before = [], ""
+    for step, following in zip_longest(decided.steps, decided.steps[1:]):
+        name = type(step).__name__
+        match step:
+            case PlanAgain():
+                name += f" after {step.after}"
+            case TakeNode() if isinstance(following, WaitForCompletion):
+                name += " to cordon it first"
+            case WaitForOperands() if before == PauseLast.__name__:
+                name += " that leave last"
+        found.append(name)
+        before = type(step).__name__
+    return tuple(found)
+
+
+def merged(strategy: Strategy, decision: Decision, plans: list[tuple[str, ...]]) -> Order:
+    """One order that all of `plans` keep. Raises ValueError where there is none: they contradict each other."""
+    names = tuple(dict.fromkeys(name for steps in plans for name in steps))
+    before: dict[str, set[str]] = {name: set() for name in names}
+    for steps in set(plans):
+        for at, name in enumerate(steps):
+            before[name].update(steps[:at])
+    ordered: list[str] = []
+    while left := [name for name in names if name not in ordered]:
+        ready = [name for name in left if before[name] <= set(ordered)]
+        if not ready:
+            raise ValueError(f"{decision.value}: the plans contradict each other about {', '.join(left)}")
+        ordered.append(min(ready, key=lambda name: (-sum(name in other for other in before.values()), name)))
+    with_steps = [set(steps) for steps in plans if steps]
+    always = frozenset.intersection(*map(frozenset, with_steps)) if with_steps else frozenset()
+    return Order(strategy, decision, len(plans), tuple(ordered), always)
+
+
+@cache
+def orders() -> tuple[Order, ...]:
+    """Every decision's order: of a driver that can be swapped, then of one that cannot be."""
+    return tuple(
+        merged(profile.strategy, decision, found[decision])
+        for profile in (builders.PROFILE, builders.ASCEND)
+        for found in (sequences(profile),)
+        for decision in Decision
+        if decision in found
+    )
+
+
+def picture(order: Order) -> str:
+    """One decision as a Mermaid flowchart: round ends mark what only some plans have."""
+    lines = ["flowchart TD"]
+    names = [f"s{number}" for number, _ in enumerate(order.steps)]
+    for name, step in zip(names, order.steps, strict=True):
+        lines.append(f'    {name}["{step}"]' if step in order.always else f'    {name}(["{step}"])')
+    lines += [f"    {one} --> {other}" for one, other in pairwise(names)]
+    return "\n".join(lines)
+
+
+def legend(steps: dict[str, str]) -> str:
+    """What each step does, from its own docstring."""
+    return table(("step", "what it does"), [(f"`{name}`", text) for name, text in steps.items()])

@@ -1,0 +1,148 @@
+"""Every key of a profile file: its type, default and example from the code, its meaning from here."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from driver_manager.domain.probing import PARSERS
+from driver_manager.domain.profile import Profile
+from driver_manager.profiles import builtin
+from tests.docs.markdown import code, table
+
+MEANINGS = {
+    "name": "what `DRIVER_PROFILE` calls it",
+    "strategy": "`in-place`: swapped in the running kernel; `reboot`: never unloaded, it asks for a reboot",
+    "pci_vendor": "PCI vendor id of the devices, four lower-case hexadecimal digits",
+    "pci_classes": "PCI classes (first four digits) that count as devices; empty: any",
+    "pci_devices": "PCI device ids that count; empty: any of the vendor and the classes",
+    "present_labels": "Node labels that tell a node of this vendor, for `auto` where there is no deploy prefix",
+    "resource_prefixes": "beginnings of the resource names by which a pod asks for a device",
+    "device_classes": "DRA device classes whose claims use the driver (`NPU_POD_EVICTION_DEVICE_CLASS` overrides them)",
+    "dra_driver": "name of the DRA driver, for claims through somebody's own class",
+    "idle_states": "values of `keys.upgrade_state` at which the operator does nothing",
+    "namespace": "where the vendor's operator and driver pods live, unless `OPERATOR_NAMESPACE` says otherwise",
+    "host_services": "systemd services of the host that hold the device; stopped with `STOP_HOST_SERVICES` only",
+    "keys.journal": "annotation: what a run took, to be given back",
+    "keys.cordon": "annotation: marks a cordon as ours; only such a one is lifted",
+    "keys.upgrade_enabled": "annotation: `true` means that an operator manages this node's upgrades",
+    "keys.upgrade_state": "label: the operator's state of this node's upgrade",
+    "keys.upgrade_requested": "annotation: asks the operator for one upgrade",
+    "keys.skip": "label: `true` leaves the node out of upgrades by hand and of reboots",
+    "keys.safe_load": "annotation: asks the operator for a safe load; it takes it away when it is safe",
+    "keys.reboot_required": "label: `true` says that a reboot is required",
+    "keys.approve_reboot": "annotation: `true` approves one reboot; it is consumed",
+    "keys.pre_reboot_boot_id": "annotation: the boot that a granted reboot ends",
+    "keys.reboot_in_progress": "annotation: a reboot was granted, with its reason, until the node is back",
+    "keys.reboot_slots": "annotation on the Lease: who holds a slot",
+    "deploy.prefix": "beginning of the deploy labels that switch operands; empty: the vendor has none",
+    "deploy.driver_component": "the component behind the prefix that is the driver itself; never paused",
+    "deploy.paused_value": "value of a paused deploy label",
+    "deploy.preinstalled_value": "value of the driver's deploy label where the host has its own driver",
+    "deploy.leave_last": "components, or whole label keys, paused only after the last claim holder has left",
+    "modules.roots": "kernel modules that are the sign of the driver; the others are found from them",
+    "modules.own": "patterns of modules below the roots that are the driver's, and may be unloaded with it",
+    "modules.conflicting": "modules that must not be loaded beside the driver; preflight refuses",
+    "modules.load": "`roots`: load these and what they need; `tree`: every module in the driver root",
+    "paths.driver_root": "where a driver container mounts its tree; a folder of the driver's own",
+    "paths.state_file": "one line: the digest of the installed driver; on tmpfs, gone with the boot",
+    "paths.load_record": "where we note which root a driver came from; our lock and health record lie beside it",
+    "paths.ready_marker": "file by which operands are told that the driver is ready",
+    "paths.artifacts": "files of an installed driver that are removed with it",
+    "paths.device_nodes": "patterns of the device nodes below `/dev`",
+    "paths.reboot_marker": "file that asks for a reboot; on a disk that outlives it",
+    "paths.rebooter_record": "what the rebooter remembers over a reboot",
+    "paths.reboot_evidence": "folder for what was seen before a reboot",
+    "probe.tool": "the vendor's tool, looked for inside the driver root",
+    "probe.args": "its arguments",
+    "probe.search": "folders below the driver root to look for it in",
+    "probe.preload": "library for `LD_PRELOAD`, looked for in `probe.library_dirs`",
+    "probe.library_dirs": "folders below the driver root for `LD_LIBRARY_PATH`",
+    "probe.timeout_s": "seconds after which a probe has failed",
+    "probe.parser": f"how its output is read: {', '.join(f'`{name}`' for name in sorted(PARSERS))}",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the file, by its dotted path. `default` is "" where the key is required."""
+
+    path: str
+    kind: str
+    default: str
+    is_required: bool
+
+
+def every_key() -> tuple[Key, ...]:
+    """Every key that a profile file may have, in the order of the code."""
+    return tuple(_keys(Profile, ""))
+
+
+def rows() -> str:
+    """The table of all keys. Raises KeyError for one without a meaning here."""
+    shipped = sorted(builtin().values(), key=lambda profile: profile.name != "rebellions")
+    lines = []
+    for key in every_key():
+        found = (_written(one, key.path) for one in shipped)
+        example = next((text for text in found if text not in ("", key.default)), "")
+        default = "required" if key.is_required else code(key.default) or "none"
+        lines.append((code(key.path), key.kind, default, _short(example), MEANINGS[key.path]))
+    return table(("key", "type", "default", "for example", "meaning"), lines)
+
+
+def _keys(kind: Any, at: str) -> Iterator[Key]:
+    hints = typing.get_type_hints(kind)
+    nested = []
+    for field in dataclasses.fields(kind):
+        inner = _inner(hints[field.name])
+        if dataclasses.is_dataclass(inner):
+            nested.append((inner, f"{at}{field.name}."))
+            continue
+        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        yield Key(f"{at}{field.name}", _kind(inner), "" if is_required else _toml(field.default), is_required)
+    for inner, prefix in nested:
+        yield from _keys(inner, prefix)
+
+
+def _inner(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        return next(option for option in typing.get_args(hint) if option is not type(None))
+    return hint
+
+
+def _kind(hint: Any) -> str:
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " or ".join(code(str(member.value)) for member in hint)
+    if typing.get_origin(hint) is tuple:
+        return "list of texts"
+    return {str: "text", float: "number"}[hint]
+
+
+def _toml(value: Any) -> str:
+    """`value` as a profile file writes it, "" for nothing."""
+    match value:
+        case Enum():
+            return f'"{value.value}"'
+        case tuple():
+            return "[" + ", ".join(f'"{item}"' for item in value) + "]" if value else ""
+        case float():
+            return f"{value:g}"
+    return f'"{value}"' if value else ""
+
+
+def _written(profile: Profile, path: str) -> str:
+    value: Any = profile
+    for name in path.split("."):
+        value = getattr(value, name)
+    return _toml(value)
+
+
+def _short(example: str) -> str:
+    """A long list is shown by its first text."""
+    first, comma, _ = example.partition(",")
+    return code(f"{first}, …]" if comma and example.startswith("[") and len(example) > 50 else example)
