@@ -65,7 +65,7 @@ class HostRebooter(RebootFiles):
         if patterns and pci_devices(roots, profile) and next(nodes, None) is None:
             return "the driver has made no device node yet"
         ready = profile.paths.ready_marker
-        is_ready = not ready or self._files.path(ready, follow_last=False).exists()
+        is_ready = not ready or self._files.exists(ready)
         return "" if is_ready else f"the driver's ready marker {ready} is not there yet"
 
     def remove_marker(self, seen: Marker) -> None:
@@ -142,7 +142,7 @@ class HostRebooter(RebootFiles):
     def _forget_old(self, folder: str) -> None:
         """Keep the youngest files, by the time in their names."""
         names = sorted(
-            (path.name for path in self._files.path(folder).iterdir() if path.name[:1].isdigit()),
+            (name for name in self._files.names(folder) if name[:1].isdigit()),
             key=lambda name: (len(name.partition("-")[0]), name),
         )
         for name in names[:-EVIDENCE_KEPT]:

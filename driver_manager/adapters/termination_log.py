@@ -16,6 +16,7 @@ def write_termination_log(path: str, what: str, remedy: str = "") -> None:
     ending = f" {remedy}".encode(errors="replace")[: TERMINATION_LOG_BYTES // 2]
     text = what.encode(errors="replace")[: TERMINATION_LOG_BYTES - len(ending)] + ending
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW)
+        # Not blocking: a FIFO that nobody reads must not hold the end of a run.
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.strip())

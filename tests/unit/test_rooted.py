@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters import rooted
-from driver_manager.adapters.rooted import MAX_LINKS, MAX_READ_BYTES, HostFiles, resolve
+from driver_manager.adapters.beneath import MAX_LINKS, Place
+from driver_manager.adapters.rooted import MAX_READ_BYTES, HostFiles, resolve
 from driver_manager.domain.errors import ConfigError
 
 
@@ -217,15 +218,15 @@ def test_removing_what_is_not_there_is_fine_and_a_link_is_not_followed(host: Pat
 def read_only(monkeypatch: pytest.MonkeyPatch, folders: Iterable[Path], number: int = errno.EROFS) -> list[Path]:
     """Make writes below `folders` fail; the list of all targets that were tried."""
     tried: list[Path] = []
-    real = rooted.replace_file
+    real = rooted.replace_in
 
-    def replace(target: Path, text: str, mode: int) -> None:
-        tried.append(target)
-        if any(target.is_relative_to(folder) for folder in folders):
+    def replace(where: Place, text: str, mode: int) -> None:
+        tried.append(where.path)
+        if any(where.path.is_relative_to(folder) for folder in folders):
             raise OSError(number, os.strerror(number))
-        real(target, text, mode)
+        real(where, text, mode)
 
-    monkeypatch.setattr(rooted, "replace_file", replace)
+    monkeypatch.setattr(rooted, "replace_in", replace)
     return tried
 
 
@@ -243,7 +244,7 @@ def test_a_folder_mounted_at_its_own_path_is_written_before_the_hosts_root(
     own.mkdir()
     (host / str(own).lstrip("/")).mkdir(parents=True)
     tried = read_only(monkeypatch, [])
-    monkeypatch.setattr(Path, "samefile", lambda *_: True)
+    monkeypatch.setattr(os.path, "samestat", lambda *_: True)
     HostFiles(host, host / "proc").write(f"{own}/state", "x")
     assert tried == [own / "state"]
 

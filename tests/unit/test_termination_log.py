@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,9 @@ def test_only_a_file_that_is_there_is_written(tmp_path: Path, log: Path, place: 
 def test_a_full_device_does_not_hide_the_exit_code() -> None:
     assert os.path.exists("/dev/full")  # noqa: PTH110  # a device of Linux
     write_termination_log("/dev/full", "text")
+
+
+def test_a_fifo_that_nobody_reads_does_not_hold_the_end_of_a_run(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    write_termination_log(str(tmp_path / "log"), "what")
+    assert stat.S_ISFIFO((tmp_path / "log").stat().st_mode)
