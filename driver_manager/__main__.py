@@ -1,5 +1,5 @@
 """`python -m driver_manager`."""
 
-from driver_manager.cli.main import entry
+from driver_manager.cli.start import entry
 
 entry()

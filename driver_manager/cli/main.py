@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from driver_manager.adapters.reporting import LogForm
-from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode, ManagerError
+from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
 
 COMMANDS = {
     "reconcile-driver-state": ("driver_manager.cli.reconcile", "reconcile_command"),
@@ -77,16 +77,21 @@ def run(argv: list[str]) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "driver-manager"
-        return _fail(argv, ExitCode.USAGE, _usage_text(error), f"See `{command} --help`.")
+        return _end(argv, ConfigError(_usage_text(error), f"See `{command} --help`."))
     except ManagerError as error:
-        if _wants_json(argv):
-            body = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code), **error.facts}
-            click.echo(json.dumps(body, indent=2))
-        return _fail(argv, error.exit_code, error.what, error.remedy)
+        return _end(argv, error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
     return int(result) if isinstance(result, int) else ExitCode.DONE
+
+
+def _end(argv: list[str], error: ManagerError) -> int:
+    """Everything that is said of a failure; the exit code."""
+    if _wants_json(argv):
+        body = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code), **error.facts}
+        click.echo(json.dumps(body, indent=2))
+    return _fail(argv, error.exit_code, error.what, error.remedy)
 
 
 def _wants_json(argv: list[str]) -> bool:

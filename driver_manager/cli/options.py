@@ -27,6 +27,17 @@ class Duration(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
+class Flag(click.types.BoolParamType):
+    """On or off, as click reads it; its own message lists sixteen spellings, an empty one first."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        """Whether it is on; a usage error names what was expected."""
+        try:
+            return bool(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither true nor false", param, ctx)
+
+
 def styled(text: str, **style: Any) -> str:
     """`text` in a style, plain where NO_COLOR is set or the terminal is dumb; click drops styles off a terminal."""
     return click.style(text, **style) if allows_colour() else text
@@ -48,7 +59,7 @@ def _type_of(setting: Setting) -> Any:
         case Kind.COUNT:
             return click.IntRange(min=1)
         case Kind.FLAG:
-            return click.BOOL
+            return Flag()
         case Kind.FILE:
             return click.Path()  # whoever opens it says what is wrong with it; here it helps completion
         case Kind.TEXT:
