@@ -18,6 +18,7 @@ BY_HAND_API_TIMEOUT_S = 5.0
 """A person waits for an answer: commands that only look give up on a dead API server after this long."""
 
 MAX_DURATION_S = 30 * 24 * 3600.0
+MAX_DURATION_CHARS = 1_000
 
 
 class Kind(Enum):
@@ -52,6 +53,8 @@ class Setting:
 def parse_duration(text: str) -> float:
     """Seconds in `text`: Go's form (`0s`, `5m`, `1h30m`, `1.5h`) or plain seconds. Raises ValueError."""
     cleaned = text.strip()
+    if len(cleaned) > MAX_DURATION_CHARS:
+        raise ValueError(f"{cleaned[:20]!r}… is not a duration such as 90, 30s, 5m or 1h30m")
     if re.fullmatch(r"\d+(\.\d+)?", cleaned):
         seconds = float(cleaned)
     else:

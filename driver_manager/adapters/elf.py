@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
 _SYMTAB = 2
@@ -20,6 +23,8 @@ _EXPORT = "__ksymtab_"
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 MAX_BYTES = 512 * 1024 * 1024
+MAX_NAME_BYTES = 1024
+"""The kernel's own limit is 512 (KSYM_NAME_LEN): a longer one is none."""
 
 
 def needed_symbols(path: Path) -> frozenset[str] | None:
@@ -40,23 +45,23 @@ def exported_symbols(path: Path) -> frozenset[str]:
 def _symbols(path: Path) -> list[tuple[str, bool]] | None:
     """(name, whether it is an undefined global) of the module's symbols; None for what is no module."""
     try:
-        if not path.is_file():
-            return None
-        data = _content(path)
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            data = _content(file, path.suffix)
         return list(_table(data)) if data.startswith(_ELF64_LITTLE) else None
     except (OSError, EOFError, struct.error, lzma.LZMAError, zlib.error, IndexError, OverflowError, ValueError):
         return None
 
 
-def _content(path: Path) -> bytes:
-    if path.suffix == ".gz":
-        with gzip.open(path) as file:
-            return file.read(MAX_BYTES)
-    if path.suffix == ".xz":
-        with lzma.open(path) as file:
-            return file.read(MAX_BYTES)
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES)
+def _content(file: BinaryIO, suffix: str) -> bytes:
+    if suffix == ".gz":
+        with gzip.open(file) as packed:
+            return packed.read(MAX_BYTES)
+    if suffix == ".xz":
+        with lzma.open(file) as packed:
+            return packed.read(MAX_BYTES)
+    return file.read(MAX_BYTES)
 
 
 def _table(data: bytes) -> Iterator[tuple[str, bool]]:
@@ -65,13 +70,15 @@ def _table(data: bytes) -> Iterator[tuple[str, bool]]:
     if size < _SECTION.size or not count:
         raise ValueError("no section headers")
     sections = [_SECTION.unpack_from(data, table + number * size) for number in range(count)]
-    for _, kind, _, _, offset, length, link, _, _, _ in sections:
-        if kind != _SYMTAB:
-            continue
+    # An object file has one (elf(5)); a thousand that share their bytes would be read for an hour.
+    tables = [section for section in sections if section[1] == _SYMTAB]
+    if len(tables) > 1:
+        raise ValueError("more than one symbol table")
+    for _, _, _, _, offset, length, link, _, _, _ in tables:
         names = sections[link][4]
         for at in range(offset, offset + length, _SYMBOL.size):
             name, info, _, section, _, _ = _SYMBOL.unpack_from(data, at)
             if name:
                 start = names + name
-                text = data[start : data.index(b"\0", start)].decode("ascii", "replace")
+                text = data[start : data.index(b"\0", start, start + MAX_NAME_BYTES)].decode("ascii", "replace")
                 yield text, section == 0 and info >> 4 == _GLOBAL

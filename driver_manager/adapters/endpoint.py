@@ -71,9 +71,15 @@ class Endpoint:
             age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
             return Answer(503, "Service Unavailable", age) if self._heartbeat.is_late else Answer(200, "OK", age)
         if path == "/metrics":
-            encode, content_type = self._client.choose_encoder(accept)
-            return Answer(200, "OK", encode(self._registry), content_type)
+            try:
+                return self._metrics(accept)
+            except (TypeError, ValueError, LookupError, AttributeError):  # prometheus_client believes every header
+                return self._metrics("")
         return NOT_FOUND
+
+    def _metrics(self, accept: str) -> Answer:
+        encode, content_type = self._client.choose_encoder(accept)
+        return Answer(200, "OK", encode(self._registry), content_type)
 
     def collect(self) -> Iterable[Any]:
         """The last report as prometheus_client's collectors give it."""

@@ -112,7 +112,7 @@ class HostMarks:
     def _is_live(self, module: str) -> bool:
         """Whether the kernel has finished loading it, and does not unload it (kernel/module/sysfs.c, initstate)."""
         try:
-            return (self._roots.sys / "module" / module / "initstate").read_text().strip() == "live"
+            return (self._roots.sys / "module" / module / "initstate").read_bytes().strip() == b"live"
         except OSError:
             return False
 

@@ -103,7 +103,7 @@ def _mapped_nodes(process: Path, nodes: dict[str, int | None]) -> set[str]:
 def _holder(proc: Path, pid: int, node: str, how: str) -> Holder:
     try:
         name = psutil.Process(pid).name()
-    except (psutil.Error, OSError):
+    except (psutil.Error, OSError, ValueError, IndexError):  # psutil believes every stat that it gets
         name = "(gone)"
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     pod_uid, container = whose(proc / str(pid))

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from driver_manager.adapters.kube_answers import CONFLICT, EXPIRED, FORBIDDEN, NOT_FOUND, Answer, refused
 from driver_manager.adapters.kube_api import MERGE_PATCH, KubeApi
-from driver_manager.adapters.kube_objects import as_claim, as_node, as_pod
+from driver_manager.adapters.kube_objects import as_claim, as_node, as_pod, as_versioned, understood
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -82,7 +82,7 @@ class KubeCluster:
 
     def node(self) -> Node:
         """See the port."""
-        return _understood(as_node, self._node_call("GET", "get nodes"))
+        return understood(as_node, self._node_call("GET", "get nodes"))
 
     def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
         """See the port."""
@@ -96,12 +96,12 @@ class KubeCluster:
     def pods(self) -> PodList:
         """See the port."""
         body = self._api.call("GET", "/api/v1/pods?" + urlencode(self._on_node), "list pods")
-        return _understood(_as_pod_list, body)
+        return understood(_as_pod_list, body)
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
         """See the port."""
         for kind, thing in self._watch("/api/v1/pods", "watch pods", self._on_node, resource_version, timeout_s):
-            version = (thing.get("metadata") or {}).get("resourceVersion", "")
+            version, _ = _sent(as_versioned, thing)
             if kind == "BOOKMARK":
                 yield PodEvent(PodEventKind.BOOKMARK, None, version)
             elif kind in _POD_EVENTS:
@@ -113,7 +113,7 @@ class KubeCluster:
             group = self._api.call("GET", _DRA, "get the versions of resource.k8s.io", passing=frozenset({NOT_FOUND}))
         except Answer:
             return ()
-        served = _understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
+        served = understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
         version = next((known for known in _DRA_VERSIONS if known in served), None)
         if version is None:
             raise ApiUnavailable(
@@ -129,7 +129,7 @@ class KubeCluster:
                 )
             except Answer:
                 return ()  # the group is served for something else
-            found += _understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
+            found += understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
         return tuple(found)
 
     def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
@@ -159,7 +159,7 @@ class KubeCluster:
         if change.unschedulable is not None:
             # null rather than false: an uncordoned Node carries no such field.
             body["spec"] = {"unschedulable": True if change.unschedulable else None}
-        return _understood(as_node, self._node_call("PATCH", "patch nodes", body))
+        return understood(as_node, self._node_call("PATCH", "patch nodes", body))
 
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         """See the port."""
@@ -227,7 +227,7 @@ class KubeCluster:
             answer = self._api.call("POST", _REVIEWS, "create selfsubjectaccessreviews", body)
         except ApiRefused:
             return True
-        return bool((answer.get("status") or {}).get("allowed", True))
+        return understood(lambda body: bool((body.get("status") or {}).get("allowed", True)), answer)
 
     @property
     def _on_node(self) -> dict[str, str]:
@@ -235,18 +235,10 @@ class KubeCluster:
 
 
 def _as_pod_list(body: Mapping[str, Any]) -> PodList:
-    return PodList(tuple(as_pod(item) for item in body.get("items") or []), body["metadata"]["resourceVersion"])
-
-
-def _understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) -> T:
-    """`read(body)`. Raises ApiUnavailable for an answer that is not the object that was asked for."""
-    try:
-        return read(body)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ApiUnavailable(
-            f"the API server's answer is not the object that was asked for ({type(error).__name__})",
-            "Check that the kubeconfig points to a Kubernetes API server.",
-        ) from error
+    version, _ = as_versioned(body)
+    if not version:
+        raise ValueError("a list without a version cannot be watched")
+    return PodList(tuple(as_pod(item) for item in body.get("items") or []), version)
 
 
 def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
@@ -255,7 +247,7 @@ def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
         body = json.loads(line)
         kind, thing = str(body["type"]), body["object"]
         thing.get("metadata")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _strange(error) from error
     if kind == "ERROR":
         if thing.get("code") == EXPIRED:

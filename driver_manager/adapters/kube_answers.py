@@ -87,7 +87,7 @@ def causes(data: bytes) -> tuple[str, ...]:
     try:
         listed = json.loads(data)["details"]["causes"]
         return tuple(str(cause["message"]) for cause in listed)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ()
 
 
@@ -95,7 +95,7 @@ def status_message(data: bytes) -> str:
     """The first line of what a Status object, or any other text, says."""
     try:
         message: Any = json.loads(data).get("message")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         message = None
     text = message if isinstance(message, str) else data[:200].decode(errors="replace")
     return text.strip().splitlines()[0][:300] if text.strip() else "no message"

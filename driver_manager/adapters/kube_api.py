@@ -293,7 +293,7 @@ def _read(response: urllib3.BaseHTTPResponse) -> bytes:
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Transient("the answer is not JSON") from error
     if not isinstance(body, dict):
         raise Transient("the answer is not a JSON object")

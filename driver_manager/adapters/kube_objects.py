@@ -1,11 +1,16 @@
-"""Kubernetes objects as JSON → domain facts. Pure; the only place that knows where a field lives."""
+"""Kubernetes objects as JSON → domain facts. Pure; the only place that knows where a field lives.
+
+A field that is not there, or null, has its default; one of another type than it should be is a TypeError here, and not
+an odd value somewhere else: see `understood`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.model import Claim, Node, Pod
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
@@ -13,21 +18,63 @@ MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 DIGEST_ENV = "DRIVER_CONFIG_DIGEST"
 
+T = TypeVar("T")
+
+
+def understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) -> T:
+    """`read(body)`. Raises ApiUnavailable for an answer that is not the object that was asked for."""
+    try:
+        return read(body)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ApiUnavailable(
+            f"the API server's answer is not the object that was asked for ({type(error).__name__})",
+            "Check that the kubeconfig points to a Kubernetes API server.",
+        ) from error
+
+
+def as_versioned(item: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
+    """The resourceVersion of any object, "" if it has none, and its annotations."""
+    metadata = item.get("metadata") or {}
+    return _text(metadata, "resourceVersion"), _texts(metadata, "annotations")
+
+
+def _text(body: Mapping[str, Any], key: str, default: str = "") -> str:
+    return _typed(body.get(key), str, default)
+
+
+def _texts(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
+    found = _typed(body.get(key), dict, {})
+    return {_typed(name, str, ""): _typed(value, str, "") for name, value in found.items()}
+
+
+def _typed(value: Any, kind: type[T], default: T) -> T:
+    """`value`, `default` where it is null. Raises TypeError."""
+    if value is None:
+        return default
+    if type(value) is not kind:
+        raise TypeError(f"{type(value).__name__} is not {kind.__name__}")
+    return value
+
+
+def _named(metadata: Mapping[str, Any]) -> str:
+    """The name of an object. Raises KeyError, TypeError."""
+    return _typed(metadata["name"], str, "")
+
 
 def as_node(item: Mapping[str, Any]) -> Node:
     """The Node in `item`."""
     metadata, status = item["metadata"], item.get("status") or {}
     info = status.get("nodeInfo") or {}
     return Node(
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        resource_version=metadata.get("resourceVersion", ""),
-        labels=metadata.get("labels") or {},
-        annotations=metadata.get("annotations") or {},
+        name=_named(metadata),
+        uid=_text(metadata, "uid"),
+        resource_version=_text(metadata, "resourceVersion"),
+        labels=_texts(metadata, "labels"),
+        annotations=_texts(metadata, "annotations"),
         unschedulable=bool((item.get("spec") or {}).get("unschedulable")),
         cordon_manager=_cordon_manager(metadata),
-        boot_id=info.get("bootID", ""),
-        machine_id=info.get("machineID", ""),
+        boot_id=_text(info, "bootID"),
+        machine_id=_text(info, "machineID"),
         is_ready=_is_ready(status.get("conditions") or []),
     )
 
@@ -41,34 +88,34 @@ def _is_ready(conditions: Iterable[Mapping[str, Any]]) -> bool | None:
 def as_pod(item: Mapping[str, Any]) -> Pod:
     """The Pod in `item`."""
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    owners = metadata.get("ownerReferences") or []
+    owners, volumes = metadata.get("ownerReferences") or [], spec.get("volumes") or []
     controller: Mapping[str, Any] = next((owner for owner in owners if owner.get("controller")), {})
     containers = spec.get("containers") or [{}]
+    annotations = _texts(metadata, "annotations")
+    grace = metadata.get("deletionGracePeriodSeconds")
     return Pod(
-        namespace=metadata.get("namespace", ""),
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        phase=status.get("phase", "Pending"),
+        namespace=_text(metadata, "namespace"),
+        name=_named(metadata),
+        uid=_text(metadata, "uid"),
+        phase=_text(status, "phase", "Pending"),
         selector_keys=_selector_keys(spec),
-        owner_kind=controller.get("kind", ""),
-        is_mirror=MIRROR_ANNOTATION in (metadata.get("annotations") or {}),
-        static_uid=(metadata.get("annotations") or {}).get(MIRROR_ANNOTATION, ""),
+        owner_kind=_text(controller, "kind"),
+        is_mirror=MIRROR_ANNOTATION in annotations,
+        static_uid=annotations.get(MIRROR_ANNOTATION, ""),
         deleting=bool(metadata.get("deletionTimestamp")),
-        grace_period_s=metadata.get("deletionGracePeriodSeconds"),
-        finalizers=tuple(metadata.get("finalizers") or ()),
-        reason=status.get("reason", ""),
-        host_paths=tuple(
-            volume["hostPath"].get("path", "") for volume in spec.get("volumes") or [] if volume.get("hostPath")
-        ),
+        grace_period_s=None if grace is None else _typed(grace, int, 0),
+        finalizers=tuple(_typed(one, str, "") for one in _typed(metadata.get("finalizers"), list, [])),
+        reason=_text(status, "reason"),
+        host_paths=tuple(_text(volume["hostPath"], "path") for volume in volumes if volume.get("hostPath")),
         config_digest=_config_digest(spec),
         main_container=_canonical(containers[0]),
         main_started=_main_started(containers[0], status),
-        created=metadata.get("creationTimestamp") or "",
-        labels=metadata.get("labels") or {},
+        created=_text(metadata, "creationTimestamp"),
+        labels=_texts(metadata, "labels"),
         resources=_resources(spec),
         claims=_claims(spec, status),
-        has_empty_dir=any("emptyDir" in volume for volume in spec.get("volumes") or []),
-        termination_grace_s=spec.get("terminationGracePeriodSeconds") or 0,
+        has_empty_dir=any("emptyDir" in volume for volume in volumes),
+        termination_grace_s=_typed(spec.get("terminationGracePeriodSeconds"), int, 0),
     )
 
 
@@ -77,10 +124,10 @@ def as_claim(item: Mapping[str, Any]) -> Claim:
     metadata, devices = item["metadata"], (item.get("spec") or {}).get("devices") or {}
     allocated = (((item.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or []
     return Claim(
-        namespace=metadata.get("namespace", ""),
-        name=metadata["name"],
+        namespace=_text(metadata, "namespace"),
+        name=_named(metadata),
         device_classes=_device_classes(devices.get("requests") or [], allocated),
-        drivers=tuple(dict.fromkeys(result["driver"] for result in allocated if result.get("driver"))),
+        drivers=tuple(dict.fromkeys(name for result in allocated if (name := _text(result, "driver")))),
     )
 
 
@@ -91,9 +138,9 @@ def _device_classes(requests: Iterable[Mapping[str, Any]], allocated: Iterable[M
         name = str(request.get("name"))
         # v1beta1 has the class in the request itself, later versions one level down.
         one = {**request, **(request.get("exactly") or {})}
-        found.append((name, one.get("deviceClassName") or ""))
+        found.append((name, _text(one, "deviceClassName")))
         choices = request.get("firstAvailable") or []
-        found += [(f"{name}/{choice.get('name')}", choice.get("deviceClassName") or "") for choice in choices]
+        found += [(f"{name}/{choice.get('name')}", _text(choice, "deviceClassName")) for choice in choices]
     given = {str(result.get("request")) for result in allocated} & {name for name, _ in found}
     # One of several choices is named with its request, or by its request alone.
     is_given = [not given or name in given or name.partition("/")[0] in given for name, _ in found]
@@ -104,7 +151,7 @@ def _cordon_manager(metadata: Mapping[str, Any]) -> str:
     """Who last set the cordon: the field manager that owns spec.unschedulable, "" where the server does not tell."""
     for entry in metadata.get("managedFields") or []:
         if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
-            return str(entry.get("manager", ""))
+            return _text(entry, "manager")
     return ""
 
 
@@ -121,11 +168,10 @@ def _resources(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the pod's ResourceClaims; one that its template has not made yet has none, and holds nothing."""
-    made = {entry.get("name"): entry.get("resourceClaimName") for entry in status.get("resourceClaimStatuses") or []}
-    names = [
-        entry.get("resourceClaimName") or made.get(entry.get("name")) for entry in spec.get("resourceClaims") or []
-    ]
-    extended = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    statuses, asked = status.get("resourceClaimStatuses") or [], spec.get("resourceClaims") or []
+    made = {_text(entry, "name"): _text(entry, "resourceClaimName") for entry in statuses}
+    names = [_text(entry, "resourceClaimName") or made.get(_text(entry, "name")) for entry in asked]
+    extended = _text(status.get("extendedResourceClaimStatus") or {}, "resourceClaimName")
     return tuple(dict.fromkeys(name for name in (*names, extended) if name))
 
 
@@ -140,14 +186,14 @@ def _selector_keys(spec: Mapping[str, Any]) -> frozenset[str]:
         for expression in term.get("matchExpressions") or []
         if expression.get("operator") not in ("NotIn", "DoesNotExist")
     )
-    return frozenset(spec.get("nodeSelector") or {}) | {expression["key"] for expression in expressions}
+    return frozenset(_texts(spec, "nodeSelector")) | {_typed(expression["key"], str, "") for expression in expressions}
 
 
 def _config_digest(spec: Mapping[str, Any]) -> str:
     for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
         for variable in container.get("env") or []:
             if variable.get("name") == DIGEST_ENV and variable.get("value"):
-                return str(variable["value"])
+                return _text(variable, "value")
     return ""
 
 

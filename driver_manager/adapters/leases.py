@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from driver_manager.adapters.kube_answers import Answer
 from driver_manager.adapters.kube_api import MERGE_PATCH, KubeApi
-from driver_manager.adapters.kube_objects import as_node
+from driver_manager.adapters.kube_objects import as_node, as_versioned, understood
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.slots import SlotHolder, Slots, SlotsSeen, SlotsUnreadable, decode, encode
@@ -37,10 +37,9 @@ class LeaseSlots:
             body = self._api.call("GET", f"{self._folder}/{LEASE}", "get leases", passing=NOT_FOUND)
         except Answer:
             return SlotsSeen()
-        metadata = body.get("metadata") or {}
-        version = str(metadata.get("resourceVersion", ""))
+        version, annotations = understood(as_versioned, body)
         try:
-            text = (metadata.get("annotations") or {}).get(self._keys.reboot_slots)
+            text = annotations.get(self._keys.reboot_slots)
             slots = decode(text) if text is not None else Slots()
         except SlotsUnreadable as error:
             return SlotsSeen(version=version, problem=f"{error.what} (Lease {self._namespace}/{LEASE})")
@@ -77,7 +76,7 @@ class LeaseSlots:
             body = self._api.call("GET", path, "get nodes", passing=NO_SUCH_NODE)
         except Answer:
             return True
-        node = as_node(body)
+        node = understood(as_node, body)
         if node.uid != holder.uid:
             return True
         is_back = node.is_ready is True and node.boot_id not in ("", holder.boot_id)

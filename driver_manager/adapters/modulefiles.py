@@ -17,6 +17,9 @@ from driver_manager.domain.profile import LoadScope
 
 HOST = "/"
 LAYOUT_SYMBOL = "module_layout"
+MAX_LIST_BYTES = 16 * 1024 * 1024
+"""A distribution's own lists have less than one."""
+
 _DATA_KINDS = frozenset({b"D", b"d", b"B", b"b", b"R", b"r"})
 _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
 
@@ -24,7 +27,7 @@ _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT 
 class ModuleTrees:
     """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys.
 
-    What a tool said of a file is kept as long as the object, which is one look at the host.
+    A tree's list, and what a tool said of a file, are kept as long as the object, which is one look at the host.
     """
 
     def __init__(
@@ -36,14 +39,15 @@ class ModuleTrees:
         self._proc = proc
         self._sys_root = sys_root
         self._facts: dict[str, dict[str, str]] = {}
-        self._sums: dict[str, dict[str, str]] = {}
+        self._lists: dict[str, tuple[str, ...]] = {}
+        self._paths: dict[str, dict[str, str]] = {}
 
     def find(self, root: str, name: str) -> str:
         """Absolute host path of module `name` in the tree of `root`, "" if none: by modules.dep, else by its name."""
-        for entry in self._entries(root):
-            if _module_name(entry) == name:
-                return entry
-        return ""
+        if root not in self._paths:
+            # The first of a name counts, so it is written last.
+            self._paths[root] = {_module_name(entry): entry for entry in reversed(self._entries(root))}
+        return self._paths[root].get(name, "")
 
     def source(self, root: str, roots: Iterable[str], *, in_depth: bool = True) -> DriverSource:
         """What `root` offers; its `problem` says what is not there. `in_depth` adds all that decides about loading."""
@@ -84,15 +88,18 @@ class ModuleTrees:
         """Name and path of every module in the tree, each after those of the tree that it says it needs."""
         paths = {_module_name(entry): entry for entry in self._entries(root)}
         done: dict[str, str] = {}
-
-        def add(name: str, above: frozenset[str]) -> None:
-            if name in paths and name not in done and name not in above:
-                for need in _needs(self._modinfo(paths[name])):
-                    add(need, above | {name})
-                done[name] = paths[name]
-
-        for name in paths:
-            add(name, frozenset())
+        begun: set[str] = set()
+        left = list(reversed(paths))
+        while left:
+            name = left[-1]
+            if name in begun:
+                left.pop()
+                done.setdefault(name, paths[name])
+                continue
+            begun.add(name)
+            # One that is begun and not done needs this one in turn: no order serves both.
+            needs = [need for need in _needs(self._modinfo(paths[name])) if need in paths and need not in begun]
+            left += reversed(needs)
         return tuple(done.items())
 
     def _with_dependencies(self, root: str, paths: dict[str, str]) -> dict[str, str]:
@@ -114,21 +121,27 @@ class ModuleTrees:
         why = self.files.why_not_writable(path)
         return f"the driver tree {root} has no modules.dep, and {why}" if why else ""
 
-    def _entries(self, root: str) -> Iterator[str]:
+    def _entries(self, root: str) -> tuple[str, ...]:
+        """Absolute host paths of the tree's modules, in the order of its list."""
+        if root not in self._lists:
+            self._lists[root] = tuple(self._listed(root))
+        return self._lists[root]
+
+    def _listed(self, root: str) -> Iterator[str]:
         tree = self._tree(root)
         try:
-            with self.files.path(f"{tree}/modules.dep").open(encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    entry = line.split(":", 1)[0].strip()
-                    yield entry if entry.startswith("/") else f"{tree}/{entry}"
-        except FileNotFoundError:
-            # The host's own tree always has its list; only a driver tree may come without, and is small.
-            if root != HOST:
-                yield from self._found_below(tree)
-                if self._is_whole(root) and not self.files.path(f"{root.rstrip('/')}/lib/modules").is_dir():
-                    yield from self._found_below(root.rstrip("/"))
+            text = self.files.read(f"{tree}/modules.dep", MAX_LIST_BYTES)
         except OSError:
             return
+        if text is not None:
+            for line in text.splitlines():
+                entry = line.split(":", 1)[0].strip()
+                yield entry if entry.startswith("/") else f"{tree}/{entry}"
+        # The host's own tree always has its list; only a driver tree may come without, and is small.
+        elif root != HOST:
+            yield from self._found_below(tree)
+            if self._is_whole(root) and not self.files.path(f"{root.rstrip('/')}/lib/modules").is_dir():
+                yield from self._found_below(root.rstrip("/"))
 
     def _found_below(self, folder: str) -> Iterator[str]:
         top = self.files.path(folder)
@@ -165,7 +178,7 @@ class ModuleTrees:
 
     def _flags_match(self, vermagic: str) -> bool | None:
         """Compared with a module of the host's own tree, without the release; None where there is none to compare."""
-        reference = next(self._entries(HOST), "")
+        reference = next(iter(self._entries(HOST)), "")
         theirs = self._modinfo(reference).get("vermagic", "") if reference else ""
         return vermagic.split()[1:] == theirs.split()[1:] if vermagic and theirs else None
 
@@ -191,7 +204,7 @@ class ModuleTrees:
     def _layout_matches(self, checksums: dict[str, str]) -> bool | None:
         """Compared with a module of the host's own tree for this kernel: the kernel compares the same number."""
         mine = checksums.get(LAYOUT_SYMBOL)
-        reference = next(self._entries(HOST), "")
+        reference = next(iter(self._entries(HOST)), "")
         theirs = self._checksums(reference).get(LAYOUT_SYMBOL) if mine and reference else None
         return None if mine is None or theirs is None else mine == theirs
 
@@ -210,10 +223,10 @@ class ModuleTrees:
     def _exported(self, root: str) -> set[str]:
         """Symbols exported by modules of a tree, by its modules.symbols (`alias symbol:NAME MODULE`)."""
         try:
-            text = self.files.path(f"{self._tree(root)}/modules.symbols").read_text(errors="replace")
+            text = self.files.read(f"{self._tree(root)}/modules.symbols", MAX_LIST_BYTES)
         except OSError:
             return set()
-        rows = (line.split() for line in text.splitlines())
+        rows = (line.split() for line in (text or "").splitlines())
         return {row[1].removeprefix("symbol:") for row in rows if len(row) == 3 and row[0] == "alias"}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, Marker
 from driver_manager.domain.model import Health
+from driver_manager.domain.texts import writable
 
 WRITER = "health-watch"
 EVIDENCE_LINES = 10
@@ -360,10 +361,10 @@ def recorded(text: str, boot_id: str) -> History:
             was_healthy=bool(body["wasHealthy"]),
             is_flapping=bool(body["isFlapping"]),
             recent=tuple(bool(good) for good in body["recent"])[-RECENT:],
-            evidence=tuple(str(line)[: EVIDENCE_CHARS + 20] for line in body["evidence"])[-EVIDENCE_LINES:],
-            reason=str(body["reason"]),
+            evidence=tuple(writable(line)[: EVIDENCE_CHARS + 20] for line in body["evidence"])[-EVIDENCE_LINES:],
+            reason=writable(body["reason"]),
             failed_at_s=float(body["failedAt"]),
-            driver=str(body.get("driver", "")),
+            driver=writable(body.get("driver", "")),
             stuck=_process(body["stuck"]) if "stuck" in body else None,
         )
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):

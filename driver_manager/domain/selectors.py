@@ -43,7 +43,15 @@ class Selector:
 
 def split(text: str) -> list[str]:
     """The terms of `text`: commas outside of parentheses separate them. Blank text has none."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text)] if text.strip() else []
+    terms: list[list[str]] = [[]]
+    is_inside = False
+    for piece in re.split(r"([(),])", text):
+        if piece == "," and not is_inside:
+            terms.append([])
+            continue
+        is_inside = piece == "(" or (is_inside and piece != ")")
+        terms[-1].append(piece)
+    return ["".join(term).strip() for term in terms] if text.strip() else []
 
 
 def parse(text: str) -> Selector:

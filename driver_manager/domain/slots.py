@@ -86,7 +86,7 @@ def decode(text: str) -> Slots:
 def _holder(entry: Any) -> SlotHolder:
     holder = SlotHolder(entry["node"], entry["uid"], entry["bootId"], entry["since"])
     texts = (holder.node, holder.uid, holder.boot_id)
-    if not all(isinstance(text, str) for text in texts) or not isinstance(holder.since_s, int):
+    if not all(isinstance(text, str) for text in texts) or type(holder.since_s) is not int:
         raise ValueError(entry)
     if not holder.uid or holder.node in ("", ".", ".."):  # no Node is at such a path
         raise ValueError(entry)

@@ -6,15 +6,15 @@ Owns reading and checking; the shape is `driver_manager.domain.profile`. A bad f
 from __future__ import annotations
 
 import dataclasses
-import math
+import os
 import re
+import stat
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
@@ -23,6 +23,9 @@ from driver_manager.domain.probing import PARSERS
 from driver_manager.domain.profile import Profile, is_safe_root
 
 AUTO = "auto"
+MAX_FILE_BYTES = 256 * 1024
+MAX_TIMEOUT_S = 86_400
+"""Of a probe: poll(2), which waits for it, knows no more than 24 days."""
 
 
 def builtin() -> dict[str, Profile]:
@@ -38,14 +41,25 @@ def known(profile_file: str | None) -> dict[str, Profile]:
     profiles = builtin()
     if profile_file:
         try:
-            text = Path(profile_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = _content(profile_file)
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"profile file {profile_file} cannot be read: {error}", "Give a TOML file (PROFILE_FILE)."
             ) from error
         own = parse(text, profile_file)
         profiles[own.name] = own
     return profiles
+
+
+def _content(path: str) -> str:
+    """The whole file. Raises OSError, and ValueError for what is no small text file; waits for nobody."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES // 1024} KiB")
+    return content.decode()
 
 
 def pick(
@@ -79,7 +93,7 @@ def parse(text: str, where: str) -> Profile:
     """The profile in `text`. Raises ConfigError naming `where`, the key, the value and what was expected."""
     try:
         body = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         raise ConfigError(f"profile {where} is not TOML: {error}", "Mend the file.") from error
     profile: Profile = _build(Profile, body, where, "")
     _check(profile, where)
@@ -109,8 +123,8 @@ def _check(profile: Profile, where: str) -> None:
             raise _bad(where, f"paths.{name}", "", "an absolute path")
     if not is_safe_root(profile.paths.driver_root):
         raise _bad(where, "paths.driver_root", profile.paths.driver_root, "a folder of the driver's own")
-    if profile.probe is not None and not math.isfinite(profile.probe.timeout_s):
-        raise _bad(where, "probe.timeout_s", profile.probe.timeout_s, "a number of seconds")
+    if profile.probe is not None and profile.probe.timeout_s > MAX_TIMEOUT_S:
+        raise _bad(where, "probe.timeout_s", profile.probe.timeout_s, "a number of seconds, a day at the most")
     if not profile.modules.roots:
         raise _bad(where, "modules.roots", (), "at least one module name")
     if profile.probe is not None and profile.probe.parser not in PARSERS:
@@ -202,14 +216,21 @@ def _value(kind: Any, value: Any, where: str, at: str) -> Any:
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _bad(where, at, value, "a list of texts")
-        return tuple(value)
+        return tuple(_printable(item, where, at) for item in value)
     if kind is float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise _bad(where, at, value, "a number above 0")
-        return float(value)
+        return float(min(value, MAX_TIMEOUT_S + 1))
     if not isinstance(value, kind):
         raise _bad(where, at, value, "a text")
-    return value
+    return _printable(value, where, at) if isinstance(value, str) else value
+
+
+def _printable(text: str, where: str, at: str) -> str:
+    """`text`. Raises ConfigError for what no path, key or argument may hold: NUL, line feeds, other control letters."""
+    if not text.isprintable():
+        raise _bad(where, at, text, "printable text")
+    return text
 
 
 def _bad(where: str, key: str, value: Any, expected: str) -> ConfigError:

@@ -46,7 +46,9 @@ _BARS = str.maketrans({"│": "|", "┃": "|", "║": "|"})
 _CARD = re.compile(r"(\d+)\s+(\S.*)")
 _CHIP = re.compile(r"(\d+)(?:\s+(?:\d+|-|NA))?")
 _NO_CARD = "There is no NPU card"
-_FIELD = re.compile(r"\s*(Total Count|NPU ID|Chip Count)\s*:\s*(\d+)\s*")
+_FIELD = re.compile(r"\s*(Total Count|NPU ID|Chip Count)\s*:\s*(\d{1,9})\s*", re.ASCII)
+MOST_CHIPS = 64
+"""Of one card; there are four on the largest. More is garbage, and would be a list of that length."""
 
 Row = tuple[str, ...] | None
 """Cells of a line of a table; None for a border or another line."""
@@ -74,7 +76,8 @@ def listing(status: int, out: str, said: str, present: tuple[str, ...]) -> Probe
     totals = [value for name, value in fields if name == "Total Count"]
     cards = [(name, value) for name, value in fields if name != "Total Count"]
     names, counts = [name for name, _ in cards], [value for _, value in cards]
-    if names != ["NPU ID", "Chip Count"] * (len(names) // 2) or totals != [len(names) // 2]:
+    is_list = names == ["NPU ID", "Chip Count"] * (len(names) // 2) and totals == [len(names) // 2]
+    if not is_list or any(chips > MOST_CHIPS for chips in counts[1::2]):
         return partial("npu-smi", ())
     devices: list[DeviceVerdict] = []
     for card, chips in zip(counts[::2], counts[1::2], strict=True):

@@ -6,6 +6,7 @@ import json
 
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.probes.verdicts import ENDED_FROM_OUTSIDE, pci_address, unhealthy, unknown, whole
+from driver_manager.domain.texts import writable
 
 
 def devices(status: int, out: str, said: str, present: tuple[str, ...]) -> ProbeResult:
@@ -22,11 +23,6 @@ def devices(status: int, out: str, said: str, present: tuple[str, ...]) -> Probe
 
 
 def _device(body: dict[str, object]) -> DeviceVerdict:
-    status = _text(body["status"])
+    status = writable(body["status"])
     health = Health.HEALTHY if status == "normal" else Health.UNHEALTHY
-    return DeviceVerdict(_text(body["name"]), health, status, pci_address(str(body.get("pci", ""))))
-
-
-def _text(value: object) -> str:
-    """`value` as text that can be written: JSON may escape half a character (RFC 8259, section 8.2)."""
-    return str(value).encode(errors="replace").decode()
+    return DeviceVerdict(writable(body["name"]), health, status, pci_address(str(body.get("pci", ""))))
