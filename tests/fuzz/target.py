@@ -1,0 +1,75 @@
+"""What a fuzz target is, and what counts as a finding whichever engine runs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from driver_manager.domain.errors import ManagerError
+
+CPU_S = 2.0
+"""No input of 64 KiB may cost more processor time than this."""
+
+
+class Form(Enum):
+    """How a target's inputs are built, so that they are changed in a way that gets past the first check."""
+
+    JSON = "json"
+    TEXT = "text"
+    PARTS = "parts"
+    """Parts with a NUL between them; the first byte of each says what it is for."""
+
+    BYTES = "bytes"
+
+
+class TooSlowError(AssertionError):
+    """An input that costs more time than any may."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """`run` reads foreign input; it may raise what is `allowed`, and nothing else. `seeds` are good inputs.
+
+    `runs` is how many executions the guided engine does of it in CI.
+    """
+
+    name: str
+    run: Callable[[bytes], None]
+    seeds: tuple[bytes, ...]
+    form: Form = Form.TEXT
+    allowed: tuple[type[Exception], ...] = (ManagerError,)
+    runs: int = 5_000
+
+
+def check(target: Target, data: bytes) -> bool:
+    """Whether `target` took `data`; False where it refused it as documented. Raises what a finding raises."""
+    begun_s = time.process_time()
+    try:
+        target.run(data)
+        is_taken = True
+    except target.allowed:
+        is_taken = False
+    took_s = time.process_time() - begun_s
+    if took_s > CPU_S:
+        raise TooSlowError(f"{target.name} took {took_s:.1f} s of processor for {len(data)} bytes")
+    return is_taken
+
+
+def text_of(data: bytes) -> str:
+    """Foreign bytes as our readers give them."""
+    return data.decode(errors="replace")
+
+
+def parts_of(data: bytes) -> list[tuple[int, bytes]]:
+    """Selector and content of each part."""
+    return [(part[0], part[1:]) for part in data.split(b"\0") if part]
+
+
+def parts(*pairs: tuple[int, bytes | str]) -> bytes:
+    """The input with these parts. A selector of 0 would end a part."""
+    contents = [(number, content.encode() if isinstance(content, str) else content) for number, content in pairs]
+    if any(not 0 < number < 256 or b"\0" in content for number, content in contents):
+        raise ValueError("a part has a selector from 1 to 255 and no NUL")
+    return b"\0".join(bytes([number]) + content for number, content in contents)

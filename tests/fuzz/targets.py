@@ -1,0 +1,10 @@
+"""All fuzz targets by name: the one list that both engines, the script and the tests share."""
+
+from __future__ import annotations
+
+from tests.fuzz import answers, documents, doors, hosttrees
+from tests.fuzz.target import Target
+
+TARGETS: dict[str, Target] = {
+    target.name: target for target in (*documents.TARGETS, *hosttrees.TARGETS, *answers.TARGETS, *doors.TARGETS)
+}
