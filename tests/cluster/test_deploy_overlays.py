@@ -20,7 +20,7 @@ from tests.cluster.conftest import create_operands
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet import NodeFactory
 from tests.cluster.podrunner import PodRunner, wait_pod
-from tests.cluster.processes import Running
+from tests.cluster.processes import RUN_TIMEOUT_S, Running
 from tests.cluster.proxy import Proxy
 from tests.cluster.site import OLD, Site, old_driver, settled
 from tests.cluster.workloads import Shape, WorkloadsFactory
@@ -163,7 +163,7 @@ def watched(site: Site, pod: Json) -> None:
     """The pod's health-watch takes its first sample, and ends with 0 when told to; it is without a way to the API."""
     watch = site.runner.start(pod, "health-watch")
     record = site.tree.root / site.tree.profile.paths.health_record.lstrip("/")
-    wait_until(record.exists, "health-watch remembers a sample")
+    wait_until(record.exists, "health-watch remembers a sample", RUN_TIMEOUT_S)
     ended = watch.terminate()
     assert ended.code == 0, ended.err
     assert f"watching the {site.tree.profile.name} driver every 60 s" in ended.err
@@ -179,16 +179,18 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebod
     (tree.root / "var/lib/ascend").mkdir()
     watched(site, pod)
     idle = site.runner.start(rebooters, "rebooter")
-    wait_until((tree.root / "var/lib/ascend/.rebooter.json").exists, "the rebooter has looked at its Node")
+    wait_until(
+        (tree.root / "var/lib/ascend/.rebooter.json").exists, "the rebooter has looked at its Node", RUN_TIMEOUT_S
+    )
 
     waiting = site.runner.start(pod, MANAGER)
-    wait_until(lambda: node.labels().get(f"{NPU}reboot-required") == "true", "a reboot is asked for")
+    wait_until(lambda: node.labels().get(f"{NPU}reboot-required") == "true", "a reboot is asked for", RUN_TIMEOUT_S)
     marker = json.loads((tree.root / "var/lib/ascend/.reboot-required").read_text())
     assert (marker["reason"], marker["to"], tree.driver_version) == ("upgrade", "sample-2.0.1", OLD)
     assert idle.terminate().code == 0
     rebooter = site.runner.start(rebooters, "rebooter")
     node.api.patch(node.path, {"metadata": {"annotations": {f"{NPU}approve-reboot": "true"}}})
-    wait_until(lambda: tree.is_told_to_reboot, "the reboot command is given", timeout_s=60)
+    wait_until(lambda: tree.is_told_to_reboot, "the reboot command is given", RUN_TIMEOUT_S)
     assert f"{NPU}approve-reboot" not in node.annotations()
     lease = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"
     assert node.api.get(lease)["spec"]["holderIdentity"] == node.name
@@ -198,7 +200,7 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebod
     assert fresh.code == 0, fresh.err
     site.install(NEW, "sample-2.0.1")
     back = site.runner.start(rebooters, "rebooter")
-    wait_until(lambda: node.labels() == labels, "the label goes")
+    wait_until(lambda: node.labels() == labels, "the label goes", RUN_TIMEOUT_S)
     wait_until(lambda: not node.api.get(lease)["spec"].get("holderIdentity"), "the slot is given back")
     wait_until(lambda: not [key for key in node.annotations() if key.startswith(NPU)], "the annotations go")
     ended = back.terminate()
@@ -235,7 +237,7 @@ def test_what_is_mounted_read_only_is_read_only(settle: Callable[[str], Site]) -
 @pytest.mark.parametrize(
     ("mount", "code", "said"),
     [
-        ("/host", 2, "this is not node"),
+        ("/host", 2, "cannot read /sys/module"),
         ("/run/rbln", 6, "/run/rbln/rbln-driver.state cannot be written: Read-only file system"),
         ("/var/run/secrets/kubernetes.io/serviceaccount", 2, "no usable way to the cluster"),
     ],

@@ -18,7 +18,7 @@ from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.cluster.oldserver import PodClaim
 from tests.cluster.podrunner import request_token
-from tests.cluster.processes import Ended, Running
+from tests.cluster.processes import RUN_TIMEOUT_S, Ended, Running
 from tests.cluster.proxy import Proxy
 from tests.cluster.rig import PREFIX, Rig, node_of, start_and_take
 from tests.cluster.workloads import Shape, Workloads, WorkloadsFactory
@@ -164,6 +164,7 @@ def operator_managed(one: Ground) -> str:
     wait_until(
         lambda: f"{UPGRADE}-requested" in one.node.annotations() or run.process.poll() is not None,
         "the operator is asked, or not",
+        RUN_TIMEOUT_S,
     )
     pod.api.delete(pod.path)
     return complaints(run.end())
@@ -173,7 +174,11 @@ def safe_load(one: Ground) -> str:
     """The operator is asked before the load, and gives its word."""
     run = one.rig.start("reconcile-driver-state", "--safe-load", POD_NAME=one.driver_pod())
     key = f"{UPGRADE}.driver-wait-for-safe-load"
-    wait_until(lambda: key in one.node.annotations() or run.process.poll() is not None, "its word is asked for, or not")
+    wait_until(
+        lambda: key in one.node.annotations() or run.process.poll() is not None,
+        "its word is asked for, or not",
+        RUN_TIMEOUT_S,
+    )
     one.node.api.patch(one.node.path, {"metadata": {"annotations": {key: None}}})
     return complaints(run.end())
 
@@ -295,14 +300,14 @@ def rebooted(one: AscendGround) -> str:
     (tree.root / "var/lib/ascend/.reboot-required").write_text("upgrade\n")
     node.api.patch(node.path, {"metadata": {"annotations": {f"{ASCEND}approve-reboot": "true"}}})
     first = one.rig.start("rebooter", **env)
-    wait_until(lambda: tree.is_told_to_reboot or refused(first), "the reboot command is given, or a right lacks")
+    wait_until(lambda: tree.is_told_to_reboot or refused(first), "the reboot is told, or a right lacks", RUN_TIMEOUT_S)
     if said := refused(first):
         return said
     assert pod.state() == "gone"
     first.kill()
     one.reboot()
     second = one.rig.start("rebooter", **env)
-    wait_until(lambda: is_clean(node) or refused(second), "everything is given back, or a right lacks")
+    wait_until(lambda: is_clean(node) or refused(second), "all is given back, or a right lacks", RUN_TIMEOUT_S)
     return refused(second) or complaints(second.terminate())
 
 

@@ -186,15 +186,15 @@ def test_every_command_line_of_ours_is_understood(overlay: str, further: tuple[s
     for daemon_set in (one for one in render(overlay, *further) if one["kind"] == "DaemonSet"):
         spec = daemon_set["spec"]["template"]["spec"]
         for container in (*spec.get("initContainers", []), *spec["containers"]):
-            words: list[str] = container["command"] + container.get("args", [])
-            program, argv = words[0], words[1:]
             if container["name"] == "driver":
                 continue
-            assert program == "driver-manager"
-            command = cli.get_command(click.Context(cli), argv[0])
-            assert command is not None, argv
-            params = command.make_context(argv[0], argv[1:]).params
-            assert parse_address(params["metrics_addr"])[1] == 9400 if params.get("metrics_addr") else True
+            words: list[str] = [*container["command"], *container.get("args", [])]
+            assert words[0] == "driver-manager"
+            command = cli.get_command(click.Context(cli), words[1])
+            assert command is not None, words
+            address = command.make_context(words[1], words[2:]).params.get("metrics_addr")
+            ports = [one["containerPort"] for one in container.get("ports", [])]
+            assert ports == ([parse_address(address)[1]] if address else [])
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
