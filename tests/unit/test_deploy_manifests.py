@@ -121,6 +121,7 @@ def test_an_overlay_is_its_profiles(overlay: str) -> None:
     assert told == {"k8s-driver-manager": overlay, "health-watch": overlay, "driver": None}
     driver = env(by_name["driver"])
     assert driver["DRIVER_ROOT"] == profile.paths.driver_root
+    assert driver["DRIVER_MODULE"] in profile.modules.roots
     assert driver["STATE_FILE"] == profile.paths.state_file
     assert driver.get("READY_MARKER", "") == profile.paths.ready_marker
     assert driver["DRIVER_CONFIG_DIGEST"] == env(by_name["k8s-driver-manager"])["DRIVER_CONFIG_DIGEST"]
@@ -217,6 +218,15 @@ def test_no_right_is_given_twice_or_by_a_star() -> None:
         # The rebooter's own account may hold what the agent's holds too.
         by_account = [("rebooter" in name, *rest) for name, *rest in rights]
         assert len(by_account) == len(set(by_account))
+
+
+def test_both_drivers_that_are_swapped_in_place_get_the_same_rights() -> None:
+    # So what the cluster tier proves of one holds for the other.
+    rules = [
+        sorted((one["metadata"]["name"].partition("-")[2], str(one["rules"])) for one in render(name) if "rules" in one)
+        for name in ("rebellions", "nvidia")
+    ]
+    assert rules[0] == rules[1]
 
 
 def test_the_lease_that_a_rule_names_is_the_one_that_is_used() -> None:
