@@ -1,0 +1,87 @@
+"""The console blocks of README.md and docs/: their commands, what is run for each, and how it has to end.
+
+A block is fenced with ```console. A line that begins with `$ ` is a command; the lines below it, if there are any, are
+printed by it. Everything that is not run as written is in the one table SUBSTITUTIONS, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.markdown import DOCS, ROOT
+
+FENCE = re.compile(r"^```(\w*)\s*$")
+
+
+class Unknown(Exception):
+    """A command that this test neither can run nor is told to leave out."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command as a reader finds it, and what the page says that it prints."""
+
+    page: str
+    line: int
+    text: str
+    prints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """What is run in place of a command that matches `pattern`: nothing where `instead` is None. `why`."""
+
+    pattern: str
+    instead: str | None
+    why: str
+
+
+SUBSTITUTIONS = (
+    Substitution(r"kubectl debug node/\S+ .*?-- (.+)", r"\1", "no cluster: what runs in the debug pod is run"),
+    Substitution(r"kubectl .*?exec .*?-- (.+)", r"\1", "no cluster: what runs in the container is run"),
+    Substitution(r"(kubectl|kustomize|helm|crictl) .+", None, "no cluster here; deploy/ has tests of its own"),
+    Substitution(r"(buildah|podman|docker|skopeo) .+", None, "no image here; the image tier builds and runs it"),
+    Substitution(r"(git|sudo|apt-get|curl|ssh|systemctl|setup-envtest) .+", None, "the world, not this project"),
+    Substitution(r"cd .+", None, "the world, not this project"),
+    Substitution(r"scripts/(reference|pictures)", r"scripts/\1 --check", "it would write into the checkout"),
+    Substitution(r"(scripts/demo.*)", r"\1", "as written"),
+    Substitution(
+        r"(?:\S+=\S+ )*(scripts/[\w-]+).*", r"\1 --help", "it takes minutes, and scripts/test would run itself"
+    ),
+    Substitution(r"((?:\S+=\S+ )*(?:\.venv/bin/)?driver-manager .+)", r"\1", "as written"),
+    Substitution(r"(source <\(driver-manager completion bash\))", r"\1", "as written"),
+)
+"""Asked in this order; the first that matches the whole command counts."""
+
+EXITS = {
+    "driver-manager plan --profile-file broken.toml": 2,
+}
+"""Commands that do not end with 0, by what is run."""
+
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+
+
+def commands(page: Path) -> Iterator[Command]:
+    """Every command of a page's console blocks."""
+    inside, found = False, list[Command]()
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fence = FENCE.match(line)
+        if fence:
+            inside = not inside and fence[1] == "console"
+        elif inside and line.startswith("$ "):
+            found.append(Command(page.name, number, line[2:].partition("  #")[0].strip()))
+        elif inside and found and line.strip():
+            last = found.pop()
+            found.append(Command(last.page, last.line, last.text, (*last.prints, line.strip())))
+    return iter(found)
+
+
+def substituted(text: str) -> str | None:
+    """What is run for the command `text`, None where nothing is. Raises Unknown."""
+    for one in SUBSTITUTIONS:
+        if re.fullmatch(one.pattern, text):
+            return re.sub(f"^{one.pattern}$", one.instead, text) if one.instead is not None else None
+    raise Unknown(f"say in tests/docs/console.py what becomes of: {text}")
