@@ -5,6 +5,7 @@ Owns what the hardware, the kubelet and the administrator do. Prints nothing: a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -132,8 +133,9 @@ class Machine:
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None  # noqa: S101  # a pipe was asked for
-        for line in process.stdout:
-            self._show.line(self._prefix + line.rstrip())
+        with contextlib.suppress(BrokenPipeError):  # nobody reads any more: the story's own next line says so
+            for line in process.stdout:
+                self._show.line(self._prefix + line.rstrip())
 
 
 def run_reboot_story(story: RebootStory, show: Show) -> Report:
@@ -196,6 +198,8 @@ class RebootPlay:
         """A marker appears; the exit code of the reconcile that wrote it, where one did."""
         if self._story.reason == UPGRADE:
             machine.tree.add_driver(ROOT, NEW)
+            self._show.chapter("plan: what driver-manager would do")
+            machine.run(["plan", "--no-wait"], self._driver_env(machine))
             return [self._reconcile(machine)]
         machine.marker.parent.mkdir(parents=True, exist_ok=True)
         if self._story.wedges:
@@ -215,9 +219,13 @@ class RebootPlay:
 
     def _reconcile(self, machine: Machine) -> int:
         self._show.chapter("run: driver-manager reconcile-driver-state --no-wait")
+        return machine.run(["reconcile-driver-state", "--no-wait"], self._driver_env(machine))
+
+    def _driver_env(self, machine: Machine) -> dict[str, str]:
+        """What the init container of the driver pod has."""
         settings = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "DRIVER_LOAD": "manager", "DRIVER_ROOT": ROOT}
         pod = {"POD_NAME": self._cluster.driver_pod(), "POD_NAMESPACE": self._cluster.namespace}
-        return machine.run(["reconcile-driver-state", "--no-wait"], self._env(machine, **settings, **pod))
+        return self._env(machine, **settings, **pod)
 
     def _play(self, begun_s: float) -> None:
         """Be hardware, kubelet and administrator until everything has come to rest."""

@@ -37,13 +37,21 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, No
     """Where they are run: a node with an old driver loaded, a folder with the files that pages speak of."""
     with by_hand(tmp_path_factory.mktemp("console")) as found:
         (found.tree.root / "broken.toml").write_text(BROKEN + REST)
+        config = found.tree.root / "root/.kube/config"
+        config.parent.mkdir(parents=True)
+        config.write_text(found.kubeconfig.read_text())
         yield found
 
 
 def ran(node: ByHand, text: str) -> subprocess.CompletedProcess[str]:
-    """How bash ended that ran `text` in a checkout with what a debug pod has; a file is looked for beside the tree."""
+    """How bash ended that ran `text` in a checkout with what a debug pod has.
+
+    The host's tree stands for /host, and for the folder that holds a page's own profile.
+    """
     env = node.environment(DRIVER_CONFIG_DIGEST=NEW_DIGEST, LOG_FORMAT="text")
-    line = text.replace("--profile-file ", f"--profile-file {node.tree.root}/")
+    line = text.replace("--profile-file ", f"--profile-file {node.tree.root}/").replace(
+        "=/host/", f"={node.tree.root}/"
+    )
     argv = ["bash", "--norc", "--noprofile", "-c", line]
     return subprocess.run(
         argv,
