@@ -158,7 +158,7 @@ def test_metrics_without_their_package_name_the_extra(
     assert "driver-manager[metrics]" in capfd.readouterr().err
 
 
-def test_the_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["health-watch", "--help-all"]) == ExitCode.DONE
     text = capfd.readouterr().out
     for setting in (*settings.HEALTH, *settings.HOST, *settings.LOGGING):
