@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from driver_manager.adapters.reporting import LEVELS, LogReporter
-from driver_manager.adapters.terminal import CYAN, ERASE_LINE, GREEN, RED, columns_of, has_colour, painted
+from driver_manager.adapters.terminal import CYAN, ERASE_LINE, GREEN, RED, columns_of, painted
 
 TICK_S = 0.5
 UNICODE_MARKS, ASCII_MARKS = ("✓", "✗", "▸"), ("+", "x", ">")
@@ -32,7 +32,6 @@ class StepList(LogReporter):
     def __init__(self, monotonic: Callable[[], float], *, level: str, stream: TextIO) -> None:
         super().__init__(monotonic, as_json=False, level=level, stream=stream)
         self._monotonic = monotonic
-        self._paints = has_colour(stream)
         is_unicode = (stream.encoding or "").lower().startswith("utf")
         self._done, self._failed, self._now = UNICODE_MARKS if is_unicode else ASCII_MARKS
         self._present: _Present | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters import steplist
+from driver_manager.adapters.reporting import LogReporter
 from driver_manager.adapters.steplist import StepList
 from driver_manager.adapters.terminal import ERASE_LINE, allows_colour, columns_of, has_colour, is_capable, painted
 from driver_manager.domain.errors import ExitCode
@@ -170,6 +171,19 @@ def test_colour_is_added_to_text_only() -> None:
     assert painted("x", "31", wanted=True) == "\x1b[31mx\x1b[0m"
     assert painted("x", "31", wanted=False) == "x"
     assert painted("", "31", wanted=True) == ""
+
+
+@pytest.mark.parametrize(("no_color", "line"), [("", "\x1b[31merror: \x1b[0mno"), ("1", "error: no")])
+def test_in_a_terminal_an_error_is_red_in_plain_lines_too(
+    monkeypatch: pytest.MonkeyPatch, no_color: str, line: str
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    screen = Screen()
+    LogReporter(lambda: 0.0, as_json=False, level="info", stream=screen).error("no")
+    assert screen.getvalue().endswith(f"{line}\n")
+    screen.truncate(0)
+    LogReporter(lambda: 0.0, as_json=True, level="info", stream=screen).error("no")
+    assert "\x1b" not in screen.getvalue()
 
 
 def in_a_terminal(argv: list[str], env: dict[str, str]) -> tuple[int, str]:
