@@ -37,8 +37,8 @@ class Cluster(Protocol):
         """The Node as it is now: one GET."""
         ...
 
-    def pods(self) -> PodList:
-        """All pods bound to the node: one LIST."""
+    def pods(self, *, recent: bool = False) -> PodList:
+        """All pods bound to the node: one LIST. `recent`: as they were a moment ago, which is cheap to answer."""
         ...
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:

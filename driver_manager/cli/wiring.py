@@ -22,7 +22,7 @@ from driver_manager.adapters.terminal import is_capable
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, Policy
+from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, PodList, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
 from driver_manager.executor import Ports
@@ -136,26 +136,35 @@ class Session:
         """The ports of a run on this host."""
         return Ports(self.cluster, HostSystem(self.roots, self.profile, self.clock), self.clock, self.log)
 
-    def observe(self, node: Node | None = None, *, tolerant: bool = False) -> Observation:
+    def observe(self, node: Node | None = None, *, tolerant: bool = False, recent: bool = False) -> Observation:
         """All facts, of `node` as given or as it is now. `tolerant`: a host that cannot be read counts as none.
 
-        Raises ManagerError.
+        `recent`: pods as they were a moment ago will do. Raises ManagerError.
         """
         current = node if node is not None else self.cluster.node()
+        identity = self._identity()
         return observe(
             current,
-            self.cluster.pods(),
+            self._pods(current, identity, recent=recent),
             self.profile,
-            self._identity(),
+            identity,
             digest=self.values.text("driver_config_digest"),
             read_host=lambda journal: self._host(journal, tolerant=tolerant),
             process_lives=lambda owner: procfs.lives(owner, self.roots.proc),
         )
 
     def observer(self) -> Callable[[], Observation]:
-        """Observes with the Node already read first, and anew at each later call."""
+        """Observes with the Node already read first, and anew at each later call: for a run that follows the pods."""
         first: list[Node] = [self.node]
-        return lambda: self.observe(first.pop() if first else None)
+        return lambda: self.observe(first.pop() if first else None, recent=True)
+
+    def _pods(self, node: Node, identity: Identity, *, recent: bool) -> PodList:
+        """The pods on `node`; as they are now where a journal's owner is looked for, or we ourselves are missed."""
+        if recent and self.profile.keys.journal not in node.annotations:
+            pods = self.cluster.pods(recent=True)
+            if not identity.pod_name_is_sure or any(pod.name == identity.pod_name for pod in pods.pods):
+                return pods
+        return self.cluster.pods()
 
     def _host(self, journal: Journal | None, *, tolerant: bool) -> Host | None:
         loads = self.values.text("driver_load") == Loader.MANAGER.value

@@ -84,7 +84,7 @@ class FakeCluster:
         with self.killer.call("node"):
             return self._existing()
 
-    def pods(self) -> PodList:
+    def pods(self, *, recent: bool = False) -> PodList:
         with self.killer.call("pods"):
             return PodList(tuple(self.listed.values()), str(self.version))
 

@@ -1,0 +1,93 @@
+"""A first list of pods that is a moment old: what it lacks is waited for all the same, and nothing is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from driver_manager.cli.wiring import Session
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.model import Node, Observation, PodList
+from driver_manager.observe import Identity
+from driver_manager.ports import Cluster
+from tests.fakes.builders import PROFILE, driver_pod, node
+from tests.fakes.scenarios import LABELS, TAKING, settle_in, undisturbed
+from tests.fakes.scenarios import SCENARIOS as ALL
+from tests.fakes.scripted_api import Answer, Scripted
+from tests.fakes.world import World
+
+BEFORE_EVERYTHING = "0"
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_a_run_whose_first_list_shows_no_operand_yet_ends_like_any_other(name: str) -> None:
+    world = ALL[name]()
+    outcome = run_on_an_old_list(world)
+    assert outcome is ExitCode.DONE
+    assert world.state().labels == LABELS
+    assert settle_in(world) == undisturbed(name)[1]
+
+
+def run_on_an_old_list(world: World) -> ExitCode:
+    """One run that observes only its own pod at first."""
+    observe, first = world.observe, [True]
+
+    def observe_old() -> Observation:
+        obs = observe()
+        if not first or first.pop() is not True:
+            return obs
+        return replace(obs, pods=PodList((driver_pod(),), BEFORE_EVERYTHING))
+
+    world.observe = observe_old  # type: ignore[method-assign]  # what an API server's memory may still hold
+    outcome = world.run()
+    assert outcome is not None
+    return outcome.exit_code
+
+
+class Lists:
+    """A cluster that notes how its pods are listed; the recent ones lack our own pod where it `lags`."""
+
+    def __init__(self, *, lags: bool = False) -> None:
+        self.lags = lags
+        self.asked: list[bool] = []
+
+    def pods(self, *, recent: bool = False) -> PodList:
+        self.asked.append(recent)
+        return PodList(() if recent and self.lags else (driver_pod(),), "7")
+
+
+def listed(cluster: Lists, one: Node, *, recent: bool = True) -> list[bool]:
+    """How a session lists the pods of `one`."""
+    none: Any = None
+    session = Session(none, none, none, cast(Cluster, cluster), none, one, PROFILE)
+    session._pods(one, Identity("driver-a", True, "rbln-system"), recent=recent)
+    return cluster.asked
+
+
+def test_a_run_begins_with_a_recent_list() -> None:
+    assert listed(Lists(), node()) == [True]
+
+
+def test_a_list_that_lacks_ourselves_is_too_old() -> None:
+    assert listed(Lists(lags=True), node()) == [True, False]
+
+
+def test_the_owner_of_a_journal_is_looked_for_among_the_pods_as_they_are_now() -> None:
+    assert listed(Lists(), node(annotations={PROFILE.keys.journal: "{}"})) == [False]
+
+
+def test_what_is_shown_to_people_is_as_it_is_now() -> None:
+    assert listed(Lists(), node(), recent=False) == [False]
+
+
+def test_a_recent_list_comes_from_the_servers_memory_and_any_other_does_not() -> None:
+    scripted = Scripted()
+    try:
+        scripted.answer(Answer(body={"metadata": {"resourceVersion": "9"}, "items": []}))
+        scripted.cluster.pods(recent=True)
+        scripted.cluster.pods()
+        assert [one.query.get("resourceVersion") for one in scripted.requests] == [["0"], None]
+    finally:
+        scripted.close()
