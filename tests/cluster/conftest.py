@@ -13,10 +13,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.cluster.api import Api, Json, gone, wait_until
+from tests.cluster.container import why_not
 from tests.cluster.controlplane import NAMESPACE, ControlPlane, User, missing_assets
 from tests.cluster.kubelet import COMPONENTS, Kubelet, Node, NodeFactory, Operands, OperandsFactory
 from tests.cluster.oldserver import DRA_GROUP, dra_definitions
@@ -69,10 +71,7 @@ def control_plane() -> Iterator[ControlPlane]:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     reason = missing_assets(assets)
     if reason or assets is None:
-        required = re.split(r"[,\s]+", os.environ.get("DRIVER_MANAGER_REQUIRE_TIERS", ""))
-        if os.environ.get("CI") == "true" or "cluster" in required:
-            pytest.fail(f"the cluster tier is required, but {reason}", pytrace=False)
-        pytest.skip(str(reason))
+        skip_or_fail(str(reason))
     with ControlPlane(Path(assets)) as running:
         with running.api(running.admin) as api:
             api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
@@ -82,6 +81,21 @@ def control_plane() -> Iterator[ControlPlane]:
             bind_rights(api, running.agent_with_events, GENERATION_1 + EVENTS)
             bind_rights(api, running.agent_for_workloads, WORKLOADS + EVENTS)
         yield running
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip, or fail where the tier is required."""
+    required = re.split(r"[,\s]+", os.environ.get("DRIVER_MANAGER_REQUIRE_TIERS", ""))
+    if os.environ.get("CI") == "true" or "cluster" in required:
+        pytest.fail(f"the cluster tier is required, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def containers() -> None:
+    """From here on processes with mounts of their own can be made."""
+    if reason := why_not():
+        skip_or_fail(reason)
 
 
 @pytest.fixture(scope="session")

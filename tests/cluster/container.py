@@ -49,8 +49,20 @@ class Spec:
 
     def command(self) -> list[str]:
         """What to start for it; the process keeps its id."""
-        namespaces = NAMESPACES if os.geteuid() == 0 else ("--user", "--map-root-user", *NAMESPACES)
-        return ["unshare", *namespaces, sys.executable, "-I", "-S", __file__, json.dumps(asdict(self))]
+        return [*unshare(), sys.executable, "-I", "-S", __file__, json.dumps(asdict(self))]
+
+
+def unshare() -> list[str]:
+    """Words before a command that gets mounts of its own; without root in a user namespace."""
+    return ["unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), *NAMESPACES]
+
+
+def why_not() -> str:
+    """Why no container can be made here, "" if one can."""
+    if shutil.which("unshare") is None:
+        return "the unshare command is not on PATH"
+    done = subprocess.run([*unshare(), "true"], capture_output=True, text=True, check=False)
+    return f"no namespaces: {done.stderr.strip()}" if done.returncode else ""
 
 
 def mount(*arguments: str) -> None:

@@ -35,7 +35,7 @@ MANAGER = "k8s-driver-manager"
 
 @pytest.fixture
 def settle(
-    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
+    control_plane: ControlPlane, containers: None, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
 ) -> Iterator[Callable[[str], Site]]:
     """Put an overlay in force on a node with an old driver."""
     with ExitStack() as stack:

@@ -41,7 +41,7 @@ SettleDropin = Callable[[str, str], Site]
 
 @pytest.fixture
 def settle(
-    control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
+    control_plane: ControlPlane, containers: None, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
 ) -> Iterator[SettleDropin]:
     """Put a manifest in force on a node with an old driver of a profile."""
     with ExitStack() as stack:
