@@ -33,6 +33,13 @@ def paused_keys(node: Node, profile: Profile) -> frozenset[str]:
     return frozenset(key for key in keys if label_rules.is_paused(node.labels[key], profile.deploy.paused_value))
 
 
+def paused_by_others(obs: Observation, profile: Profile) -> frozenset[str]:
+    """Keys that hold a paused value which no run of ours wrote: every one of those is in the journal."""
+    if obs.journal is None:
+        return frozenset()
+    return paused_keys(obs.node, profile) - obs.journal.labels.keys()
+
+
 def pausable_keys(node: Node, profile: Profile) -> frozenset[str]:
     """Deploy-label keys that are paused or can be."""
     keys = profile.deploy.keys_in(dict(node.labels))
@@ -44,12 +51,12 @@ def take(
 ) -> TakeNode | None:
     """The step that takes the node with the labels in `pause` paused; None where it is ours already, just so.
 
-    Labels found paused are adopted, so that giving the node back restores them too. `services` will be stopped: they
-    join those that an earlier run noted.
+    Labels found paused are adopted, so that giving the node back restores them too, but for those that somebody paused
+    while the node was taken. `services` will be stopped: they join those that an earlier run noted.
     """
     node, deploy = obs.node, profile.deploy
     journaled = obs.journal.labels if obs.journal else {}
-    adopted = frozenset(pause) | paused_keys(node, profile)
+    adopted = (frozenset(pause) | paused_keys(node, profile)) - paused_by_others(obs, profile)
     originals = label_rules.originals(node.labels, journaled, adopted, deploy.paused_value)
     paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
     sets_cordon = cordon and not node.unschedulable

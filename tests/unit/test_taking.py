@@ -354,3 +354,14 @@ def test_a_node_that_nobody_paused_has_nothing_to_give_back(now: Node) -> None:
 def test_the_nodes_own_journal_goes_before_what_the_labels_tell() -> None:
     known = journal(labels={PLUGIN: "gold"})
     assert found_journal(observation(node=node(PAUSED_LABELS), journal=known), PROFILE) == known
+
+
+@pytest.mark.parametrize("there", [journal(labels={PLUGIN: "true"}), None], ids=["journal", "none"])
+def test_a_label_that_somebody_paused_on_a_taken_node_is_not_adopted(there: Journal | None) -> None:
+    """Without a journal it is what a dead manager left."""
+    labels = {**LABELS, PLUGIN: PAUSED, EXPORTER: "true", key("off"): PAUSED}
+    step = taken(node=node(labels), journal=there)
+    assert (key("off") in step.journal.labels) is (there is None)
+    assert step.journal.labels[PLUGIN] == "true"
+    given_back = release(node({**labels, **step.change.labels}), step.journal, PROFILE)
+    assert (key("off") in given_back.labels) is (there is None)
