@@ -10,12 +10,20 @@ from dataclasses import replace
 
 from driver_manager.domain.clearing import clearing, is_managed, safe_load, stale_safe_load
 from driver_manager.domain.currency import is_host_driver, is_loaded, why_replace
-from driver_manager.domain.errors import ConfigError, OwnedElsewhere, PodsRemain, PreflightFailed, StandingDown
+from driver_manager.domain.errors import (
+    ConfigError,
+    OwnedElsewhere,
+    PodsRemain,
+    PreflightFailed,
+    RebootRequired,
+    StandingDown,
+)
 from driver_manager.domain.loading import check, loading
 from driver_manager.domain.model import Host, Loader, Observation, Policy
 from driver_manager.domain.operands import bound_to_root, placed_by
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.rebootplan import plan_reboot_driver
+from driver_manager.domain.rebootstate import is_granted
 from driver_manager.domain.steps import (
     Decision,
     GiveBack,
@@ -53,7 +61,17 @@ def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
         raise skipped
     loads = decided.decision in (Decision.NOT_LOADED, Decision.REPLACE)
     first = safe_load(obs, profile, policy) if loads else ()
+    _refuse_before_a_reboot(obs, host, profile, decided)
     return replace(decided, steps=(*(first or stale_safe_load(obs, profile)), *decided.steps))
+
+
+def _refuse_before_a_reboot(obs: Observation, host: Host, profile: Profile, decided: Plan) -> None:
+    """Raise RebootRequired where the node would be taken though its reboot was granted, and may come at any moment."""
+    if is_granted(obs.node, profile.keys, host.boot_id) and any(isinstance(step, TakeNode) for step in decided.steps):
+        raise RebootRequired(
+            f"the reboot of node {obs.node.name} was granted, and may come at any moment",
+            "Nothing: the run after the reboot goes on. `driver-manager status` says what the reboot waits for.",
+        )
 
 
 def wants_users(obs: Observation, profile: Profile, policy: Policy) -> bool:

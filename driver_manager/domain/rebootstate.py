@@ -36,6 +36,14 @@ class RebootPolicy:
         return self.auto_upgrade if reason == UPGRADE else self.auto_recover
 
 
+def is_granted(node: Node, keys: NodeKeys, boot_id: str) -> bool:
+    """Whether the Node carries the grant for a reboot out of this boot."""
+    if not keys.reboot_in_progress:
+        return False
+    notes = node.annotations
+    return notes.get(keys.pre_reboot_boot_id) == boot_id and notes.get(keys.reboot_in_progress) in REASONS
+
+
 @dataclass(frozen=True)
 class State:
     """Everything one decision is made of. `node` is None where the Node does not exist.
@@ -98,10 +106,7 @@ class State:
     @property
     def is_granted(self) -> bool:
         """Whether the Node carries the grant for a reboot out of this boot."""
-        if self.node is None:
-            return False
-        notes, keys = self.node.annotations, self.policy.keys
-        return notes.get(keys.pre_reboot_boot_id) == self.boot_id and notes.get(keys.reboot_in_progress) in REASONS
+        return self.node is not None and is_granted(self.node, self.policy.keys, self.boot_id)
 
     @property
     def holds_slot(self) -> bool:

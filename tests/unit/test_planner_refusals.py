@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, OwnedElsewhere, PreflightFailed
+from driver_manager.domain.errors import (
+    ConfigError,
+    ExitCode,
+    ManagerError,
+    OwnedElsewhere,
+    PreflightFailed,
+    RebootRequired,
+)
 from driver_manager.domain.model import Module, Policy
 from driver_manager.domain.planner import plan, refuse_if_owned
 from driver_manager.domain.steps import Decision
-from tests.fakes.builders import PROFILE, SOMEBODY, host, journal, modules, observation, source
+from tests.fakes.builders import NEW_DIGEST, PROFILE, SOMEBODY, host, journal, modules, node, observation, source
 from tests.unit.test_planner import CONTAINER, MANAGER
 
 FULL = host(state_problem="/run is full", artifacts=(PROFILE.paths.state_file,))
@@ -75,3 +83,18 @@ def test_a_foreign_module_above_the_driver_is_found_before_the_first_change() ->
     for policy in (CONTAINER, MANAGER):
         with pytest.raises(PreflightFailed, match="foreign module third_party"):
             plan(observation(host=facts), PROFILE, policy)
+
+
+def test_a_node_whose_reboot_was_granted_in_this_boot_is_not_taken() -> None:
+    keys = replace(PROFILE.keys, pre_reboot_boot_id="example.com/boot", reboot_in_progress="example.com/reboot")
+    profile = replace(PROFILE, keys=keys)
+    for boot_id, is_refused in ((host().boot_id, True), ("an-earlier-boot", False)):
+        granted = {keys.pre_reboot_boot_id: boot_id, keys.reboot_in_progress: "recovery"}
+        obs = observation(node=node(annotations=granted))
+        if is_refused:
+            with pytest.raises(RebootRequired, match="was granted"):
+                plan(obs, profile, CONTAINER)
+        else:
+            assert plan(obs, profile, CONTAINER).steps
+    current = observation(node=node(annotations=granted), host=host(digest=NEW_DIGEST))
+    assert not plan(current, profile, CONTAINER).steps
