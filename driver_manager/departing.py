@@ -22,7 +22,10 @@ from driver_manager.waiting import PodWait
 
 
 class Departures:
-    """Pods of one observed node. `bounded` cuts seconds to what is left of the run's deadline."""
+    """Pods of one observed node.
+
+    `bounded` cuts seconds to what is left of the run's deadline; `check_owner` raises OwnedElsewhere.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Departures:
         policy: Policy,
         obs: Observation,
         bounded: Callable[[float], float],
+        check_owner: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._host = host
@@ -43,6 +47,7 @@ class Departures:
         self._policy = policy
         self._obs = obs
         self._bounded = bounded
+        self._check_owner = check_owner
 
     def of_operands(self, step: WaitForOperands, *, just_took: bool, replaces: bool) -> bool:
         """Wait until the paused keys place no pod any more. Raises PodsRemain.
@@ -95,7 +100,7 @@ class Departures:
         return self._has_new_users(known, self._clear(known, going, timeout_s or self._policy.deadline_s))
 
     def _clear(self, known: PodList, going: tuple[Workload, ...], timeout_s: float) -> tuple[Pod, ...]:
-        evictor = Evictor(self._cluster, self._clock, self._reporter)
+        evictor = Evictor(self._cluster, self._clock, self._reporter, self._check_owner)
         return evictor.clear(known, going, timeout_s, self._bounded(self._policy.deadline_s))
 
     def _has_new_users(self, before: PodList, now: tuple[Pod, ...]) -> bool:

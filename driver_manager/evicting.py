@@ -5,7 +5,7 @@ Owns the eviction loop. Which pods it concerns is `driver_manager.domain.workloa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from driver_manager.domain.clearing import AFTER_GRACE_S, grace_s
 from driver_manager.domain.errors import EvictionRefused
@@ -27,7 +27,11 @@ REHEARSAL_S = 15.0
 class Evictor:
     """Evicts through the API server's eviction, which honours budgets and each pod's grace."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, reporter: Reporter) -> None:
+    def __init__(
+        self, cluster: Cluster, clock: Clock, reporter: Reporter, check_owner: Callable[[], None] = lambda: None
+    ) -> None:
+        """`check_owner` is called before every eviction, and raises OwnedElsewhere where it is not ours any more."""
+        self._check_owner = check_owner
         self._cluster = cluster
         self._clock = clock
         self._reporter = reporter
@@ -99,6 +103,7 @@ class Evictor:
             self._clock.check()
             if said and self._clock.monotonic() > end:
                 break
+            self._check_owner()
             answer = self._cluster.evict(one.pod)
             if answer.outcome is EvictionOutcome.BLOCKED:
                 asked_s = max(asked_s, answer.retry_after_s)

@@ -102,7 +102,7 @@ class Executor:
         outside = (ports.cluster, ports.clock, ports.reporter)
         self._reboots = RebootRequests(*outside, ports.host, profile, obs)
         self._handoff = Handoff(*outside, obs, self._bounded)
-        self._departures = Departures(*outside, ports.host, profile, policy, obs, self._bounded)
+        self._departures = Departures(*outside, ports.host, profile, policy, obs, self._bounded, self._check_owner)
         self._unload_end: float | None = None
         self._just_took = False
         self._replaces = False
@@ -171,6 +171,11 @@ class Executor:
     def _effect(self) -> AbstractContextManager[None]:
         """Within it the driver may be changed. Raises OwnedElsewhere."""
         return self._hold.effect(self._ask_node)
+
+    def _check_owner(self) -> None:
+        """Raise OwnedElsewhere where another run took over."""
+        with self._effect():
+            pass
 
     def _ask_node(self) -> None:
         journal = self._settler.held

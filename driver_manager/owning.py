@@ -34,7 +34,7 @@ class Hold:
             yield
             self._owner, self._is_on_host = owner, noted(owner)
         if not self._is_on_host:
-            self._reporter.warn("the host has no room to note this run: the Node is read again before every effect")
+            self._reporter.warn("the host has no room to note who has the node: only the Node itself tells")
 
     def effect(self, ask_node: Callable[[], None]) -> AbstractContextManager[None]:
         """Within it the driver may be changed. Raises OwnedElsewhere where another run took over.

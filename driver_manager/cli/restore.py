@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from driver_manager.domain.planner import refuse_if_owned
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import GiveBack
 from driver_manager.domain.taking import decoded_journal, found_journal, release
+from driver_manager.owning import Hold
 from driver_manager.settings import Values
 from driver_manager.settling import Settler
 
@@ -60,7 +62,10 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     ports, is_well = session.ports(), False
     session.log.step(1, 1, GiveBack(journal).describe())
     try:
-        Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs).give_back(journal)
+        settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs)
+        # On the node, a run that only sleeps must not go on with a driver that is in use again.
+        with Hold(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
+            settler.give_back(journal)
         is_well = True
     finally:
         session.log.ended(well=is_well)

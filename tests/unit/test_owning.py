@@ -1,6 +1,7 @@
 """A run that was superseded, at whatever moment and however long it slept, does nothing more to the driver or the node.
 
-MUTANTS that this caught, each proved again at the end: no look before an effect; a look without the owner.
+MUTANTS that this caught, each proved again at the end: no look before an effect, or before an
+eviction; a look without the owner.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Owner
+from driver_manager.executor import Executor
 from driver_manager.owning import Hold
 from tests.fakes.builders import PROFILE
 from tests.fakes.host import FakeHost
@@ -21,7 +23,8 @@ from tests.fakes.scenarios import SCENARIOS, TAKING, undisturbed
 from tests.fakes.world import World
 
 OTHER = Owner(pid=9, start_ticks=9, pid_namespace=2, boot_id="boot-1")
-EFFECTS = ("unload", "load", "reload", "unmount", "remove", "write", "stop")
+ON_DRIVER = ("unload", "load", "reload", "unmount", "remove", "write", "stop")
+EFFECTS = (*ON_DRIVER, "evict")
 
 
 def take_over(world: World) -> None:
@@ -91,7 +94,7 @@ def test_every_effect_on_the_driver_of_a_taken_node_is_owned(name: str) -> None:
         world.killer.at_call(number, lambda: owned.append(world.host.is_owned))
     world.run()
     for called, is_owned in zip(world.killer.calls, owned, strict=False):
-        if called.startswith(EFFECTS):
+        if called.startswith(ON_DRIVER):
             assert is_owned, called
 
 
@@ -101,7 +104,7 @@ def test_a_host_without_room_for_the_note_is_asked_for_by_the_node_and_said() ->
     outcome = world.run()
     assert outcome is not None
     assert outcome.exit_code is ExitCode.DONE
-    assert [line for line in world.reporter.warnings if "read again before every effect" in line]
+    assert [line for line in world.reporter.warnings if "only the Node itself tells" in line]
 
 
 def caught(check: Callable[[], None]) -> bool:
@@ -117,8 +120,9 @@ def caught(check: Callable[[], None]) -> bool:
     [
         (Hold, "effect", lambda *_: contextlib.nullcontext()),
         (FakeHost, "owned", lambda *_: contextlib.nullcontext()),
+        (Executor, "_check_owner", lambda _: None),
     ],
-    ids=["no look before an effect", "a look without the owner"],
+    ids=["no look before an effect", "a look without the owner", "no look before an eviction"],
 )
 def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object) -> None:
     assert not caught(check_all)
