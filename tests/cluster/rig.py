@@ -49,9 +49,18 @@ class Rig:
 
     def start(self, *arguments: str, **env: str) -> Running:
         """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
+        argv = [sys.executable, "-m", "driver_manager", *arguments]
+        return Running(argv, self.environment(**env), self.new_last_line())
+
+    def new_last_line(self) -> Path:
+        """The termination log, emptied."""
         self._last_line.write_text("")
+        return self._last_line
+
+    def environment(self, **env: str) -> dict[str, str]:
+        """An init container's environment with `env` added."""
         server = self._proxy.url if self._proxy else None
-        environment = {
+        return {
             "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
             "KUBECONFIG": str(self._plane.kubeconfig(self._user.token, server)),
             "NODE_NAME": self.node.name if self.node else "",
@@ -63,7 +72,6 @@ class Rig:
             "TERMINATION_LOG": str(self._last_line),
             **env,
         }
-        return Running([sys.executable, "-m", "driver_manager", *arguments], environment, self._last_line)
 
     def run(self, *arguments: str, **env: str) -> Ended:
         """Run it to its end."""

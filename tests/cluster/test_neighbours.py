@@ -1,0 +1,133 @@
+"""Reconcile, health-watch and rebooter side by side on one node, as real processes with a real API server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox import standins
+from tests.cluster.api import Api, wait_until
+from tests.cluster.controlplane import ControlPlane, User
+from tests.cluster.handwaits import ASCEND_OLD, ASCEND_ROOT
+from tests.cluster.loops import running
+from tests.cluster.nursed import Nursery
+from tests.cluster.proxy import Proxy
+from tests.cluster.rig import OLD_ROOT
+from tests.cluster.stage import Stage, World, make_stage
+
+ASCEND, REBELLIONS = builtin()["ascend"], builtin()["rebellions"]
+KEYS = ASCEND.keys
+
+
+@pytest.fixture
+def world(control_plane: ControlPlane, agent_for_workloads: User, admin_api: Api, tmp_path: Path) -> Iterator[World]:
+    folders = [tmp_path / name for name in ("nodes", "runs")]
+    for folder in folders:
+        folder.mkdir()
+    with Proxy.before(control_plane) as proxy, Nursery(folders[1]) as nursery:
+        yield World(control_plane, agent_for_workloads, admin_api, proxy, nursery, folders[0])
+
+
+@pytest.fixture
+def swappable(world: World) -> Iterator[Stage]:
+    """A node whose driver can be swapped, and is ready."""
+    with contextlib.ExitStack() as stack:
+        made = make_stage(stack, world, "node")
+        ready = on_host(made, REBELLIONS.paths.ready_marker)
+        ready.parent.mkdir(parents=True)
+        ready.write_text("DRIVER=1\n")
+        yield made
+
+
+@pytest.fixture
+def rebooted(world: World) -> Iterator[Stage]:
+    """A node whose driver only a reboot changes."""
+    with contextlib.ExitStack() as stack:
+        made = make_stage(stack, world, "node", "ascend")
+        made.rig.tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+        made.rig.tree.load(ASCEND_ROOT)
+        made.rig.tree.record("old", ASCEND_ROOT, ASCEND_OLD)
+        yield made
+
+
+def on_host(stage: Stage, path: str) -> Path:
+    return stage.rig.tree.root / path.lstrip("/")
+
+
+def watch_environment(stage: Stage, profile: str, root: str) -> dict[str, str]:
+    return stage.rig.environment(DRIVER_PROFILE=profile, DRIVER_ROOT=root, HEALTH_WATCH_INTERVAL="100ms")
+
+
+def rebooter_environment(stage: Stage) -> dict[str, str]:
+    plane = stage.world.plane
+    return stage.rig.environment(
+        KUBECONFIG=str(plane.kubeconfig(plane.rebooter.token)), REBOOTER_INTERVAL="100ms", REBOOT_MIN_UPTIME="0"
+    )
+
+
+def events_of(stage: Stage, reason: str) -> int:
+    found = stage.world.api.list("/api/v1/namespaces/default/events")
+    return sum(one["involvedObject"]["name"] == stage.node.name and one["reason"] == reason for one in found)
+
+
+def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_is_dead(swappable: Stage) -> None:
+    ready, withdrawn = (
+        on_host(swappable, path) for path in (REBELLIONS.paths.ready_marker, REBELLIONS.paths.ready_withdrawn)
+    )
+    folder = swappable.world.folder
+    with running("health-watch", watch_environment(swappable, "rebellions", OLD_ROOT), folder) as watch:
+        watch.says("→ healthy")
+        run = swappable.start(stops=("unload before",))
+        assert run.wait_stopped(), run.log
+        watch.says("→ muted")
+        tool = on_host(swappable, OLD_ROOT) / "usr/bin/rbln-smi"
+        asked = folder / "asked"
+        tool.write_text(f"#!/bin/sh\necho >> {asked}\nexit 1\n")
+        said = len(watch.lines)
+        assert (ready.exists(), withdrawn.exists()) == (True, False)
+        run.kill()
+        watch.says("→ wedged", after=said)
+        wait_until(withdrawn.exists, "the ready marker is withdrawn")
+        assert not ready.exists()
+        begun = asked.read_text().count("\n")
+        assert begun >= 3, "it was judged before three failures outside of a run"
+
+
+def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one_event(rebooted: Stage) -> None:
+    tree = rebooted.rig.tree
+    asked = rebooted.start("--no-wait", env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}).end()
+    assert asked.code == 9, asked.err
+    rebooted.annotate(**{KEYS.approve_reboot: "true", KEYS.journal: "of a run that has taken the node"})
+    with running("rebooter", rebooter_environment(rebooted), rebooted.world.folder) as rebooter:
+        rebooter.says("taken")
+        assert not tree.is_told_to_reboot
+        assert rebooted.node.annotations()[KEYS.approve_reboot] == "true"
+        rebooted.annotate(**{KEYS.journal: None})
+        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot", 30.0)
+        assert events_of(rebooted, "RebootRequired") == 1
+
+
+def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: Stage) -> None:
+    tree, folder = rebooted.rig.tree, rebooted.world.folder
+    marker = on_host(rebooted, ASCEND.paths.reboot_marker)
+    with (
+        running("rebooter", rebooter_environment(rebooted), folder),
+        running("health-watch", watch_environment(rebooted, "ascend", ""), folder) as watch,
+    ):
+        watch.says("→ healthy")
+        tree.wedge()
+        wait_until(lambda: rebooted.node.labels().get(KEYS.reboot_required) == "true", "a reboot is asked for", 30.0)
+        assert json.loads(marker.read_text())["reason"] == "recovery"
+        (tree.root / standins.WEDGED).unlink()
+        wait_until(lambda: not marker.exists(), "the marker is taken back", 30.0)
+        wait_until(lambda: KEYS.reboot_required not in rebooted.node.labels(), "the label is taken back", 30.0)
+        assert not tree.is_told_to_reboot
+        rebooted.annotate(**{KEYS.approve_reboot: "true"})
+        tree.wedge()
+        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot", 30.0)
+        assert KEYS.approve_reboot not in rebooted.node.annotations()

@@ -1,0 +1,230 @@
+"""Two runs on one node, as real processes: at every moment one has it, and who was superseded does nothing more.
+
+A run is stopped (SIGSTOP) at each of its calls to the outside, as recorded from an undisturbed run. Meanwhile a second
+one is refused, and a third one takes over; then the first is continued (SIGCONT).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from driver_manager.sandbox import standins
+from tests.cluster.api import Api, wait_until
+from tests.cluster.callnames import EFFECTS
+from tests.cluster.controlplane import NAMESPACE, ControlPlane, User
+from tests.cluster.nursed import Nursed, Nursery
+from tests.cluster.processes import Ended
+from tests.cluster.proxy import Proxy
+from tests.cluster.rig import NEW, NEW_DIGEST, OLD
+from tests.cluster.stage import Left, Stage, World, make_stage
+from tests.cluster.workloads import Shape
+
+SERVICE = "rbln_daemon.service"
+AGAIN = ("--force-reinstall", "--stop-host-services")
+BY_HAND = {"POD_NAME": ""}
+FENCED = frozenset(EFFECTS) - {"start_service"}
+"""Effects in whose middle nobody takes over. A service is started right after a look at the Node."""
+
+SHORT_TURN_S = 0.3
+AT_ONCE = 4
+ROUNDS = 8
+
+
+@pytest.fixture(scope="module")
+def world(
+    control_plane: ControlPlane,
+    agent_for_workloads: User,
+    admin_api: Api,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("nodes")
+    with Proxy.before(control_plane) as proxy, Nursery(tmp_path_factory.mktemp("runs")) as nursery:
+        yield World(control_plane, agent_for_workloads, admin_api, proxy, nursery, folder)
+
+
+@pytest.fixture
+def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """A node with an old driver and a host service."""
+    with contextlib.ExitStack() as stack:
+        yield new_stage(stack, world, request.node.name)
+
+
+def new_stage(stack: contextlib.ExitStack, world: World, name: str) -> Stage:
+    made = make_stage(stack, world, name)
+    made.rig.tree.start_service(SERVICE)
+    return made
+
+
+def driver_load(stage: Stage) -> tuple[str, int]:
+    """What no two loads of the driver have in common."""
+    path = stage.rig.tree.root / "sys/module/rebellions"
+    return stage.rig.tree.driver_version, path.stat().st_mtime_ns if path.exists() else 0
+
+
+def assert_given_back(stage: Stage) -> None:
+    assert Left.of(stage) == Left(stage.labels, driver=NEW)
+    assert (stage.rig.tree.digest, stage.rig.tree.services) == (NEW_DIGEST, [SERVICE])
+
+
+@dataclass(frozen=True)
+class Blow:
+    """The exit codes of three runs: one refused, one that took over, and the first, which was stopped at `point`.
+
+    `done_after` are the first one's effects on the driver once it was continued.
+    """
+
+    point: str
+    refused: int
+    taken_over: int
+    first: int
+    was_touched: bool
+    done_after: tuple[str, ...]
+
+
+def moments(stage: Stage) -> tuple[list[str], list[tuple[int, str]]]:
+    """The calls of an undisturbed run, and the moments at which it has the node: a call's number, before or after."""
+    run = stage.start(*AGAIN)
+    assert run.end().code == 0, run.log
+    calls = run.calls
+    first = calls.index("patch_node")
+    last = max(number for number, call in enumerate(calls) if call == "patch_node")
+    points = [(first, "after"), *((number, "before") for number in range(first + 1, last + 1))]
+    return calls, points
+
+
+def blow(stage: Stage, calls: list[str], number: int, when: str) -> Blow:
+    """Stop a run there; a second, a third, and then the first goes on."""
+    first = stage.start(*AGAIN, stops=(f"{number} {when}",))
+    assert first.wait_stopped(), first.log
+    assert first.calls == calls[: number + 1], "another run than the one recorded"
+    second = stage.start(*AGAIN, env=BY_HAND).end()
+    third = stage.start(*AGAIN, "--take-over", env=BY_HAND, turn_s=SHORT_TURN_S).end()
+    before = driver_load(stage)
+    first.go_on()
+    ended = first.end()
+    was_touched = driver_load(stage) != before
+    done = tuple(call for call in first.calls[number + 1 :] if call in FENCED)
+    assert_given_back(stage)
+    return Blow(f"{when} {calls[number]} ({number})", second.code, third.code, ended.code, was_touched, done)
+
+
+def test_at_every_moment_a_second_run_is_refused_and_one_that_takes_over_is_not_disturbed_by_the_first(
+    world: World,
+) -> None:
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(AT_ONCE) as pool:
+        stages = [new_stage(stack, world, f"moment-{number}") for number in range(AT_ONCE)]
+        calls, points = moments(stages[0])
+        for stage in stages[1:]:
+            assert moments(stage) == (calls, points)
+
+        def deal(one: int) -> list[Blow]:
+            return [blow(stages[one], calls, *point) for point in points[one::AT_ONCE]]
+
+        blows = [found for dealt in pool.map(deal, range(AT_ONCE)) for found in dealt]
+    print(f"moments at which a run was stopped: {len(blows)}")
+    assert len(blows) >= 15
+    for one in blows:
+        assert one.refused == 11, one
+        if one.point.split()[1] in FENCED or one.point.startswith("after"):  # in the middle of an effect
+            assert (one.taken_over, one.first) == (11, 0), one
+        else:
+            assert (one.taken_over, one.first) in ((0, 11), (0, 0)), one
+            assert (one.was_touched, one.done_after) == (False, ()), one
+    assert {one.first for one in blows if not one.taken_over} == {0, 11}
+
+
+def test_two_that_start_at_the_same_instant_never_both_take_the_node(stage: Stage) -> None:
+    winners = set()
+    for _ in range(ROUNDS):
+        stage.rig.tree.hold_device()
+        pair = [stage.start(*AGAIN, env=env, stops=("0 before",)) for env in ({}, BY_HAND)]
+        assert all(run.wait_stopped() for run in pair)
+        for run in pair:
+            run.go_on()
+        wait_until(lambda pair=pair: any(run.has_ended for run in pair), "one is refused")  # type: ignore[misc]
+        (loser,) = [run for run in pair if run.has_ended]
+        (winner,) = [run for run in pair if run is not loser]
+        assert loser.end().code == 11, loser.log
+        winner.wait_log("device in use")
+        standins.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+        assert winner.end().code == 0, winner.log
+        assert_given_back(stage)
+        winners.add(pair.index(winner))
+    print(f"races: {ROUNDS}, won by {sorted(winners)}")
+
+
+def superseded_by_a_force_deleted_pod(stage: Stage, mutant: str = "") -> tuple[Ended, Ended, bool]:
+    """The first run's pod is gone by force, and the process is not; the run of the next pod takes the node."""
+    stage.rig.tree.hold_device()
+    first = stage.start(*AGAIN, mutant=mutant)
+    first.wait_log("device in use")
+    first.stop()
+    stage.own.api.delete(stage.own.path, grace_s=0)
+    stage.own.wait_state("gone")
+    heir = stage.pods.pod(Shape(npus=0), namespace=NAMESPACE)
+    standins.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+    second = stage.start(*AGAIN, env={"POD_NAME": heir.name}).end()
+    before = driver_load(stage)
+    first.go_on()
+    return first.end(), second, driver_load(stage) != before
+
+
+def test_the_process_of_a_pod_deleted_by_force_does_nothing_more_once_the_next_pod_has_the_node(stage: Stage) -> None:
+    first, second, was_touched = superseded_by_a_force_deleted_pod(stage)
+    assert (first.code, second.code, was_touched) == (11, 0, False), first.err
+    assert "was taken over by" in first.err or "taken over" in first.last_line
+    assert_given_back(stage)
+
+
+def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_driver_alone(stage: Stage) -> None:
+    first = stage.start(*AGAIN, stops=("unload before",))
+    assert first.wait_stopped(), first.log
+    refused = stage.start("--take-over", command="restore", env=BY_HAND, turn_s=SHORT_TURN_S).end()
+    assert (refused.code, "in the middle of changing the driver" in refused.err) == (11, True)
+    first.kill()
+    stage.rig.tree.hold_device()
+    second = stage.start(*AGAIN)
+    second.wait_log("device in use")
+    second.stop()
+    assert stage.start("--take-over", command="restore", env=BY_HAND).end().code == 0
+    standins.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+    second.go_on()
+    assert second.end().code == 11, second.log
+    assert Left.of(stage) == Left(stage.labels, driver=OLD)
+
+
+def test_a_run_without_the_fence_is_caught(stage: Stage) -> None:
+    _, second, was_touched = superseded_by_a_force_deleted_pod(stage, "no fence")
+    assert (second.code, was_touched) == (0, True)
+
+
+def test_a_run_that_asks_for_no_owner_is_caught(stage: Stage) -> None:
+    stage.rig.tree.hold_device()
+    first = stage.start(*AGAIN)
+    first.wait_log("device in use")
+    second = stage.start(*AGAIN, env={**BY_HAND, "DEVICE_FREE_TIMEOUT": "0s"}, mutant="no owner check").end()
+    assert second.code != 11
+    os.kill(first.pid, signal.SIGKILL)
+
+
+def test_an_operators_state_machine_and_the_run_change_the_node_at_the_same_moments(stage: Stage) -> None:
+    """Each of our patches meets a change of the operator's; its labels and its cordon are as it left them."""
+    key, states = "rebellions.ai/npu-driver-upgrade-state", iter(("cordon-required", "drain-required", "upgrade-done"))
+    run: Nursed = stage.start(*AGAIN, stops=("patch_node before",))
+    last = ""
+    while run.wait_stopped():
+        last = next(states, last)
+        stage.node.set_labels({key: last})
+        if last == "drain-required":
+            stage.patch({"spec": {"unschedulable": True}})
+        run.go_on()
+    assert run.end().code == 0, run.log
+    assert last == "upgrade-done"
+    assert Left.of(stage) == Left({**stage.labels, key: last}, is_cordoned=True, driver=NEW)
