@@ -363,5 +363,6 @@ def test_a_label_that_somebody_paused_on_a_taken_node_is_not_adopted(there: Jour
     step = taken(node=node(labels), journal=there)
     assert (key("off") in step.journal.labels) is (there is None)
     assert step.journal.labels[PLUGIN] == "true"
-    given_back = release(node({**labels, **step.change.labels}), step.journal, PROFILE)
+    assert set(step.change.labels) == {EXPORTER}
+    given_back = release(node({**labels, EXPORTER: PAUSED}), step.journal, PROFILE)
     assert (key("off") in given_back.labels) is (there is None)
