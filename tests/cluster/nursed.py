@@ -50,7 +50,7 @@ class Nursed:
 
     def wait_log(self, text: str) -> None:
         """Wait until it has logged `text`. AssertionError where it ends before."""
-        wait_until(lambda: text in self.log or self.has_ended, f"logged: {text}")
+        wait_until(lambda: text in self.log or self.has_ended, f"logged: {text}", RUN_TIMEOUT_S)
         assert text in self.log, f"ended with {self._code} before {text!r}\n{self.log}"
 
     def wait_stopped(self) -> bool:

@@ -6,7 +6,7 @@ Made for many at once, in threads, with commands from a nursery. Must not import
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +47,16 @@ class World:
     proxy: Proxy
     nursery: Nursery
     folder: Path
+
+
+@contextlib.contextmanager
+def open_world(plane: ControlPlane, user: User, api: Api, folder: Path) -> Iterator[World]:
+    """A proxy and a nursery before `plane`, for as long as the context lasts."""
+    nodes, runs = folder / "nodes", folder / "runs"
+    for made in (nodes, runs):
+        made.mkdir()
+    with Proxy.before(plane) as proxy, Nursery(runs) as nursery:
+        yield World(plane, user, api, proxy, nursery, nodes)
 
 
 @dataclass

@@ -16,10 +16,8 @@ from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.faults import ALWAYS, Answer, Fault
 from tests.cluster.foreignhands import HANDS, Hand, play, wanted
 from tests.cluster.handwaits import WAITS, Wait
-from tests.cluster.nursed import Nursery
-from tests.cluster.proxy import Proxy
 from tests.cluster.rig import NEW
-from tests.cluster.stage import Left, World, make_stage
+from tests.cluster.stage import Left, World, make_stage, open_world
 
 AT_ONCE = 8
 PAIRS = [(wait, hand) for hand in HANDS for wait in WAITS if hand.fits(wait)]
@@ -59,9 +57,8 @@ def world(
     admin_api: Api,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("hands")
-    with Proxy.before(control_plane) as proxy, Nursery(tmp_path_factory.mktemp("runs")) as nursery:
-        yield World(control_plane, agent_for_workloads, admin_api, proxy, nursery, folder)
+    with open_world(control_plane, agent_for_workloads, admin_api, tmp_path_factory.mktemp("world")) as made:
+        yield made
 
 
 Played = dict[tuple[str, str], Future[Judged]]

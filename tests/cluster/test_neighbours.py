@@ -15,10 +15,8 @@ from tests.cluster.api import Api, wait_until
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.handwaits import ASCEND_OLD, ASCEND_ROOT
 from tests.cluster.loops import running
-from tests.cluster.nursed import Nursery
-from tests.cluster.proxy import Proxy
 from tests.cluster.rig import OLD_ROOT
-from tests.cluster.stage import Stage, World, make_stage
+from tests.cluster.stage import Stage, World, make_stage, open_world
 
 ASCEND, REBELLIONS = builtin()["ascend"], builtin()["rebellions"]
 KEYS = ASCEND.keys
@@ -26,11 +24,8 @@ KEYS = ASCEND.keys
 
 @pytest.fixture
 def world(control_plane: ControlPlane, agent_for_workloads: User, admin_api: Api, tmp_path: Path) -> Iterator[World]:
-    folders = [tmp_path / name for name in ("nodes", "runs")]
-    for folder in folders:
-        folder.mkdir()
-    with Proxy.before(control_plane) as proxy, Nursery(folders[1]) as nursery:
-        yield World(control_plane, agent_for_workloads, admin_api, proxy, nursery, folders[0])
+    with open_world(control_plane, agent_for_workloads, admin_api, tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

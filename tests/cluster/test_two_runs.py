@@ -19,11 +19,10 @@ from driver_manager.sandbox import standins
 from tests.cluster.api import Api, wait_until
 from tests.cluster.callnames import EFFECTS
 from tests.cluster.controlplane import NAMESPACE, ControlPlane, User
-from tests.cluster.nursed import Nursed, Nursery
+from tests.cluster.nursed import Nursed
 from tests.cluster.processes import Ended
-from tests.cluster.proxy import Proxy
 from tests.cluster.rig import NEW, NEW_DIGEST, OLD
-from tests.cluster.stage import Left, Stage, World, make_stage
+from tests.cluster.stage import Left, Stage, World, make_stage, open_world
 from tests.cluster.workloads import Shape
 
 SERVICE = "rbln_daemon.service"
@@ -44,9 +43,8 @@ def world(
     admin_api: Api,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("nodes")
-    with Proxy.before(control_plane) as proxy, Nursery(tmp_path_factory.mktemp("runs")) as nursery:
-        yield World(control_plane, agent_for_workloads, admin_api, proxy, nursery, folder)
+    with open_world(control_plane, agent_for_workloads, admin_api, tmp_path_factory.mktemp("world")) as made:
+        yield made
 
 
 @pytest.fixture
