@@ -1,0 +1,62 @@
+"""Owns what the sweep's tests share: the workers' nodes, the recorded runs, and the figures at the end of a session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path as File
+
+import pytest
+
+from tests.cluster.api import Api
+from tests.cluster.controlplane import ControlPlane, User
+from tests.cluster.sweep.figures import Figures
+from tests.cluster.sweep.ground import Ground
+from tests.cluster.sweep.paths import Path
+from tests.cluster.sweep.sweeping import Recording, record
+
+WORKERS = 3
+FIGURES = File(__file__).parents[3] / "build/kill-sweep.json"
+_FIGURES = pytest.StashKey[Figures]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin to count."""
+    config.stash[_FIGURES] = Figures()
+
+
+@pytest.fixture(scope="session")
+def figures(pytestconfig: pytest.Config) -> Figures:
+    """The session's figures."""
+    return pytestconfig.stash[_FIGURES]
+
+
+@pytest.fixture(scope="session")
+def grounds(
+    control_plane: ControlPlane,
+    agent_for_workloads: User,
+    admin_api: Api,
+    dra: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[list[Ground]]:
+    """Nodes to sweep on, at the same time: two processors are busy with three of them, as each waits now and then."""
+    with contextlib.ExitStack() as stack:
+        folders = [tmp_path_factory.mktemp("ground") for _ in range(WORKERS)]
+        yield [Ground(stack, control_plane, agent_for_workloads, admin_api, folder) for folder in folders]
+
+
+@pytest.fixture(scope="session")
+def recordings(grounds: list[Ground]) -> Callable[[Path], Recording]:
+    """The undisturbed run of a path, recorded once."""
+    return cache(lambda path: record(grounds[0], path))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was swept, and leave it for the documentation."""
+    lines = config.stash[_FIGURES].lines()
+    if lines:
+        terminalreporter.section("kill sweep")
+        for line in lines:
+            terminalreporter.line(line)
+        config.stash[_FIGURES].write(FIGURES)

@@ -1,0 +1,128 @@
+"""Owns which of the interpreter's audit events change something outside of the process, and what that is called.
+
+Complete by construction: an event that is not known to change nothing is an effect, and so is a program that is not
+known to only read, or a write to a place that is nobody's own. Sources: the audit events table of the Python library
+reference, sys.addaudithook (PEP 578). Runs inside the process under test; must not import the product.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_RANDOM_NAME = re.compile(r"(/\.[^/]+)\.[0-9a-f]{12}$")
+"""How a file is called until it is whole; the end differs from write to write."""
+
+_ANY = r"\1.*"
+
+_HARMLESS = (
+    "array.",
+    "builtins.",
+    "code.",
+    "compile",
+    "cpython.",
+    "exec",
+    "fcntl.flock",  # let go of by whatever ends the process
+    "gc.",
+    "glob.",
+    "http.client.",
+    "import",
+    "marshal.",
+    "object.",
+    "os.listdir",
+    "os.scandir",
+    "os.walk",
+    "pathlib.",
+    "socket.",  # what is sent to the API server is seen by the proxy
+    "sys.",
+    "tempfile.",  # its files are opened, which is an event of its own
+    "time.",
+    "urllib.",
+)
+_READING = ("modinfo", "rbln-smi", "npu-smi")
+_MAKING = {"os.mkdir": os.path.isdir}
+_TAKING_AWAY = ("os.remove", "os.rmdir")
+_NOWHERE = ("/dev/null",)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where the process is: the `host`'s root and the folder of its `container`, and in it one that is its `own`.
+
+    What it writes to its own is no effect.
+    """
+
+    host: str
+    container: str
+    own: str
+
+
+def effect_of(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
+    """What the event is about to change, "" for nothing."""
+    if event == "open":
+        return _opened(args, around)
+    if event == "subprocess.Popen":
+        return _program([os.fsdecode(word) for word in args[1]], around)
+    if event.startswith("ctypes."):
+        return _library(event, args)
+    if event.startswith(_HARMLESS):
+        return ""
+    return _changed(event, args, around)
+
+
+def _opened(args: tuple[Any, ...], around: Surroundings) -> str:
+    path, _, flags = args
+    if isinstance(path, int) or not (flags or 0) & _WRITING:
+        return ""
+    return _at("write", _text(path), around)
+
+
+def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
+    """A call of the operating system; none where there is nothing that it could change."""
+    if not args or not isinstance(args[0], str | bytes | os.PathLike | int):
+        return f"{event} {args!r}"
+    path = _text(args[0])
+    if event in _MAKING and _MAKING[event](path):
+        return ""
+    if event in _TAKING_AWAY and not os.path.lexists(path):
+        return ""
+    return _at(event.removeprefix("os."), path, around)
+
+
+def _at(verb: str, path: str, around: Surroundings) -> str:
+    if path in _NOWHERE or _is_below(path, around.own):
+        return ""
+    return f"{verb} {_RANDOM_NAME.sub(_ANY, _cut(path, around))}"
+
+
+def _program(argv: list[str], around: Surroundings) -> str:
+    tool = argv[0].rpartition("/")[2]
+    if tool in _READING or "--dump-modversions" in argv:
+        return ""
+    return f"run {' '.join([tool, *(_cut(word, around) for word in argv[1:])])}"
+
+
+def _library(event: str, args: tuple[Any, ...]) -> str:
+    """Looking a function up is all that shows of calling it: libudev's only listen."""
+    if event != "ctypes.dlsym" or str(args[-1]).startswith("udev_"):
+        return ""
+    return f"{event} {args[-1]}"
+
+
+def _text(path: Any) -> str:
+    """The path, of a descriptor too."""
+    return str(Path(f"/proc/self/fd/{path}").readlink()) if isinstance(path, int) else os.fsdecode(path)
+
+
+def _cut(word: str, around: Surroundings) -> str:
+    if _is_below(word, around.host):
+        return word.removeprefix(around.host)
+    return f"(container){word.removeprefix(around.container)}" if _is_below(word, around.container) else word
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")

@@ -1,0 +1,86 @@
+"""The kill sweep: the real command line, killed before and after every effect of every path, loses nothing.
+
+The points are those of a recorded run; each mutant at the end was found by the judge that it is listed with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.cluster.sweep.figures import Figures
+from tests.cluster.sweep.ground import Ground, Kill
+from tests.cluster.sweep.paths import PATHS, Path
+from tests.cluster.sweep.recording import Effect, Place
+from tests.cluster.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
+
+Record = Callable[[Path], Recording]
+BY_NAME = {path.name: path for path in PATHS}
+PAUSE = Effect(Place.API, "patch nodes", 1)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_a_run_killed_anywhere_is_finished_by_the_next_and_nothing_is_lost(
+    grounds: list[Ground], recordings: Record, figures: Figures, path: Path
+) -> None:
+    began_s = time.monotonic()
+    recording = recordings(path)
+    work = [partial(struck, recording=recording, point=point) for point in points(recording)]
+    judged = Workers(grounds).each(work)
+    figures.add(recording, judged, time.monotonic() - began_s)
+    lost = [str(one) for one in judged if str(one)]
+    assert not lost, "\n".join(lost)
+
+
+def struck(ground: Ground, *, recording: Recording, point: Point) -> Judged:
+    return strike(ground, recording, point)
+
+
+def test_every_path_has_writes_to_the_api_and_to_the_host(recordings: Record) -> None:
+    for path in PATHS:
+        assert {effect.place for effect in recordings(path).effects} == {Place.API, Place.HOST}
+
+
+def last(name: str) -> Callable[[Recording], Kill]:
+    """Right after the last host effect whose name begins so."""
+
+    def found(recording: Recording) -> Kill:
+        there = [one for one in recording.effects if one.place is Place.HOST and one.name.startswith(name)]
+        return Kill(there[-1], after=True)
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mutant", "path", "kill", "reboots", "judge"),
+    [
+        ("two-patch-pause", "replace-by-manager", lambda _: Kill(PAUSE, after=True), False, "lost_labels"),
+        (
+            "unconditional-restore",
+            "replace-by-manager",
+            last("rename /run/rbln/.rbln-driver.state"),
+            False,
+            "lost_labels",
+        ),
+        ("always-uncordon", "replace-by-container", lambda _: Kill(PAUSE, after=True), False, "lost_cordons"),
+        ("no-boot-id-check", "reboot-required", last("rename"), True, "wrong_drivers"),
+        ("an-effect-that-is-not-listed", "replace-by-manager", last("run modprobe"), False, "uncovered_effects"),
+    ],
+)
+def test_a_mutant_is_found(
+    grounds: list[Ground],
+    recordings: Record,
+    mutant: str,
+    path: str,
+    kill: Callable[[Recording], Kill],
+    reboots: bool,
+    judge: str,
+) -> None:
+    recording = recordings(BY_NAME[path])
+    point = Point(kill(recording), reboots)
+    sound, broken = (strike(grounds[0], recording, point, name) for name in ("", mutant))
+    assert str(sound) == ""
+    assert broken.verdict.by_name()[judge], f"not found; what was: {broken}"
