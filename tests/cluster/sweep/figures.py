@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path as File
 
+from tests.cluster.sweep.paths import PATHS
 from tests.cluster.sweep.sweeping import Judged, Recording
 
 
@@ -50,7 +51,9 @@ class Figures:
         return said
 
     def write(self, path: File) -> None:
-        """Leave them as JSON."""
+        """Leave them as JSON, where all paths were swept."""
+        if self.effects.keys() != {one.name for one in PATHS}:
+            return
         path.parent.mkdir(exist_ok=True)
         body = {
             "effects": self.effects,

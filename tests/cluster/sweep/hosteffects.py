@@ -46,6 +46,7 @@ _HARMLESS = (
 _READING = ("modinfo", "rbln-smi", "npu-smi")
 _MAKING = {"os.mkdir": os.path.isdir}
 _TAKING_AWAY = ("os.remove", "os.rmdir")
+_BY_DESCRIPTOR = ("os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.removexattr")
 _NOWHERE = ("/dev/null",)
 
 
@@ -78,14 +79,15 @@ def _opened(args: tuple[Any, ...], around: Surroundings) -> str:
     path, _, flags = args
     if isinstance(path, int) or not (flags or 0) & _WRITING:
         return ""
-    return _at("write", _text(path), around)
+    return _at("write", os.fsdecode(path), around)
 
 
 def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
     """A call of the operating system; none where there is nothing that it could change."""
-    if not args or not isinstance(args[0], str | bytes | os.PathLike | int):
+    is_descriptor = bool(args) and isinstance(args[0], int) and event in _BY_DESCRIPTOR
+    if not is_descriptor and not (args and isinstance(args[0], str | bytes | os.PathLike)):
         return f"{event} {args!r}"
-    path = _text(args[0])
+    path = str(Path(f"/proc/self/fd/{args[0]}").readlink()) if is_descriptor else os.fsdecode(args[0])
     if event in _MAKING and _MAKING[event](path):
         return ""
     if event in _TAKING_AWAY and not os.path.lexists(path):
@@ -111,11 +113,6 @@ def _library(event: str, args: tuple[Any, ...]) -> str:
     if event != "ctypes.dlsym" or str(args[-1]).startswith("udev_"):
         return ""
     return f"{event} {args[-1]}"
-
-
-def _text(path: Any) -> str:
-    """The path, of a descriptor too."""
-    return str(Path(f"/proc/self/fd/{path}").readlink()) if isinstance(path, int) else os.fsdecode(path)
 
 
 def _cut(word: str, around: Surroundings) -> str:

@@ -5,14 +5,22 @@ The points are those of a recorded run; each mutant at the end was found by the 
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path as File
 
 import pytest
 
+from tests.cluster.api import wait_until
+from tests.cluster.rig import JOURNAL, NEW, NEW_ROOT
 from tests.cluster.sweep.figures import Figures
 from tests.cluster.sweep.ground import Ground, Kill
+from tests.cluster.sweep.judging import judge
+from tests.cluster.sweep.lighttools import lighten
+from tests.cluster.sweep.outcome import outcome
 from tests.cluster.sweep.paths import PATHS, Path
 from tests.cluster.sweep.recording import Effect, Place
 from tests.cluster.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
@@ -42,6 +50,42 @@ def struck(ground: Ground, *, recording: Recording, point: Point) -> Judged:
 def test_every_path_has_writes_to_the_api_and_to_the_host(recordings: Record) -> None:
     for path in PATHS:
         assert {effect.place for effect in recordings(path).effects} == {Place.API, Place.HOST}
+
+
+def test_before_means_that_nothing_has_happened_and_after_that_all_of_it_has(
+    grounds: list[Ground], recordings: Record
+) -> None:
+    path = BY_NAME["replace-by-manager"]
+    (unload,) = (one for one in recordings(path).effects if one.name == "run rmmod rebellions")
+    for after in (False, True):
+        with grounds[0].scene(path) as scene:
+            scene.killed(Kill(PAUSE, after))
+            assert (JOURNAL in scene.ground.node.annotations()) is after
+        with grounds[0].scene(path) as scene:
+            scene.killed(Kill(unload, after))
+            assert (scene.rig.tree.driver_version == "not loaded") is after
+
+
+def test_a_run_killed_together_with_its_half_done_modprobe_is_finished_by_the_next(
+    grounds: list[Ground], recordings: Record
+) -> None:
+    recording = recordings(BY_NAME["replace-by-manager"])
+    with grounds[0].scene(recording.path) as scene:
+        tree = scene.rig.tree
+        tree.add_driver(NEW_ROOT, NEW, seconds=30.0)
+        run = scene.start()
+        core = tree.root / "sys/module/rebellions_core/version"
+        wait_until(lambda: core.exists() and core.read_text().strip() == NEW, "half of the new driver is loaded")
+        tools = File(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        run.send(signal.SIGKILL)
+        for tool in map(int, tools):
+            os.kill(tool, signal.SIGKILL)
+        assert run.end().is_killed
+        assert tree.driver_version == "not loaded"
+        tree.add_driver(NEW_ROOT, NEW)
+        lighten(tree)
+        got = outcome(scene, scene.start().end().code)
+    assert str(judge(recording.at_the_end, got, edits={}, uncovered="", pods=frozenset())) == ""
 
 
 def last(name: str) -> Callable[[Recording], Kill]:
