@@ -205,3 +205,22 @@ def test_a_hold_for_a_reboot_ends_with_exit_code_9_and_the_request_stays(
         assert ground.node.labels()["npu.openfuyao.com/reboot-required"] == "true"
         assert (scene.rig.tree.root / MARKER).exists()
         assert "unschedulable" not in ground.node.read()["spec"]
+
+
+def test_without_the_api_server_it_ends_in_time_all_the_same_and_the_next_run_gives_back(
+    grounds: list[Ground], figures: Figures
+) -> None:
+    ground = grounds[0]
+    with ground.scene(REPLACE) as scene:
+        with operand_stays(scene):
+            run = scene.start()
+            wait_until(lambda: "operand pod(s) to terminate" in run.err, "it waits for the operand")
+            ground.proxy.go_away(LIMIT_S)
+            run.send(signal.SIGTERM)
+            ended = run.end()
+            assert ended.took_s < LIMIT_S, ended.err
+            figures.terminated("an API server that is gone", ended.took_s)
+            assert (ended.code, "the next run gives it back" in ended.err) == (10, True), ended.err
+            assert JOURNAL in ground.node.annotations()
+            assert scene.rig.tree.driver_version == OLD
+        finish(REPLACE, scene)
