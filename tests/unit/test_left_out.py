@@ -1,0 +1,199 @@
+"""What the image leaves out of its Python packages is imported by nothing that is kept: every import is read.
+
+The .venv in which this runs is pruned by the same list, so the other tests show it by running.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+import driver_manager
+from images import prune
+
+OWN = Path(driver_manager.__file__).parent
+SITE_PACKAGES = Path(importlib.util.find_spec("kubernetes").origin or "").parents[1]  # type: ignore[union-attr]
+PATTERNS = prune.patterns(prune.LIST.read_text())
+
+EXPORTS = "kubernetes/client/__init__.py"
+"""Its table `_exports` names the module of each class, which is imported on first use."""
+
+NEVER_CALLED = {
+    ("kubernetes/utils/create_from_yaml.py", "kubernetes/client/api"): "applies files of manifests",
+    ("kubernetes/utils/metrics.py", "kubernetes/client/api"): "reads the metrics API",
+}
+"""Functions of the client that would import something left out, and what they are for. Nothing here calls them."""
+
+
+def is_left_out(path: str) -> bool:
+    """Whether the list names this path (relative to site-packages, without .py) or a folder above it."""
+    parts = path.split("/")
+    return any(
+        fnmatchcase("/".join(parts[: pattern.count("/") + 1]), pattern) for pattern in PATTERNS if "." not in pattern
+    )
+
+
+def source(module: str) -> Path | None:
+    """The file of a module of ours or of site-packages; None for one of the standard library, and in binary form."""
+    for root in (OWN.parent, SITE_PACKAGES):
+        base = root.joinpath(*module.split("."))
+        for file in (base / "__init__.py", base.with_suffix(".py")):
+            if file.exists():
+                return file
+    return None
+
+
+def imported(tree: ast.AST, package: str) -> Iterator[str]:
+    """All modules that may be imported when code in `tree` runs, what is for type checkers only left aside."""
+    for node in running(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def running(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those below `if TYPE_CHECKING`."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield from (other, *running(other))
+        else:
+            yield from (node, *running(node))
+
+
+def exported() -> dict[str, str]:
+    """The client's lazy names, each with its module's path below site-packages."""
+    tree = ast.parse((SITE_PACKAGES / EXPORTS).read_text())
+    (table,) = (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_exports"
+    )
+    names: dict[str, str] = ast.literal_eval(table)
+    return {name: f"kubernetes/client{module.replace('.', '/')}" for name, module in names.items()}
+
+
+def lazy_uses(tree: ast.AST, names: dict[str, str]) -> Iterator[str]:
+    """The left-out modules behind the client's lazy names that code in `tree` uses, and those of a computed name."""
+    for node in running(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="client" | "kube_client"), attr=attr) if attr in names:
+                yield names[attr]
+            case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="client"), *_]):
+                yield "kubernetes/client/api"
+
+
+def leading(modules: Iterable[str]) -> set[tuple[str, str]]:
+    """Who of `modules` would import something left out, and what."""
+    names = exported()
+    led: set[tuple[str, str]] = set()
+    for module in modules:
+        file = source(module)
+        if file is None:
+            continue
+        tree = ast.parse(file.read_text())
+        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        shown = file.relative_to(OWN.parent if file.is_relative_to(OWN) else SITE_PACKAGES).as_posix()
+        led |= {(shown, _folder(path)) for path in lazy_uses(tree, names) if is_left_out(path)}
+        for name in imported(tree, package):
+            path = name.replace(".", "/")
+            above = (path[:end] for end, character in enumerate(f"{path}/") if character == "/")
+            led |= {(shown, out) for out in [next(filter(is_left_out, above), "")] if out}
+    return led
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0] if path.count("/") > 2 else path
+
+
+def kept_modules() -> list[str]:
+    """Every module of the package and of the distributions in the lock, as some are imported by computed names."""
+    locked = re.findall(r"^([\w.-]+)==", Path("requirements/runtime.lock").read_text(), re.MULTILINE)
+    installed = {dist.name.lower().replace("_", "-"): dist for dist in importlib.metadata.distributions()}
+    files = [
+        file
+        for name in locked
+        for file in (installed[name].files or () if name in installed else ())
+        if file.suffix == ".py" and ".." not in file.parts
+    ]
+    own = [path.relative_to(OWN.parent) for path in OWN.rglob("*.py")]
+    return [".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in (*own, *files)]
+
+
+def test_no_import_of_what_is_kept_leads_to_what_is_left_out() -> None:
+    kept = kept_modules()
+    assert leading(kept) == set(NEVER_CALLED)
+    assert {"kubernetes.config.exec_provider", "oauthlib.oauth2", "websocket", "pydantic.main"} <= set(kept)
+
+
+def test_this_package_uses_two_names_of_the_client() -> None:
+    adapter = ast.parse((OWN / "adapters/kube_api.py").read_text())
+    used = {
+        node.attr
+        for node in ast.walk(adapter)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "kube_client"
+    }
+    assert used == {"Configuration", "ApiClient"}
+    assert not any(is_left_out(exported()[name]) for name in used)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import aiohttp",
+        "def later():\n    from kubernetes.client.models.v1_pod import V1Pod",
+        "from kubernetes import aio",
+        "from kubernetes import client\nclient.CoreV1Api()",
+        "import kubernetes.client.apis",
+    ],
+)
+def test_an_import_that_leads_there_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
+    (tmp_path / "driver_manager").mkdir()
+    (tmp_path / "driver_manager/one.py").write_text(code)
+    monkeypatch.setitem(globals(), "OWN", tmp_path / "driver_manager")
+    assert {who for who, _ in leading(["driver_manager.one"])} == {"driver_manager/one.py"}
+
+
+def test_this_environment_is_pruned_as_the_image_is() -> None:
+    assert [pattern for pattern in PATTERNS if list(SITE_PACKAGES.glob(pattern))] == []
+    assert not {"aiohttp", "yarl"} & {
+        name.lower() for dist in importlib.metadata.distributions() for name in [dist.name]
+    }
+    assert not {"aiohttp", "kubernetes.aio"} & sys.modules.keys()
+
+
+def test_pruning_forgets_what_it_removed(tmp_path: Path) -> None:
+    info = tmp_path / "x-1.dist-info"
+    for folder in (info, tmp_path / "x/aio"):
+        folder.mkdir(parents=True)
+    (tmp_path / "x/aio/a.py").touch()
+    (tmp_path / "x/b.py").touch()
+    (info / "RECORD").write_text('x/aio/a.py,sha256=1,1\nx/b.py,sha256=2,1\n"x-1.dist-info/RECORD",,\n')
+    assert prune.prune(tmp_path, ["x/aio"]) == [tmp_path / "x/aio"]
+    assert (info / "RECORD").read_text() == "x/b.py,sha256=2,1\nx-1.dist-info/RECORD,,\n"
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["b.py"]
+
+
+def test_what_is_pruned_can_be_kept_aside(tmp_path: Path) -> None:
+    (tmp_path / "site/x/aio").mkdir(parents=True)
+    (tmp_path / "site/x/aio/a.py").touch()
+    prune.prune(tmp_path / "site", ["x/aio"], tmp_path / "aside")
+    assert (tmp_path / "aside/x/aio/a.py").exists()
+    assert not (tmp_path / "site/x/aio").exists()
+
+
+def test_a_pattern_that_finds_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="x/aio finds nothing"):
+        prune.prune(tmp_path, ["x/aio"])
+    assert prune.patterns("# why\n\n a/b \n") == ["a/b"]
