@@ -16,9 +16,13 @@ import pytest
 
 from tests.cluster.conftest import control_plane  # noqa: F401  # a fixture, used by its name
 from tests.cluster.controlplane import ControlPlane
+from tests.image import builder
 from tests.kernel import guest, tools
+from tests.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
 from tests.kernel.inside import REBOOT_VARIABLE
 from tests.kernel.replay import GuestModule, ReplayedCase, refuse
+
+IN_IMAGE = "test_image_in_guest.py"
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -93,7 +97,22 @@ def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
     node_ids = [item.nodeid for item in items if isinstance(item, ReplayedCase)]
     if any(item.path.name == "test_reboot.py" for item in items):
         environment = {**environment, REBOOT_VARIABLE: "true"}
+    if any(isinstance(item, ReplayedCase) and item.path.name == IN_IMAGE for item in items):
+        environment = {**environment, **_image_environment()}
     try:
         return guest.run(node_ids, environment)
     except tools.KernelTierError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def _image_environment() -> dict[str, str]:
+    """Where the guest finds the image's files, which it sees with the rest of the host's; or why there are none."""
+    lacking = builder.missing()
+    if lacking:
+        reason = "image tier: missing " + "; ".join(lacking)
+        refuse([reason] if os.environ.get("CI") == "true" else [], is_ci=True)
+        return {WITHOUT_IMAGE_VARIABLE: reason}
+    try:
+        return {IMAGE_VARIABLE: str(builder.built().root())}
+    except builder.ImageTierError as error:
         pytest.fail(str(error), pytrace=False)

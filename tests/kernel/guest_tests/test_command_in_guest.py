@@ -89,7 +89,8 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def _old_driver(roots: DriverRoots) -> None:
+def old_driver(roots: DriverRoots) -> None:
+    """Load the old driver, and leave what a finished install of it leaves."""
     assert modprobe(roots["v1"], "rebellions").status == 0
     STATE.parent.mkdir(exist_ok=True)
     STATE.write_text("old-digest\n")
@@ -101,7 +102,8 @@ def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _assert_given_back(command: Command) -> None:
+def assert_given_back(command: Command) -> None:
+    """The node has its labels, no journal and no cordon."""
     node = command.node.read()
     assert {key: node["metadata"]["labels"].get(key) for key in LABELS} == LABELS
     assert JOURNAL not in node["metadata"].get("annotations", {})
@@ -116,7 +118,7 @@ def _wait_until(check: Callable[[], object], what: str) -> None:
 
 
 def test_an_upgrade_swaps_the_real_modules_and_gives_every_label_back(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     with contextlib.ExitStack() as stack:
         create_operands(stack, command.api, command.node, ("device-plugin", "metrics-exporter"))
         labels = command.node.labels()
@@ -132,13 +134,13 @@ def test_an_upgrade_swaps_the_real_modules_and_gives_every_label_back(command: C
         assert command.node.labels() == labels
     assert (module_fact("rebellions", "version"), module_fact("rebellions_core", "version")) == ("2.0.1", "2.0.1")
     assert STATE.read_text() == "new-digest\n"
-    _assert_given_back(command)
+    assert_given_back(command)
     again = command.reconcile(roots["v2"])
     assert (again.code, "nothing to do" in again.err) == (0, True)
 
 
 def test_the_device_on_pci_tells_the_profile(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     status = json.loads(command.run("status", "-o", "json", DRIVER_ROOT=str(roots["v2"])).out)
     assert status["profile"] == "rebellions"
     assert status["host"]["pciDevices"] != []
@@ -149,22 +151,22 @@ def test_the_device_on_pci_tells_the_profile(command: Command, roots: DriverRoot
 
 
 def test_a_held_device_is_reported_with_its_holder_and_waited_for(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     with holding_open() as pid:
         busy = command.reconcile(roots["v2"], DEVICE_FREE_TIMEOUT="1s")
         assert busy.code == 4
         assert f"sleep (pid {pid}) has /dev/rbln0 open" in busy.err
         assert module_fact("rebellions", "version") == "1.2.92"
-        _assert_given_back(command)
+        assert_given_back(command)
         waiting = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="50s")
         _wait_until(lambda: JOURNAL in command.node.annotations(), "the node is taken")
     assert waiting.end().code == 0
     assert module_fact("rebellions", "version") == "2.0.1"
-    _assert_given_back(command)
+    assert_given_back(command)
 
 
 def test_a_mapping_without_an_open_file_is_found_too(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     with holding_mapped() as pid:
         busy = command.reconcile(roots["v2"], DEVICE_FREE_TIMEOUT="0s")
         assert busy.code == 4
@@ -172,7 +174,7 @@ def test_a_mapping_without_an_open_file_is_found_too(command: Command, roots: Dr
 
 
 def test_a_holder_in_a_pod_is_named_by_its_cgroup(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     uid, container = "0a1b2c3d-1111-2222-3333-444455556666", "c" * 64
     slices = ("kubepods-burstable.slice", f"kubepods-burstable-pod{uid.replace('-', '_')}.slice")
     top = Path("/sys/fs/cgroup/test-of-holders.slice")
@@ -195,7 +197,7 @@ def test_a_holder_in_a_pod_is_named_by_its_cgroup(command: Command, roots: Drive
 def test_a_driver_that_cannot_load_is_refused_before_any_label_changes(
     command: Command, roots: DriverRoots, variant: str, why: str
 ) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     version = command.node.read()["metadata"]["resourceVersion"]
     refused = command.reconcile(roots[variant])
     assert refused.code == 6
@@ -207,7 +209,7 @@ def test_a_driver_that_cannot_load_is_refused_before_any_label_changes(
 
 
 def test_a_dependency_that_cannot_load_is_refused_too(command: Command, roots: DriverRoots, tmp_path: Path) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     mixed = tmp_path / "mixed"
     shutil.copytree(roots["v2"], mixed)
     core = roots.module_file("wrong-kernel", "rebellions_core")
@@ -235,7 +237,7 @@ def test_preflight_of_a_good_driver_has_only_good_news(command: Command, roots: 
 
 
 def test_a_driver_of_another_release_whose_checksums_fit_is_taken(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     assert command.reconcile(roots["other-release"]).code == 0
     assert module_fact("rebellions", "version") == "2.0.1"
 
@@ -249,24 +251,24 @@ def test_a_tree_without_modules_dep_gets_one(command: Command, roots: DriverRoot
 
 
 def test_a_module_whose_init_fails_is_rolled_back(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     failed = command.reconcile(roots["bad-init"])
     assert failed.code == 5
     assert "the old driver 1.2.92 is loaded again" in failed.err
     assert (module_fact("rebellions", "version"), module_fact("rebellions_core", "version")) == ("1.2.92", "1.2.92")
     assert STATE.read_text() == "old-digest\n"
-    _assert_given_back(command)
+    assert_given_back(command)
 
 
 def test_a_failed_first_load_leaves_no_dependency_loaded(command: Command, roots: DriverRoots) -> None:
     failed = command.reconcile(roots["bad-init"])
     assert failed.code == 5
     assert [name for name in ("rebellions", "rebellions_core") if is_loaded(name)] == []
-    _assert_given_back(command)
+    assert_given_back(command)
 
 
 def test_a_run_killed_without_a_driver_is_finished_by_the_next(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     run = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]))
     _wait_until(lambda: not is_loaded("rebellions"), "the old driver is unloaded")
     run.kill()
@@ -274,11 +276,11 @@ def test_a_run_killed_without_a_driver_is_finished_by_the_next(command: Command,
     again = command.reconcile(roots["v2"])
     assert again.code == 0
     assert (module_fact("rebellions", "version"), STATE.read_text()) == ("2.0.1", "new-digest\n")
-    _assert_given_back(command)
+    assert_given_back(command)
 
 
 def test_stale_mounts_at_the_driver_root_are_all_unmounted(command: Command, roots: DriverRoots) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     inner = DRIVER_ROOT / "with space"
     for point in (DRIVER_ROOT, inner, DRIVER_ROOT):
         point.mkdir(parents=True, exist_ok=True)
@@ -288,11 +290,11 @@ def test_stale_mounts_at_the_driver_root_are_all_unmounted(command: Command, roo
     assert str(DRIVER_ROOT) not in Path("/proc/self/mountinfo").read_text()
     assert not is_loaded("rebellions")
     assert not STATE.exists()
-    _assert_given_back(command)
+    assert_given_back(command)
 
 
 def test_a_reboot_only_driver_stays_loaded(command: Command, roots: DriverRoots, tmp_path: Path) -> None:
-    _old_driver(roots)
+    old_driver(roots)
     profile = tmp_path / "reboot.toml"
     text = Path("driver_manager/profiles/rebellions.toml").read_text()
     text = text.replace('strategy = "in-place"', 'strategy = "reboot"')
