@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from images import sbom
-from tests.image.cyclonedx import refuse_malformed
+from tests.image.bomform import refuse_malformed
 
 STATUS = """\
 Package: kmod
