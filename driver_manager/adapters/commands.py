@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from driver_manager.adapters.tools import environment, last_words
 from driver_manager.domain.probing import NO_TOOL, TIMED_OUT
 
 OUTPUT_CHARS = 4 * 1024 * 1024
@@ -29,20 +30,18 @@ class Result:
     @property
     def said(self) -> str:
         """The last line it wrote, for a message."""
-        lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
-        return lines[-1][:300] if lines else f"exit status {self.status}, no output"
+        return last_words(self.status, self.out, self.err)
 
 
 def run(argv: Sequence[str], *, timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None) -> Result:
     """Run `argv` with PATH, LC_ALL=C and `env` only. Raises nothing: 127 not found, 126 not runnable, 124 timed out."""
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **(env or {})}
     try:
         process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env=environment(env or {}),
             start_new_session=True,
         )
     except FileNotFoundError:

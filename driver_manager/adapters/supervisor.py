@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from driver_manager.adapters import procfs
 from driver_manager.adapters.loopclock import LoopClock
+from driver_manager.adapters.tools import environment, last_words
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.probing import NO_TOOL, TIMED_OUT
 
@@ -52,8 +53,7 @@ class Ran:
     @property
     def said(self) -> str:
         """The last line it wrote, for a message."""
-        lines = [line.strip() for line in (self.err or self.out)[-4096:].splitlines() if line.strip()]
-        return lines[-1][:300] if lines else f"exit status {self.status}, no output"
+        return last_words(self.status, self.out, self.err)
 
 
 class Supervisor:
@@ -90,8 +90,7 @@ class Supervisor:
         if stuck is not None:
             raise StillStuckError(stuck.pid)
         end = self._clock.monotonic() + timeout_s
-        environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **env}
-        child = _Child(self._clock, argv, environment)
+        child = _Child(self._clock, argv, environment(env))
         try:
             status = child.wait(end)
             if status is None and not child.is_cut:

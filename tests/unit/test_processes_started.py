@@ -1,0 +1,159 @@
+"""Every process that the package starts has a timeout, a short environment and no shell; nothing else starts any."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import driver_manager
+from driver_manager.adapters import commands, supervisor
+from driver_manager.adapters.commands import run
+from driver_manager.adapters.disposable import lines_within
+from driver_manager.adapters.loopclock import LoopClock
+from driver_manager.adapters.supervisor import Supervisor
+
+PACKAGE = Path(driver_manager.__file__).parent
+STARTERS = {
+    "adapters/commands.py": {"subprocess.Popen"},
+    "adapters/supervisor.py": {"os.fork", "os.execve"},
+    "adapters/disposable.py": {"os.fork"},
+    "cli/lean.py": {"os.execv"},
+    "cli/rebooter_idle.py": {"os.execv"},
+    "sandbox/runner.py": {"subprocess.Popen"},
+    "sandbox/rebootplay.py": {"subprocess.Popen", "subprocess.run"},
+}
+"""Who may start what. The two `execv` are this process itself, going on as another program of ours."""
+
+STARTS = ("subprocess.", "os.fork", "os.exec", "os.spawn", "os.posix_spawn", "os.system", "os.popen", "pty.")
+NOT_STARTS = {"subprocess.DEVNULL", "subprocess.PIPE", "subprocess.STDOUT", "subprocess.TimeoutExpired"}
+BOUNDED = {"communicate", "run", "call", "check_call", "check_output"}
+"""These wait for a process, and have to be told for how long."""
+
+CHILD = "import os; print('\\n'.join(f'{name}={value}' for name, value in os.environ.items()))"
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b` for an attribute of a plain name, else ""."""
+    return (
+        f"{node.value.id}.{node.attr}" if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else ""
+    )
+
+
+def faults(source: str, allowed: set[str]) -> Iterator[str]:
+    """What a module does that it must not."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in ("subprocess", "os", "pty"):
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (f"imports {name} by its name" for name in names if name.startswith(STARTS))
+        if isinstance(node, ast.Import):
+            aliased = (alias for alias in node.names if alias.asname and alias.name in ("subprocess", "os", "pty"))
+            yield from (f"renames {alias.name}" for alias in aliased)
+        name = dotted(node) if isinstance(node, ast.Attribute) else ""
+        if name.startswith(STARTS) and name not in NOT_STARTS | allowed:
+            yield f"uses {name}"
+        if isinstance(node, ast.Call):
+            yield from _faults_of_call(node)
+
+
+def _faults_of_call(call: ast.Call) -> Iterator[str]:
+    name = dotted(call.func)
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    is_ours = name.startswith("subprocess.") or method == "communicate"
+    if is_ours and method in BOUNDED:
+        bound = given.get("timeout")
+        if bound is None or (isinstance(bound, ast.Constant) and bound.value is None):
+            yield f"{method} without a timeout"
+    if name in ("subprocess.Popen", "subprocess.run"):
+        if "env" not in given:
+            yield f"{name} without an environment of its own"
+        if "stdin" not in given:
+            yield f"{name} with our standard input"
+    if name.startswith("subprocess.") and "shell" in given:
+        yield f"{name} with a word on a shell"
+
+
+def modules() -> list[str]:
+    return [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_starts_only_what_it_may_and_as_it_should(module: str) -> None:
+    assert list(faults((PACKAGE / module).read_text(), STARTERS.get(module, set()))) == []
+
+
+def test_everybody_on_the_list_still_starts_what_is_listed() -> None:
+    for module, names in STARTERS.items():
+        used = {
+            dotted(node)
+            for node in ast.walk(ast.parse((PACKAGE / module).read_text()))
+            if isinstance(node, ast.Attribute)
+        }
+        assert names <= used, module
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("import subprocess\nsubprocess.run(['a'], timeout=1, env={}, stdin=0)", "uses subprocess.run"),
+        ("import os\nos.system('a')", "uses os.system"),
+        ("import os\nos.posix_spawn('a', [], {})", "uses os.posix_spawn"),
+        ("from subprocess import Popen", "imports subprocess.Popen by its name"),
+        ("from os import execv", "imports os.execv by its name"),
+        ("import subprocess as s", "renames subprocess"),
+        (
+            "import subprocess\nsubprocess.Popen('a', shell=True, env={}, stdin=0)",
+            "subprocess.Popen with a word on a shell",
+        ),
+        ("import subprocess\nsubprocess.Popen(['a'], stdin=0)", "subprocess.Popen without an environment of its own"),
+        ("import subprocess\nsubprocess.run(['a'], env={}, stdin=0)", "run without a timeout"),
+        ("def f(p):\n    p.communicate()", "communicate without a timeout"),
+        ("def f(p):\n    p.communicate(timeout=None)", "communicate without a timeout"),
+    ],
+)
+def test_whoever_does_otherwise_is_caught(source: str, fault: str) -> None:
+    assert fault in list(faults(source, {"subprocess.Popen"}))
+
+
+def by_commands() -> str:
+    return run([sys.executable, "-I", "-S", "-c", CHILD], env={"OWN": "1"}).out
+
+
+def by_supervisor() -> str:
+    clock = LoopClock()
+    return Supervisor(clock).run([sys.executable, "-I", "-S", "-c", CHILD], {"OWN": "1"}, 20.0).out
+
+
+@pytest.mark.parametrize("start", [by_commands, by_supervisor])
+def test_an_environment_that_is_handed_on_whole_would_be_seen(
+    start: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "geheim")
+    for module in (commands, supervisor):
+        monkeypatch.setattr(module, "environment", lambda own: {**os.environ, **own})
+    assert "geheim" in start()
+
+
+@pytest.mark.parametrize("start", [by_commands, by_supervisor])
+def test_nothing_of_our_environment_reaches_a_tool_but_its_path(
+    start: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TOKEN", "KUBECONFIG", "AWS_SECRET_ACCESS_KEY", "LD_PRELOAD_OF_OURS", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "geheim")
+    seen = dict(line.split("=", 1) for line in start().splitlines())
+    assert seen.keys() - {"LC_CTYPE"} == {"PATH", "LC_ALL", "OWN"}  # Python sets LC_CTYPE for itself (PEP 538)
+    assert "geheim" not in str(seen)
+
+
+def test_a_child_that_looks_at_stuck_processes_has_none_of_our_descriptors(tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w"):
+        found = lines_within(
+            10.0, lambda: [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        )
+    assert found
+    assert not [line for line in found if "secret" in line]
