@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import ssl
 from collections.abc import Callable, Generator, Mapping
@@ -74,21 +75,33 @@ def _client(kubeconfig: str | None) -> Any:
 
     configuration = kube_client.Configuration()
     try:
-        if kubeconfig:
-            kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-        elif SERVICE_ACCOUNT.exists():
-            kube_config.load_incluster_config(client_configuration=configuration)
-        else:
-            kube_config.load_kube_config(client_configuration=configuration)
+        with _unlogged():
+            if kubeconfig:
+                kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+            elif SERVICE_ACCOUNT.exists():
+                kube_config.load_incluster_config(client_configuration=configuration)
+            else:
+                kube_config.load_kube_config(client_configuration=configuration)
         _refuse_junk(configuration)
     except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # Some of its messages spell out the whole user, with token and keys.
+        said = str(error).partition("{")[0].strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(
             f"no usable way to the cluster{f' in {kubeconfig}' if kubeconfig else ''}: {said}",
             "Set KUBECONFIG (or --kubeconfig) to a valid file, or run in a pod with a service account.",
         ) from error
     configuration.retries = False
     return kube_client.ApiClient(configuration)
+
+
+@contextlib.contextmanager
+def _unlogged() -> Generator[None, None, None]:
+    """The client logs what a credential plugin printed, and what it makes nothing of, past our own log."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _refuse_junk(configuration: Any) -> None:

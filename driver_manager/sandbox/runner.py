@@ -157,8 +157,9 @@ class _Play:
         watcher = threading.Thread(target=watch or self._time_out, args=(process,), daemon=True)
         watcher.start()
         assert process.stdout is not None  # noqa: S101  # a pipe was asked for
-        for line in process.stdout:
-            self._show.line(line.rstrip())
+        with process.stdout as lines:
+            for line in lines:
+                self._show.line(line.rstrip())
         status = process.wait()
         watcher.join()
         return status

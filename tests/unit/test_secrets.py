@@ -1,0 +1,230 @@
+"""No secret of ours is said anywhere: in no log, output, file or Event, and not when API or kubeconfig fail either."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from driver_manager.cli import wiring
+from driver_manager.cli.main import run
+from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.profiles import builtin
+from driver_manager.sandbox import runner
+from driver_manager.sandbox.cluster import SandboxCluster
+from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.scenarios import SCENARIOS
+from tests.fakes.scripted_api import NODE, Answer, Scripted
+
+TOKEN, PASSWORD, VARIABLE, KEY = "geheim-token-4711", "geheim-password-4712", "geheim-variable-4713", "geheim-key-4714"
+SECRETS = (TOKEN, PASSWORD, VARIABLE, KEY)
+ENVIRONMENT = {"AWS_SECRET_ACCESS_KEY": VARIABLE, "DB_PASSWORD": VARIABLE, "GITHUB_TOKEN": VARIABLE}
+COMMANDS = (
+    ["status"],
+    ["status", "-o", "json"],
+    ["plan"],
+    ["preflight", "-o", "json"],
+    ["holders"],
+    ["restore"],
+    ["reconcile-driver-state"],
+)
+FAILURES = {
+    "taken": Answer(),
+    "unauthorised": Answer(401, {"message": "Unauthorized"}),
+    "forbidden": Answer(403, {"message": 'User "u" cannot get resource "nodes"'}),
+    "broken": Answer(500, b"<html>oops</html>"),
+    "no JSON": Answer(200, b"hello"),
+    "no Node": Answer(200, {"kind": "Status"}),
+    "cut": Answer(200, NODE, cut=True),
+}
+
+
+def said_in(*texts: str) -> list[str]:
+    """The secrets in `texts`."""
+    return [secret for secret in SECRETS if any(secret in text for text in texts)]
+
+
+def files_below(folder: Path, *but: Path) -> list[str]:
+    """The content of every file, and its name."""
+    regular = (path for path in folder.rglob("*") if path.is_file() and path not in but)
+    return [f"{path} {path.read_text(errors='replace')}" for path in regular]
+
+
+def kubeconfig(server: str, **user: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": TOKEN, **user}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Scripted]:
+    made = Scripted()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
+    """A host, and an environment with secrets in it."""
+    tree = HostTree(tmp_path / "host", tmp_path / "bin", builtin()["rebellions"])
+    tree.build()
+    (tmp_path / "termination-log").touch()
+    chosen = {
+        "KUBECONFIG": str(tmp_path / "kubeconfig"),
+        "HOST_ROOT": str(tree.root),
+        "NODE_NAME": "n",
+        "DRIVER_PROFILE": "rebellions",
+        "DRIVER_CONFIG_DIGEST": "f" * 64,
+        "TERMINATION_LOG": str(tmp_path / "termination-log"),
+        "LOG_LEVEL": "debug",
+        "API_TIMEOUT": "100ms",
+        "PATH": str(tree.bin),
+    }
+    for name, value in {**ENVIRONMENT, **chosen}.items():
+        monkeypatch.setenv(name, value)
+    return tree
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
+def test_no_command_says_a_secret_whatever_the_api_server_answers(
+    argv: list[str], failure: str, api: Scripted, host: HostTree, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(kubeconfig(f"http://127.0.0.1:{api.server.server_port}")))
+    api.start_over()
+    api.answer(FAILURES[failure])
+    run(argv)
+    captured = capfd.readouterr()
+    assert captured.out + captured.err
+    assert [request.headers["authorization"] for request in api.requests][:1] == [f"Bearer {TOKEN}"], "else no test"
+    bodies = [json.dumps(request.body) + request.path + str(request.query) for request in api.requests]
+    assert said_in(captured.out, captured.err, *bodies, *files_below(tmp_path, path)) == []
+
+
+def with_plugin(command: str, *arguments: str) -> dict[str, Any]:
+    """A kubeconfig whose credentials come from a program."""
+    version = "client.authentication.k8s.io/v1"
+    plugin = {"apiVersion": version, "command": command, "args": arguments, "interactiveMode": "Never"}
+    return {**kubeconfig("http://127.0.0.1:9"), "users": [{"name": "u", "user": {"exec": plugin}}]}
+
+
+BROKEN: dict[str, str] = {
+    "nobody there": json.dumps(kubeconfig("http://127.0.0.1:9")),
+    "a password in the server's address": json.dumps(kubeconfig(f"http://u:{PASSWORD}@127.0.0.1:9")),
+    "a password in the proxy's address": json.dumps(
+        {**kubeconfig("https://a.invalid"), "clusters": [
+            {"name": "c", "cluster": {"server": "https://a.invalid", "proxy-url": f"http://u:{PASSWORD}@127.0.0.1:9"}}
+        ]}
+    ),
+    "a key that is none": json.dumps(
+        kubeconfig("https://127.0.0.1:9", **{"client-key-data": KEY, "client-certificate-data": KEY})
+    ),
+    "a certificate that is none": json.dumps(
+        {**kubeconfig("https://127.0.0.1:9"), "clusters": [
+            {"name": "c", "cluster": {"server": "https://127.0.0.1:9", "certificate-authority-data": "Z2VoZWlt"}}
+        ]}
+    ),
+    "a token with a line feed": json.dumps(kubeconfig("http://127.0.0.1:9", token=f"{TOKEN}\nX: y")),
+    "a token that is no header": json.dumps(kubeconfig("http://127.0.0.1:9", token=f"{TOKEN}\u2713")),
+    "users that are a text": json.dumps({**kubeconfig("http://127.0.0.1:9"), "users": TOKEN}),
+    "a user that is a text": json.dumps({**kubeconfig("http://127.0.0.1:9"), "users": [{"name": "u", "user": TOKEN}]}),
+    "no YAML": f"users: [{{token: {TOKEN}",
+    "a text": TOKEN,
+    "no context": json.dumps({**kubeconfig("http://127.0.0.1:9"), "current-context": "other"}),
+    "a plugin that is not there": json.dumps(with_plugin("/absent")),
+    "a plugin that fails and says a secret": json.dumps(with_plugin("/bin/sh", "-c", f"echo {TOKEN} >&2; exit 1")),
+    "no token beside the plugin": json.dumps({**kubeconfig("http://127.0.0.1:9"), "users": [
+        {"name": "u", "user": {"token": None, "exec": {"args": [TOKEN], "command": "false"}}}
+    ]}),
+    "a key that is null": json.dumps(kubeconfig("http://127.0.0.1:9", **{"client-key": None, "password": PASSWORD})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
+def test_no_secret_of_a_kubeconfig_is_said_when_it_cannot_be_used(
+    content: str, host: HostTree, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(content)
+    code = run(["status", "-o", "json"])
+    assert code in (ExitCode.USAGE, ExitCode.API_UNAVAILABLE, ExitCode.API_REFUSED)
+    captured = capfd.readouterr()
+    assert said_in(captured.out, captured.err, *files_below(tmp_path, path)) == []
+
+
+class Listener:
+    """A show that remembers what the commands print."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def chapter(self, title: str) -> None:
+        """The sandbox's own words: they hold the environment that the story sets."""
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize("name", ["upgrade", "bad-module-with-rollback", "ascend-reboot"])
+def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = SCENARIOS[name]
+    clusters: list[SandboxCluster] = []
+
+    def meddle(cluster: SandboxCluster) -> None:
+        clusters.append(cluster)
+        scenario.meddle(cluster)
+
+    def prepare(tree: HostTree) -> None:
+        scenario.prepare(tree)
+        (tree.root / "termination-log").touch()
+
+    env = {**scenario.env, **ENVIRONMENT, "LOG_LEVEL": "debug"}
+    kept = SimpleNamespace(TemporaryDirectory=lambda **_: contextlib.nullcontext(str(tmp_path)))
+    monkeypatch.setattr(runner, "tempfile", kept)
+    show = Listener()
+    report = runner.run_scenario(replace(scenario, env=env, prepare=prepare, meddle=meddle), show)
+    assert report.problems == []
+    (cluster,) = clusters
+    token = json.loads(cluster.kubeconfig.read_text())["users"][0]["user"]["token"]
+    node = json.dumps(cluster.server.store.list_objects("nodes")) + json.dumps(
+        cluster.server.store.list_objects("events")
+    )
+    texts = [node, *show.lines, *files_below(tmp_path, cluster.kubeconfig)]
+    assert any("termination-log exit " in text for text in texts), "else this looks at nothing"
+    assert said_in(*texts) == []
+    assert not [text for text in texts if token in text]
+
+
+def test_a_secret_that_is_said_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/file").write_text(f"x{TOKEN}y")
+    assert said_in(*files_below(tmp_path)) == [TOKEN]
+    assert files_below(tmp_path, tmp_path / "deep/file") == []
+
+
+def test_an_error_that_held_the_environment_would_be_caught(
+    host: HostTree, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def leaks(*_: object, **__: object) -> None:
+        raise ConfigError(f"cannot go on with {dict(os.environ)}", "Nothing.")
+
+    monkeypatch.setattr(wiring, "kube_cluster", leaks)
+    run(["status"])
+    captured = capfd.readouterr()
+    assert said_in(captured.err) == [VARIABLE]
+    assert said_in(*files_below(tmp_path)) == [VARIABLE]
