@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from driver_manager.domain.labels import (
@@ -59,6 +59,8 @@ def test_only_the_forms_that_managers_write_count_as_paused(value: str | None, a
 
 
 @given(VALUES)
+@example(LONGEST)
+@example(f"{LONGEST}x")
 def test_every_paused_form_is_a_label_value_and_is_recognised(value: str) -> None:
     assume(is_pausable(value))
     paused = paused_form(value, P)

@@ -1,0 +1,146 @@
+"""Where mutants live: copies of package and tests in temporary folders, never the working tree.
+
+Owns one run of pytest on such a copy and what its end means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+COPIED = (PACKAGE, "tests", "pyproject.toml")
+CONTROL_LIMIT_S = 300
+ALL_PASSED, SOME_FAILED, NO_END = 0, 1, None
+"""Of pytest's exit statuses; any other says that it did not come to run the tests."""
+
+
+class End(Enum):
+    """How it ended for a mutant. Only `KILLED` is right."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One mutant's end, after so many seconds. `says`: the test that killed it, or what is wrong with the mutant."""
+
+    mutant: str
+    end: End
+    seconds: float
+    says: str
+
+
+class Laboratory:
+    """Tests mutants, `jobs` at a time, while the context lasts."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+
+    def __enter__(self) -> Laboratory:
+        self._stack = contextlib.ExitStack()
+        for _ in range(self._jobs):
+            self._idle.put(self._stack.enter_context(_nursery()))
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(self._jobs))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._stack.close()
+
+    def verdict(self, mutant: Mutant) -> Future[Verdict]:
+        """Apply the mutant to a copy and run its tests there. One whose tests come to no end is killed by that."""
+        return self._pool.submit(self._verdict, mutant)
+
+    def control(self, mutants: Iterable[Mutant]) -> Future[str]:
+        """What the tests of all `mutants` say on a copy without any mutant, "" where they pass."""
+        return self._pool.submit(self._control, tuple(dict.fromkeys(test for one in mutants for test in one.tests)))
+
+    def _verdict(self, mutant: Mutant) -> Verdict:
+        begun = time.monotonic()
+        end, says = self._ended(mutant)
+        return Verdict(mutant.name, end, time.monotonic() - begun, says)
+
+    def _control(self, tests: tuple[str, ...]) -> str:
+        with _copied() as root:
+            status, said = self._pytest(root, tests, CONTROL_LIMIT_S)
+        return "" if status == ALL_PASSED else said or f"status {status}"
+
+    def _ended(self, mutant: Mutant) -> tuple[End, str]:
+        with _copied() as root:
+            try:
+                mutant.apply(root)
+            except NoLongerAppliesError as error:
+                return End.BROKEN, str(error)
+            status, said = self._pytest(root, mutant.tests, mutant.limit_s)
+        if status is NO_END:
+            return End.KILLED, f"the tests come to no end within {mutant.limit_s} s"
+        if status == SOME_FAILED:
+            failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return End.KILLED, failed[0].split(" - ")[0].partition(" ")[2] if failed else "a test"
+        if status == ALL_PASSED:
+            return End.SURVIVED, f"passed all the same: {', '.join(mutant.tests)}"
+        return End.BROKEN, f"the tests cannot be run (status {status}):\n{said}"
+
+    def _pytest(self, root: Path, tests: Iterable[str], limit_s: int) -> tuple[int | None, str]:
+        """Status and last lines of one run that ends with the first failure, or at `limit_s`."""
+        arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
+        nursery = self._idle.get()
+        try:
+            assert nursery.stdin is not None
+            assert nursery.stdout is not None
+            nursery.stdin.write(json.dumps({"root": str(root), "arguments": arguments, "limit_s": limit_s}) + "\n")
+            nursery.stdin.flush()
+            answer = json.loads(nursery.stdout.readline())
+        finally:
+            self._idle.put(nursery)
+        return answer["status"], answer["said"]
+
+
+@contextlib.contextmanager
+def _nursery() -> Iterator[subprocess.Popen[str]]:
+    """A process that runs pytest in children. Its environment has one option more: no file is written for the cache."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
+    process = subprocess.Popen(
+        [sys.executable, str(CHECKOUT / "tests/mutants/nursery.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=CHECKOUT.parent,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextlib.contextmanager
+def _copied() -> Iterator[Path]:
+    """A copy of what the tests need, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        for name in COPIED:
+            source = CHECKOUT / name
+            if source.is_dir():
+                shutil.copytree(source, Path(folder, name), ignore=shutil.ignore_patterns(".hypothesis"))
+            else:
+                shutil.copy2(source, folder)
+        yield Path(folder)

@@ -1,0 +1,36 @@
+"""What a mutant is: one promise broken by one small patch, and the tests that have to notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "driver_manager"
+
+
+class NoLongerAppliesError(Exception):
+    """The text that a mutant replaces is not in its file exactly once."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`search`, once in the package's file `path`, becomes `replace`; `tests` (pytest's node ids below tests/) kill it.
+
+    `breaks` is the promise that it breaks. Tests that take longer than `limit_s` seconds have noticed, too.
+    """
+
+    name: str
+    breaks: str
+    path: str
+    search: str
+    replace: str
+    tests: tuple[str, ...]
+    limit_s: int = 60
+
+    def apply(self, root: Path) -> None:
+        """Patch the copy of the package below `root`. Raises NoLongerAppliesError."""
+        file = root / PACKAGE / self.path
+        source = file.read_text()
+        if (count := source.count(self.search)) != 1:
+            raise NoLongerAppliesError(f"{self.name}: what it replaces is {count} times in {PACKAGE}/{self.path}")
+        file.write_text(source.replace(self.search, self.replace))

@@ -1,0 +1,89 @@
+"""Runs pytest in children of a process that has imported what all tests need, and nothing of this project.
+
+A script of its own, not a module of the tests: its children find package and tests in the folder that they are told. A
+request is a line of JSON (`root`, `arguments`, `limit_s`), and so is the answer: `status`, None for one that came to no
+end, and `said`, its last lines. Whatever a run leaves behind is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+LAST_LINES = 15
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+
+
+def warm_up() -> None:
+    """Import what takes long."""
+    for name in ("_hypothesis_pytestplugin", "hypothesis", "kubernetes.client", "kubernetes.config", "tenacity"):
+        importlib.import_module(name)
+    for name in [name for name in sys.modules if name.startswith(("hypothesis", "_hypothesis"))]:
+        sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"  # pytest would rather have imported its plugins, and says so
+
+
+def run(root: str, arguments: list[str], limit_s: int) -> dict[str, object]:
+    """One run in a child."""
+    out = Path(root, "pytest.out")
+    child = os.fork()
+    if child == 0:
+        _be_pytest(root, arguments, limit_s, out)
+    _, ended = os.waitpid(child, 0)
+    _kill_what_is_left()
+    said = out.read_text(errors="replace").splitlines()[-LAST_LINES:]
+    status = os.waitstatus_to_exitcode(ended)
+    return {"status": None if status == -signal.SIGALRM else status, "said": "\n".join(said)}
+
+
+def _be_pytest(root: str, arguments: list[str], limit_s: int, out: Path) -> NoReturn:
+    status: int = 70
+    try:
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for number in (1, 2):
+            os.dup2(descriptor, number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(root)
+        sys.path.insert(0, root)
+        signal.alarm(limit_s)
+        status = int(pytest.main(arguments))
+    except BaseException:  # noqa: BLE001  # said, and not taken for this process' own
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _kill_what_is_left() -> None:
+    """Orphans of the run are ours: we are their reaper."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while left := children.read_text().split():
+        for pid in map(int, left):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # The folder of this script would be searched for modules before the run's own.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
+    warm_up()
+    for line in sys.stdin:
+        print(json.dumps(run(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Every promise that is broken on purpose is missed by a test: one test here for each mutant of the list."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mutants import __main__ as command
+from tests.mutants.catalogue import MUTANTS
+from tests.mutants.laboratory import End, Laboratory, Verdict
+from tests.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
+
+LABELS = "domain/labels.py"
+FITTING = MUTANTS["value-overflow"]
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    """As many at a time as there are processors."""
+    with Laboratory(os.cpu_count() or 1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def verdicts(request: pytest.FixtureRequest, laboratory: Laboratory) -> Mapping[str, Future[Verdict]]:
+    """The mutants whose tests were selected are all begun at once."""
+    chosen = {item.name for item in request.session.items}
+    wanted = [mutant for name, mutant in MUTANTS.items() if f"test_a_mutant_is_killed[{name}]" in chosen]
+    return {mutant.name: laboratory.verdict(mutant) for mutant in wanted}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_killed(name: str, verdicts: Mapping[str, Future[Verdict]]) -> None:
+    ended = verdicts[name].result()
+    assert ended.end is End.KILLED, f"{MUTANTS[name].breaks}: {ended.says}"
+
+
+def test_without_any_mutant_the_same_tests_pass(laboratory: Laboratory) -> None:
+    assert laboratory.control(MUTANTS.values()).result() == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "end", "says"),
+    [
+        ({"replace": FITTING.search}, End.SURVIVED, "passed all the same"),
+        ({"search": "no such line"}, End.BROKEN, f"0 times in {PACKAGE}/{LABELS}"),
+        ({"search": "return "}, End.BROKEN, "times in"),
+        ({"tests": ("unit/test_labels.py::test_gone",)}, End.BROKEN, "cannot be run"),
+        ({"replace": "    )("}, End.BROKEN, "cannot be run"),
+    ],
+    ids=["it changes nothing", "its text is gone", "its text is there twice", "its test is gone", "it is no Python"],
+)
+def test_a_mutant_that_is_of_no_use_is_told(
+    laboratory: Laboratory, change: dict[str, Any], end: End, says: str
+) -> None:
+    ended = laboratory.verdict(replace(FITTING, **change)).result()
+    assert (ended.end, says in ended.says) == (end, True), ended.says
+
+
+def test_the_working_tree_is_never_touched(tmp_path: Path) -> None:
+    file = Path(PACKAGE, LABELS)
+    before = file.read_text()
+    (tmp_path / PACKAGE / "domain").mkdir(parents=True)
+    (tmp_path / file).write_text(before)
+    FITTING.apply(tmp_path)
+    assert FITTING.replace in (tmp_path / file).read_text()
+    assert file.read_text() == before
+    with pytest.raises(NoLongerAppliesError):
+        FITTING.apply(tmp_path)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
+def test_every_mutant_names_a_promise_and_its_tests(mutant: Mutant) -> None:
+    assert mutant.breaks
+    assert mutant.tests
+    assert mutant.search != mutant.replace
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["no-such"], "no such mutant"), (["--jobs", "0"], "--jobs")])
+def test_a_name_or_number_that_is_none_is_a_usage_error(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mutants", *arguments])
+    assert command.main() == 2
+    assert said in capsys.readouterr().err
