@@ -1,156 +1,165 @@
-"""Measures the figures of one reconcile against a real API server: a table, or JSON with `-o json`.
+"""Measures every figure that the project promises: one table as text or Markdown, or JSON for machines.
 
-Run by scripts/bench. Figures are taken from outside: the audit log, the process' end, the kubelet stand-in's record.
+Run by scripts/bench. Figures are taken from outside: the audit log, the end of processes, the record of who plays the
+kubelets, a proxy that counts.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
-import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from tests.bench.health_watch import WatchFigures, measure_watch
+from tests.bench import demo, figure, idle, reconcile, scale
+from tests.bench.figure import Figure
+from tests.bench.health_watch import measure_watch
 from tests.bench.holders import measure_holders
-from tests.cluster.api import wait_until
-from tests.cluster.conftest import EVENTS, GENERATION_1, bind_rights, create_node, create_operands
+from tests.cluster.conftest import EVENTS, GENERATION_1, REBOOTER, bind_rights
 from tests.cluster.controlplane import NAMESPACE, ControlPlane, missing_assets
-from tests.cluster.kubelet import Operands
-from tests.cluster.rig import Rig
 
 RUNS = 10
 HOLDER_RUNS = 5
-POD_STOP_S = 1.0
-COUNTED_OUT = ("events", "selfsubjectaccessreviews")
+DEMO_RUNS = 3
+OVER = "median of {}"
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One row: what, its samples, the target, and how it was measured."""
-
-    what: str
-    unit: str
-    samples: tuple[float, ...]
-    target: float
-    how: str
-
-    @property
-    def median(self) -> float:
-        """The middle sample."""
-        return statistics.median(self.samples)
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the median reaches the target."""
-        return self.median <= self.target
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One reconcile. Seconds, and a count."""
-
-    requests: int
-    reaction_s: float
-    overhead_s: float
+def main() -> int:
+    """Print the table; exit status 1 when a target is missed."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", add_help=False)
+    parser.add_argument("-o", "--output", choices=("text", "markdown", "json"), default="text")
+    output = parser.parse_args().output
+    before = figure.busy()
+    found = figures()
+    noise = (
+        f"Load before: {before:.1f}, after: {figure.busy():.1f}, of {os.cpu_count()} processors; control plane, "
+        f"clients and stand-ins share them."
+    )
+    if output == "json":
+        rows = [one.to_json() for one in found]
+        load = {"before": before, "after": figure.busy(), "processors": os.cpu_count()}
+        print(json.dumps({"figures": rows, "load": load}, indent=2))
+    else:
+        print(figure.as_markdown(found, noise) if output == "markdown" else figure.as_text(found, noise))
+    return 0 if all(one.is_met for one in found) else 1
 
 
-def measure(plane: ControlPlane, folder: Path) -> Sample:
-    """One upgrade with six operands that take a second to stop."""
-    with contextlib.ExitStack() as stack:
-        api = stack.enter_context(plane.api(plane.admin))
-        rig = Rig(plane, plane.agent_with_events, folder).with_upgrade()
-        node = create_node(stack, api, {}, boot_id=rig.tree.boot_id)
-        rig.node = node
-        made: Operands = create_operands(stack, api, node)
-        for component in made.components:
-            node.kubelet.stop_after(component, POD_STOP_S)
-        labels, mark = node.labels(), plane.audit_mark()
-        ended = rig.reconcile()
-        if ended.code or node.labels() != labels:
-            raise SystemExit(f"the run did not end as it has to: {ended.err}")
-        wait_until(lambda: len(node.kubelet.deletions) == len(made.components), "every pod's end is recorded")
-        gone_s = max(deletion.asked_at_s or 0.0 for deletion in node.kubelet.deletions)
-        records = plane.audit(plane.agent_with_events.name, since=mark)
-        requests = sum(record.resource not in COUNTED_OUT for record in records)
-        return Sample(requests, ended.at_s - gone_s, ended.took_s - POD_STOP_S)
+def figures() -> list[Figure]:
+    """All of them, each part said before it begins."""
+    with running_plane() as plane:
+        found = [*of_reconcile(plane), *of_holders(plane), *of_idle(plane)]
+    with running_plane(scale.UNLIMITED) as plane:
+        found += of_scale(plane)
+    return [*found, *of_storm(), *of_watch(), *of_demo()]
 
 
 @contextlib.contextmanager
-def running_plane() -> Iterator[ControlPlane]:
-    """A control plane with the namespace and the agent's rights."""
+def running_plane(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
+    """A control plane with the namespace and the agents' rights."""
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     reason = missing_assets(assets)
     if reason or assets is None:
         raise SystemExit(f"bench: {reason}")
-    with ControlPlane(Path(assets)) as plane:
+    with ControlPlane(Path(assets), server_options) as plane:
         with plane.api(plane.admin) as api:
             api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
             bind_rights(api, plane.agent_with_events, GENERATION_1 + EVENTS)
+            bind_rights(api, plane.rebooter, REBOOTER)
         yield plane
 
 
-def figures() -> list[Figure]:
-    """All figures of a reconcile, each over `RUNS` runs."""
-    samples = []
-    with running_plane() as plane:
-        for number in range(RUNS):
-            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                samples.append(measure(plane, Path(folder)))
-            print(f"reconcile {number + 1} of {RUNS}", file=sys.stderr)
-        print("holders among 5,000 processes", file=sys.stderr)
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            holders_s = measure_holders(plane, Path(folder), HOLDER_RUNS)
-    print("health-watch over 10,000 probes", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        watch = measure_watch(Path(folder))
+def of_reconcile(plane: ControlPlane) -> list[Figure]:
+    """What one upgrade costs."""
+    samples = [in_a_folder(f"reconcile {n + 1} of {RUNS}", lambda f: reconcile.measure(plane, f)) for n in range(RUNS)]
     return [
         Figure(
-            "API requests of one reconcile, 6 operands",
+            "API requests of one reconcile with 6 operands",
             "",
             tuple(float(sample.requests) for sample in samples),
             6,
-            "audit log; events and access reviews aside",
+            f"audit log, events and access reviews aside; {OVER.format(RUNS)}",
         ),
         Figure(
             "last pod's deletion to the process' exit",
             "s",
             tuple(sample.reaction_s for sample in samples),
             0.5,
-            "from before the final DELETE is sent to the end of the process; unload and load with stand-in tools",
+            f"from before its final DELETE is sent; unload and load by stand-in tools; {OVER.format(RUNS)}",
         ),
         Figure(
             "whole overhead of a reconcile",
             "s",
             tuple(sample.overhead_s for sample in samples),
             1.0,
-            "from start to end of the process, less the second that the pods take",
+            f"start to end of the process less the second that the pods take; {OVER.format(RUNS)}",
         ),
-        Figure(
-            "`holders` on a host with 5,000 processes",
-            "s",
-            tuple(holders_s),
-            1.0,
-            "whole command, start of the process included; the open files of all processes explain the one user",
-        ),
-        *watch_figures(watch),
     ]
 
 
-def watch_figures(watch: WatchFigures) -> list[Figure]:
-    """The rows of health-watch."""
+def of_holders(plane: ControlPlane) -> list[Figure]:
+    """What finding the holders of a device costs."""
+    seconds = in_a_folder("holders among 5,000 processes", lambda f: measure_holders(plane, f, HOLDER_RUNS))
+    how = f"whole command among 5,000 processes more; {OVER.format(HOLDER_RUNS)}"
+    return [Figure("`holders` on a host with 5,000 processes", "s", tuple(seconds), 1.0, how)]
+
+
+def of_idle(plane: ControlPlane) -> list[Figure]:
+    """What the loops cost where nothing happens."""
+    rebooter = in_a_folder("idle rebooter", lambda f: idle.measure_rebooter(plane, f))
+    requests = in_a_folder("health-watch's requests", lambda f: idle.measure_watch_requests(plane, f))
+    how = "through a proxy that counts"
+    return [
+        Figure("idle rebooter: resident memory", "MiB", (rebooter.rss_mib,), 16.0, "the most in 500 looks, VmRSS"),
+        Figure("idle rebooter: API requests", "", (float(rebooter.requests),), 0, f"in 500 looks, {how}"),
+        Figure("health-watch: API requests", "", (float(requests),), 0, f"in 200 probes, KUBECONFIG set, {how}"),
+    ]
+
+
+def of_scale(plane: ControlPlane) -> list[Figure]:
+    """What many nodes at once cost."""
+    say(f"{scale.NODES} nodes at once")
+    crowd = scale.measure_crowd(plane)
+    agents = "real agents, simulated hosts"
     return [
         Figure(
-            "health-watch: most memory in 10,000 probes",
-            "MiB",
-            (watch.rss_mib,),
-            16.0,
-            "VmRSS of the process with a probe every millisecond, without --metrics-addr; looked at every 20 ms",
+            f"requests per node, {scale.NODES} at once less one alone",
+            "",
+            tuple(float(count - crowd.alone) for count in crowd.requests),
+            0,
+            f"audit log; {agents}; one API server, its limits of requests in flight raised; {crowd.took_s:.0f} s, "
+            f"at most {crowd.peak} requests in 100 ms",
         ),
+        Figure(
+            f"p99 of the reaction, {scale.NODES} nodes at once",
+            "s",
+            (crowd.p99_s,),
+            0.5,
+            f"last pod's deletion to the end of the run; median {crowd.reactions_s[scale.NODES // 2]:.2f} s",
+        ),
+    ]
+
+
+def of_storm() -> list[Figure]:
+    """What an outage's end costs."""
+    say("1,000 clients sent away")
+    with_jitter, without = scale.measure_storm()
+    how = f"real clients on simulated clocks, 5 s of 429 with Retry-After: 1; {without} of 1,000 without jitter"
+    return [Figure("most retries in 100 ms of 1,000 nodes", "", (float(with_jitter),), 200, how)]
+
+
+def of_watch() -> list[Figure]:
+    """What a watch costs."""
+    watch = in_a_folder("health-watch over 10,000 probes", measure_watch)
+    how = "VmRSS, a probe every millisecond, without --metrics-addr"
+    return [
+        Figure("health-watch: most memory in 10,000 probes", "MiB", (watch.rss_mib,), 16.0, how),
         Figure(
             "health-watch: growth in the second half",
             "MiB",
@@ -163,28 +172,28 @@ def watch_figures(watch: WatchFigures) -> list[Figure]:
             "%",
             (watch.idle_cpu_percent,),
             0.1,
-            "processor time of the process itself per probe, over 9,000, as a share of 60 s; it sleeps in between",
+            "processor time of a probe over 9,000, as a share of 60 s; the tool's own aside",
         ),
     ]
 
 
-def main() -> int:
-    """Print the table; exit status 1 when a target is missed."""
-    found = figures()
-    if sys.argv[1:] == ["-o", "json"]:
-        rows = [{**vars(figure), "median": figure.median, "met": figure.is_met} for figure in found]
-        print(json.dumps(rows, indent=2))
-    else:
-        print(f"{'what':<45} {'min':>7} {'median':>7} {'max':>7} {'target':>8}  unit")
-        for figure in found:
-            low, high = min(figure.samples), max(figure.samples)
-            target = f"≤ {figure.target:g}"
-            row = f"{figure.what:<45} {low:>7.2f} {figure.median:>7.2f} {high:>7.2f} {target:>8}"
-            print(f"{row}  {figure.unit or 'count'}{'' if figure.is_met else '  MISSED'}")
-        print("\nhow:")
-        for figure in found:
-            print(f"  {figure.what}: {figure.how}")
-    return 0 if all(figure.is_met for figure in found) else 1
+def of_demo() -> list[Figure]:
+    """What the first look costs."""
+    say("demo")
+    seconds = tuple(demo.measure_demo(DEMO_RUNS))
+    return [Figure("the sandbox's demo", "s", seconds, 10.0, f"whole command; {OVER.format(DEMO_RUNS)}")]
+
+
+def in_a_folder(what: str, measure: Callable[[Path], T]) -> T:
+    """`measure` in a temporary folder of its own."""
+    say(what)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        return measure(Path(folder))
+
+
+def say(what: str) -> None:
+    """Progress."""
+    print(what, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -123,8 +123,9 @@ class _Component:
 class ControlPlane:
     """A control plane of its own for as long as the context lasts. Ready on entry, in some 5 seconds."""
 
-    def __init__(self, assets: Path) -> None:
+    def __init__(self, assets: Path, server_options: tuple[str, ...] = ()) -> None:
         self._assets = assets.resolve()
+        self._server_options = server_options
         self._components: list[_Component] = []
         self.admin = _user("cluster-tests", "system:masters")
         self.agent = _service_account("driver-manager")
@@ -288,6 +289,7 @@ class ControlPlane:
             "--audit-log-mode=blocking",
             "--audit-log-maxsize=4096",  # MiB; the default rotates the file at 100
             f"--cert-dir={run}",
+            *self._server_options,
         ]
 
     def _controller_args(self) -> list[str]:

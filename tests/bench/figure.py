@@ -1,0 +1,73 @@
+"""One figure, and the one table of all."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row: what, its samples, the target, and how it was measured. No sample is above the target where it is met.
+
+    The median counts; of figures that are a bound themselves (a maximum, a percentile) there is one sample.
+    """
+
+    what: str
+    unit: str
+    samples: tuple[float, ...]
+    target: float
+    how: str
+
+    @property
+    def median(self) -> float:
+        """The middle sample."""
+        return statistics.median(self.samples)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the median reaches the target."""
+        return self.median <= self.target
+
+    def measured(self) -> str:
+        """Median with its unit, and the range where there is more than one sample."""
+        low, high = min(self.samples), max(self.samples)
+        text = f"{self._number(self.median)} {self.unit}".strip()
+        return text if low == high else f"{text} ({self._number(low)}–{self._number(high)})"
+
+    def wanted(self) -> str:
+        """The target with its unit."""
+        return f"{self.target:g}" if self.target == 0 else f"≤ {self.target:g} {self.unit}".strip()
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {**vars(self), "median": self.median, "met": self.is_met}
+
+    def _number(self, value: float) -> str:
+        return f"{value:.0f}" if value == round(value) else f"{value:.3g}"
+
+
+def as_text(figures: Iterable[Figure], noise: str) -> str:
+    """The table for a terminal; what was missed is marked."""
+    rows = [(one.what, one.wanted(), one.measured() + ("" if one.is_met else "  MISSED"), one.how) for one in figures]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = ["  ".join((*(row[i].ljust(widths[i]) for i in range(3)), row[3])).rstrip() for row in rows]
+    return "\n".join([*lines, "", noise])
+
+
+def as_markdown(figures: Iterable[Figure], noise: str) -> str:
+    """The table for a document."""
+    head = ["| what | target | measured | how |", "|---|---|---|---|"]
+    rows = (
+        f"| {one.what} | {one.wanted()} | {one.measured()}{'' if one.is_met else ' **missed**'} | {one.how} |"
+        for one in figures
+    )
+    return "\n".join([*head, *rows, "", noise])
+
+
+def busy() -> float:
+    """How many processes wanted a processor in the last minute."""
+    return os.getloadavg()[0]
