@@ -41,8 +41,10 @@ class Figures:
         said = []
         if self.effects:
             count, paths = sum(map(len, self.effects.values())), len(self.effects)
-            kills = ", ".join(f"{number} {name}" for name, number in self.kills.items())
-            said.append(f"{count} effects on {paths} paths: {kills}, in {self.seconds:.0f} s")
+            said.append(
+                f"{count} effects on {paths} paths: killed {self.kills['kills']} times, with a reboot after "
+                f"{self.kills['reboots']} of them, in {self.seconds:.0f} s"
+            )
             said.append(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in self.lost.items()))
         if self.terms_s:
             said.append(
