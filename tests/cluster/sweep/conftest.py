@@ -32,21 +32,37 @@ def figures(pytestconfig: pytest.Config) -> Figures:
     return pytestconfig.stash[_FIGURES]
 
 
-@pytest.fixture(scope="session")
-def grounds(
+@pytest.fixture(scope="module")
+def grounds_for(
     control_plane: ControlPlane,
     agent_for_workloads: User,
     admin_api: Api,
     dra: None,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[list[Ground]]:
-    """Nodes to sweep on, at the same time: two processors are busy with three of them, as each waits now and then."""
+) -> Iterator[Callable[[int], list[Ground]]]:
+    """Makes nodes to sweep on. They go with the module: their kubelets watch all pods of the cluster."""
     with contextlib.ExitStack() as stack:
-        folders = [tmp_path_factory.mktemp("ground") for _ in range(WORKERS)]
-        yield [Ground(stack, control_plane, agent_for_workloads, admin_api, folder) for folder in folders]
+
+        def make(count: int) -> list[Ground]:
+            folders = [tmp_path_factory.mktemp("ground") for _ in range(count)]
+            return [Ground(stack, control_plane, agent_for_workloads, admin_api, folder) for folder in folders]
+
+        yield make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def grounds(grounds_for: Callable[[int], list[Ground]]) -> list[Ground]:
+    """Nodes that are swept at the same time: three keep two processors busy, as each waits now and then."""
+    return grounds_for(WORKERS)
+
+
+@pytest.fixture(scope="module")
+def ground(grounds_for: Callable[[int], list[Ground]]) -> Ground:
+    """One node."""
+    return grounds_for(1)[0]
+
+
+@pytest.fixture(scope="module")
 def recordings(grounds: list[Ground]) -> Callable[[Path], Recording]:
     """The undisturbed run of a path, recorded once."""
     return cache(lambda path: record(grounds[0], path))

@@ -144,8 +144,7 @@ def terminated_at(scene: Scene, says: str, figures: Figures, name: str, *words: 
 
 
 @pytest.mark.parametrize("wait", WAITS, ids=str)
-def test_a_run_that_waits_gives_the_node_back(grounds: list[Ground], figures: Figures, wait: Wait) -> None:
-    ground = grounds[0]
+def test_a_run_that_waits_gives_the_node_back(ground: Ground, figures: Figures, wait: Wait) -> None:
     with ground.scene(wait.path) as scene:
         with wait.stage(scene):
             code, said = terminated_at(scene, wait.says, figures, wait.name)
@@ -184,21 +183,18 @@ def held(ground: Ground, figures: Figures, mutant: str = "") -> tuple[dict[str, 
         return node["labels"], node.get("annotations", {})
 
 
-def test_a_run_whose_old_driver_is_gone_holds_the_node(grounds: list[Ground], figures: Figures) -> None:
-    labels, annotations = held(grounds[0], figures)
+def test_a_run_whose_old_driver_is_gone_holds_the_node(ground: Ground, figures: Figures) -> None:
+    labels, annotations = held(ground, figures)
     assert labels[f"{PREFIX}{OPERAND}"] == PAUSED
     assert {JOURNAL, CORDON} <= annotations.keys()
 
 
-def test_one_that_never_holds_is_found(grounds: list[Ground]) -> None:
-    labels, _ = held(grounds[0], Figures(), "never-hold")
+def test_one_that_never_holds_is_found(ground: Ground) -> None:
+    labels, _ = held(ground, Figures(), "never-hold")
     assert labels[f"{PREFIX}{OPERAND}"] == "true"
 
 
-def test_a_hold_for_a_reboot_ends_with_exit_code_9_and_the_request_stays(
-    grounds: list[Ground], figures: Figures
-) -> None:
-    ground = grounds[0]
+def test_a_hold_for_a_reboot_ends_with_exit_code_9_and_the_request_stays(ground: Ground, figures: Figures) -> None:
     with ground.scene(replace(BY_NAME["reboot-required"], words=())) as scene:
         code, said = terminated_at(scene, "hold", figures, "a reboot")
         assert code == 9, said
@@ -208,9 +204,8 @@ def test_a_hold_for_a_reboot_ends_with_exit_code_9_and_the_request_stays(
 
 
 def test_without_the_api_server_it_ends_in_time_all_the_same_and_the_next_run_gives_back(
-    grounds: list[Ground], figures: Figures
+    ground: Ground, figures: Figures
 ) -> None:
-    ground = grounds[0]
     with ground.scene(REPLACE) as scene:
         with operand_stays(scene):
             run = scene.start()
