@@ -61,6 +61,13 @@ def test_what_is_not_known_to_change_nothing_is_an_effect(event: str, args: tupl
     assert effect_of(event, args, AROUND) == effect
 
 
+@pytest.mark.parametrize(("name", "effect"), [(".x.0123456789ab", ""), ("x", "chmod /x")])
+def test_the_mode_of_a_file_counts_once_it_has_its_name(tmp_path: Path, name: str, effect: str) -> None:
+    with (tmp_path / name).open("w") as file:
+        around = replace(AROUND, host=str(tmp_path))
+        assert effect_of("os.chmod", (file.fileno(), 0o644, -1), around) == effect
+
+
 def exchange(at_s: float, method: str, path: str, body: Any = None) -> Exchange:
     return Exchange(0, ApiRequest(method, path, body=body), at_s)
 

@@ -83,11 +83,16 @@ def _opened(args: tuple[Any, ...], around: Surroundings) -> str:
 
 
 def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
-    """A call of the operating system; none where there is nothing that it could change."""
+    """A call of the operating system; none where there is nothing that it could change.
+
+    A file that has no name yet but a random one is nobody's: that it was made is an effect, its mode is none.
+    """
     is_descriptor = bool(args) and isinstance(args[0], int) and event in _BY_DESCRIPTOR
     if not is_descriptor and not (args and isinstance(args[0], str | bytes | os.PathLike)):
         return f"{event} {args!r}"
     path = str(Path(f"/proc/self/fd/{args[0]}").readlink()) if is_descriptor else os.fsdecode(args[0])
+    if is_descriptor and _RANDOM_NAME.search(path):
+        return ""
     if event in _MAKING and _MAKING[event](path):
         return ""
     if event in _TAKING_AWAY and not os.path.lexists(path):
