@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from driver_manager.adapters.terminal import RED, YELLOW, has_colour, painted
 from driver_manager.adapters.termination_log import write_termination_log
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.texts import one_line
 
 LEVELS = ("debug", "info", "warning", "error")
 _COLOURS = {"warning": YELLOW, "error": RED}
@@ -53,6 +54,7 @@ class LogReporter:
     def _write(self, level: str, text: str, **fields: Any) -> None:
         if LEVELS.index(level) < self._least:
             return
+        text = text if self._json else one_line(text)  # JSON spells everything out by itself
         now = datetime.fromtimestamp(self._wall(), UTC)
         if self._json:
             record = {"time": now.isoformat(timespec="milliseconds"), "level": level, "message": text, **fields}

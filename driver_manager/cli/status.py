@@ -19,6 +19,7 @@ from driver_manager.domain.labels import is_paused
 from driver_manager.domain.model import Host, Node, Observation, Policy
 from driver_manager.domain.operands import placed_by, why_still_there
 from driver_manager.domain.steps import Plan
+from driver_manager.domain.texts import shown
 from driver_manager.domain.unloading import unload_order
 from driver_manager.reconcile import decide
 from driver_manager.settings import Values
@@ -201,7 +202,7 @@ def as_text(body: dict[str, Any]) -> str:
             *upcoming["warnings"],
         ],
     )
-    return "\n".join(lines)
+    return shown("\n".join(lines))
 
 
 def _label_lines(body: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, NodeChange
 from driver_manager.domain.naming import several
 from driver_manager.domain.selectors import Selector
+from driver_manager.domain.texts import shown
 from driver_manager.domain.workloads import Workload
 
 
@@ -371,7 +372,7 @@ class Plan:
             lines.append("  nothing to do")
         lines += [f"  pod {one.told()}" for one in self.workloads]
         lines += [f"  note: {warning}" for warning in self.warnings]
-        return "\n".join(lines)
+        return shown("\n".join(lines))
 
 
 def _named(pods: tuple[str, ...]) -> str:

@@ -16,5 +16,10 @@ def shown(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else _spelled(letter) for letter in text)
 
 
+def one_line(text: str) -> str:
+    """The same for a log, where a line feed in foreign text would begin a line that nobody wrote."""
+    return shown(text).replace("\n", "\\n")
+
+
 def _spelled(letter: str) -> str:
     return letter.encode("unicode_escape").decode()

@@ -14,7 +14,7 @@ from driver_manager.adapters.modulefiles import ModuleTrees
 from driver_manager.adapters.rooted import HostFiles
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.profile import LoadScope
-from driver_manager.domain.texts import shown
+from driver_manager.domain.texts import one_line, shown
 from tests.fuzz.answers import CLAIM, LEASE, NODE, POD, PODS
 from tests.fuzz.documents import HEALTH, SHIPPED, probe_seed
 from tests.fuzz.hosttrees import KERNEL, TOOLS, part
@@ -157,4 +157,5 @@ def test_what_every_tool_prints_reaches_the_readers_of_module_trees(monkeypatch:
 )
 def test_what_would_move_a_terminals_cursor_is_spelled_out(text: str, spelled: str) -> None:
     assert shown(text) == spelled
-    shown(text).encode()
+    assert "\n" not in one_line(text)
+    one_line(text).encode()

@@ -48,3 +48,13 @@ def test_a_closed_log_ends_no_run() -> None:
     out = io.StringIO()
     out.close()
     log(out, as_json=True).info("nobody hears it")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_foreign_text_begins_no_line_and_moves_no_cursor(as_json: bool) -> None:
+    stream = io.StringIO()
+    LogReporter(lambda: 0.0, as_json=as_json, level="info", stream=stream).warn("a\nerror: forged \x1b[2J \ud800")
+    assert stream.getvalue().count("\n") == 1
+    assert "\x1b" not in stream.getvalue()
+    assert "forged" in stream.getvalue()
+    stream.getvalue().encode()
