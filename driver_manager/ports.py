@@ -54,7 +54,10 @@ class Cluster(Protocol):
         ...
 
     def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
-        """The ResourceClaims in `namespaces`, one LIST each; none where the cluster knows no such thing."""
+        """The ResourceClaims in `namespaces`, one LIST each.
+
+        Raises ApiRefused too where the server denies that there is such a thing: pods that hold claims say otherwise.
+        """
         ...
 
     def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:

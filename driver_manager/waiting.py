@@ -183,7 +183,10 @@ class NodeWait(_Wait[Node]):
         """Whether it became so within `timeout_s` seconds. Raises NodeMissing when the Node is deleted."""
         end = self._clock.monotonic() + timeout_s
         self._apply(known)
-        return self._until_done(end)
+        if self._until_done(end):
+            return True
+        self._look_again(end)  # a watch that broke right before the end may have missed it
+        return self._is_done()
 
     def _is_done(self) -> bool:
         return self._node is not None and self._is_wanted(self._node)

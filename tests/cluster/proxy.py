@@ -145,6 +145,7 @@ class Proxy:
         """End every connection, and refuse new ones for `seconds`."""
         with self._changed:
             self._back_at_s = time.monotonic() + seconds
+            self._changed.notify_all()  # it may be away already, and for longer
         self._stop_listening()
         self._shut_connections()
 

@@ -225,10 +225,12 @@ def test_claims_are_listed_in_the_newest_known_version_once_for_each_namespace(
     ]
 
 
-def test_a_cluster_without_such_a_thing_has_no_claims(api: Scripted) -> None:
-    api.answer(Answer(404, status("the server could not find the requested resource")))
-    assert api.cluster.claims(["one", "two"]) == ()
-    assert len(api.requests) == 1
+@pytest.mark.parametrize("before", [(), (group("v1"),)])
+def test_a_server_that_denies_what_its_pods_hold_is_not_believed(api: Scripted, before: tuple[Answer, ...]) -> None:
+    api.answer(*before, Answer(404, status("the server could not find the requested resource")))
+    with pytest.raises(ApiRefused, match=r"rejected .*resource.k8s.io.* \(404\)"):
+        api.cluster.claims(["one", "two"])
+    assert len(api.requests) == len(before) + 1
 
 
 @pytest.mark.parametrize("served", [("v1alpha3",), ("v2",), ()])

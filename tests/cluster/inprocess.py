@@ -1,0 +1,109 @@
+"""Runs the real command line inside this process: its own options, wiring, adapters, output and exit code.
+
+Two seams are used, so that hundreds of runs are possible: pauses pass in simulated time, and the stand-in tools of the
+host tree are called instead of started. Everything that talks to the API server is the product's. Main thread only: the
+command takes over SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from driver_manager.adapters import host, kmod, modulefiles, services
+from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.commands import Result
+from driver_manager.cli import main, reconcile, restore, wiring
+from driver_manager.sandbox import standins
+from driver_manager.sandbox.hosttree import TOOLS, HostTree
+
+COMMANDS = (reconcile, restore)
+"""Imported here, so that no run pays for it."""
+
+NAP_S = 0.002
+"""What is left of a pause: other threads get their turn."""
+
+
+class SkippingClock(SystemClock):
+    """The system's clock, on which a pause takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._skipped_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._skipped_s
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(min(seconds, NAP_S))
+        self._skipped_s += max(0.0, seconds - NAP_S)
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended: its code, the lines of its log, and what it left for `kubectl describe pod`."""
+
+    code: int
+    lines: tuple[str, ...]
+    errors: tuple[str, ...]
+    err: str
+    last_line: str
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], tree: HostTree, folder: Path) -> Said:
+    """Run `driver-manager argv` on `tree` with `env` as its whole environment; `folder` is for the termination log."""
+    log = folder / "termination-log"
+    log.write_text("")
+    out, err = io.StringIO(), io.StringIO()
+    environment = {"PATH": os.environ["PATH"], "HOST_ROOT": str(tree.root), "TERMINATION_LOG": str(log), **env}
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch.object(wiring, "SystemClock", SkippingClock),
+        _tools_called(tree),
+        _signals_kept(),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main.run(list(argv))
+    records = [json.loads(line) for line in err.getvalue().splitlines() if line.startswith("{")]
+    errors = tuple(record["message"] for record in records if record["level"] == "error")
+    lines = tuple(record["message"] for record in records)
+    return Said(code, lines, errors, out.getvalue() + err.getvalue(), log.read_text())
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """What the command makes of SIGTERM and SIGINT ends with it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _tools_called(tree: HostTree) -> Iterator[None]:
+    """Within it, tools of the host are called instead of started."""
+    tools = {*TOOLS, tree.profile.probe.tool if tree.profile.probe else ""}
+
+    def call(argv: Sequence[str], *, timeout_s: float = 0.0, env: Mapping[str, str] | None = None) -> Result:
+        name = Path(argv[0]).name
+        assert name in tools, f"no stand-in for {argv}"
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = standins.main([name, str(tree.root), *argv[1:]])
+        return Result(status, out.getvalue(), err.getvalue())
+
+    with contextlib.ExitStack() as stack:
+        for module in (host, kmod, modulefiles, services):
+            stack.enter_context(mock.patch.object(module, "run", call))
+        yield

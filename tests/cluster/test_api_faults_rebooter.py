@@ -1,0 +1,103 @@
+"""Every request of the rebooter, its Lease's too, meets every fault: it reboots once all the same and keeps nothing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from driver_manager.adapters.kube_api import load_client
+from driver_manager.domain.rebootstate import RebootPolicy
+from tests.cluster.api import Api
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.faultbench import enumerate_requests
+from tests.cluster.faultkinds import ALL, Cell, Family, share
+from tests.cluster.faults import Fault
+from tests.cluster.faultscript import to_text
+from tests.cluster.proxy import Proxy
+from tests.cluster.rebootfleet import KEYS, RealFleet, RealSite, real_fleet
+
+POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)
+ROUNDS_DISTURBED, ROUNDS = 5, 10
+MOST_REQUESTS = 120
+"""Of one verb and resource in the disturbed rounds: a round asks for the Node up to three times, each within 5 s."""
+
+SHARE = "FAULT_SHARE"
+
+
+def rounds(site: RealSite, most: int) -> None:
+    """So many rounds at most, until its reboot is behind it."""
+    for _ in range(most):
+        if not site.is_done:
+            site.round()
+
+
+class Track:
+    """A fleet that grows by a node for each cell, before the real API server."""
+
+    def __init__(self, plane: ControlPlane, fleet: RealFleet) -> None:
+        self._plane = plane
+        self._fleet = fleet
+        self._good = fleet.client
+
+    def run(self, *faults: Fault) -> tuple[RealSite, Proxy]:
+        """A node asks for its reboot, is disturbed for some rounds, and then left alone until it is done."""
+        site = RealSite(self._fleet, len(self._fleet.sites))
+        self._fleet.sites.append(site)
+        site.request()
+        with Proxy(self._plane.url, self._plane.ca, faults=faults) as proxy:
+            self._fleet.client = load_client(str(self._plane.kubeconfig(self._plane.rebooter.token, proxy.url)))
+            rounds(site, ROUNDS_DISTURBED if faults else ROUNDS)
+        self._fleet.client = self._good
+        rounds(site, ROUNDS)
+        return site, proxy
+
+    def problems(self, cell: Cell) -> list[str]:
+        """What is not as undisturbed after the cell."""
+        fault = cell.fault("")
+        site, proxy = self.run(fault)
+        node = site.fleet.api.get(site.path)
+        asked = [one for one in proxy.exchanges(cell.asked.verb) if one.request.target.resource == cell.asked.resource]
+        seen = {
+            "rebooted once": len(site.reboots) == 1 and site.is_done,
+            "nothing left on the Node": site.notes() == {},
+            "not cordoned": "unschedulable" not in node["spec"],
+            "no slot kept": self._fleet.holders() == [],
+            "the fault met a request": proxy.fired(fault) > 0,
+            "few requests": len(asked) <= MOST_REQUESTS,
+        }
+        wrong = [what for what, is_so in seen.items() if not is_so]
+        return [f"{cell}: not {', not '.join(wrong)}\n  {to_text([fault])}"] if wrong else []
+
+
+def is_quick(cell: Cell) -> bool:
+    """Whether its fault needs neither TLS nor a token on disk, nor real time to pass."""
+    return not cell.by.needs and cell.by.family is not Family.WATCH and cell.kind not in ("mute", "away", "slow")
+
+
+def test_every_request_of_the_rebooter_meets_every_fault(control_plane: ControlPlane, admin_api: Api) -> None:
+    with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
+        track = Track(control_plane, fleet)
+        site, proxy = track.run()
+        assert site.is_done
+        asked = enumerate_requests(proxy.exchanges())
+        assert {"leases", "nodes", "events"} == {one.resource for one in asked}
+        chosen = [cell for cell in share({"rebooter": asked}, os.environ.get(SHARE, "0")) if is_quick(cell)]
+        every = sum(map(is_quick, share({"rebooter": asked}, ALL)))
+        print(f"rebooter: {len(asked)} requests; {len(chosen)} of {every} cells")
+        problems = [problem for cell in chosen for problem in track.problems(cell)]
+        for left in fleet.sites:
+            admin_api.delete(left.path)
+    assert problems == [], "\n".join(problems)
+
+
+def test_the_rebooters_matrix_can_fail(
+    control_plane: ControlPlane, admin_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that forgets to give its slot back would be noticed."""
+    monkeypatch.setattr("driver_manager.rebooter.Rebooter._leave_slot", lambda *_: None)
+    with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
+        track = Track(control_plane, fleet)
+        site, _ = track.run()
+        assert fleet.holders() == [site.name]
+        admin_api.delete(site.path)

@@ -1,0 +1,159 @@
+"""The real command, in its own process, through a server that goes away, rotates its certificate or its tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.api import wait_until
+from tests.cluster.certificates import all_certificates
+from tests.cluster.controlplane import ControlPlane, User
+from tests.cluster.faults import Certificate, Fault, Gone, Hold
+from tests.cluster.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.cluster.proxy import Proxy
+from tests.cluster.rig import JOURNAL, NEW, OLD, PREFIX, Rig, assert_untouched, node_of, start_and_take
+
+Build = Callable[..., Rig]
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) -> Iterator[Proxy]:
+    """A proxy with every certificate."""
+    certificates = all_certificates(control_plane.authority, tmp_path)
+    users = {agent_with_events.token: agent_with_events.name}
+    with Proxy(control_plane.url, control_plane.ca, certificates, users) as running:
+        yield running
+    print(running.report())
+
+
+@pytest.fixture
+def rig(
+    control_plane: ControlPlane,
+    agent_with_events: User,
+    tmp_path: Path,
+    proxy: Proxy,
+    node: NodeFactory,
+    operands: OperandsFactory,
+) -> Rig:
+    """A node with an old driver and one operand."""
+    made = Rig(control_plane, agent_with_events, tmp_path, proxy=proxy).with_upgrade()
+    made.node = node({f"{PREFIX}driver": "true"}, boot_id=made.tree.boot_id)
+    operands(made.node, ("device-plugin",))
+    return made
+
+
+def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time(rig: Rig, proxy: Proxy) -> None:
+    node, labels = node_of(rig), node_of(rig).labels()
+    node.kubelet.stop_after("device-plugin", NEVER)
+    run = start_and_take(rig)
+    wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
+    proxy.go_away(3.0)
+    node.kubelet.release("device-plugin")
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert "the watch broke off" in ended.err
+    assert_untouched(rig, labels)
+    assert rig.tree.driver_version == NEW
+    assert len(proxy.exchanges("watch", "pods")) <= 5
+
+
+def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_run(rig: Rig, proxy: Proxy) -> None:
+    labels = node_of(rig).labels()
+    proxy.add(Fault(Gone(60.0), "watch", "pods"))
+    ended = rig.reconcile(API_TIMEOUT="1s")
+    assert ended.code == 8, ended.err
+    assert "the node is still paused; the next run gives it back from the journal" in ended.last_line
+    assert JOURNAL in node_of(rig).annotations()
+    proxy.go_away(0.0)
+    again = rig.reconcile()
+    assert again.code == 0, again.err
+    assert_untouched(rig, labels)
+
+
+def test_an_expired_certificate_is_named_and_waited_for(rig: Rig, proxy: Proxy) -> None:
+    proxy.identity.present("expired", handshakes=3)
+    ended = rig.reconcile()
+    assert ended.code == 0, ended.err
+    assert "certificate is out of date: certificate has expired" in ended.err
+
+
+def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_remedy(rig: Rig, proxy: Proxy) -> None:
+    proxy.identity.present("expired", handshakes=1000)
+    ended = rig.reconcile(API_TIMEOUT="1s")
+    assert ended.code == 8, ended.err
+    assert "Renew the API server's certificate, or set this node's clock" in ended.last_line
+    assert rig.tree.driver_version == OLD
+
+
+def test_an_unknown_ca_is_a_configuration_error_at_once(rig: Rig, proxy: Proxy) -> None:
+    proxy.identity.present("strange", handshakes=1000)
+    ended = rig.reconcile()
+    assert ended.code == 2, ended.err
+    assert "certificate is not trusted: unable to get local issuer certificate" in ended.last_line
+    assert "certificate-authority" in ended.last_line
+    assert ended.took_s < 10.0, "the budget of 60 s is not spent on it"
+    assert proxy.exchanges() == []
+
+
+def test_a_server_that_was_trusted_once_may_be_so_again(rig: Rig, proxy: Proxy) -> None:
+    proxy.add(Fault(Certificate("strange", handshakes=2), "patch", "nodes"))
+    ended = rig.reconcile()
+    assert ended.code == 0, ended.err
+    assert "certificate is not trusted" in ended.err
+
+
+@pytest.mark.parametrize("junk", [b"junk", b""])
+def test_a_junk_ca_in_a_kubeconfig_is_a_configuration_error_at_once(rig: Rig, tmp_path: Path, junk: bytes) -> None:
+    authority = tmp_path / "junk.crt"
+    authority.write_bytes(junk)
+    ended = rig.reconcile(KUBECONFIG=str(kubeconfig(tmp_path, "https://127.0.0.1:9", authority, tmp_path / "token")))
+    assert ended.code == 2, ended.err
+    assert "its CA certificate cannot be read" in ended.last_line
+    assert ended.took_s < 10.0
+
+
+def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_new_one(
+    rig: Rig, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(agent_with_events.token)
+    path = kubeconfig(tmp_path, proxy.url, control_plane.ca, token)
+    node, labels = node_of(rig), node_of(rig).labels()
+    node.kubelet.stop_after("device-plugin", NEVER)
+    cut = Fault(Hold(), "get", "nodes", nth=2)
+    proxy.add(cut)
+    run = start_and_take(rig, KUBECONFIG=str(path))
+    wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
+    token.write_text("rotated")
+    proxy.identity.rotate(agent_with_events.token, "rotated")
+    node.kubelet.release("device-plugin")  # said by the watch that the old token has opened
+    proxy.wait_fired(cut)
+    proxy.release()
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert "the credentials were read anew" in ended.err
+    assert_untouched(rig, labels)
+    assert [exchange.status for exchange in proxy.exchanges("get", "nodes")] == [200, 401, 200]
+    assert len(proxy.exchanges("watch", "pods")) == 1
+
+
+def kubeconfig(folder: Path, server: str, authority: Path, token: Path) -> Path:
+    """Written as a kubelet's is: with the token in a file."""
+    ca = base64.b64encode(authority.read_bytes()).decode()
+    if not token.exists():
+        token.write_text("t")
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority-data": ca}}],
+        "users": [{"name": "test", "user": {"tokenFile": str(token)}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
