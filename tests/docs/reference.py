@@ -21,6 +21,7 @@ from driver_manager.profiles import builtin
 from driver_manager.settings import Kind, Setting
 from tests.docs import profilekeys
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
+from tests.mutants.catalogue import MUTANTS
 
 SCRIPT = "scripts/reference"
 HEAD = f"""# Reference
@@ -177,13 +178,21 @@ def _files() -> Iterator[str]:
         yield f"### {name}\n\n" + table(("path", "what"), rows)
 
 
+def _mutants() -> str:
+    rows = [
+        (code(one.name), one.breaks, codes(test.rpartition("/")[2] for test in one.tests)) for one in MUTANTS.values()
+    ]
+    return table(("mutant", "the promise that it breaks", "killed by"), rows)
+
+
 def pages() -> Mapping[Path, str]:
     """Every page that is made here, with its text."""
     parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
-    profiles = DOCS / "profiles.md"
+    profiles, reliability = DOCS / "profiles.md", DOCS / "reliability.md"
     return {
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
         profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profilekeys.rows()),
+        reliability: with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
     }
 
 
