@@ -242,6 +242,6 @@ SEEDS = (
 )
 
 TARGETS = (
-    Target("api-answers", read_answers, SEEDS, Form.PARTS, runs=3_000),
-    Target("api-to-plan", read_and_plan, (_answers(1, NODE, PODS)[1:],), Form.PARTS, runs=500),
+    Target("api-answers", read_answers, SEEDS, Form.PARTS, runs=2_000),
+    Target("api-to-plan", read_and_plan, (_answers(1, NODE, PODS)[1:],), Form.PARTS, runs=300),
 )

@@ -250,16 +250,16 @@ _SWAPPED = [place for place in HOSTS_FILES if place.endswith(("dep", "state", "k
 ODD = tuple(parts(part(place, kind)) for kind in ("@", "!", "#", "%") for place in _SWAPPED)
 
 TARGETS = (
-    Target("host", read_whole_host, (USUAL, parts((TOOLS, MODINFO)), *ODD), Form.PARTS, runs=300),
+    Target("host", read_whole_host, (USUAL, parts((TOOLS, MODINFO)), *ODD), Form.PARTS, runs=200),
     Target(
         "driver-tree",
         read_driver_tree,
         (USUAL, parts((TOOLS, MODINFO)), *ODD),
         Form.PARTS,
         allowed=(ManagerError, OSError),
-        runs=500,
+        runs=300,
     ),
-    Target("processes", read_processes, (USUAL,), Form.PARTS, runs=500),
-    Target("marks", read_marks, (USUAL, parts(part("var/lib/ascend/.reboot-required", "!"))), Form.PARTS, runs=500),
-    Target("module-file", read_module_file, (b"\0" + MODULE,), Form.BYTES, allowed=(), runs=3_000),
+    Target("processes", read_processes, (USUAL,), Form.PARTS, runs=300),
+    Target("marks", read_marks, (USUAL, parts(part("var/lib/ascend/.reboot-required", "!"))), Form.PARTS, runs=300),
+    Target("module-file", read_module_file, (b"\0" + MODULE,), Form.BYTES, allowed=(), runs=2_000),
 )

@@ -40,7 +40,7 @@ class Target:
     seeds: tuple[bytes, ...]
     form: Form = Form.TEXT
     allowed: tuple[type[Exception], ...] = (ManagerError,)
-    runs: int = 5_000
+    runs: int = 3_000
 
 
 def check(target: Target, data: bytes) -> bool:

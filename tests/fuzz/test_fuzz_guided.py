@@ -13,7 +13,7 @@ from tests.fuzz import guided
 
 REPOSITORY = Path(__file__).parents[2]
 WHOLE_S = 300.0
-"""For a slow machine that does other things too; alone it takes a fifth of that."""
+"""For a slow machine that does other things too; alone it takes a tenth of that."""
 
 PLANTED = """
 import sys
