@@ -37,9 +37,9 @@ Flag before environment before default; an empty variable counts as unset. Durat
 """
 EXITS = """
 Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
-Node once the node was observed. With `-o json` a command that fails prints `error`, `remedy` and `exitCode` as JSON,
-unless its options themselves are wrong. `plan` exits as the run would where it is blocked; `health-watch` and
-`rebooter` end with 0 when told to terminate; `health-watch --once`: 5 unhealthy, 6 cannot be told.
+Node once the node was observed. With `-o json` a command that fails prints `error`, `remedy` and `exitCode` as JSON.
+`plan` exits as the run would where it is blocked; `health-watch` and `rebooter` end with 0 when told to terminate;
+`health-watch --once`: 5 unhealthy, 6 cannot be told.
 """
 KEYS = """## Labels and annotations
 
