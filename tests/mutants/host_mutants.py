@@ -178,8 +178,8 @@ HOST_MUTANTS = (
         "link-followed-on-write",
         "no file is written through a symlink",
         "adapters/rooted.py",
-        "        views = [self.path(path, follow_last=False)]",
-        "        views = [self.path(path)]",
+        "with place(root, path, missing=missing) as where:",
+        "with place(root, path, missing=missing, follow_last=True) as where:",
         ("unit/test_rooted.py::test_a_link_in_the_files_place_is_replaced_not_followed",),
     ),
     Mutant(
@@ -194,8 +194,13 @@ HOST_MUTANTS = (
         "torn-write",
         "a file on the host is whole or as it was",
         "adapters/rooted.py",
-        "        temporary.replace(target)\n",
-        "        target.write_text(text)\n        temporary.unlink()\n",
-        ("unit/test_rooted.py::test_a_link_in_the_files_place_is_replaced_not_followed",),
+        "    temporary = _written_beside(where, text, mode)\n    try:\n        _rename(where, temporary, where.name)\n",
+        "    temporary = where.name\n"
+        "    try:\n"
+        "        _unlink(where, temporary)\n"
+        "        with os.fdopen(open_in(where, os.O_WRONLY | os.O_CREAT, mode), 'w') as file:\n"
+        "            file.write(text)\n"
+        "            os.fsync(file.fileno())\n",
+        ("unit/test_rooted.py::test_a_failed_write_leaves_the_old_file_and_no_other",),
     ),
 )

@@ -152,8 +152,10 @@ NODE_MUTANTS = (
         "a patch whose answer is lost is given back",
         "executor.py",
         "        self._settler.took(step.journal)\n"
-        "        self._ports.cluster.patch_node(step.change, step.resource_version)\n",
-        "        self._ports.cluster.patch_node(step.change, step.resource_version)\n"
+        "        with self._hold.taking(step.journal.owner):\n"
+        "            self._ports.cluster.patch_node(step.change, step.resource_version)\n",
+        "        with self._hold.taking(step.journal.owner):\n"
+        "            self._ports.cluster.patch_node(step.change, step.resource_version)\n"
         "        self._settler.took(step.journal)\n",
         ("unit/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
@@ -225,14 +227,14 @@ NODE_MUTANTS = (
         "unload-for-reboot-strategy",
         "a driver that must not leave a running kernel is never unloaded",
         "domain/planner.py",
-        "    if profile.strategy is Strategy.REBOOT:\n        return _plan_reboot_driver",
-        "    if False:\n        return _plan_reboot_driver",
+        "    if profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
+        "    if False:\n        return plan_reboot_driver",
         ("unit/test_planner_reboot.py::test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested",),
     ),
     Mutant(
         "digest-before-the-proof",
         "the digest is recorded only of a driver that was verified",
-        "domain/planner.py",
+        "domain/loading.py",
         "    return [\n        LoadModules(",
         "    return [\n        RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source),\n"
         "        LoadModules(",
@@ -258,8 +260,8 @@ NODE_MUTANTS = (
         "no-jitter",
         "nodes that were told the same Retry-After do not come back together",
         "domain/pauses.py",
-        "    return LEAST_S + asked_s + random * max(window_s, asked_s)",
-        "    return max(asked_s, LEAST_S + random * window_s)",
+        "    return min(LAST_S, LEAST_S * doubled) + asked_s + random * window_s",
+        "    return max(asked_s, min(LAST_S, LEAST_S * doubled) + random * min(LAST_S, window_s))",
         ("unit/test_storm.py::test_the_servers_wish_is_a_floor_and_the_pauses_grow_up_to_a_bound",),
     ),
 )
