@@ -34,7 +34,7 @@ def debian_packages(root: Path) -> Iterator[dict[str, Any]]:
             continue
         name, version, architecture = (str(fields[key]) for key in ("Package", "Version", "Architecture"))
         where = f"arch={architecture}&distro={distribution}-{number}"
-        yield _component(name, version, f"pkg:deb/{distribution}/{name}@{quote(version, safe='')}?{where}")
+        yield _component(name, version, f"pkg:deb/{distribution}/{_quoted(name, version)}?{where}")
 
 
 def python_packages(root: Path, locked: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -46,7 +46,7 @@ def python_packages(root: Path, locked: dict[str, str]) -> Iterator[dict[str, An
             continue
         if locked.get(name) != version:
             raise ValueError(f"{name} {version} is installed, and the locks say {locked.get(name, 'nothing of it')}")
-        component = _component(name, version, f"pkg:pypi/{name}@{quote(version, safe='')}")
+        component = _component(name, version, f"pkg:pypi/{_quoted(name, version)}")
         if fields["License-Expression"]:
             component["licenses"] = [{"expression": str(fields["License-Expression"])}]
         yield component
@@ -84,6 +84,11 @@ def bill(root: Path, locks: Path, epoch_s: int) -> dict[str, Any]:
 
 def _component(name: str, version: str, purl: str) -> dict[str, Any]:
     return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def _quoted(name: str, version: str) -> str:
+    """Name and version as a package URL has them: colons as they are, anything else that is reserved encoded."""
+    return f"{quote(name, safe=':')}@{quote(version, safe=':')}"
 
 
 def _normal(name: str) -> str:

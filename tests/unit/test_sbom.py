@@ -21,6 +21,11 @@ Status: deinstall ok config-files
 Architecture: amd64
 Version: 1
 
+Package: libstdc++6
+Status: install ok installed
+Architecture: amd64
+Version: 1:12.2.0-14~x
+
 Package: tzdata
 Status: install ok installed
 Architecture: all
@@ -59,11 +64,12 @@ def test_it_names_every_package_and_is_of_the_standards_form(root: Path) -> None
     locked = sbom.locked_versions(LOCKS)
     assert [component["purl"] for component in document["components"]] == [
         "pkg:deb/debian/kmod@30%2B20221128-1?arch=amd64&distro=debian-12",
+        "pkg:deb/debian/libstdc%2B%2B6@1:12.2.0-14~x?arch=amd64&distro=debian-12",
         "pkg:deb/debian/tzdata@2025b-0%2Bdeb12u2?arch=all&distro=debian-12",
         f"pkg:pypi/prometheus-client@{locked['prometheus-client']}",
         f"pkg:pypi/typing-extensions@{locked['typing-extensions']}",
     ]
-    assert document["components"][3]["licenses"] == [{"expression": "PSF-2.0"}]
+    assert document["components"][-1]["licenses"] == [{"expression": "PSF-2.0"}]
     assert document["metadata"]["component"]["version"] == "0.1.0"
     assert document["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
 
