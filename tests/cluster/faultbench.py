@@ -152,9 +152,10 @@ class Bench:
         return path
 
     def _run(self, scene: Scene, kubeconfig: Path, kind: Kind = KINDS[0]) -> Said:
-        waits = dict.fromkeys(("POD_TERMINATION_TIMEOUT", "OPERATOR_TIMEOUT"), f"{kind.wait_s}s")
-        waits |= {"API_TIMEOUT": f"{kind.budget_s}s", "POD_EVICTION_TIMEOUT": "5s"}
-        env = {**scene.env, **waits, "KUBECONFIG": str(kubeconfig)}
+        waits = dict.fromkeys(
+            ("POD_TERMINATION_TIMEOUT", "POD_EVICTION_TIMEOUT", "OPERATOR_TIMEOUT"), f"{kind.wait_s}s"
+        )
+        env = {**scene.env, **waits, "API_TIMEOUT": f"{kind.budget_s}s", "KUBECONFIG": str(kubeconfig)}
         return run(scene.route.argv, env, scene.tree, scene.folder)
 
 

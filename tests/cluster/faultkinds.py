@@ -86,7 +86,7 @@ TOKEN = "{token file}"
 KINDS: tuple[Kind, ...] = (
     Kind("401", Family.RENEWED, _status(401)),
     Kind(ROTATED, Family.HARMLESS, _fixed(Rotate(TOKEN, ROTATED)), TOKEN_FILE),
-    *(Kind(str(code), Family.REFUSED, _status(code)) for code in (403, 404, 409, 422)),
+    *(Kind(str(code), Family.REFUSED, _status(code), wait_s=5.0) for code in (403, 404, 409, 422)),
     *(Kind(str(code), Family.AGAIN, _status(code)) for code in (410, 429, 500, 503)),
     Kind("429-seconds", Family.AGAIN, _fixed(Answer(429, retry_after_s=2))),
     Kind("429-date", Family.AGAIN, _fixed(Answer(429, retry_after_s=2, as_date=True))),

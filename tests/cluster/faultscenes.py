@@ -22,7 +22,7 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.hosttree import HostTree
 from tests.cluster.api import Api, Json, gone
 from tests.cluster.oldserver import PodClaim, claim_body, claim_status
-from tests.cluster.rig import CORDON, JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX
+from tests.cluster.rig import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX
 from tests.cluster.workloads import Shape, owner_reference, pod_body
 
 SCENE = "cluster-tests/scenes"
@@ -287,8 +287,5 @@ def is_taken(state: State) -> bool:
 
 def is_as_before(state: State, before: State) -> bool:
     """Whether labels, annotations and cordon are those of `before`."""
-    return (state.labels, state.annotations, state.is_cordoned) == (
-        before.labels,
-        before.annotations,
-        before.is_cordoned,
-    ) and CORDON not in state.annotations
+    mine, theirs = ((one.labels, one.annotations, one.is_cordoned) for one in (state, before))
+    return mine == theirs

@@ -103,7 +103,7 @@ def test_a_server_that_was_trusted_once_may_be_so_again(rig: Rig, proxy: Proxy) 
     proxy.add(Fault(Certificate("strange", handshakes=2), "patch", "nodes"))
     ended = rig.reconcile()
     assert ended.code == 0, ended.err
-    assert "certificate is not trusted" in ended.err
+    proxy.assert_all_fired()
 
 
 @pytest.mark.parametrize("junk", [b"junk", b""])
