@@ -38,6 +38,9 @@ WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
         ("open", ("/dev/null", "rb+", os.O_RDWR), ""),
         ("open", ("/etc/passwd", "w", WRITE), "write /etc/passwd"),
         ("open", (7, "rb", READ), ""),
+        ("open", (".x.0123456789ab", None, WRITE), "write .x.*"),
+        ("open", ("a.lock", None, os.O_CREAT), ""),
+        ("open", ("a.lock", None, WRITE), "write a.lock"),
         ("os.rename", ("/h/run/.x.0123456789ab", "/h/run/x", -1, -1), "rename /run/.x.*"),
         ("os.remove", ("/h/nothing/here", -1), ""),
         ("os.mkdir", ("/", 0o777, -1), ""),
@@ -59,6 +62,18 @@ WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
 )
 def test_what_is_not_known_to_change_nothing_is_an_effect(event: str, args: tuple[Any, ...], effect: str) -> None:
     assert effect_of(event, args, AROUND) == effect
+
+
+def test_a_name_in_an_open_folder_is_found_there(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("")
+    folder = os.open(tmp_path, os.O_PATH)
+    around = replace(AROUND, host=str(tmp_path))
+    try:
+        assert effect_of("os.remove", ("there", folder), around) == "remove /there"
+        assert effect_of("os.remove", ("gone", folder), around) == ""
+        assert effect_of("os.rename", (".there.0123456789ab", "there", folder, folder), around) == "rename /.there.*"
+    finally:
+        os.close(folder)
 
 
 @pytest.mark.parametrize(("name", "effect"), [(".x.0123456789ab", ""), ("x", "chmod /x")])

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_RANDOM_NAME = re.compile(r"(/\.[^/]+)\.[0-9a-f]{12}$")
+_CHANGING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+_WRITING = _CHANGING | os.O_CREAT
+_RANDOM_NAME = re.compile(r"((?:^|/)\.[^/]+)\.[0-9a-f]{12}$")
 """How a file is called until it is whole; the end differs from write to write."""
 
 _ANY = r"\1.*"
@@ -46,6 +47,9 @@ _HARMLESS = (
 _READING = ("modinfo", "rbln-smi", "npu-smi")
 _MAKING = {"os.mkdir": os.path.isdir}
 _TAKING_AWAY = ("os.remove", "os.rmdir")
+_FOLDER = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.link": 2, "os.symlink": 2}
+"""Which argument is the open folder that the name is in, or -1. Opening a file tells no folder: it goes by its name."""
+
 _BY_DESCRIPTOR = ("os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.removexattr")
 _NOWHERE = ("/dev/null",)
 
@@ -79,6 +83,8 @@ def _opened(args: tuple[Any, ...], around: Surroundings) -> str:
     path, _, flags = args
     if isinstance(path, int) or not (flags or 0) & _WRITING:
         return ""
+    if os.fsdecode(path).endswith(".lock") and not flags & _CHANGING:
+        return ""  # made to be locked: an empty file that says nothing
     return _at("write", os.fsdecode(path), around)
 
 
@@ -90,7 +96,10 @@ def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
     is_descriptor = bool(args) and isinstance(args[0], int) and event in _BY_DESCRIPTOR
     if not is_descriptor and not (args and isinstance(args[0], str | bytes | os.PathLike)):
         return f"{event} {args!r}"
-    path = str(Path(f"/proc/self/fd/{args[0]}").readlink()) if is_descriptor else os.fsdecode(args[0])
+    path = _of(args[0]) if is_descriptor else os.fsdecode(args[0])
+    folder = args[_FOLDER[event]] if event in _FOLDER else -1
+    if folder >= 0:
+        path = str(Path(_of(folder), path))
     if is_descriptor and _RANDOM_NAME.search(path):
         return ""
     if event in _MAKING and _MAKING[event](path):
@@ -98,6 +107,11 @@ def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
     if event in _TAKING_AWAY and not os.path.lexists(path):
         return ""
     return _at(event.removeprefix("os."), path, around)
+
+
+def _of(descriptor: int) -> str:
+    """What is open there."""
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
 def _at(verb: str, path: str, around: Surroundings) -> str:

@@ -96,9 +96,11 @@ def _modules(scene: Scene) -> dict[str, str]:
 def _files(scene: Scene) -> dict[str, str]:
     """All files below the host's root but those that the kernel makes; what differs from scene to scene is named.
 
-    The file of the lock says nothing, so it is none: a run that finds nothing to do does not make it.
+    The files of the locks say nothing, and the note of who had the node last says something of a living process only:
+    a run that finds nothing to do makes none of them.
     """
-    root, lock = scene.rig.tree.root, scene.rig.tree.profile.paths.work_lock
+    root, paths = scene.rig.tree.root, scene.rig.tree.profile.paths
+    aside = (paths.work_lock, paths.effect_lock, paths.owner_note)
     named = {
         scene.rig.tree.boot_id: "<boot id>",
         str(scene.rig.tree.bin): "<bin>",
@@ -108,7 +110,7 @@ def _files(scene: Scene) -> dict[str, str]:
     found = {}
     for path in sorted(root.rglob("*")):
         inside = "/" + path.relative_to(root).as_posix()
-        if path.is_file() and inside != lock and not inside.startswith(("/proc/", "/sys/")):
+        if path.is_file() and inside not in aside and not inside.startswith(("/proc/", "/sys/")):
             text = path.read_text()
             for value, name in named.items():
                 text = text.replace(value, name)
