@@ -194,6 +194,7 @@ _MEANINGS: tuple[tuple[Meant, int | None], ...] = (
     (lambda cell, what: _cuts_off(cell) and not _is_first(cell), UNAVAILABLE),
     (lambda cell, what: what == ("create", "events"), None),  # one warning
     (lambda cell, what: what == _REVIEW and cell.by.family in (Family.REFUSED, Family.RENEWED), None),
+    (lambda cell, what: what[0] == "watch" and cell.by.family in (Family.REFUSED, Family.RENEWED), None),  # it looks
     (lambda cell, what: (cell.route, cell.asked) == _WITHDRAWAL and not cell.is_lasting, None),
     (lambda cell, what: what == _EVICTION and cell.kind in _BLOCKED and not cell.is_lasting, None),
     (lambda cell, what: what == _EVICTION and cell.kind in _BLOCKED, PODS_REMAIN),

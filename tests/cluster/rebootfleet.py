@@ -170,9 +170,14 @@ class RealFleet:
         api.post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         self.sites = [RealSite(self, number) for number in range(size)]
 
+    @property
+    def lease_path(self) -> str:
+        """Of the Lease with the slots."""
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{LEASE}"
+
     def holders(self) -> list[str]:
         """Names of the nodes that hold a slot."""
-        lease = self.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{LEASE}")
+        lease = self.api.get(self.lease_path)
         return [name for name in (lease["spec"].get("holderIdentity") or "").split(", ") if name]
 
 

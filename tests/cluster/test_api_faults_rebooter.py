@@ -57,6 +57,7 @@ class Track:
     def problems(self, cell: Cell) -> list[str]:
         """What is not as undisturbed after the cell."""
         fault = cell.fault("")
+        self._fleet.api.delete(self._fleet.lease_path)  # as where it was recorded: the first one makes it
         site, proxy = self.run(fault)
         node = site.fleet.api.get(site.path)
         asked = [one for one in proxy.exchanges(cell.asked.verb) if one.request.target.resource == cell.asked.resource]
