@@ -123,7 +123,8 @@ def _profile(values: Values, roots: HostRoots) -> Profile:
     profile = profiles.pick(values.text("profile"), known, (), lambda one: bool(pci_devices(roots, one)))
     if not (profile.paths.reboot_marker and profile.paths.rebooter_record and profile.keys.reboot_slots):
         raise ConfigError(
-            f"profile {profile.name} asks for no reboots", "Run the rebooter where the driver cannot be swapped only."
+            f"profile {profile.name} asks for no reboots",
+            "Run the rebooter only where the driver cannot be swapped in place.",
         )
     problem = roots.files().why_not_writable(profile.paths.rebooter_record)
     if problem:

@@ -20,7 +20,7 @@ from typing import Any
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.probing import PARSERS
-from driver_manager.domain.profile import Profile, is_safe_root
+from driver_manager.domain.profile import Profile, Strategy, is_safe_root
 
 AUTO = "auto"
 MAX_FILE_BYTES = 256 * 1024
@@ -113,11 +113,12 @@ _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]*\.service")
 def _check(profile: Profile, where: str) -> None:
     """What types do not say. A bad key or value would else be found by the API server, in the middle of a run."""
     if not _NAME.fullmatch(profile.name) or profile.name == AUTO:
-        raise _bad(where, "name", profile.name, f"a name other than {AUTO}")
+        raise _bad(where, "name", profile.name, f"letters, digits, dots and dashes, other than {AUTO}")
     if not re.fullmatch(r"[0-9a-f]{4}", profile.pci_vendor):
         raise _bad(where, "pci_vendor", profile.pci_vendor, "four lower-case hexadecimal digits, as 1eff")
     _check_keys(profile, where)
     _check_patterns(profile, where)
+    _check_reboots(profile, where)
     for name in ("driver_root", "state_file", "load_record"):
         if not getattr(profile.paths, name):
             raise _bad(where, f"paths.{name}", "", "an absolute path")
@@ -134,6 +135,27 @@ def _check(profile: Profile, where: str) -> None:
         for path in (value,) if isinstance(value, str) else value:
             if path and (not path.startswith("/") or ".." in path.split("/")):
                 raise _bad(where, f"paths.{field.name}", path, "an absolute path without ..")
+
+
+_REBOOTER_KEYS = ("reboot_required", "approve_reboot", "pre_reboot_boot_id", "reboot_in_progress", "reboot_slots")
+_REBOOTER_PATHS = ("reboot_marker", "reboot_evidence")
+
+
+def _check_reboots(profile: Profile, where: str) -> None:
+    """A driver that only a reboot changes needs a marker to ask by; one with a rebooter, all that that one writes."""
+    if profile.strategy is Strategy.REBOOT and not profile.paths.reboot_marker:
+        raise _lacking(where, "paths.reboot_marker", f'strategy = "{profile.strategy.value}"')
+    if profile.paths.rebooter_record:
+        for table, names in (("keys", _REBOOTER_KEYS), ("paths", _REBOOTER_PATHS)):
+            for name in names:
+                if not getattr(getattr(profile, table), name):
+                    raise _lacking(where, f"{table}.{name}", "paths.rebooter_record")
+
+
+def _lacking(where: str, key: str, needs_it: str) -> ConfigError:
+    return ConfigError(
+        f"profile {where}: {key} is missing, and {needs_it} needs it", "Add it; the shipped profile ascend shows it."
+    )
 
 
 def _check_patterns(profile: Profile, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,8 @@ def test_a_small_profile_is_enough() -> None:
         ("[paths]", '[paths]\ndevice_nodes = ["/dev/**x"]', "paths.device_nodes is '/dev/**x'"),
         ("[modules]", '[modules]\nown = ["*"]', "modules is '*'"),
         ("[keys]", 'host_services = ["/etc"]\n[keys]', "host_services is '/etc'"),
+        ('name = "own"', 'name = "o wn"', "name is 'o wn', expected letters, digits, dots and dashes"),
+        ('"in-place"', '"reboot"', 'paths.reboot_marker is missing, and strategy = "reboot" needs it'),
     ],
 )
 def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, said: str) -> None:
@@ -105,6 +108,26 @@ def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, 
     assert "own.toml" in caught.value.what
     assert said in caught.value.what
     assert caught.value.remedy
+
+
+def test_a_marker_is_enough_where_somebody_else_reboots() -> None:
+    text = GOOD.replace("in-place", "reboot").replace("[paths]", '[paths]\nreboot_marker = "/var/lib/own/marker"')
+    assert profiles.parse(text, "own.toml").strategy is Strategy.REBOOT
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("keys.reboot_required", "keys.approve_reboot", "keys.pre_reboot_boot_id", "keys.reboot_in_progress"),
+        *("keys.reboot_slots", "paths.reboot_marker", "paths.reboot_evidence"),
+    ],
+)
+def test_a_profile_with_a_rebooter_has_all_that_the_rebooter_writes(name: str) -> None:
+    text = (Path(profiles.__file__).parent / "ascend.toml").read_text()
+    assert profiles.parse(text, "whole").strategy is Strategy.REBOOT
+    less = re.sub(rf"^{name.partition('.')[2]} = .*\n", "", text, flags=re.MULTILINE)
+    with pytest.raises(ConfigError, match=rf"^profile less: {re.escape(name)} is missing"):
+        profiles.parse(less, "less")
 
 
 @pytest.mark.parametrize(
