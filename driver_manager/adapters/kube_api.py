@@ -69,6 +69,10 @@ class Access:
         self._client = fresh
 
 
+_NO_FILE = "No configuration found"
+"""What the client says where no file is there (kubernetes.config.kube_config); of a bad one it says what is wrong."""
+
+
 def _client(kubeconfig: str | None) -> Any:
     from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
     from kubernetes import config as kube_config  # noqa: PLC0415  # likewise
@@ -86,6 +90,10 @@ def _client(kubeconfig: str | None) -> Any:
     except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
         # Some of its messages spell out the whole user, with token and keys.
         said = str(error).partition("{")[0].strip().partition("\n")[0] or type(error).__name__
+        if _NO_FILE in said:
+            said = (
+                "there is no such file" if kubeconfig else "there is neither a kubeconfig nor a service account's token"
+            )
         raise ConfigError(
             f"no usable way to the cluster{f' in {kubeconfig}' if kubeconfig else ''}: {said}",
             "Set KUBECONFIG (or --kubeconfig) to a valid file, or run in a pod with a service account.",

@@ -31,6 +31,10 @@ class SettingOption(click.Option):
         super().__init__(*args, **known)
         self.setting = setting
 
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """The flag and its variables: in a pod's manifest a value stands beside the variable, not beside the flag."""
+        return f"{super().get_error_hint(ctx)} ({' or '.join([self.setting.env, *self.setting.also])})"
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The flag with what it takes, and the text; its first sentence where not everything is wanted."""
         setting, is_whole = self.setting, bool(ctx.meta.get(ALL))

@@ -65,7 +65,10 @@ def errors(captured: str) -> list[str]:
         (["reconcile-driver-state", "--drain-pod-selector-label", "a>1"], "unable to parse requirement: a>1"),
         (["reconcile-driver-state", "--dry-run", "--drain-pod-selector-label", "!"], "unable to parse requirement: !"),
         (["plan", "--drain-timeout-seconds", "for ever"], "'for ever' is not a duration"),
-        (["plan", "--node-name", "n", "--kubeconfig", "/absent"], "no usable way to the cluster in /absent"),
+        (
+            ["plan", "--node-name", "n", "--kubeconfig", "/absent"],
+            "way to the cluster in /absent: there is no such file",
+        ),
         (["sandbox", "no-such-scenario"], "there is no scenario 'no-such-scenario'"),
         (["sandbox", "upgrade", "--all"], "a scenario and --all were given"),
     ],
@@ -139,12 +142,19 @@ def test_a_flag_goes_before_its_variable(capfd: pytest.CaptureFixture[str], monk
     assert "From-Flag" in said[2]
 
 
-def test_a_variable_that_cannot_be_read_names_the_option(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "named"),
+    [
+        ("POD_TERMINATION_TIMEOUT", "'--pod-termination-timeout' (POD_TERMINATION_TIMEOUT): '5 minutes' is not"),
+        ("ENABLE_GPU_POD_EVICTION", "(ENABLE_NPU_POD_EVICTION or ENABLE_GPU_POD_EVICTION): '5 minutes' is neither"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_named_with_its_option(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, named: str
 ) -> None:
-    monkeypatch.setenv("POD_TERMINATION_TIMEOUT", "5 minutes")
+    monkeypatch.setenv(variable, "5 minutes")
     assert run(["plan"]) == ExitCode.USAGE
-    assert "--pod-termination-timeout" in errors(capfd.readouterr().err)[0]
+    assert named in errors(capfd.readouterr().err)[0]
 
 
 @pytest.mark.parametrize("command", [*NODE_COMMANDS, "rebooter"])
