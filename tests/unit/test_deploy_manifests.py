@@ -256,15 +256,47 @@ def test_every_mount_and_every_verb_has_its_reason() -> None:
 DOCS = DEPLOY.parent / "docs"
 
 
-def test_the_overlay_of_ones_own_in_the_documentation_renders(tmp_path: Path) -> None:
+def documented(title: str) -> str:
+    """The one block of docs/install.md that begins with the comment `title`."""
+    (text,) = re.findall(rf"```yaml\n# {title}\n(.*?)```", (DOCS / "install.md").read_text(), re.DOTALL)
+    return str(text)
+
+
+def rendered(kustomization: str, folder: Path) -> list[Json]:
+    """What kubectl makes of this kustomization in the folder `mine` beside deploy/."""
     tool = kubectl()
-    (text,) = re.findall(r"```yaml\n# mine/kustomization.yaml\n(.*?)```", (DOCS / "install.md").read_text(), re.DOTALL)
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/kustomization.yaml").write_text(text)
-    done = subprocess.run([tool, "kustomize", str(tmp_path / "mine")], capture_output=True, text=True, check=False)
+    shutil.copytree(DEPLOY, folder / "deploy")
+    (folder / "mine").mkdir()
+    (folder / "mine/kustomization.yaml").write_text(kustomization)
+    done = subprocess.run([tool, "kustomize", str(folder / "mine")], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    by_name = containers(list(yaml.safe_load_all(done.stdout)), "driver")
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("components", [("metrics",), ("safe-load",), ("metrics", "safe-load")], ids="+".join)
+def test_what_a_component_brings_to_an_overlay_of_ones_own_is_in_its_namespace(
+    components: tuple[str, ...], tmp_path: Path
+) -> None:
+    continued = documented("mine/kustomization.yaml, continued")
+    entry = "  - ../deploy/components/metrics\n"
+    assert entry in continued
+    added = continued.replace(entry, "".join(f"  - ../deploy/components/{name}\n" for name in components))
+    objects = rendered(documented("mine/kustomization.yaml") + added, tmp_path)
+    spaces = {one["kind"]: one["metadata"].get("namespace", "") for one in objects}
+    wide = ("Namespace", "ClusterRole", "ClusterRoleBinding")
+    assert {kind: space for kind, space in spaces.items() if kind not in (*wide, "Role", "RoleBinding")} == {
+        "ServiceAccount": "rbln-system",
+        "DaemonSet": "rbln-system",
+        **({"PodMonitor": "rbln-system"} if "metrics" in components else {}),
+    }
+    assert (spaces["Role"], spaces["RoleBinding"]) == ("default", "default"), "events about Nodes stay there"
+    subjects = [subject for one in objects for subject in one.get("subjects", [])]
+    assert {(subject["name"], subject["namespace"]) for subject in subjects} == {("rebellions-driver", "rbln-system")}
+
+
+def test_the_overlay_of_ones_own_in_the_documentation_renders(tmp_path: Path) -> None:
+    by_name = containers(rendered(documented("mine/kustomization.yaml"), tmp_path), "driver")
+    assert "sample-driver" not in json.dumps(by_name["driver"]), "no command of the sample is left"
     images = [by_name[name]["image"] for name in ("k8s-driver-manager", "driver")]
     assert images[0].startswith("registry.example.com/driver-manager:")
     assert images[1] == "registry.example.com/my-driver:2.0.1"
