@@ -40,7 +40,14 @@ class Substitution:
 
 
 SUBSTITUTIONS = (
-    Substitution(r"kubectl debug node/\S+ .*?-- (.+)", r"\1", "no cluster: what runs in the debug pod is run"),
+    Substitution(
+        r"kubectl config view .*?\| kubectl .*?exec -i .*?-- (.+)",
+        r'cat "$KUBECONFIG" | env -u KUBECONFIG \1',
+        "no cluster: what runs in the container is run, with a kubeconfig through a pipe as there",
+    ),
+    Substitution(
+        r"kubectl (?:-n \S+ )?debug node/\S+ .*?-- (.+)", r"\1", "no cluster: what runs in the debug pod is run"
+    ),
     Substitution(r"kubectl .*?exec .*?-- (.+)", r"\1", "no cluster: what runs in the container is run"),
     Substitution(r"(kubectl|kustomize|helm|crictl) .+", None, "no cluster here; deploy/ has tests of its own"),
     Substitution(r"(buildah|podman|docker|skopeo) .+", None, "no image here; the image tier builds and runs it"),
