@@ -89,7 +89,7 @@ def rebooter_command(*, dry_run: bool, **options: Any) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, lean.SIGNALS)
         wired.clock.check()
     except Terminated as ended:
-        wired.log.info(f"{ended.what}; {ended.remedy}")
+        wired.log.info(ended.what)
         return ExitCode.DONE
     return _become_idle(wired)
 
