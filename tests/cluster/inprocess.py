@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from driver_manager.adapters.commands import Result
 from driver_manager.cli import main, reconcile, restore, wiring
 from driver_manager.sandbox import standins
 from driver_manager.sandbox.hosttree import TOOLS, HostTree
+from tests.fakes.signals import signals_kept
 
 COMMANDS = (reconcile, restore)
 """Imported here, so that no run pays for it."""
@@ -68,7 +68,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], tree: HostTree, folder: Pat
         mock.patch.dict(os.environ, environment, clear=True),
         mock.patch.object(wiring, "SystemClock", SkippingClock),
         _tools_called(tree),
-        _signals_kept(),
+        signals_kept(),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -77,17 +77,6 @@ def run(argv: Sequence[str], env: Mapping[str, str], tree: HostTree, folder: Pat
     errors = tuple(record["message"] for record in records if record["level"] == "error")
     lines = tuple(record["message"] for record in records)
     return Said(code, lines, errors, out.getvalue() + err.getvalue(), log.read_text())
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """What the command makes of SIGTERM and SIGINT ends with it."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -215,6 +215,7 @@ def test_a_watch_counts_once_while_it_is_open_and_once_when_it_has_ended(
     wait_until(ended, "the end of the watch in the audit log")
 
 
+@pytest.mark.usefixtures("whole_client")
 def test_the_kubernetes_client_takes_the_kubeconfig(
     control_plane: ControlPlane, agent_token: str, node: NodeFactory
 ) -> None:

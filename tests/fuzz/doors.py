@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from driver_manager.adapters.statusserver import MAX_REQUEST_BYTES, _Client
 from driver_manager.cli.main import COMMANDS, run
 from driver_manager.domain.errors import ExitCode
 from tests.fakes.clock import FakeClock
+from tests.fakes.signals import signals_kept
 from tests.fuzz.hosttrees import laid_out
 from tests.fuzz.target import Form, Target, parts, parts_of
 
@@ -77,15 +77,8 @@ CODES = frozenset(int(code) for code in ExitCode) - {ExitCode.INTERNAL}
 @contextmanager
 def _undone() -> Generator[None, None, None]:
     """Signal handlers, and what psutil was told, are as before afterwards."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
-        with patch.object(psutil, "PROCFS_PATH", "/proc"):
-            yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with signals_kept(), patch.object(psutil, "PROCFS_PATH", "/proc"):
+        yield
 
 
 def run_command(data: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 from collections.abc import Generator
 from pathlib import Path
@@ -17,6 +16,7 @@ from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.settings import HEADINGS
 from tests.fakes.sandboxed import ByHand, by_hand
+from tests.fakes.signals import signals_kept
 
 DEFAULT_ACCOUNT = "system:serviceaccount:default:default"
 
@@ -40,10 +40,8 @@ def pod(node: ByHand, monkeypatch: pytest.MonkeyPatch) -> Generator[ByHand, None
     monkeypatch.setenv("HOME", str(node.tree.root / "nobody"))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield node
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_kept():
+        yield node
 
 
 def failure(captured: str) -> list[str]:

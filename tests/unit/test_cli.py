@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from driver_manager import settings
 from driver_manager.cli.main import COMMANDS, run
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
+from tests.fakes.signals import signals_kept
 
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""
@@ -29,10 +29,8 @@ def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_kept():
+        yield
 
 
 def errors(captured: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from driver_manager.domain import health
 from driver_manager.domain.errors import ExitCode
 from tests.fakes.ascendtree import AscendTree
 from tests.fakes.npusmi import MOODS
+from tests.fakes.signals import signals_kept
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
@@ -29,14 +29,8 @@ def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         monkeypatch.delenv(setting.env, raising=False)
     monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
     monkeypatch.setattr(supervisor, "TERM_S", 0.2)
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    wakeup = signal.set_wakeup_fd(-1)
-    yield
-    used = signal.set_wakeup_fd(wakeup)
-    if used != -1:
-        os.close(used)
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_kept():
+        yield
 
 
 @pytest.fixture

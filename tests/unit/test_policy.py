@@ -118,7 +118,7 @@ def test_a_flag_is_read_as_charts_write_it(text: str, is_on: bool) -> None:
 
 
 def test_a_flag_that_is_neither_is_a_usage_error() -> None:
-    with pytest.raises(click.UsageError, match="'maybe' is not a valid boolean"):
+    with pytest.raises(click.UsageError, match="'maybe' is neither true nor false"):
         told({"ENABLE_NPU_POD_EVICTION": "maybe"})
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -379,19 +377,6 @@ def test_the_server_stops_at_once_with_an_open_watch_and_an_idle_connection() ->
             thread.join(LIMIT_S)
             assert not thread.is_alive(), thread
         assert list(events) == []
-
-
-@pytest.fixture
-def whole_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The client with its generated models and calls, which this project leaves out and keeps aside for this."""
-    known = set(sys.modules)
-    for package in (kubernetes.client, kubernetes.client.models):
-        aside = Path(sys.prefix, "left-out", *package.__name__.split("."))
-        monkeypatch.setattr(package, "__path__", [*package.__path__, str(aside)])
-    yield
-    for name in set(sys.modules) - known:
-        if name.startswith("kubernetes."):
-            del sys.modules[name]
 
 
 @pytest.mark.usefixtures("whole_client")
