@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from driver_manager.adapters.reporting import LEVELS, LogReporter
 from driver_manager.adapters.terminal import CYAN, ERASE_LINE, GREEN, RED, columns_of, painted
+from driver_manager.domain.texts import one_line
 
 TICK_S = 0.5
 UNICODE_MARKS, ASCII_MARKS = ("✓", "✗", "▸"), ("+", "x", ">")
@@ -45,7 +46,7 @@ class StepList(LogReporter):
             return
         with self._lock:
             self._settle(self._done, GREEN)
-            self._present = _Present(f"[{number}/{total}] {text}", self._monotonic())
+            self._present = _Present(f"[{number}/{total}] {one_line(text)}", self._monotonic())
             self._draw()
         if self._ticker is None:
             self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -62,7 +63,7 @@ class StepList(LogReporter):
             return
         with self._lock:
             indent = "  " if self._present is not None else ""
-            self._emit(f"{ERASE_LINE}{indent}{self._mark(level)}{text}\n")
+            self._emit(f"{ERASE_LINE}{indent}{self._mark(level)}{one_line(text)}\n")
             self._draw()
 
     def _settle(self, mark: str, colour: str) -> None:

@@ -97,6 +97,19 @@ def test_the_step_that_failed_is_told_from_those_that_were_done() -> None:
     ]
 
 
+def test_foreign_text_begins_no_line_and_moves_no_cursor_in_the_list() -> None:
+    screen = Screen()
+    log = listed(screen, Ticks())
+    log.step(1, 1, "load \x1b[2J\nforged")
+    log.warn("said \x1b[1;1H\nforged")
+    log.ended(well=True)
+    assert screen.shown() == [
+        "  warning: said \\x1b[1;1H\\nforged",
+        "✓ [1/1] load \\x1b[2J\\nforged  0.0 s",
+        "",
+    ]
+
+
 def test_the_present_step_shows_the_time_that_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steplist, "TICK_S", 0.001)
     screen, ticks = Screen(), Ticks()
