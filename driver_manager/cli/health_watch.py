@@ -22,6 +22,7 @@ from driver_manager.adapters.supervisor import Supervisor
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.printing import put
 from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import host_roots, log_form, refuse_zero
 from driver_manager.domain import health
@@ -64,7 +65,7 @@ def health_watch_command(*, once: bool, handover: bool, output: str, **options: 
     document = launch.to_document()
     if not handover:
         lean.become(TARGET, document, log)
-    click.echo(json.dumps({"document": document, "log": asdict(log)}))
+    put(json.dumps({"document": document, "log": asdict(log)}))
     return ExitCode.DONE
 
 
@@ -122,7 +123,7 @@ def _once(launch: Launch, output: str) -> int:
         supervisor.inherit(stuck)
     result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()
     code = _ONCE_CODES[result.health]
-    click.echo(_as_json(result, code, time.monotonic() - begun) if output == "json" else _as_text(result))
+    put(_as_json(result, code, time.monotonic() - begun) if output == "json" else _as_text(result))
     return code
 
 

@@ -11,6 +11,7 @@ import click
 from driver_manager import settings
 from driver_manager.adapters.holders import find_holders
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.printing import put
 from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import open_session
 from driver_manager.domain.errors import ConfigError, ExitCode
@@ -37,7 +38,7 @@ def holders_command(*, output: str, **options: Any) -> int:
     found = find_holders(session.roots.proc, session.roots.dev, nodes, enough=count if loaded else None)
     if any(holder.pod_uid for holder in found):
         found = named(found, session.cluster.pods().pods)
-    click.echo(json.dumps([asdict(holder) for holder in found], indent=2) if output == "json" else _table(found))
+    put(json.dumps([asdict(holder) for holder in found], indent=2) if output == "json" else _table(found))
     if count > len(found):
         session.log.warn(
             f"the driver has {count - len(found)} more user(s) that could not be found under {session.roots.proc}"

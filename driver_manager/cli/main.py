@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from driver_manager.adapters.reporting import LogForm
+from driver_manager.cli.printing import put
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
 
 COMMANDS = {
@@ -80,9 +81,6 @@ def run(argv: list[str]) -> int:
         return _end(argv, ConfigError(_usage_text(error), f"See `{command} --help`."))
     except ManagerError as error:
         return _end(argv, error)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
     return int(result) if isinstance(result, int) else ExitCode.DONE
 
 
@@ -90,7 +88,7 @@ def _end(argv: list[str], error: ManagerError) -> int:
     """Everything that is said of a failure; the exit code."""
     if _wants_json(argv):
         body = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code), **error.facts}
-        click.echo(json.dumps(body, indent=2))
+        put(json.dumps(body, indent=2))
     return _fail(argv, error.exit_code, error.what, error.remedy)
 
 

@@ -11,12 +11,14 @@ import click
 
 from driver_manager import settings
 from driver_manager.cli.options import styled, with_options
+from driver_manager.cli.printing import put
 from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import open_session, policy
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.preflight import Check, access, checks, rights_to_replace
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.texts import shown
 from driver_manager.domain.workloads import Fate, with_fate
 from driver_manager.executor import Ports
 from driver_manager.ports import Cluster
@@ -57,7 +59,7 @@ def preflight_command(*, output: str, **options: Any) -> int:
         *_wished(session.cluster),
     )
     as_json = output == "json" or (output == "auto" and not sys.stdout.isatty())
-    click.echo(json.dumps([asdict(check) for check in found], indent=2) if as_json else _text(found))
+    put(json.dumps([asdict(check) for check in found], indent=2) if as_json else _text(found))
     return ExitCode.PREFLIGHT_FAILED if any(check.ok is False for check in found) else ExitCode.DONE
 
 
@@ -88,7 +90,7 @@ def _text(found: tuple[Check, ...]) -> str:
     lines = []
     for check in found:
         mark, colour = _MARKS[check.ok]
-        lines.append(f"{styled(mark, fg=colour)} {check.name}: {check.what}")
+        lines.append(f"{styled(mark, fg=colour)} {check.name}: {shown(check.what)}")
         if check.ok is False:
-            lines.append(f"    what to do: {check.remedy}")
+            lines.append(f"    what to do: {shown(check.remedy)}")
     return "\n".join(lines)

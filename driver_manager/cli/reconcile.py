@@ -10,6 +10,7 @@ import click
 from driver_manager import settings
 from driver_manager.adapters.termination_log import write_termination_log
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.printing import put
 from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.vendorcommands import warn_of_unheeded
 from driver_manager.cli.wiring import Session, open_session, policy
@@ -46,7 +47,7 @@ def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
     _announce(session, outcome)
     if output == "json":
         words = {"error": outcome.what, "remedy": outcome.remedy} if outcome.exit_code else {"what": outcome.what}
-        click.echo(json.dumps({**words, "exitCode": int(outcome.exit_code)}, indent=2))
+        put(json.dumps({**words, "exitCode": int(outcome.exit_code)}, indent=2))
     return int(outcome.exit_code)
 
 
@@ -76,13 +77,13 @@ def _show_plan(values: Values, output: str) -> int:
         _, decided = decide(ports, session.observe(session.node), session.profile, wanted)
     except EvictionRefused as error:
         if output != "json":
-            click.echo("\n".join("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"]))
+            put("\n".join("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"]))
         raise
     try:
         decided = rehearsed(ports, decided)
     except ApiRefused as error:
         session.log.warn(f"whether budgets allow the evictions is not known: {error.what}")
-    click.echo(json.dumps(decided.to_json(), indent=2) if output == "json" else decided.to_text())
+    put(json.dumps(decided.to_json(), indent=2) if output == "json" else decided.to_text())
     return ExitCode.DONE
 
 

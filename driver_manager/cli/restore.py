@@ -11,6 +11,7 @@ import click
 
 from driver_manager import settings
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.printing import put
 from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import Session, open_session
 from driver_manager.domain.currency import is_loaded
@@ -53,7 +54,7 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, **optio
     change = release(session.node, journal, session.profile) if journal else NodeChange()
     if not dry_run and journal is not None and not change.is_empty:
         _give_back(session, obs, journal)
-    click.echo(_render(obs, session.profile, change, output, dry_run=dry_run))
+    put(_render(obs, session.profile, change, output, dry_run=dry_run))
     return ExitCode.DONE
 
 

@@ -31,6 +31,7 @@ def _fill_streams() -> None:
     """
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
+        os.set_inheritable(descriptor, True)  # a loop becomes another program
         descriptor = os.dup(descriptor)
     os.close(descriptor)
     for name in ("stdout", "stderr"):

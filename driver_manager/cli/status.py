@@ -11,6 +11,7 @@ import click
 from driver_manager import settings
 from driver_manager.cli import rebootstatus
 from driver_manager.cli.options import output_option, with_options
+from driver_manager.cli.printing import put
 from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import Session, open_session, policy
 from driver_manager.domain.errors import ExitCode, ManagerError
@@ -53,7 +54,7 @@ def status_command(*, output: str, **options: Any) -> int:
     wanted = policy(values)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     body = as_json(_facts(session, wanted), session)
-    click.echo(json.dumps(body, indent=2) if output == "json" else as_text(body))
+    put(json.dumps(body, indent=2) if output == "json" else as_text(body))
     return ExitCode.DONE
 
 

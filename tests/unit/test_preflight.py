@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.cli.preflight import _text
 from driver_manager.domain import selectors
 from driver_manager.domain.model import DriverSource, EvictionRules, Loader, Module, ModuleFile, Policy
 from driver_manager.domain.preflight import Check, access, checks, problems, remedies, rights, rights_to_replace
@@ -231,3 +232,9 @@ def test_what_to_do_is_said_once_however_many_need_it() -> None:
         Check("c", False, "z", "And that."),
     )
     assert remedies(found) == "Do this. And that."
+
+
+def test_foreign_text_moves_no_cursor_on_the_screen() -> None:
+    screen = _text((Check("digest", False, "said \x1b[2J", "look at \x07"),))
+    assert "said \\x1b[2J" in screen
+    assert "look at \\x07" in screen

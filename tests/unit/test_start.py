@@ -107,6 +107,15 @@ def test_a_loop_whose_output_is_closed_runs_and_ends_well(host: list[str]) -> No
     assert done.returncode == ExitCode.DONE, done.stderr
 
 
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_the_streams_stay_open_in_the_program_that_a_loop_becomes(closed: tuple[int, ...]) -> None:
+    code = (
+        "import os, sys; from driver_manager.cli import start; start._fill_streams();"
+        "os.execv(sys.executable, [sys.executable, '-c', 'import os; [os.fstat(number) for number in range(3)]'])"
+    )
+    assert start(code=code, closed=closed).returncode == 0
+
+
 def test_a_closed_stream_is_not_taken_by_the_next_file() -> None:
     code = "from driver_manager.cli import start; start._fill_streams(); import os; print(os.open('/dev/null', 0) > 2)"
     assert start(code=code, closed=[0, 2]).stdout == "True\n"
@@ -115,6 +124,26 @@ def test_a_closed_stream_is_not_taken_by_the_next_file() -> None:
 def test_half_a_character_is_spelled_out_on_standard_output() -> None:
     code = "from driver_manager.cli import start; start._fill_streams(); print('a\\ud800b')"
     assert start(code=code).stdout == "a\\ud800b\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "status", "reconcile-driver-state"])
+def test_the_exit_status_is_the_same_where_nobody_reads_the_output(command: str, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [command, "-o", "json", "--node-name", "n", "--kubeconfig", str(tmp_path / "none")]
+    with os.fdopen(writer, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "driver_manager", *argv],
+            cwd=REPOSITORY,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 @pytest.mark.parametrize(
