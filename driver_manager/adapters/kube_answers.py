@@ -77,7 +77,7 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float:
 def _date(text: str) -> datetime | None:
     try:
         date = parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return date if date.tzinfo else date.replace(tzinfo=UTC)
 

@@ -34,6 +34,7 @@ _OUT_OF_DATE = frozenset({9, 10})
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (OpenSSL, x509_vfy.h)."""
 
 _MEND_DATES = "Renew the API server's certificate, or set this node's clock if that is wrong; the next run tries again."
+_MEND_SOURCE = "Look at the file, or the plugin, that the token comes from; the next run tries again."
 _MEND_TRUST = "Set the server's address and its CA (certificate-authority) in the kubeconfig right."
 
 
@@ -88,8 +89,7 @@ def _client(kubeconfig: str | None) -> Any:
                 kube_config.load_kube_config(client_configuration=configuration)
         _refuse_junk(configuration)
     except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
-        # Some of its messages spell out the whole user, with token and keys.
-        said = str(error).partition("{")[0].strip().partition("\n")[0] or type(error).__name__
+        said = _said(error)
         if _NO_FILE in said:
             said = (
                 "there is no such file" if kubeconfig else "there is neither a kubeconfig nor a service account's token"
@@ -100,6 +100,11 @@ def _client(kubeconfig: str | None) -> Any:
         ) from error
     configuration.retries = False
     return kube_client.ApiClient(configuration)
+
+
+def _said(error: Exception) -> str:
+    """What the client says, without what follows in some of its messages: the whole user, with token and keys."""
+    return str(error).partition("{")[0].strip().partition("\n")[0] or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -256,9 +261,7 @@ class KubeApi:
         if body is not None:
             headers["Content-Type"] = content_type
         configuration = self._client.configuration
-        token = configuration.get_api_key_with_prefix("BearerToken", "authorization")
-        if token:
-            headers["Authorization"] = token
+        headers.update(_authorization(configuration))
         try:
             response = self._client.rest_client.pool_manager.request(
                 method,
@@ -289,6 +292,16 @@ class KubeApi:
             return Transient(f"the API server's certificate is out of date: {doubt.verify_message}", remedy=_MEND_DATES)
         what = f"the API server's certificate is not trusted: {doubt.verify_message}"
         return Transient(what, remedy=_MEND_TRUST) if self._was_answered else ConfigError(what, _MEND_TRUST)
+
+
+def _authorization(configuration: Any) -> dict[str, str]:
+    """The header with the token, if there is one; the client reads it anew now and then. Raises Transient."""
+    try:
+        with _unlogged():
+            token = configuration.get_api_key_with_prefix("BearerToken", "authorization")
+    except Exception as error:  # as when the client is made
+        raise Transient(f"the credentials cannot be read: {_said(error)}", remedy=_MEND_SOURCE) from error
+    return {"Authorization": token} if token else {}
 
 
 def _named(what: str, path: str) -> str:

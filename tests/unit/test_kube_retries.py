@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -175,6 +175,8 @@ def dated(moment: datetime) -> str:
         ({"Retry-After": "nan"}, 0),
         ({"Retry-After": "soon"}, 0),
         ({"Retry-After": "Mon, 99 Foo 2026 25:61:61 GMT"}, 0),
+        ({"Retry-After": f"Wed, 21 Oct {10**20} 07:28:00 GMT"}, 0),
+        ({"Retry-After": f"Wed, 21 Oct 2026 07:28:00 +{10**20}"}, 0),
         ({"Retry-After": dated(NOW + timedelta(seconds=9))}, 9),
         ({"Retry-After": dated(NOW - timedelta(days=9))}, 0),
         ({"Retry-After": dated(NOW + timedelta(hours=1, seconds=4)), "Date": dated(NOW + timedelta(hours=1))}, 4),
@@ -289,6 +291,35 @@ def test_credentials_that_are_gone_from_the_disk_are_said(cluster: KubeCluster, 
         cluster.node()
     assert "no usable way to the cluster" in api.reporter.warnings[0]
     assert len(api.requests) == 2
+
+
+class AlwaysRead(incluster_config.InClusterConfigLoader):  # type: ignore[misc]  # the client is untyped
+    """A loader that reads the token for every request, as the client does once a minute."""
+
+    def _read_token_file(self) -> None:
+        super()._read_token_file()
+        self.token_expires_at = datetime.min
+
+
+@pytest.fixture
+def reading(api: Scripted, token: Path, monkeypatch: pytest.MonkeyPatch) -> KubeCluster:
+    """The port of a pod whose token is read for every request."""
+    monkeypatch.setattr(incluster_config, "InClusterConfigLoader", AlwaysRead)
+    return KubeCluster(load_client(by_service_account(api, token, monkeypatch)), "n", api.clock, api.reporter, BUDGET_S)
+
+
+@pytest.mark.parametrize("lost", [Path.unlink, lambda path: path.write_text("")], ids=["gone", "empty"])
+def test_a_token_that_cannot_be_read_is_waited_for(
+    reading: KubeCluster, api: Scripted, token: Path, lost: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost(token)
+    with pytest.raises(ApiUnavailable, match="the credentials cannot be read") as caught:
+        reading.node()
+    assert "the token comes from" in caught.value.remedy
+    assert api.requests == []
+    monkeypatch.setattr(api.clock, "sleep", lambda _: token.write_text("new"))
+    assert reading.node().uid == "u"
+    assert presented(api) == ["new"]
 
 
 # certificates that are junk
