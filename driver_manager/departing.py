@@ -49,18 +49,15 @@ class Departures:
         self._bounded = bounded
         self._check_owner = check_owner
 
-    def of_operands(self, step: WaitForOperands, *, just_took: bool, replaces: bool) -> bool:
+    def of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> bool:
         """Wait until the paused keys place no pod any more. Raises PodsRemain.
 
+        `paused_at`: the Node's version since which they are paused, "" where they were when the pods were listed.
         `replaces`: whether the driver will go. Then True means that a pod came which uses it, before it was kept away.
         """
         concerns = partial(is_placed_by, keys=frozenset(step.keys), own=self._obs.own_pod)
-        known = self._obs.pods
-        if just_took and not step.pods:
-            # One may have come between the list and the pause; with pods to wait for, the watch tells.
-            known = self._cluster.pods()
         wait = PodWait(self._cluster, self._clock, self._reporter, concerns)
-        wait.until_gone(known, self._bounded(step.timeout_s))
+        wait.until_gone(self._obs.pods, self._bounded(step.timeout_s), after=paused_at)
         return replaces and self._has_new_users(self._obs.pods, wait.present)
 
     def of_completing(self, step: WaitForCompletion) -> None:

@@ -104,7 +104,7 @@ class Executor:
         self._handoff = Handoff(*outside, obs, self._bounded)
         self._departures = Departures(*outside, ports.host, profile, policy, obs, self._bounded, self._check_owner)
         self._unload_end: float | None = None
-        self._just_took = False
+        self._paused_at = ""
         self._replaces = False
 
     def run(self, plan: Plan) -> str:
@@ -186,11 +186,10 @@ class Executor:
         # Noted before it is done: a patch whose answer is lost may have been applied.
         self._settler.took(step.journal)
         with self._hold.taking(step.journal.owner):
-            self._ports.cluster.patch_node(step.change, step.resource_version)
-        self._just_took = True
+            self._paused_at = self._ports.cluster.patch_node(step.change, step.resource_version).resource_version
 
     def _wait_for_operands(self, step: WaitForOperands) -> bool:
-        return self._departures.of_operands(step, just_took=self._just_took, replaces=self._replaces)
+        return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)
 
     def _pause_last(self, step: PauseLast) -> None:
         """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
@@ -204,7 +203,7 @@ class Executor:
                 return
             self._settler.took(longer)
             try:
-                self._ports.cluster.patch_node(change, node.resource_version)
+                self._paused_at = self._ports.cluster.patch_node(change, node.resource_version).resource_version
                 return
             except Conflict as error:
                 self._ports.reporter.info(f"{error.what}; looking again")

@@ -116,12 +116,18 @@ class PodWait(_Wait[PodEvent]):
         self._remaining: dict[str, Pod] = {}
         self._seen: dict[str, Pod] = {}
 
-    def until_gone(self, known: PodList, timeout_s: float) -> None:
-        """Return once all are gone. Raises PodsRemain, naming each pod and why it stays, after `timeout_s` seconds."""
+    def until_gone(self, known: PodList, timeout_s: float, after: str = "") -> None:
+        """Return once all are gone. Raises PodsRemain, naming each pod and why it stays, after `timeout_s` seconds.
+
+        `after` is the version of what keeps others from coming: before it, one that went may have had a successor.
+        """
         end = self._clock.monotonic() + timeout_s
         self._accept(known)
-        if self._until_done(end):
-            return
+        while self._until_done(end):
+            if not after or _has_reached(self._resource_version, after):
+                return
+            self._look()
+            after = ""
         self._look_again(end)  # what is said of the pods shall be true now
         if not self._is_done():
             raise self._pods_remain(timeout_s)
@@ -169,6 +175,14 @@ class PodWait(_Wait[PodEvent]):
             f"{len(self._remaining)} pod(s) still on the node after {timeout_s:g} s: {named}",
             "Remove what holds each pod (finalizer, stuck process, missing controller); the next run tries again.",
         )
+
+
+def _has_reached(version: str, other: str) -> bool:
+    """Whether what was seen at `version` holds all that was written up to `other`; False where they are no numbers.
+
+    A server's versions are those of its one etcd, whatever they belong to (kubernetes.io, "Resource versions").
+    """
+    return version.isdecimal() and other.isdecimal() and int(version) >= int(other)
 
 
 class NodeWait(_Wait[Node]):

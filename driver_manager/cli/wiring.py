@@ -154,9 +154,12 @@ class Session:
         )
 
     def observer(self) -> Callable[[], Observation]:
-        """Observes with the Node already read first, and anew at each later call: for a run that follows the pods."""
+        """Observes with the Node already read first, and anew at each later call: for a run that follows the pods.
+
+        Later calls come after a wait: what it saw go must not be there again, in the memory of another server.
+        """
         first: list[Node] = [self.node]
-        return lambda: self.observe(first.pop() if first else None, recent=True)
+        return lambda: self.observe(first.pop(), recent=True) if first else self.observe()
 
     def _pods(self, node: Node, identity: Identity, *, recent: bool) -> PodList:
         """The pods on `node`; as they are now where a journal's owner is looked for, or we ourselves are missed."""

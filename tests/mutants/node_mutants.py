@@ -9,12 +9,13 @@ NODE_MUTANTS = (
         "two-patch-pause",
         "pause, cordon and journal are one patch",
         "executor.py",
-        "        self._ports.cluster.patch_node(step.change, step.resource_version)\n        self._just_took = True",
-        "        later = {key: step.change.annotations[key] for key in step.change.annotations}\n"
-        "        first = NodeChange(step.change.labels, {}, step.change.unschedulable)\n"
-        "        taken = self._ports.cluster.patch_node(first, step.resource_version)\n"
-        "        self._ports.cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n"
-        "        self._just_took = True",
+        "            self._paused_at = "
+        "self._ports.cluster.patch_node(step.change, step.resource_version).resource_version",
+        "            later = {key: step.change.annotations[key] for key in step.change.annotations}\n"
+        "            first = NodeChange(step.change.labels, {}, step.change.unschedulable)\n"
+        "            taken = self._ports.cluster.patch_node(first, step.resource_version)\n"
+        "            self._ports.cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n"
+        "            self._paused_at = taken.resource_version",
         ("unit/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
     ),
     Mutant(
@@ -203,17 +204,28 @@ NODE_MUTANTS = (
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
         "executor.py",
-        "        return self._departures.of_operands(step, just_took=self._just_took, replaces=self._replaces)",
+        "        return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)",
         "        return False",
         ("unit/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
     ),
     Mutant(
         "first-list-believed",
-        "a pod that came between list and pause is waited for",
+        "a pod that came, or took another one's place, between list and pause is waited for",
         "departing.py",
-        "        if just_took and not step.pods:",
-        "        if False:",
-        ("unit/test_executor_modules.py",),
+        ", after=paused_at)",
+        ")",
+        (
+            "unit/test_executor_modules.py",
+            "unit/test_recent_pods.py::test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for",
+        ),
+    ),
+    Mutant(
+        "recent-list-after-a-wait",
+        "after a wait the pods are listed as they are now",
+        "cli/wiring.py",
+        "if first else self.observe()",
+        "if first else self.observe(recent=True)",
+        ("unit/test_recent_pods.py::test_only_the_first_look_of_a_run_may_be_a_moment_old",),
     ),
     Mutant(
         "recent-list-for-owners",

@@ -46,6 +46,28 @@ def run_on_an_old_list(world: World) -> ExitCode:
     return outcome.exit_code
 
 
+def test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ALL["replace_with_claims"]()
+    observe, unload, placed = world.observe, world.host.unload, list[list[str]]()
+
+    def observe_and_restart() -> Observation:
+        obs = observe()
+        for uid in [uid for uid in world.cluster.listed if uid in world.cluster.owner_of]:
+            world.cluster.remove_pod(uid)
+        return obs
+
+    def unload_among(name: str) -> None:
+        placed.append([uid for uid in world.cluster.listed if uid in world.cluster.owner_of])
+        unload(name)
+
+    monkeypatch.setattr(world, "observe", observe_and_restart)
+    monkeypatch.setattr(world.host, "unload", unload_among)
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.DONE
+    assert placed == [[], []]
+
+
 class Lists:
     """A cluster that notes how its pods are listed; the recent ones lack our own pod where it `lags`."""
 
@@ -68,6 +90,17 @@ def listed(cluster: Lists, one: Node, *, recent: bool = True) -> list[bool]:
 
 def test_a_run_begins_with_a_recent_list() -> None:
     assert listed(Lists(), node()) == [True]
+
+
+def test_only_the_first_look_of_a_run_may_be_a_moment_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    none: Any = None
+    asked: list[tuple[Node | None, bool]] = []
+    session = Session(none, none, none, none, none, node(), PROFILE)
+    monkeypatch.setattr(session, "observe", lambda one=None, *, recent=False: asked.append((one, recent)))
+    look = session.observer()
+    for _ in range(3):
+        look()
+    assert asked == [(session.node, True), (None, False), (None, False)]
 
 
 def test_a_list_that_lacks_ourselves_is_too_old() -> None:

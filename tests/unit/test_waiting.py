@@ -26,10 +26,10 @@ class Scene:
         for one in pods:
             self.cluster.add_pod(one)
 
-    def wait(self, timeout_s: float = 300.0) -> None:
+    def wait(self, timeout_s: float = 300.0, after: str = "") -> None:
         concerns: Callable[[Pod], bool] = lambda one: PLUGIN in one.selector_keys  # noqa: E731  # short
         known = self.cluster.pods()
-        PodWait(self.cluster, self.clock, self.reporter, concerns).until_gone(known, timeout_s)
+        PodWait(self.cluster, self.clock, self.reporter, concerns).until_gone(known, timeout_s, after)
 
     def gone_after(self, seconds: float, uid: str) -> None:
         self.clock.after(seconds, lambda: self.cluster.remove_pod(uid))
@@ -49,6 +49,29 @@ def test_the_wait_ends_with_the_last_pod_on_one_watch() -> None:
     assert scene.clock.now == 1007.0
     assert scene.killer.calls == ["pods", "watch"]
     assert scene.reporter.infos == ["pod rbln-system/a is gone, 1 left", "pod rbln-system/b is gone, 0 left"]
+
+
+@pytest.mark.parametrize(("after", "calls"), [("102", 2), ("103", 2), ("104", 3), ("", 2), ("of no number", 3)])
+def test_a_wait_that_ended_before_the_version_it_is_to_reach_looks_once_more(after: str, calls: int) -> None:
+    scene = Scene(pod("a", PLUGIN))
+    assert scene.cluster.version == 101
+    scene.gone_after(3.0, "a")
+    scene.clock.after(2.0, lambda: scene.cluster.add_pod(pod("other")))
+    scene.wait(after=after)
+    assert scene.killer.calls == ["pods", "watch", "pods"][:calls]
+
+
+def test_what_is_seen_at_that_look_is_waited_for_too() -> None:
+    scene = Scene(pod("a", PLUGIN))
+
+    def succeed() -> None:
+        scene.cluster.remove_pod("a")
+        scene.cluster.add_pod(pod("b", PLUGIN))
+
+    scene.killer.at("watch", succeed)
+    scene.gone_after(5.0, "b")
+    scene.wait(after="103")
+    assert scene.clock.now == 1005.0
 
 
 def test_a_pod_that_left_between_list_and_watch_is_seen() -> None:
