@@ -11,17 +11,28 @@ LOOPS = frozenset({"health-watch", "rebooter"})
 """Commands that take signals by themselves, and end well when told to."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+NEVER_TAKES = "sandbox"
+"""The command that takes no signal, and starts processes that would inherit a blocked one."""
+
+FIRST_PID = 1
+"""The process of a container for which the kernel drops signals that nobody takes (pid_namespaces(7))."""
 
 
 def entry() -> None:
     """The console script: run, and end with the exit code of the wire contract."""
-    if sys.argv[1:2] and sys.argv[1] in LOOPS:
-        # From here until the loop takes them they wait; the first process of a container would not even keep them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _kept(sys.argv[1] if len(sys.argv) > 1 else ""))
     _fill_streams()
     from driver_manager.cli import main  # noqa: PLC0415  # a tenth of a second, in which a signal may come
 
     main.entry()
+
+
+def _kept(command: str) -> tuple[signal.Signals, ...]:
+    """Signals that wait from now on until the command takes them."""
+    if command in LOOPS:
+        return SIGNALS
+    # Otherwise a run whose pod is deleted as it starts would go on to take the node, until it is killed.
+    return (signal.SIGTERM,) if os.getpid() == FIRST_PID and command != NEVER_TAKES else ()
 
 
 def _fill_streams() -> None:

@@ -27,7 +27,7 @@ class Ends(MetaPathFinder):
     def find_spec(self, name, *_):
         if name == "click" and not sys.modules.get("signalled"):
             sys.modules["signalled"] = os
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
 sys.meta_path.insert(0, Ends())
 sys.argv = ["driver-manager", *sys.argv[1:]]
@@ -35,6 +35,9 @@ from driver_manager.cli import start
 if "--unguarded" in sys.argv:
     sys.argv.remove("--unguarded")
     start.LOOPS = frozenset()
+if "--first" in sys.argv:
+    sys.argv.remove("--first")
+    os.getpid = lambda: start.FIRST_PID
 start.entry()
 """
 
@@ -91,6 +94,19 @@ def test_without_the_guard_it_would_end_by_the_signal(host: list[str]) -> None:
 
 def test_a_command_by_hand_can_be_interrupted_from_its_first_moment(host: list[str]) -> None:
     assert start("status", *host, code=SIGNALLED).returncode == -15
+
+
+def test_the_first_process_of_a_container_keeps_the_signal_that_comes_as_it_starts(
+    host: list[str], tmp_path: Path
+) -> None:
+    options = [*host, "--kubeconfig", str(tmp_path / "kubeconfig")]
+    done = start("--first", "reconcile-driver-state", *options, code=SIGNALLED)
+    assert done.returncode == ExitCode.STANDING_DOWN, done.stderr
+    assert "told to end by SIGTERM" in done.stderr
+
+
+def test_the_sandbox_whose_children_inherit_what_is_blocked_blocks_nothing() -> None:
+    assert start("--first", "sandbox", "--list", code=SIGNALLED).returncode == -15
 
 
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
