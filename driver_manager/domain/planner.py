@@ -70,7 +70,8 @@ def _refuse_before_a_reboot(obs: Observation, host: Host, profile: Profile, deci
     if is_granted(obs.node, profile.keys, host.boot_id) and any(isinstance(step, TakeNode) for step in decided.steps):
         raise RebootRequired(
             f"the reboot of node {obs.node.name} was granted, and may come at any moment",
-            "Nothing: the run after the reboot goes on. `driver-manager status` says what the reboot waits for.",
+            "Nothing: the run after the reboot goes on. `driver-manager status` says what the reboot waits for. "
+            f"Where no rebooter runs any more, remove the annotation {profile.keys.reboot_in_progress}.",
         )
 
 

@@ -92,8 +92,10 @@ def test_a_node_whose_reboot_was_granted_in_this_boot_is_not_taken() -> None:
         granted = {keys.pre_reboot_boot_id: boot_id, keys.reboot_in_progress: "recovery"}
         obs = observation(node=node(annotations=granted))
         if is_refused:
-            with pytest.raises(RebootRequired, match="was granted"):
+            with pytest.raises(RebootRequired, match="was granted") as caught:
                 plan(obs, profile, CONTAINER)
+            # Nobody else tells how to get rid of the grant of a rebooter that was removed.
+            assert "remove the annotation example.com/reboot" in caught.value.remedy
         else:
             assert plan(obs, profile, CONTAINER).steps
     current = observation(node=node(annotations=granted), host=host(digest=NEW_DIGEST))
