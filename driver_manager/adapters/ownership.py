@@ -57,6 +57,9 @@ class Ownership:
         try:
             self._files.write(self._note, _text(owner), 0o600)
         except ConfigError:
+            # Whoever is noted there must not go on. On a full file system a note can go, though none can come.
+            with contextlib.suppress(OSError):
+                self._files.remove(self._note)
             return False
         return True
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.adapters import rooted
 from driver_manager.adapters.host import HostSystem
 from driver_manager.adapters.ownership import TURN_S
 from driver_manager.adapters.roots import HostRoots
@@ -64,6 +67,21 @@ def test_a_note_that_is_gone_or_garbage_is_nobodys(tmp_path: Path, text: str | N
     take(host, FIRST)
     note = tmp_path / PROFILE.paths.owner_note.lstrip("/")
     note.unlink() if text is None else note.write_text(text)
+    with pytest.raises(OwnedElsewhere, match="taken over by somebody"), host.owned(FIRST):
+        pass
+
+
+def test_one_that_takes_over_where_no_note_fits_any_more_stops_the_first_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = system(tmp_path)
+    take(host, FIRST)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(rooted, "replace_in", full)
+    assert not take(system(tmp_path), SECOND)
     with pytest.raises(OwnedElsewhere, match="taken over by somebody"), host.owned(FIRST):
         pass
 
