@@ -234,6 +234,20 @@ def test_what_is_mounted_read_only_is_read_only(settle: Callable[[str], Site]) -
     assert not (site.tree.root / "refused").exists()
 
 
+def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Callable[[str], Site]) -> None:
+    site = settle("rebellions")
+    pod = copy.deepcopy(site.pod)
+    (container,) = [one for one in pod["spec"]["containers"] if one["name"] == "health-watch"]
+    script = "#!/bin/sh\necho waiting >&2\nuntil [ -e /dev/rbln-late ]; do /bin/sleep 0.05; done\n"
+    (site.tree.bin / "await").write_text(script)
+    (site.tree.bin / "await").chmod(0o755)
+    container["command"] = ["await"]
+    running = site.runner.start(pod, "health-watch")
+    wait_until(lambda: "waiting" in running.said(), "the container has started", RUN_TIMEOUT_S)
+    (site.tree.root / "dev/rbln-late").touch()
+    assert running.end().code == 0
+
+
 @pytest.mark.parametrize(
     ("mount", "code", "said"),
     [

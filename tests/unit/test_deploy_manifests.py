@@ -160,6 +160,14 @@ def test_each_container_can_write_what_it_writes_and_sees_the_rest_read_only(ove
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_watch_opens_the_hosts_device_nodes_and_not_those_of_its_own_start(overlay: str) -> None:
+    spec = only(render(overlay), "DaemonSet", f"{overlay}-driver")["spec"]["template"]["spec"]
+    (watch,) = [one for one in spec["containers"] if one["name"] == "health-watch"]
+    # The driver container loads while the watch runs, so its nodes are younger than the watch.
+    assert "/dev" in writable(spec, watch)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_only_who_talks_to_the_api_server_has_a_token(overlay: str) -> None:
     objects = render(overlay)
     holders = []
