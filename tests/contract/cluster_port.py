@@ -33,12 +33,12 @@ class Target:
     kubeconfig: Path
     refused_kubeconfig: Path
 
-    def cluster(self, node: str, *, refused: bool = False) -> KubeCluster:
-        """The adapter for `node`, with a retry budget of 5 s."""
+    def cluster(self, node: str, *, refused: bool = False, budget_s: float = 5.0) -> KubeCluster:
+        """The adapter for `node`, with a retry budget of so many seconds, half of which one answer may take."""
         clock = SystemClock()
         kubeconfig = self.refused_kubeconfig if refused else self.kubeconfig
         return KubeCluster(
-            load_client(str(kubeconfig)), node, clock, LogReporter(clock.wall, as_json=True, level="error"), 5
+            load_client(str(kubeconfig)), node, clock, LogReporter(clock.wall, as_json=True, level="error"), budget_s
         )
 
     def make_node(self) -> str:

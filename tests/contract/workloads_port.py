@@ -154,7 +154,7 @@ class WorkloadsContract:
     def test_a_pod_that_is_gone_is_told_so_and_its_namesake_is_left_alone(self, target: Target) -> None:
         name = target.make_node()
         same = target.make_pod(name)
-        cluster = target.cluster(name)
+        cluster = target.cluster(name, budget_s=60.0)  # the server looks for 10 s whether the uid comes to fit
         old = only_pod(cluster)
         target.delete_pod(same)
         wait_until(lambda: not cluster.pods().pods, "the pod is gone")
