@@ -6,7 +6,6 @@ Clients keep their tokens, so rights, conflicts and resource versions are the se
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import ssl
@@ -50,6 +49,7 @@ class Proxy:
         self._changed = threading.Condition()
         self._connections: dict[Connection, threading.Thread] = {}
         self._back_at_s = 0.0
+        self._is_listening = True
         self._closing = threading.Event()
         self._log = ExchangeLog()
         self._script = Script(faults)
@@ -150,9 +150,14 @@ class Proxy:
         self._shut_connections()
 
     def _stop_listening(self) -> None:
-        """Refuse connections, and keep the port: a socket bound to a port of its own choice may listen again."""
-        with contextlib.suppress(OSError):  # it does not listen
-            self._listener.shutdown(socket.SHUT_RDWR)
+        """Refuse connections, and keep the port: a socket bound to a port of its own choice may listen again.
+
+        Not where it does not listen: Linux would hand the shutdown down to every connection that is accepted later.
+        """
+        with self._changed:
+            if self._is_listening:
+                self._is_listening = False
+                self._listener.shutdown(socket.SHUT_RDWR)
 
     def _shut_connections(self) -> list[threading.Thread]:
         with self._changed:
@@ -179,6 +184,7 @@ class Proxy:
                 self._changed.wait(left_s)
             if not self._closing.is_set():
                 self._listener.listen(_BACKLOG)
+                self._is_listening = True
 
     def _start(self, client: socket.socket) -> None:
         connection = Connection(self._stage, client)
