@@ -37,7 +37,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Generator[ByHand, None, No
     """Where they are run: a node with an old driver loaded, a folder with the files that pages speak of."""
     with by_hand(tmp_path_factory.mktemp("console")) as found:
         (found.tree.root / "broken.toml").write_text(BROKEN + REST)
-        config = found.tree.root / "root/.kube/config"
+        config = found.tree.root / "etc/kubernetes/admin.conf"
         config.parent.mkdir(parents=True)
         config.write_text(found.kubeconfig.read_text())
         yield found
