@@ -241,11 +241,15 @@ def _environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """0 where the tier can run, 1 with the reasons where it cannot."""
+    """0 where the tier can run, 1 with the reasons where it cannot. Raises ImageTierError for an image that fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.image.builder", description="The image test tier's image.")
-    parser.add_argument("--check", action="store_true", required=True, help="say what the machine lacks")
-    parser.parse_args()
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="say what the machine lacks")
+    what.add_argument("--prepare", action="store_true", help="build the image, if that was not done already")
     lacking = missing()
+    if parser.parse_args().prepare and not lacking:
+        print(f"image tier: {built().name}")
+        return 0
     print("image tier: missing " + "; ".join(lacking) if lacking else "image tier: can run")
     return 1 if lacking else 0
 
