@@ -96,8 +96,8 @@ NODE_MUTANTS = (
         "no-resource-version",
         "a node edited between observation and pause is observed again",
         "executor.py",
-        "        self._ports.cluster.patch_node(step.change, step.resource_version)\n",
-        "        self._ports.cluster.patch_node(step.change, None)\n",
+        "patch_node(step.change, step.resource_version)",
+        "patch_node(step.change, None)",
         ("unit/test_executor.py::test_a_node_edited_before_the_pause_is_observed_again",),
     ),
     Mutant(
@@ -154,9 +154,11 @@ NODE_MUTANTS = (
         "executor.py",
         "        self._settler.took(step.journal)\n"
         "        with self._hold.taking(step.journal.owner):\n"
-        "            self._ports.cluster.patch_node(step.change, step.resource_version)\n",
+        "            self._paused_at = self._ports.cluster."
+        "patch_node(step.change, step.resource_version).resource_version\n",
         "        with self._hold.taking(step.journal.owner):\n"
-        "            self._ports.cluster.patch_node(step.change, step.resource_version)\n"
+        "            self._paused_at = self._ports.cluster."
+        "patch_node(step.change, step.resource_version).resource_version\n"
         "        self._settler.took(step.journal)\n",
         ("unit/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
