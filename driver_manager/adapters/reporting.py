@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from driver_manager.adapters.terminal import RED, YELLOW, has_colour, painted
@@ -55,12 +55,14 @@ class LogReporter:
         if LEVELS.index(level) < self._least:
             return
         text = text if self._json else one_line(text)  # JSON spells everything out by itself
-        now = datetime.fromtimestamp(self._wall(), UTC)
+        # Not by datetime: a third of a MiB for a loop that prints a line a day.
+        seconds, ms = divmod(int(self._wall() * 1000), 1000)
+        now = time.gmtime(seconds)
         if self._json:
-            record = {"time": now.isoformat(timespec="milliseconds"), "level": level, "message": text, **fields}
-            line = json.dumps(record)
+            at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', now)}.{ms:03d}+00:00"
+            line = json.dumps({"time": at, "level": level, "message": text, **fields})
         else:
-            line = f"{now:%H:%M:%S}.{now.microsecond // 1000:03d} {self._mark(level)}{text}"
+            line = f"{time.strftime('%H:%M:%S', now)}.{ms:03d} {self._mark(level)}{text}"
         self._emit(line + "\n")
 
     def _emit(self, text: str) -> None:
