@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from driver_manager.domain.clearing import AFTER_GRACE_S, grace_s
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.model import EvictionOutcome, Pod, PodList
 from driver_manager.domain.naming import several
 from driver_manager.domain.pauses import around_s
-from driver_manager.domain.workloads import Fate, Workload, with_fate
+from driver_manager.domain.workloads import AFTER_GRACE_S, Fate, Workload, grace_s, with_fate
 from driver_manager.ports import Clock, Cluster, Reporter
 from driver_manager.waiting import PodWait
 

@@ -13,7 +13,7 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import Claim, Holder, Host, Node, Observation, Pod, PodList, Policy
+from driver_manager.domain.model import Claim, Holder, Host, Node, Observation, Pod, PodList, Policy, is_this_host
 from driver_manager.domain.operands import named
 from driver_manager.domain.planner import wants_users
 from driver_manager.domain.profile import Profile
@@ -80,13 +80,6 @@ def _checked(digest: str, where: str) -> str:
             "Mend it in the driver DaemonSet.",
         )
     return digest
-
-
-def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
-    """Whether these are the ids of the machine of `node`; a Node that tells neither is believed."""
-    if not node.machine_id and not node.boot_id:
-        return True
-    return (bool(node.machine_id) and node.machine_id == machine_id) or (bool(node.boot_id) and node.boot_id == boot_id)
 
 
 def is_alive(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from driver_manager.domain import events
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, PodsRemain, Terminated
 from driver_manager.domain.looking import Look
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.model import NodeChange, is_this_host
 from driver_manager.domain.pauses import around_s
 from driver_manager.domain.reboot import ENDS, Act, Decision, decide
 from driver_manager.domain.rebootpatches import cleaned, completed, given_back, granted, how_long, is_approved
@@ -20,7 +20,6 @@ from driver_manager.domain.rebootpatches import request_labels as labels_of
 from driver_manager.domain.rebootrecord import Attempt, Pending, Record, event_key
 from driver_manager.domain.rebootstate import RebootPolicy, State
 from driver_manager.domain.slots import SlotHolder, SlotsUnreadable
-from driver_manager.observe import is_this_host
 from driver_manager.ports import Clock, Cluster, RebootHost, Reporter, SlotStore, Workloads
 
 MAX_ACTS = 40

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from driver_manager.adapters.tools import environment, last_words
-from driver_manager.domain.probing import NO_TOOL, TIMED_OUT
+from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
 
 OUTPUT_CHARS = 4 * 1024 * 1024
 TOOL_TIMEOUT_S = 60.0

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
-from driver_manager.adapters import kmod, procfs, services
+from driver_manager.adapters import kmod, mounts, services
 from driver_manager.adapters.commands import run
 from driver_manager.adapters.devices import DeviceEvents
 from driver_manager.adapters.holders import bound_to, find_holders
@@ -125,7 +125,7 @@ class HostSystem:
     def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:
         """See the port."""
         table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
-        devices = procfs.devices_of(table, mount_points)
+        devices = mounts.devices_of(table, mount_points)
         return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices)))
 
     def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
@@ -210,4 +210,4 @@ class HostSystem:
 
     def _times_mounted(self, mount_point: str) -> int:
         mountinfo = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
-        return procfs.mount_points_below(mountinfo, mount_point).count(mount_point)
+        return mounts.mount_points_below(mountinfo, mount_point).count(mount_point)

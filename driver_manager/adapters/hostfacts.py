@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from driver_manager.adapters import kmod, procfs, services
+from driver_manager.adapters import kmod, mounts, services
 from driver_manager.adapters.markerfile import read_marker
 from driver_manager.adapters.modulefiles import HOST, ModuleTrees
 from driver_manager.adapters.pci import pci_devices
@@ -117,7 +117,7 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
         )
     path = roots.proc / "1/mountinfo"
     try:
-        return procfs.mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
+        return mounts.mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
 

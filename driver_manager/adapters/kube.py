@@ -23,6 +23,7 @@ from driver_manager.domain.errors import (
     WatchExpired,
 )
 from driver_manager.domain.model import (
+    FIELD_MANAGER,
     Claim,
     Eviction,
     EvictionOutcome,
@@ -33,7 +34,6 @@ from driver_manager.domain.model import (
     PodEventKind,
     PodList,
 )
-from driver_manager.domain.taking import FIELD_MANAGER
 from driver_manager.ports import Clock, Reporter
 
 WATCH_SILENCE_S = 90.0

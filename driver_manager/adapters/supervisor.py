@@ -19,7 +19,7 @@ from driver_manager.adapters import procfs
 from driver_manager.adapters.loopclock import LoopClock
 from driver_manager.adapters.tools import environment, last_words
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.probing import NO_TOOL, TIMED_OUT
+from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
 
 OUT_BYTES = 256 * 1024
 ERR_BYTES = 16 * 1024

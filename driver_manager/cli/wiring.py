@@ -22,11 +22,11 @@ from driver_manager.adapters.terminal import is_capable
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, PodList, Policy
+from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, PodList, Policy, is_this_host
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
 from driver_manager.executor import Ports
-from driver_manager.observe import Identity, is_this_host, observe
+from driver_manager.observe import Identity, observe
 from driver_manager.ports import Cluster
 from driver_manager.settings import Values
 

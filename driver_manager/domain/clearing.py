@@ -23,11 +23,13 @@ from driver_manager.domain.steps import (
     WithdrawSafeLoad,
 )
 from driver_manager.domain.workloads import (
+    AFTER_GRACE_S,
     Fate,
     Scene,
     Workload,
     by_name,
     drained,
+    grace_s,
     refusal,
     scene_of,
     with_fate,
@@ -36,9 +38,6 @@ from driver_manager.domain.workloads import (
 
 SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
 """What can be waited for before a node is taken; each once in a run."""
-
-AFTER_GRACE_S = 10.0
-"""A kubelet needs a while to kill a pod whose grace is over, and to tell that it is gone."""
 
 END_HOLDER = "end what holds it"
 LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or end the pod"
@@ -138,11 +137,6 @@ def drain(scene: Scene, profile: Profile, policy: Policy) -> tuple[Workload, ...
     if blocked:
         raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained", by_name((*found, *outside)))
     return by_name((*found, *with_fate(outside, Fate.EVICT, Fate.WAIT)))
-
-
-def grace_s(pod: Pod) -> float:
-    """Seconds that the pod may take to terminate: what it asks for, or what its deletion was given."""
-    return float(pod.grace_period_s if pod.deleting and pod.grace_period_s is not None else pod.termination_grace_s)
 
 
 def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:

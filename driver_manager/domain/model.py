@@ -13,6 +13,9 @@ from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.selectors import Selector
 
+FIELD_MANAGER = "driver-manager"
+"""The name under which the API server notes our writes."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -31,6 +34,13 @@ class Node:
     machine_id: str = ""
     cordon_manager: str = ""
     is_ready: bool | None = None
+
+
+def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
+    """Whether these are the ids of the machine of `node`; a Node that tells neither is believed."""
+    if not node.machine_id and not node.boot_id:
+        return True
+    return (bool(node.machine_id) and node.machine_id == machine_id) or (bool(node.boot_id) and node.boot_id == boot_id)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ from collections.abc import Callable
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.probes import npu_smi, nvidia_smi, rbln_smi
 from driver_manager.domain.probes.verdicts import unhealthy, unknown
-
-TIMED_OUT = 124
-NO_TOOL = (126, 127)
-"""What a shell says for a command that cannot be run, or is not there (sh(1)); a failed exec ends so too."""
+from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
 
 Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
 """Exit status, output, the last line for a reason, and the PCI functions that the driver should serve."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain.markers import UPGRADE
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.rebootstate import State
-from driver_manager.domain.taking import FIELD_MANAGER
 
 REBOOT_STATE = "node-reboot-required"
 APPROVED = "true"

@@ -10,16 +10,13 @@ from dataclasses import replace
 
 from driver_manager.domain import labels as label_rules
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
-from driver_manager.domain.model import Node, NodeChange, Observation
+from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.steps import GiveBack, TakeNode
 from driver_manager.domain.unloading import driver_version, has_root, unload_order
 
 CORDON_MARK = "true"
 """Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
-
-FIELD_MANAGER = "driver-manager"
-"""The name under which the API server notes our writes."""
 
 
 def has_managers_cordon(node: Node, profile: Profile) -> bool:

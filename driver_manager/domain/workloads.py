@@ -28,6 +28,9 @@ USE_LABEL = (
 )
 MIRROR = "remove its manifest from the node"
 
+AFTER_GRACE_S = 10.0
+"""A kubelet needs a while to kill a pod whose grace is over, and to tell that it is gone."""
+
 
 class Fate(Enum):
     """What becomes of a pod that uses the accelerator."""
@@ -257,3 +260,8 @@ def _evictable(pod: Pod, uses: str, rules: EvictionRules) -> Workload:
     if pod.has_empty_dir and not rules.deletes_empty_dirs:
         return Workload(pod, uses, Fate.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA)
     return Workload(pod, uses, Fate.EVICT, f"its {pod.owner_kind} makes it anew" if pod.owner_kind else "forced")
+
+
+def grace_s(pod: Pod) -> float:
+    """Seconds that the pod may take to terminate: what it asks for, or what its deletion was given."""
+    return float(pod.grace_period_s if pod.deleting and pod.grace_period_s is not None else pod.termination_grace_s)

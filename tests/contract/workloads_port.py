@@ -14,8 +14,7 @@ import pytest
 
 from driver_manager.adapters.kube import KubeCluster
 from driver_manager.domain.errors import ApiRefused, NodeMissing, WatchExpired
-from driver_manager.domain.model import Claim, EvictionOutcome, NodeChange, Pod
-from driver_manager.domain.taking import FIELD_MANAGER
+from driver_manager.domain.model import FIELD_MANAGER, Claim, EvictionOutcome, NodeChange, Pod
 from tests.cluster.api import Json, wait_until
 from tests.contract.cluster_port import KEY, PODS, Target
 

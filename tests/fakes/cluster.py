@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.domain.errors import ApiUnavailable, Conflict, NodeMissing, WatchExpired
 from driver_manager.domain.model import (
+    FIELD_MANAGER,
     Claim,
     Eviction,
     EvictionOutcome,
@@ -17,7 +18,6 @@ from driver_manager.domain.model import (
     PodEventKind,
     PodList,
 )
-from driver_manager.domain.taking import FIELD_MANAGER
 from tests.fakes.clock import FakeClock
 from tests.fakes.killer import Killer
 

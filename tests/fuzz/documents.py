@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from driver_manager import profiles, settings
-from driver_manager.adapters import procfs
+from driver_manager.adapters import mounts
 from driver_manager.adapters.statusserver import parse_address
 from driver_manager.domain import health, journal, labels, markers, probing, rebootrecord, schedule, selectors, slots
 from driver_manager.domain import profile as profile_form
@@ -196,9 +196,9 @@ def read_digest(data: bytes) -> None:
 def read_mounts(data: bytes) -> None:
     """A mount table, in bytes as the kernel gives them."""
     table = data.decode(errors="surrogateescape")
-    points = procfs.mount_points_below(table, "/run/rbln/driver")
+    points = mounts.mount_points_below(table, "/run/rbln/driver")
     assert all(point == "/run/rbln/driver" or point.startswith("/run/rbln/driver/") for point in points)
-    procfs.devices_of(table, points)
+    mounts.devices_of(table, points)
 
 
 MOUNTS = (

@@ -11,7 +11,6 @@ import pytest
 from driver_manager.domain import clearing as module
 from driver_manager.domain import selectors
 from driver_manager.domain.clearing import (
-    AFTER_GRACE_S,
     COMPLETION,
     OPERATOR,
     SAFE_LOAD,
@@ -34,7 +33,7 @@ from driver_manager.domain.steps import (
     WaitForCompletion,
     WaitForSafeLoad,
 )
-from driver_manager.domain.workloads import Fate, scene_of
+from driver_manager.domain.workloads import AFTER_GRACE_S, Fate, scene_of
 from tests.fakes.builders import ASCEND, PROFILE, driver_pod, node, observation, workload
 
 KEYS = PROFILE.keys

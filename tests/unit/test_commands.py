@@ -19,7 +19,7 @@ from driver_manager.adapters.commands import (
     Result,
     run,
 )
-from driver_manager.domain.probing import TIMED_OUT
+from driver_manager.domain.tool_status import TIMED_OUT
 
 PATIENCE_S = 5.0
 

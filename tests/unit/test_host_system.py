@@ -13,8 +13,8 @@ from driver_manager.adapters.commands import NOT_FOUND, Result
 from driver_manager.adapters.host import NODE_POLL_S, HostSystem
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.model import DriverSource, Health, ModuleFile
-from driver_manager.domain.probing import TIMED_OUT
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.tool_status import TIMED_OUT
 from tests.fakes.builders import ASCEND, PROFILE, source
 from tests.fakes.clock import FakeClock
 from tests.unit.test_hostfacts import Tree

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.model import Health
 from driver_manager.domain.probes.verdicts import pci_address
-from driver_manager.domain.probing import PARSERS, TIMED_OUT, parse
+from driver_manager.domain.probing import PARSERS, parse
+from driver_manager.domain.tool_status import TIMED_OUT
 
 
 def smi(*states: str) -> str:

@@ -9,10 +9,9 @@ import pytest
 
 from driver_manager.domain import taking
 from driver_manager.domain.journal import Journal, OldDriver, decode
-from driver_manager.domain.model import Module, Node
+from driver_manager.domain.model import FIELD_MANAGER, Module, Node
 from driver_manager.domain.steps import TakeNode
 from driver_manager.domain.taking import (
-    FIELD_MANAGER,
     decoded_journal,
     found_journal,
     give_back,
