@@ -6,9 +6,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from driver_manager.domain.health import Surroundings
+from driver_manager.domain.health.machine import Surroundings
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.looking import Look
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
     Claim,
@@ -23,8 +22,9 @@ from driver_manager.domain.model import (
     PodList,
     ProbeResult,
 )
-from driver_manager.domain.rebootrecord import Record
-from driver_manager.domain.slots import Slots, SlotsSeen
+from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.reboot.slots import Slots, SlotsSeen
+from driver_manager.domain.reboot.snapshot import Look
 
 
 class Cluster(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
-from driver_manager.cli.screenhelp import ScreenCommand
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.domain.errors import ConfigError, ExitCode
 
 PROGRAM = "driver-manager"

@@ -11,25 +11,25 @@ from typing import Any
 import click
 
 from driver_manager import profiles, settings
-from driver_manager.adapters.endpoint import require_client
-from driver_manager.adapters.healthmarks import HostMarks
-from driver_manager.adapters.loopclock import LoopClock
-from driver_manager.adapters.pci import pci_devices
-from driver_manager.adapters.probe import ToolProber
-from driver_manager.adapters.roots import HostRoots, boot_id
-from driver_manager.adapters.statusserver import parse_address
-from driver_manager.adapters.supervisor import Supervisor
+from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.pci import pci_devices
+from driver_manager.adapters.host.probe import ToolProber
+from driver_manager.adapters.host.roots import HostRoots, boot_id
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.supervisor import Supervisor
+from driver_manager.adapters.report.http import parse_address
+from driver_manager.adapters.report.metrics import require_client
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import host_roots, log_form, refuse_zero
-from driver_manager.domain import health
+from driver_manager.core.health.loop import WatchPolicy
 from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.health import machine
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.profile import Profile
-from driver_manager.health_watch import WatchPolicy
 from driver_manager.settings import Values
 
 _NODE_NAME = tuple(setting for setting in settings.CLUSTER if setting.name == "node_name")
@@ -118,7 +118,7 @@ def _once(launch: Launch, output: str) -> int:
     clock.install()
     begun = time.monotonic()
     supervisor = Supervisor(clock, launch.roots.proc)
-    stuck = health.recorded(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
+    stuck = machine.recorded(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
     if stuck is not None:
         supervisor.inherit(stuck)
     result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()

@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from driver_manager.adapters.healthmarks import HostMarks
-from driver_manager.adapters.loopclock import LoopClock
-from driver_manager.adapters.probe import ToolProber
-from driver_manager.adapters.reporting import LogForm, LogReporter
-from driver_manager.adapters.roots import HostRoots
-from driver_manager.adapters.supervisor import KILL_S, TERM_S, Supervisor
+from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.probe import ToolProber
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.supervisor import KILL_S, TERM_S, Supervisor
+from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli import lean
+from driver_manager.core.health.loop import HealthWatch, WatchPolicy
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.errors import ExitCode, Terminated
-from driver_manager.domain.healthreport import Report
+from driver_manager.domain.health.metrics import Report
 from driver_manager.domain.profile import Profile
-from driver_manager.health_watch import HealthWatch, WatchPolicy
 
 TARGET = __name__
 GRACE_S = 10.0
@@ -101,13 +101,13 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
     """Tells everybody who wants to know of each turn; what is not wanted is not imported."""
     found: list[Publish] = []
     if launch.metrics_textfile:
-        from driver_manager.adapters.textfile import Textfile  # noqa: PLC0415
+        from driver_manager.adapters.report.textfile import Textfile  # noqa: PLC0415
 
         found.append(Textfile(Path(launch.metrics_textfile), reporter).publish)
     if launch.metrics_addr:
         found += _served(launch, clock)
     if os.environ.get("NOTIFY_SOCKET"):
-        from driver_manager.adapters.systemd import ServiceNotifier  # noqa: PLC0415
+        from driver_manager.adapters.report.systemd import ServiceNotifier  # noqa: PLC0415
 
         found.append(ServiceNotifier(os.environ["NOTIFY_SOCKET"]).publish)
 
@@ -120,8 +120,8 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
 
 def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
     """Who has to be told of each turn so that the endpoint can answer; it listens from now on. Raises ConfigError."""
-    from driver_manager.adapters.endpoint import Endpoint, Heartbeat  # noqa: PLC0415
-    from driver_manager.adapters.statusserver import StatusServer  # noqa: PLC0415
+    from driver_manager.adapters.report.http import StatusServer  # noqa: PLC0415
+    from driver_manager.adapters.report.metrics import Endpoint, Heartbeat  # noqa: PLC0415
 
     policy = launch.policy
     heartbeat = Heartbeat(clock, policy.interval_s + policy.timeout_s + TERM_S + KILL_S + GRACE_S)

@@ -9,15 +9,15 @@ from typing import Any
 import click
 
 from driver_manager import settings
-from driver_manager.adapters.holders import find_holders
+from driver_manager.adapters.host.holders import find_holders
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import open_session
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.model import Holder
-from driver_manager.domain.operands import named
-from driver_manager.domain.unloading import users
+from driver_manager.domain.modules import users
+from driver_manager.domain.pods.operands import named
 from driver_manager.settings import Values
 
 

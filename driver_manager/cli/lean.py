@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from driver_manager.adapters.reporting import LogForm
+from driver_manager.adapters.report.log import LogForm
 from driver_manager.domain.errors import ManagerError
 
 ENTRY = Path(__file__).with_name("lean_entry.py")

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from driver_manager.adapters.reporting import LogForm
+from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.printing import put
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
 
@@ -41,9 +41,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now; None if there is none of that name, be it a vendor's."""
         if cmd_name not in COMMANDS:
-            from driver_manager.cli import vendorcommands  # noqa: PLC0415  # our own names need no profiles
+            from driver_manager.cli import vendor_commands  # noqa: PLC0415  # our own names need no profiles
 
-            return vendorcommands.find(cmd_name, lambda ours: self.get_command(ctx, ours))
+            return vendor_commands.find(cmd_name, lambda ours: self.get_command(ctx, ours))
         module, attribute = COMMANDS[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from driver_manager.adapters.terminal import allows_colour
-from driver_manager.cli.screenhelp import SettingOption
+from driver_manager.adapters.report.terminal import allows_colour
+from driver_manager.cli.help_screen import SettingOption
 from driver_manager.settings import Kind, Setting, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])

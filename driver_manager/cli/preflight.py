@@ -10,19 +10,19 @@ from typing import Any
 import click
 
 from driver_manager import settings
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import styled, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import open_session, policy
+from driver_manager.core.swap.executor import Ports
+from driver_manager.core.swap.reconcile import decide, rehearsed
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
+from driver_manager.domain.escaping import shown
 from driver_manager.domain.model import Observation, Policy
-from driver_manager.domain.preflight import Check, access, checks, rights_to_replace
+from driver_manager.domain.pods.workloads import Fate, with_fate
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.texts import shown
-from driver_manager.domain.workloads import Fate, with_fate
-from driver_manager.executor import Ports
+from driver_manager.domain.swap.preflight import Check, access, checks, rights_to_replace
 from driver_manager.ports import Cluster
-from driver_manager.reconcile import decide, rehearsed
 from driver_manager.settings import Values
 
 _WISHED = ("create", "events")

@@ -19,30 +19,30 @@ from zoneinfo import ZoneInfo
 import click
 
 from driver_manager import profiles, settings
-from driver_manager.adapters.clock import SystemClock
-from driver_manager.adapters.pci import pci_devices
-from driver_manager.adapters.rebootfiles import RebootFiles
-from driver_manager.adapters.rebooting import HostRebooter
-from driver_manager.adapters.reporting import LogReporter
-from driver_manager.adapters.roots import HostRoots
-from driver_manager.adapters.worklock import WorkLock
-from driver_manager.clearance import NodeClearance
+from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.pci import pci_devices
+from driver_manager.adapters.host.reboot import HostRebooter
+from driver_manager.adapters.host.reboot_files import RebootFiles
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import LogReporter
 from driver_manager.cli import lean
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import with_options
-from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import eviction_rules, host_roots, kube_cluster, log_form, node_name, refuse_zero
-from driver_manager.domain import schedule
+from driver_manager.core.reboot.loop import Rebooter, RebootPorts
+from driver_manager.core.reboot.node_drain import NodeClearance
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
-from driver_manager.domain.looking import is_idle
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.rebootrecord import Record, RecordUnreadable
-from driver_manager.domain.rebootstate import RebootPolicy
-from driver_manager.domain.schedule import Schedule
-from driver_manager.rebooter import Rebooter, RebootPorts
+from driver_manager.domain.reboot import windows
+from driver_manager.domain.reboot.record import Record, RecordUnreadable
+from driver_manager.domain.reboot.snapshot import is_idle
+from driver_manager.domain.reboot.state import RebootPolicy
+from driver_manager.domain.reboot.windows import Schedule
 from driver_manager.settings import Values
 
 if TYPE_CHECKING:
-    from driver_manager.adapters.kube import KubeCluster
+    from driver_manager.adapters.kube.cluster import KubeCluster
 
 IDLE = "driver_manager.cli.rebooter_idle"
 
@@ -141,7 +141,7 @@ def _schedule(values: Values) -> Schedule:
             f"there is no time zone {name!r} here", "Set REBOOT_TIME_ZONE to a name such as Europe/Berlin, or UTC."
         ) from error
     try:
-        return schedule.parse(values.text("reboot_windows"), zone)
+        return windows.parse(values.text("reboot_windows"), zone)
     except ValueError as error:
         raise ConfigError(str(error), "Mend REBOOT_WINDOWS (--reboot-windows).") from error
 
@@ -172,7 +172,7 @@ def _has_nothing_to_do(wired: Wired) -> bool:
 def _work(wired: Wired, cluster: KubeCluster) -> None:
     """Until there is nothing to do any more. Raises Terminated."""
     values, clock, log, profile = wired.values, wired.clock, wired.log, wired.profile
-    from driver_manager.adapters.leases import LeaseSlots  # noqa: PLC0415  # the Kubernetes client, as above
+    from driver_manager.adapters.kube.leases import LeaseSlots  # noqa: PLC0415  # the Kubernetes client, as above
 
     namespace = values.text("operator_namespace") or values.text("pod_namespace") or profile.namespace
     rules = replace(eviction_rules(values), is_enabled=True)

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from driver_manager.adapters.clock import SystemClock
-from driver_manager.adapters.rebootfiles import RebootFiles
-from driver_manager.adapters.reporting import LogForm, LogReporter
-from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.host.reboot_files import RebootFiles
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.domain.errors import ExitCode, Terminated
-from driver_manager.domain.looking import is_idle
-from driver_manager.domain.rebootrecord import Record, RecordUnreadable
+from driver_manager.domain.reboot.record import Record, RecordUnreadable
+from driver_manager.domain.reboot.snapshot import is_idle
 
 
 def run(document: Mapping[str, Any], log: LogForm) -> int:

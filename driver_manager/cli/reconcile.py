@@ -8,16 +8,16 @@ from typing import Any
 import click
 
 from driver_manager import settings
-from driver_manager.adapters.termination_log import write_termination_log
+from driver_manager.adapters.report.termination_log import write_termination_log
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.screenhelp import ScreenCommand
-from driver_manager.cli.vendorcommands import warn_of_unheeded
+from driver_manager.cli.vendor_commands import warn_of_unheeded
 from driver_manager.cli.wiring import Session, open_session, policy
+from driver_manager.core.swap.reconcile import Outcome, decide, reconcile, rehearsed
 from driver_manager.domain import events
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
 from driver_manager.domain.model import Policy
-from driver_manager.reconcile import Outcome, decide, reconcile, rehearsed
 from driver_manager.settings import Values
 
 _GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)

@@ -10,21 +10,21 @@ from typing import Any
 import click
 
 from driver_manager import settings
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import Session, open_session
-from driver_manager.domain.currency import is_loaded
+from driver_manager.core.swap.fence import Hold
+from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import NodeChange, Observation
-from driver_manager.domain.planner import refuse_if_owned
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.steps import GiveBack
-from driver_manager.domain.taking import decoded_journal, found_journal, release
-from driver_manager.owning import Hold
+from driver_manager.domain.swap.driver_state import is_loaded
+from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, release
+from driver_manager.domain.swap.planner import refuse_if_owned
+from driver_manager.domain.swap.steps import GiveBack
 from driver_manager.settings import Values
-from driver_manager.settling import Settler
 
 _TAKE_OVER = tuple(setting for setting in settings.DRIVER if setting.name == "take_over")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, styled
-from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.sandbox.rebootplay import run_reboot_story
-from driver_manager.sandbox.rebootstories import REBOOT_STORIES
+from driver_manager.sandbox.reboot_runner import run_reboot_story
+from driver_manager.sandbox.reboot_scenarios import REBOOT_STORIES
 from driver_manager.sandbox.runner import NodeState, Report, Story, run_scenario
 from driver_manager.sandbox.scenarios import SCENARIOS
 

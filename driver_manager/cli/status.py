@@ -9,20 +9,20 @@ from typing import Any
 import click
 
 from driver_manager import settings
-from driver_manager.cli import rebootstatus
+from driver_manager.cli import reboot_status
+from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.screenhelp import ScreenCommand
 from driver_manager.cli.wiring import Session, open_session, policy
+from driver_manager.core.swap.reconcile import decide
 from driver_manager.domain.errors import ExitCode, ManagerError
+from driver_manager.domain.escaping import shown
 from driver_manager.domain.journal import Journal, JournalUnreadable
-from driver_manager.domain.labels import is_paused
 from driver_manager.domain.model import Host, Node, Observation, Policy
-from driver_manager.domain.operands import placed_by, why_still_there
-from driver_manager.domain.steps import Plan
-from driver_manager.domain.texts import shown
-from driver_manager.domain.unloading import unload_order
-from driver_manager.reconcile import decide
+from driver_manager.domain.modules import unload_order
+from driver_manager.domain.pods.labels import is_paused
+from driver_manager.domain.pods.operands import placed_by, why_still_there
+from driver_manager.domain.swap.steps import Plan
 from driver_manager.settings import Values
 
 OFF_NODE = "not on the node"
@@ -43,7 +43,7 @@ class Facts:
 )
 @output_option
 @with_options(
-    settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, rebootstatus.WINDOW, settings.HOST, settings.LOGGING
+    settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, reboot_status.WINDOW, settings.HOST, settings.LOGGING
 )
 def status_command(*, output: str, **options: Any) -> int:
     """Show this node on one screen: labels, journal, cordon, operand pods, modules, digest, and what a run would do.
@@ -90,7 +90,7 @@ def as_json(facts: Facts, session: Session) -> dict[str, Any]:
         "operands": [{"pod": str(pod), "phase": pod.phase, "why": _operand_note(pod)} for pod in operands],
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": obs.host.digest if obs.host else None},
         "host": _host(obs.host) if obs.host else {"problem": facts.host_problem or OFF_NODE},
-        "reboot": rebootstatus.facts(session, obs.node, on_host=obs.host is not None),
+        "reboot": reboot_status.facts(session, obs.node, on_host=obs.host is not None),
         "next": _next(facts.verdict),
     }
 
@@ -191,7 +191,7 @@ def as_text(body: dict[str, Any]) -> str:
     )
     lines.append(f"digest    wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}")
     lines += _host_lines(body["host"])
-    reboot = rebootstatus.rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
+    reboot = reboot_status.rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
     lines += _list("reboot", reboot) if reboot else []
     upcoming = body["next"]
     lines += _list(

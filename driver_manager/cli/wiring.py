@@ -11,27 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driver_manager import profiles, settings
-from driver_manager.adapters import hostfacts, procfs
-from driver_manager.adapters.clock import SystemClock
-from driver_manager.adapters.holders import whose
-from driver_manager.adapters.host import HostSystem
-from driver_manager.adapters.pci import pci_devices
-from driver_manager.adapters.reporting import LogForm, LogReporter
-from driver_manager.adapters.roots import HostRoots, boot_id, machine_id
-from driver_manager.adapters.terminal import is_capable
+from driver_manager.adapters.host import facts as host_facts
+from driver_manager.adapters.host.holders import whose
+from driver_manager.adapters.host.pci import pci_devices
+from driver_manager.adapters.host.roots import HostRoots, boot_id, machine_id
+from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.process import identity as process_identity
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import LogForm, LogReporter
+from driver_manager.adapters.report.terminal import is_capable
+from driver_manager.core.swap.executor import Ports
+from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, PodList, Policy, is_this_host
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
-from driver_manager.executor import Ports
-from driver_manager.observe import Identity, observe
 from driver_manager.ports import Cluster
 from driver_manager.settings import Values
 
 if TYPE_CHECKING:
-    from driver_manager.adapters.kube import KubeCluster
+    from driver_manager.adapters.kube.cluster import KubeCluster
 
 CONTAINER_HOST_ROOT = Path("/host")
 
@@ -150,7 +151,7 @@ class Session:
             identity,
             digest=self.values.text("driver_config_digest"),
             read_host=lambda journal: self._host(journal, tolerant=tolerant),
-            process_lives=lambda owner: procfs.lives(owner, self.roots.proc),
+            process_lives=lambda owner: process_identity.lives(owner, self.roots.proc),
         )
 
     def observer(self) -> Callable[[], Observation]:
@@ -172,7 +173,7 @@ class Session:
     def _host(self, journal: Journal | None, *, tolerant: bool) -> Host | None:
         loads = self.values.text("driver_load") == Loader.MANAGER.value
         try:
-            return hostfacts.read_host(self.roots, self.profile, self.values.text("driver_root"), journal, loads=loads)
+            return host_facts.read_host(self.roots, self.profile, self.values.text("driver_root"), journal, loads=loads)
         except ConfigError as error:
             if not tolerant:
                 raise
@@ -192,14 +193,14 @@ class Session:
             boot = boot_id(self.roots)
         except ManagerError:
             boot = ""
-        return procfs.this_process(boot)
+        return process_identity.this_process(boot)
 
 
 def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporter:
     """The log; a list of steps instead for a person at a terminal, unless LOG_FORMAT says otherwise."""
     form = log_form(values)
     if lists_steps and not form.as_json and values.text("log_format") != "text" and is_capable(sys.stderr):
-        from driver_manager.adapters.steplist import StepList  # noqa: PLC0415  # with a thread, for this case only
+        from driver_manager.adapters.report.steps import StepList  # noqa: PLC0415  # with a thread, for this case only
 
         return StepList(clock.monotonic, level=form.level, stream=sys.stderr)
     return form.reporter(clock.wall)
@@ -254,8 +255,8 @@ def kube_cluster(
     values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float = settings.API_TIMEOUT_S
 ) -> KubeCluster:
     """The way to the cluster. Raises ConfigError where there is none."""
-    from driver_manager.adapters.kube import KubeCluster  # noqa: PLC0415  # 40 MiB that only this needs
-    from driver_manager.adapters.kube_api import load_client  # noqa: PLC0415  # as above
+    from driver_manager.adapters.kube.client import load_client  # noqa: PLC0415  # as above
+    from driver_manager.adapters.kube.cluster import KubeCluster  # noqa: PLC0415  # 40 MiB that only this needs
 
     client = load_client(values.text("kubeconfig") or None)
     return KubeCluster(client, name, clock, log, values.seconds("api_timeout", api_timeout_s))

@@ -18,8 +18,8 @@ from importlib import resources
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.labels import MAX_LABEL_VALUE_CHARS
-from driver_manager.domain.probing import PARSERS
+from driver_manager.domain.health.probe_output import PARSERS
+from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
 
 AUTO = "auto"

@@ -19,7 +19,7 @@ from typing import Any, Self
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.controllers import Controller, DaemonSetController, Kubelet
-from driver_manager.sandbox.hosttree import MACHINE_ID, HostTree
+from driver_manager.sandbox.host_tree import MACHINE_ID, HostTree
 from driver_manager.sandbox.store import ApiError, Event, Store
 
 NODE = "sandbox-node"

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from driver_manager.domain.errors import ExitCode
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenarios import NEW_DIGEST, Interference, Scenario
 
 RUN_TIMEOUT_S = 60.0

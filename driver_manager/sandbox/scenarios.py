@@ -11,7 +11,7 @@ from enum import Enum
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.cluster import SandboxCluster
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 
 OLD, NEW = "1.2.92", "2.0.1"
 OLD_DIGEST, NEW_DIGEST = "4d1f7c09a25e83b6", "9be2a06f4c31d758"

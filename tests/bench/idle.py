@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from driver_manager.domain.rebootrecord import Record, encode
+from driver_manager.domain.reboot.record import Record, encode
 from tests.bench.health_watch import TOOL, resident_mib
 from tests.cluster.api import wait_until
 from tests.cluster.controlplane import ControlPlane

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from driver_manager.adapters import ownership
-from driver_manager.adapters.host import HostSystem
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.reporting import LogReporter
+from driver_manager.adapters.host import fence as host_fence
+from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.report.log import LogReporter
 from tests.cluster.callnames import API, EFFECTS, LOG
 
 
@@ -55,5 +55,5 @@ class Gate:
 def gate(record: Path, stops: list[str], turn_s: float | None) -> None:
     """Install a gate in this process; `turn_s` shortens what it waits for another run's effect."""
     if turn_s is not None:
-        ownership.TURN_S = turn_s
+        host_fence.TURN_S = turn_s
     Gate(record, frozenset(stops)).install()

@@ -19,7 +19,7 @@ from typing import Self
 import urllib3
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from tests.cluster.api import Api, Json, gone
 from tests.cluster.oldserver import PodClaim, claim_body, claim_status
 from tests.cluster.rig import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX

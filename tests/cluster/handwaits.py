@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from driver_manager.sandbox import standins
+from driver_manager.sandbox import fake_tools
 from tests.cluster.api import wait_until
 from tests.cluster.conftest import create_operands
 from tests.cluster.kubelet import NEVER
@@ -102,7 +102,7 @@ def _release(stage: Stage) -> None:
 
 
 def _free(stage: Stage) -> None:
-    standins.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+    fake_tools.count(stage.rig.tree.root / "sys/module/rebellions", -1)
 
 
 def _complete(stage: Stage) -> None:

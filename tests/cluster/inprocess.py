@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from driver_manager.adapters import host, kmod, modulefiles, services
-from driver_manager.adapters.clock import SystemClock
-from driver_manager.adapters.commands import Result
+from driver_manager.adapters.host import services
+from driver_manager.adapters.host import system as host_system
+from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.modules import tree as module_tree
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.process.run import Result
 from driver_manager.cli import main, reconcile, restore, wiring
-from driver_manager.sandbox import standins
-from driver_manager.sandbox.hosttree import TOOLS, HostTree
+from driver_manager.sandbox import fake_tools
+from driver_manager.sandbox.host_tree import TOOLS, HostTree
 from tests.fakes.signals import signals_kept
 
 COMMANDS = (reconcile, restore)
@@ -89,10 +92,10 @@ def _tools_called(tree: HostTree) -> Iterator[None]:
         assert name in tools, f"no stand-in for {argv}"
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = standins.main([name, str(tree.root), *argv[1:]])
+            status = fake_tools.main([name, str(tree.root), *argv[1:]])
         return Result(status, out.getvalue(), err.getvalue())
 
     with contextlib.ExitStack() as stack:
-        for module in (host, kmod, modulefiles, services):
+        for module in (host_system, kmod, module_tree, services):
             stack.enter_context(mock.patch.object(module, "run", call))
         yield

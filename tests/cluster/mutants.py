@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from driver_manager import settling
-from driver_manager.domain import labels, planner, taking
+from driver_manager.core.swap import settling
+from driver_manager.core.swap.fence import Hold
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.owning import Hold
+from driver_manager.domain.pods import labels
+from driver_manager.domain.swap import node_patches, planner
 
 
 def apply(name: str) -> None:
@@ -32,7 +33,7 @@ def _unconditional_restore() -> None:
 
 
 def _always_uncordon() -> None:
-    release = taking.release
+    release = node_patches.release
 
     def uncordoning(node: Node, *rest: Any) -> NodeChange:
         change: NodeChange = release(node, *rest)
@@ -42,7 +43,7 @@ def _always_uncordon() -> None:
 
 
 def _keep_journal() -> None:
-    release = taking.release
+    release = node_patches.release
 
     def keeping(node: Node, journal: Any, profile: Any) -> NodeChange:
         change: NodeChange = release(node, journal, profile)
@@ -53,7 +54,7 @@ def _keep_journal() -> None:
 
 
 def _adopt_every_pause() -> None:
-    _replace(taking, "paused_by_others", lambda *_: frozenset())
+    _replace(node_patches, "paused_by_others", lambda *_: frozenset())
 
 
 def _no_owner_check() -> None:

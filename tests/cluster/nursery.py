@@ -17,7 +17,7 @@ from typing import Any
 
 from kubernetes import client, config  # noqa: F401  # imported here so that no child has to
 
-from driver_manager.adapters import kube  # noqa: F401  # likewise
+from driver_manager.adapters.kube import cluster as kube_cluster  # noqa: F401  # likewise
 from driver_manager.cli import main, options, reconcile, restore, status, wiring  # noqa: F401  # likewise
 from tests.cluster import callpoints, mutants
 

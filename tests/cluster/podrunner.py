@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from tests.cluster.api import Api, Json, wait_until
 from tests.cluster.container import Mount, Spec
 from tests.cluster.controlplane import ControlPlane

@@ -14,16 +14,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.kube_api import load_client
-from driver_manager.adapters.leases import LEASE, LeaseSlots
+from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
+from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.domain.reboot import Decision
-from driver_manager.domain.rebootstate import RebootPolicy
-from driver_manager.domain.slots import Slots, SlotsSeen
+from driver_manager.domain.reboot.decision import Decision
+from driver_manager.domain.reboot.slots import Slots, SlotsSeen
+from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.ports import Cluster
-from driver_manager.rebooter import Rebooter, RebootPorts
 from tests.cluster.api import MERGE_PATCH, Api, gone
 from tests.cluster.controlplane import ControlPlane
 from tests.fakes.builders import ASCEND

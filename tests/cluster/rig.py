@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from tests.cluster.api import wait_until
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.kubelet import Node

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.domain.profile import Profile
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from tests.cluster.api import Json
 from tests.cluster.kubelet import Node
 from tests.cluster.podrunner import PodRunner, wait_pod

@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from driver_manager.adapters import kube_retries
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.kube_answers import ApiRejected
-from driver_manager.adapters.kube_api import KubeApi
-from driver_manager.adapters.kube_retries import Retries
+from driver_manager.adapters.kube import retries as kube_retries
+from driver_manager.adapters.kube.answers import ApiRejected
+from driver_manager.adapters.kube.client import KubeApi
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.retries import Retries
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.model import Claim, Node, NodeChange
 from driver_manager.ports import Clock, Reporter

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from driver_manager.adapters.kube_api import load_client
-from driver_manager.domain.rebootstate import RebootPolicy
-from driver_manager.rebooter import MAX_ACTS
+from driver_manager.adapters.kube.client import load_client
+from driver_manager.core.reboot.loop import MAX_ACTS
+from driver_manager.domain.reboot.state import RebootPolicy
 from tests.cluster.api import Api
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.faultbench import enumerate_requests
@@ -99,7 +99,7 @@ def test_the_rebooters_matrix_can_fail(
     control_plane: ControlPlane, admin_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that forgets to give its slot back would be noticed."""
-    monkeypatch.setattr("driver_manager.rebooter.Rebooter._leave_slot", lambda *_: None)
+    monkeypatch.setattr("driver_manager.core.reboot.loop.Rebooter._leave_slot", lambda *_: None)
     with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
         track = Track(control_plane, fleet)
         site, _ = track.run()

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox import standins
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox import fake_tools
+from driver_manager.sandbox.host_tree import HostTree
 from tests.cluster.api import Api, Json
 from tests.cluster.controlplane import ControlPlane
 from tests.cluster.kubelet import NodeFactory, OperandsFactory
@@ -148,7 +148,7 @@ def add_module(tree: HostTree, name: str, *below: str) -> None:
         (folder / file).write_text(f"{text}\n")
     for used in below:
         (tree.root / "sys/module" / used / "holders" / name).touch()
-        standins.count(tree.root / "sys/module" / used, 1)
+        fake_tools.count(tree.root / "sys/module" / used, 1)
 
 
 def nvidia(settle: SettleDropin) -> Site:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox import standins
+from driver_manager.sandbox import fake_tools
 from tests.cluster.api import Api, wait_until
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.handwaits import ASCEND_OLD, ASCEND_ROOT
@@ -118,7 +118,7 @@ def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: S
         tree.wedge()
         wait_until(lambda: rebooted.node.labels().get(KEYS.reboot_required) == "true", "a reboot is asked for", 30.0)
         assert json.loads(marker.read_text())["reason"] == "recovery"
-        (tree.root / standins.WEDGED).unlink()
+        (tree.root / fake_tools.WEDGED).unlink()
         wait_until(lambda: not marker.exists(), "the marker is taken back", 30.0)
         wait_until(lambda: KEYS.reboot_required not in rebooted.node.labels(), "the label is taken back", 30.0)
         assert not tree.is_told_to_reboot

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.kube_api import load_client
+from driver_manager.adapters.kube.client import load_client
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.reboot import Act
-from driver_manager.domain.rebootrecord import Record, encode
-from driver_manager.domain.rebootstate import RebootPolicy
+from driver_manager.domain.reboot.decision import Act
+from driver_manager.domain.reboot.record import Record, encode
+from driver_manager.domain.reboot.state import RebootPolicy
 from tests.cluster.api import Api, wait_until
 from tests.cluster.controlplane import AuditRecord, ControlPlane
 from tests.cluster.kubelet import NodeFactory

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from driver_manager.sandbox import standins
+from driver_manager.sandbox import fake_tools
 from tests.cluster.api import Api, wait_until
 from tests.cluster.callnames import EFFECTS
 from tests.cluster.controlplane import NAMESPACE, ControlPlane, User
@@ -151,7 +151,7 @@ def test_two_that_start_at_the_same_instant_never_both_take_the_node(stage: Stag
         (winner,) = [run for run in pair if run is not loser]
         assert loser.end().code == 11, loser.log
         winner.wait_log("device in use")
-        standins.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+        fake_tools.count(stage.rig.tree.root / "sys/module/rebellions", -1)
         assert winner.end().code == 0, winner.log
         assert_given_back(stage)
         winners.add(pair.index(winner))
@@ -167,7 +167,7 @@ def superseded_by_a_force_deleted_pod(stage: Stage, mutant: str = "") -> tuple[E
     stage.own.api.delete(stage.own.path, grace_s=0)
     stage.own.wait_state("gone")
     heir = stage.pods.pod(Shape(npus=0), namespace=NAMESPACE)
-    standins.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+    fake_tools.count(stage.rig.tree.root / "sys/module/rebellions", -1)
     second = stage.start(*AGAIN, env={"POD_NAME": heir.name}).end()
     before = driver_load(stage)
     first.go_on()
@@ -192,7 +192,7 @@ def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_drive
     second.wait_log("device in use")
     second.stop()
     assert stage.start("--take-over", command="restore", env=BY_HAND).end().code == 0
-    standins.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+    fake_tools.count(stage.rig.tree.root / "sys/module/rebellions", -1)
     second.go_on()
     assert second.end().code == 11, second.log
     assert Left.of(stage) == Left(stage.labels, driver=OLD)

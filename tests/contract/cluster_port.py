@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.clock import SystemClock
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.kube_api import load_client
-from driver_manager.adapters.reporting import LogReporter
+from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
 from driver_manager.domain.model import NodeChange, PodEvent, PodEventKind
 from tests.cluster.api import Api, Json

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.leases import LEASE, LeaseSlots
+from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
 from driver_manager.domain.errors import ApiRefused, Conflict
-from driver_manager.domain.slots import SlotHolder, Slots
+from driver_manager.domain.reboot.slots import SlotHolder, Slots
 from tests.contract.cluster_port import Target
 from tests.fakes.builders import ASCEND
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.adapters.kube import KubeCluster
+from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.domain.errors import ApiRefused, NodeMissing, WatchExpired
 from driver_manager.domain.model import FIELD_MANAGER, Claim, EvictionOutcome, NodeChange, Pod
 from tests.cluster.api import Json, wait_until

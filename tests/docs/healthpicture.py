@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from driver_manager.domain.health import TRANSITIONS, WRITER, Act, History, State, Surroundings, due
+from driver_manager.domain.health.machine import TRANSITIONS, WRITER, Act, History, State, Surroundings, due
 from driver_manager.domain.markers import RECOVERY, Marker
 from tests.docs.markdown import table
 

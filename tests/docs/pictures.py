@@ -7,9 +7,9 @@ import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from driver_manager.domain import steps
 from driver_manager.domain.profile import Strategy
-from driver_manager.domain.steps import Decision
+from driver_manager.domain.swap import steps
+from driver_manager.domain.swap.steps import Decision
 from tests.docs import healthpicture, planpicture, rebootpicture
 from tests.docs.markdown import DOCS, main
 

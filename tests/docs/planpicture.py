@@ -9,13 +9,13 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from driver_manager.domain import selectors
-from driver_manager.domain.clearing import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Claim, EvictionRules, Host, Loader, Node, Observation, Pod, Policy
-from driver_manager.domain.planner import plan
 from driver_manager.domain.profile import Profile, Strategy
-from driver_manager.domain.steps import (
+from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.steps import (
     Decision,
     PauseLast,
     Plan,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from driver_manager.domain.probing import PARSERS
+from driver_manager.domain.health.probe_output import PARSERS
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
 from tests.docs.markdown import code, table

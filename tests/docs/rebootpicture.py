@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from unittest import mock
 
-from driver_manager import rebooter
-from driver_manager.domain import reboot, slots
-from driver_manager.domain.reboot import ASKS, GUARDS, Act, Decision
-from driver_manager.domain.rebootstate import RebootPolicy, State
-from driver_manager.domain.schedule import parse
-from driver_manager.domain.slots import Slots
+from driver_manager.core.reboot import loop as reboot_loop
+from driver_manager.domain.reboot import decision as reboot_decision
+from driver_manager.domain.reboot import slots
+from driver_manager.domain.reboot.decision import ASKS, GUARDS, Act, Decision
+from driver_manager.domain.reboot.slots import Slots
+from driver_manager.domain.reboot.state import RebootPolicy, State
+from driver_manager.domain.reboot.windows import parse
 from tests.docs.markdown import table
 from tests.fakes.rebooting import APPROVE, KEYS, Fleet, Site
 
@@ -30,7 +31,7 @@ class Seen:
 
     def decide(self, state: State) -> Decision:
         """The product's decision, noted."""
-        decision = reboot.decide(state)
+        decision = reboot_decision.decide(state)
         guard = next(guard for guard in GUARDS if guard(state) is not None)
         self.by_guard.setdefault(_name(guard), {}).setdefault(decision.act, decision.reason)
         if decision.act not in ASKS:
@@ -202,7 +203,7 @@ STORIES: tuple[Callable[[], None], ...] = (
 def seen() -> Seen:
     """All stories, played once."""
     found = Seen()
-    with mock.patch.object(rebooter, "decide", found.decide):
+    with mock.patch.object(reboot_loop, "decide", found.decide):
         for story in STORIES:
             found.last.clear()
             story()

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from driver_manager import settings
-from driver_manager.adapters.leases import LEASE
+from driver_manager.adapters.kube.leases import LEASE
+from driver_manager.cli.help_screen import SettingOption
 from driver_manager.cli.main import COMMANDS, cli
-from driver_manager.cli.screenhelp import SettingOption
 from driver_manager.domain.errors import EXIT_MEANINGS
 from driver_manager.domain.events import EVENTS
-from driver_manager.domain.health import History
-from driver_manager.domain.healthreport import PREFIX, Report, families
+from driver_manager.domain.health.machine import History
+from driver_manager.domain.health.metrics import PREFIX, Report, families
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from driver_manager.profiles import builtin
 from driver_manager.settings import Kind, Setting

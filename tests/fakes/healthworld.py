@@ -6,14 +6,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from driver_manager.core.health.loop import HealthWatch, WatchPolicy
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health import Surroundings, is_own
-from driver_manager.domain.healthreport import Report
+from driver_manager.domain.health.machine import Surroundings, is_own
+from driver_manager.domain.health.metrics import Report
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker, MarkerUnreadable
 from driver_manager.domain.model import Health, ProbeResult
-from driver_manager.health_watch import HealthWatch, WatchPolicy
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.killer import Killed, Killer
 

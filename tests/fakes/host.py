@@ -21,8 +21,8 @@ from driver_manager.domain.model import (
     ModuleFile,
     ProbeResult,
 )
+from driver_manager.domain.modules import closure
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.unloading import closure
 from tests.fakes.killer import Killer
 
 KERNEL = "6.1.0-fake"

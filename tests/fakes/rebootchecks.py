@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from driver_manager.domain.rebootstate import RebootPolicy
-from driver_manager.domain.schedule import parse
+from driver_manager.domain.reboot.state import RebootPolicy
+from driver_manager.domain.reboot.windows import parse
 from tests.fakes.killer import Killer
 from tests.fakes.rebooting import APPROVE, KEYS, Fleet, Site, check_clean, check_rebooted_once, unavailable
 

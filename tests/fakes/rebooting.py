@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from driver_manager.domain import markers, rebootrecord, slots
+from driver_manager.core.reboot.loop import Rebooter, RebootPorts
+from driver_manager.domain import markers
 from driver_manager.domain.errors import ApiUnavailable, Conflict, PodsRemain
-from driver_manager.domain.looking import Look
 from driver_manager.domain.markers import Marker, MarkerUnreadable
-from driver_manager.domain.reboot import Decision
-from driver_manager.domain.rebootrecord import Record
-from driver_manager.domain.rebootstate import RebootPolicy
-from driver_manager.domain.slots import Slots, SlotsSeen
-from driver_manager.rebooter import Rebooter, RebootPorts
+from driver_manager.domain.reboot import record as reboot_record
+from driver_manager.domain.reboot import slots
+from driver_manager.domain.reboot.decision import Decision
+from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.reboot.slots import Slots, SlotsSeen
+from driver_manager.domain.reboot.snapshot import Look
+from driver_manager.domain.reboot.state import RebootPolicy
 from tests.fakes.builders import ASCEND, node
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster
@@ -84,7 +86,7 @@ class FakeRebootHost:
 
     def keep(self, record: Record) -> None:
         with self.site.killer.call("keep", effect=True):
-            self.text = rebootrecord.encode(record)
+            self.text = reboot_record.encode(record)
 
     def why_not_ready(self) -> str:
         with self.site.killer.call("driver"):
@@ -109,7 +111,7 @@ class FakeRebootHost:
 
     def remembered(self) -> Record:
         """The record on disk."""
-        return rebootrecord.decode(self.text) if self.text is not None else Record()
+        return reboot_record.decode(self.text) if self.text is not None else Record()
 
     def _told(self, how: str) -> str:
         with self.site.killer.call(how, effect=True):

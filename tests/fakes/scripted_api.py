@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.kube import KubeCluster
+from driver_manager.adapters.kube.cluster import KubeCluster
 from tests.fakes.clock import FakeClock, RecordingReporter
 
 NODE = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "7", "labels": {"a": "b"}}, "spec": {}}

@@ -15,7 +15,7 @@ from typing import Any
 
 from urllib3 import HTTPHeaderDict, HTTPResponse
 
-from driver_manager.adapters.kube_api import KubeApi
+from driver_manager.adapters.kube.client import KubeApi
 from driver_manager.domain.errors import ApiUnavailable
 from tests.fakes.clock import FakeClock, RecordingReporter
 

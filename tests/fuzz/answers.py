@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.leases import LeaseSlots
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.leases import LeaseSlots
+from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.domain.journal import encode
 from driver_manager.domain.model import Claim, Eviction, Node, NodeChange, PodEvent, PodList, Policy
-from driver_manager.domain.planner import plan
-from driver_manager.domain.slots import SlotHolder, Slots, SlotsSeen
-from driver_manager.domain.slots import encode as encode_slots
-from driver_manager.observe import Identity, observe
+from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
+from driver_manager.domain.reboot.slots import encode as encode_slots
+from driver_manager.domain.swap.planner import plan
 from tests.fakes.builders import ASCEND, LABELS, ME, PROFILE, host, journal, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fuzz.oracle import assert_conforms

@@ -9,21 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from driver_manager import profiles, settings
-from driver_manager.adapters import mounts
-from driver_manager.adapters.statusserver import parse_address
-from driver_manager.domain import health, journal, labels, markers, probing, rebootrecord, schedule, selectors, slots
+from driver_manager.adapters.host import mounts
+from driver_manager.adapters.report.http import parse_address
+from driver_manager.domain import journal, markers, selectors
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.digest import is_digest
-from driver_manager.domain.health import History, Surroundings
-from driver_manager.domain.healthreport import Report, exposition, families
+from driver_manager.domain.health import machine, probe_output
+from driver_manager.domain.health.machine import History, Surroundings
+from driver_manager.domain.health.metrics import Report, exposition, families
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import ProbeResult
+from driver_manager.domain.pods import labels
+from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.rebootrecord import Record
-from driver_manager.domain.slots import Slots
-from driver_manager.sandbox.standins import NPU_SMI_TABLE
+from driver_manager.domain.reboot import record as reboot_record
+from driver_manager.domain.reboot import slots, windows
+from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.reboot.slots import Slots
+from driver_manager.sandbox.fake_tools import NPU_SMI_TABLE
 from tests.fakes.builders import PAUSED
 from tests.fuzz.oracle import assert_conforms
 from tests.fuzz.target import Form, Target, text_of
@@ -81,15 +85,15 @@ def read_marker(data: bytes) -> None:
         # The oldest evidence may go: what is written anew is spelled in full and may be longer than what was read.
         again = markers.decode(markers.encode(found))
         assert replace(again, evidence=()) == replace(found, evidence=())
-    request = rebootrecord.request_of(found, BOOT)
+    request = reboot_record.request_of(found, BOOT)
     assert_speakable(request.key)
     assert len(request.key) < 100
 
 
 def read_record(data: bytes) -> None:
-    found = rebootrecord.decode(text_of(data))
+    found = reboot_record.decode(text_of(data))
     assert_conforms(found, Record)
-    assert rebootrecord.decode(rebootrecord.encode(found)) == found
+    assert reboot_record.decode(reboot_record.encode(found)) == found
 
 
 def read_slots(data: bytes) -> None:
@@ -113,26 +117,26 @@ SEEN = Surroundings(
 
 def read_health_record(data: bytes) -> None:
     text = text_of(data)
-    assert_conforms(health.recorded(text, BOOT), History)
-    found = health.resume(text, SEEN, 100.0, 60.0, 3)
+    assert_conforms(machine.recorded(text, BOOT), History)
+    found = machine.resume(text, SEEN, 100.0, 60.0, 3)
     assert_conforms(found, History)
-    assert health.recorded(health.encode(found, BOOT), BOOT).state is found.state
+    assert machine.recorded(machine.encode(found, BOOT), BOOT).state is found.state
     assert_speakable(found.reason, *found.evidence, exposition(families(Report(found))))
 
 
 def read_probe_output(data: bytes) -> None:
     """The first byte picks the parser, the second the exit status."""
-    names = sorted(probing.PARSERS)
+    names = sorted(probe_output.PARSERS)
     kind, status, out = data[:1] or b"\0", data[1:2] or b"\0", text_of(data[2:])
     said = out.splitlines()[-1][:300] if out.splitlines() else ""
-    found = probing.parse(names[kind[0] % len(names)], status[0], out, said, PRESENT)
+    found = probe_output.parse(names[kind[0] % len(names)], status[0], out, said, PRESENT)
     assert_conforms(found, ProbeResult)
     assert_speakable(found.reason, *(one.name + one.reason + one.address for one in found.devices))
     exposition(families(Report(History(), found)))
 
 
 def probe_seed(parser: str, status: int, out: str | bytes) -> bytes:
-    number = sorted(probing.PARSERS).index(parser)
+    number = sorted(probe_output.PARSERS).index(parser)
     return bytes([number, status]) + (out.encode() if isinstance(out, str) else out)
 
 
@@ -171,9 +175,9 @@ def read_selector(data: bytes) -> None:
 
 
 def read_schedule(data: bytes) -> None:
-    found = schedule.parse(text_of(data))
+    found = windows.parse(text_of(data))
     assert isinstance(found.is_open(1_700_000_000.0), bool)
-    assert schedule.parse(found.text).windows == found.windows
+    assert windows.parse(found.text).windows == found.windows
 
 
 def read_duration(data: bytes) -> None:
@@ -207,7 +211,7 @@ MOUNTS = (
     b"37 36 0:32 / /run/rbln/driver/a\\040b\\134 rw - tmpfs tmpfs rw\n"
 )
 
-HEALTH = health.encode(
+HEALTH = machine.encode(
     replace(History(), reason="npu 0 chip 0 is Critical", failures=2, evidence=("1 unhealthy: x",), driver="7",
             stuck=Owner(pid=7, start_ticks=8, pid_namespace=9)),
     BOOT,

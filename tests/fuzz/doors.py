@@ -13,9 +13,9 @@ from unittest.mock import patch
 import psutil
 
 from driver_manager import settings
-from driver_manager.adapters.endpoint import Endpoint, Heartbeat
-from driver_manager.adapters.loopclock import LoopClock
-from driver_manager.adapters.statusserver import MAX_REQUEST_BYTES, _Client
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.report.http import MAX_REQUEST_BYTES, _Client
+from driver_manager.adapters.report.metrics import Endpoint, Heartbeat
 from driver_manager.cli.main import COMMANDS, run
 from driver_manager.domain.errors import ExitCode
 from tests.fakes.clock import FakeClock

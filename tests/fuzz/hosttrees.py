@@ -13,24 +13,25 @@ from unittest.mock import patch
 
 import psutil
 
-from driver_manager.adapters import modulefiles, procfs
-from driver_manager.adapters.commands import Result
-from driver_manager.adapters.elf import exported_symbols, needed_symbols
-from driver_manager.adapters.healthmarks import HostMarks
-from driver_manager.adapters.holders import bound_to, find_holders
-from driver_manager.adapters.hostfacts import read_host
-from driver_manager.adapters.modulefiles import ModuleTrees
-from driver_manager.adapters.pci import served_devices
-from driver_manager.adapters.rebootfiles import RebootFiles
-from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.host.facts import read_host
+from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.holders import bound_to, find_holders
+from driver_manager.adapters.host.modules import tree as module_tree
+from driver_manager.adapters.host.modules.elf import exported_symbols, needed_symbols
+from driver_manager.adapters.host.modules.tree import ModuleTrees
+from driver_manager.adapters.host.pci import served_devices
+from driver_manager.adapters.host.reboot_files import RebootFiles
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.process import identity
+from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.health import Surroundings
+from driver_manager.domain.health.machine import Surroundings
 from driver_manager.domain.journal import OldDriver, Owner
-from driver_manager.domain.looking import Look
 from driver_manager.domain.model import DriverSource, Holder, Host, Policy
-from driver_manager.domain.planner import plan
 from driver_manager.domain.profile import LoadScope
-from driver_manager.domain.rebootrecord import Record
+from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.reboot.snapshot import Look
+from driver_manager.domain.swap.planner import plan
 from tests.fakes.builders import ASCEND, PROFILE, journal, observation
 from tests.fakes.clock import FakeClock
 from tests.fuzz.documents import MOUNTS, golden
@@ -170,7 +171,7 @@ def laid_out(data: bytes, lock: str = "") -> Generator[Tree, None, None]:
     before = tree.fingerprint()
     said = Result(0, tree.said, "")
     try:
-        with patch.object(modulefiles, "run", lambda _argv: said):
+        with patch.object(module_tree, "run", lambda _argv: said):
             yield tree
     finally:
         if lock and not any(row[0] == f"{tree.root}{lock}" for row in before):
@@ -204,7 +205,7 @@ def read_processes(data: bytes) -> None:
             assert_conforms(found, Holder)
             assert found.process.isprintable()
         assert_conforms(bound_to(tree.roots.proc, frozenset({"0:31"})), tuple[tuple[int, str], ...])
-        procfs.lives(Owner(pid=7, start_ticks=5000, pid_namespace=1), tree.roots.proc)
+        identity.lives(Owner(pid=7, start_ticks=5000, pid_namespace=1), tree.roots.proc)
         served_devices(tree.roots, PROFILE)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from driver_manager import profiles
-from driver_manager.adapters.modulefiles import ModuleTrees
-from driver_manager.adapters.rooted import HostFiles
+from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.escaping import one_line, shown
 from driver_manager.domain.profile import LoadScope
-from driver_manager.domain.texts import one_line, shown
 from tests.fuzz.answers import CLAIM, LEASE, NODE, POD, PODS
 from tests.fuzz.documents import HEALTH, SHIPPED, probe_seed
 from tests.fuzz.hosttrees import KERNEL, TOOLS, part

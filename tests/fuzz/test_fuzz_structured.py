@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from driver_manager.adapters.roots import HostRoots
-from driver_manager.domain import labels
+from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.probes import npu_smi
+from driver_manager.domain.health.parsers import npu_smi
+from driver_manager.domain.pods import labels
 from tests.fuzz import target as targets_form
 from tests.fuzz.mutation import amplified, mutated
 from tests.fuzz.target import Form, Target, TooSlowError, check
@@ -111,7 +111,7 @@ def reads_with(target: Target, monkeypatch: pytest.MonkeyPatch, broken: object, 
 
 
 def test_a_reader_that_lets_a_key_error_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from driver_manager.domain import slots  # noqa: PLC0415  # the module whose part is broken here
+    from driver_manager.domain.reboot import slots  # noqa: PLC0415  # the module whose part is broken here
 
     def careless(entry: dict[str, object]) -> object:
         return slots.SlotHolder(str(entry["node"]), str(entry["uid"]), str(entry["bootId"]), entry["since"])  # type: ignore[arg-type]

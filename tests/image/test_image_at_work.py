@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from driver_manager.cli.main import COMMANDS
-from driver_manager.sandbox import standins
+from driver_manager.sandbox import fake_tools
 from tests.cluster.controlplane import ControlPlane, User
 from tests.cluster.kubelet import NodeFactory, OperandsFactory
 from tests.cluster.rig import JOURNAL, NEW, NEW_DIGEST, PREFIX, Rig
@@ -63,9 +63,9 @@ class ImageRig(Rig):
         (self._account / "ca.crt").write_bytes(plane.ca.read_bytes())
         (self._account / "token").write_text(user.token)
         (self._account / "namespace").write_text("rbln-system")
-        place = f"{TREE}/lib/python3.11/site-packages/driver_manager/sandbox/standins.py"
+        place = f"{TREE}/lib/python3.11/site-packages/driver_manager/sandbox/fake_tools.py"
         for tool in [*self.tree.bin.iterdir(), *self.tree.root.rglob("rbln-smi")]:
-            text = tool.read_text().replace(sys.executable, f"{TREE}/bin/python3").replace(standins.__file__, place)
+            text = tool.read_text().replace(sys.executable, f"{TREE}/bin/python3").replace(fake_tools.__file__, place)
             tool.write_text(text)
         return self
 

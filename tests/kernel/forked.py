@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kubernetes import client, config  # noqa: F401  # imported here so that no child has to
 
-from driver_manager.adapters import kube  # noqa: F401  # likewise
+from driver_manager.adapters.kube import cluster as kube_cluster  # noqa: F401  # likewise
 from driver_manager.cli import health_watch, holders, main, preflight, reconcile, restore, status  # noqa: F401  # likewise
 
 RUN_TIMEOUT_S = 60.0

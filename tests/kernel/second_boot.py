@@ -17,14 +17,14 @@ from typing import Any
 import urllib3
 
 from driver_manager import profiles
-from driver_manager.adapters.clock import SystemClock
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.leases import LeaseSlots
-from driver_manager.adapters.rebooting import HostRebooter
-from driver_manager.adapters.roots import HostRoots
-from driver_manager.domain.looking import is_idle
-from driver_manager.domain.rebootstate import RebootPolicy
-from driver_manager.rebooter import Rebooter, RebootPorts
+from driver_manager.adapters.host.reboot import HostRebooter
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.leases import LeaseSlots
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.core.reboot.loop import Rebooter, RebootPorts
+from driver_manager.domain.reboot.snapshot import is_idle
+from driver_manager.domain.reboot.state import RebootPolicy
 from tests.fakes.clock import RecordingReporter
 from tests.kernel.guest_fixtures import DriverRoots, modprobe
 from tests.kernel.reboots import ASKED, DISK, MARKER, OUTCOME, RECORD, boot_id, environment, guest_node, write_json

@@ -10,7 +10,7 @@ HOST_MUTANTS = (
     Mutant(
         "join-on-a-stuck-child",
         "a probe that cannot be killed is never waited for",
-        "adapters/supervisor.py",
+        "adapters/process/supervisor.py",
         "        self._clear(child.group)\n",
         "        os.waitpid(child.group, 0)\n        self._clear(child.group)\n",
         ("unit/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
@@ -19,7 +19,7 @@ HOST_MUTANTS = (
     Mutant(
         "stuck-child-doubled",
         "at most one probe that cannot be killed is outstanding",
-        "adapters/supervisor.py",
+        "adapters/process/supervisor.py",
         "        if stuck is not None:\n            raise StillStuckError(stuck.pid)\n",
         "",
         ("unit/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
@@ -27,7 +27,7 @@ HOST_MUTANTS = (
     Mutant(
         "marker-before-withdrawal",
         "the ready marker goes before the recovery is asked for",
-        "domain/health.py",
+        "domain/health/machine.py",
         "            if seen.ready:\n"
         "                acts.append(Act.WITHDRAW_READY)\n"
         "            if seen.may_request and history.failures:\n"
@@ -41,7 +41,7 @@ HOST_MUTANTS = (
     Mutant(
         "unknown-is-a-failure",
         "an unknown sample does not count towards a wedge",
-        "domain/health.py",
+        "domain/health/machine.py",
         "    if finding is Finding.UNKNOWN:\n        return after\n",
         "",
         ("unit/test_health.py::test_samples_in_a_row_lead_to_a_state",),
@@ -49,7 +49,7 @@ HOST_MUTANTS = (
     Mutant(
         "unknown-clears",
         "an unknown sample does not clear a wedge",
-        "domain/health.py",
+        "domain/health/machine.py",
         "        Finding.UNKNOWN: State.WEDGED,",
         "        Finding.UNKNOWN: State.HEALTHY,",
         ("unit/test_health.py::test_samples_in_a_row_lead_to_a_state",),
@@ -57,7 +57,7 @@ HOST_MUTANTS = (
     Mutant(
         "wedged-a-failure-early",
         "three failures in a row are a wedge, and not two",
-        "domain/health.py",
+        "domain/health/machine.py",
         "            return Finding.LAST_BAD if history.failures + 1 >= threshold else Finding.BAD",
         "            return Finding.LAST_BAD if history.failures + 2 >= threshold else Finding.BAD",
         ("unit/test_health_watch.py::test_a_wedge_is_declared_at_the_third_failure_and_not_before",),
@@ -65,7 +65,7 @@ HOST_MUTANTS = (
     Mutant(
         "upgrade-marker-replaced",
         "health watch never touches an upgrade marker",
-        "domain/health.py",
+        "domain/health/machine.py",
         "    return marker.reason == RECOVERY and marker.writer == WRITER",
         "    return marker.writer == WRITER or True",
         ("unit/test_health.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
@@ -73,7 +73,7 @@ HOST_MUTANTS = (
     Mutant(
         "judged-during-a-reconcile",
         "nothing is judged while a reconcile is at work",
-        "domain/health.py",
+        "domain/health/machine.py",
         '    if seen.is_reconciling:\n        return "a reconcile is under way"\n',
         "",
         ("unit/test_health.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),
@@ -81,7 +81,7 @@ HOST_MUTANTS = (
     Mutant(
         "other-boot-marker-acted-on",
         "a marker of another boot is cleared and never acted on",
-        "domain/looking.py",
+        "domain/reboot/snapshot.py",
         '    return boot not in ("", look.boot_id)',
         "    return False",
         ("unit/test_rebooter.py::test_a_stale_marker_is_cleared_and_never_acted_on",),
@@ -89,7 +89,7 @@ HOST_MUTANTS = (
     Mutant(
         "foreign-marker-acted-on",
         "a marker of another node reboots nothing",
-        "domain/rebootstate.py",
+        "domain/reboot/state.py",
         "        if marker is None or self.is_stale or is_foreign(marker, self.policy.node):",
         "        if marker is None or self.is_stale:",
         ("unit/test_rebooter.py::test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone",),
@@ -105,7 +105,7 @@ HOST_MUTANTS = (
     Mutant(
         "approval-not-consumed",
         "an approval is good for one reboot",
-        "domain/rebootpatches.py",
+        "domain/reboot/patches.py",
         "        notes[keys.approve_reboot] = None\n",
         "        pass\n",
         ("unit/test_rebooter.py::test_an_approval_set_in_advance_is_good_for_one_reboot",),
@@ -113,7 +113,7 @@ HOST_MUTANTS = (
     Mutant(
         "no-approval-needed",
         "nothing reboots without an approval",
-        "domain/reboot.py",
+        "domain/reboot/decision.py",
         "    _approval,\n    _uptime,",
         "    _uptime,",
         ("unit/test_rebooter.py::test_without_an_approval_it_waits_and_holds_nothing",),
@@ -121,7 +121,7 @@ HOST_MUTANTS = (
     Mutant(
         "young-host-rebooted",
         "a host that is up for less than the minimum is not rebooted",
-        "domain/reboot.py",
+        "domain/reboot/decision.py",
         "    _uptime,\n    _attempts,",
         "    _attempts,",
         ("unit/test_rebooter.py::test_a_host_that_is_not_up_for_long_waits",),
@@ -129,7 +129,7 @@ HOST_MUTANTS = (
     Mutant(
         "endless-attempts",
         "a node is not rebooted more often than the cap",
-        "domain/reboot.py",
+        "domain/reboot/decision.py",
         "    _attempts,\n    _window,",
         "    _window,",
         ("unit/test_rebooter.py::test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more",),
@@ -137,7 +137,7 @@ HOST_MUTANTS = (
     Mutant(
         "no-room-needed",
         "no more nodes reboot at once than allowed",
-        "domain/slots.py",
+        "domain/reboot/slots.py",
         "        return Slots((*others, me)) if is_in or len(others) < limit else None",
         "        return Slots((*others, me))",
         ("unit/test_slots.py::test_who_is_in_stays_in_with_its_new_boot_though_all_slots_are_taken",),
@@ -145,7 +145,7 @@ HOST_MUTANTS = (
     Mutant(
         "slot-by-name",
         "a node of the same name does not inherit a slot",
-        "domain/slots.py",
+        "domain/reboot/slots.py",
         "        return next((holder for holder in self.holders if holder.uid == uid), None)",
         "        return self.holders[0] if self.holders else None",
         ("unit/test_slots.py::test_a_node_of_the_same_name_and_another_uid_holds_nothing",),
@@ -153,7 +153,7 @@ HOST_MUTANTS = (
     Mutant(
         "slot-freed-on-not-ready",
         "a node that is not Ready keeps its slot",
-        "domain/reboot.py",
+        "domain/reboot/decision.py",
         "    if node is None or node.is_ready is not True:",
         "    if node is None:",
         ("unit/test_reboot_decisions.py::test_a_state_has_its_decision_and_its_reason",),
@@ -161,7 +161,7 @@ HOST_MUTANTS = (
     Mutant(
         "slots-without-precondition",
         "two nodes that ask at once do not both get the last slot",
-        "adapters/leases.py",
+        "adapters/kube/leases.py",
         'encode(slots)}, "resourceVersion": version}',
         "encode(slots)}}",
         ("unit/test_contract_on_sandbox.py::TestSlotsOnSandbox",),
@@ -169,7 +169,7 @@ HOST_MUTANTS = (
     Mutant(
         "suspended-process-reboots",
         "a process that was suspended does not reboot on what it knew before",
-        "rebooter.py",
+        "core/reboot/loop.py",
         "        return is_fresh and (now.boot_id, now.marker) == (look.boot_id, look.marker)",
         "        return True",
         (PROPERTIES + "test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on",),
@@ -177,7 +177,7 @@ HOST_MUTANTS = (
     Mutant(
         "link-followed-on-write",
         "no file is written through a symlink",
-        "adapters/rooted.py",
+        "adapters/host/files.py",
         "with place(root, path, missing=missing) as where:",
         "with place(root, path, missing=missing, follow_last=True) as where:",
         ("unit/test_rooted.py::test_a_link_in_the_files_place_is_replaced_not_followed",),
@@ -185,7 +185,7 @@ HOST_MUTANTS = (
     Mutant(
         "link-leads-out",
         "no path on the host leads out of the host's root",
-        "adapters/rooted.py",
+        "adapters/host/files.py",
         '            if target.startswith("/"):\n                done = []\n',
         '            if target.startswith("/"):\n                return Path(target)\n',
         ("unit/test_rooted.py::test_no_path_leads_out_of_the_host",),
@@ -193,7 +193,7 @@ HOST_MUTANTS = (
     Mutant(
         "torn-write",
         "a file on the host is whole or as it was",
-        "adapters/rooted.py",
+        "adapters/host/files.py",
         "    temporary = _written_beside(where, text, mode)\n    try:\n        _rename(where, temporary, where.name)\n",
         "    temporary = where.name\n"
         "    try:\n"

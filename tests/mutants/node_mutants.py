@@ -8,7 +8,7 @@ NODE_MUTANTS = (
     Mutant(
         "two-patch-pause",
         "pause, cordon and journal are one patch",
-        "executor.py",
+        "core/swap/executor.py",
         "            self._paused_at = "
         "self._ports.cluster.patch_node(step.change, step.resource_version).resource_version",
         "            later = {key: step.change.annotations[key] for key in step.change.annotations}\n"
@@ -21,7 +21,7 @@ NODE_MUTANTS = (
     Mutant(
         "journal-after-the-pause",
         "the journal is on the node before a label is paused",
-        "domain/taking.py",
+        "domain/swap/node_patches.py",
         "        annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},",
         "        annotations={key: value for key, value in annotations.items() if key != profile.keys.journal},",
         ("unit/test_taking.py::test_pause_cordon_and_journal_are_one_patch",),
@@ -29,7 +29,7 @@ NODE_MUTANTS = (
     Mutant(
         "unconditional-restore",
         "a label that somebody edited during the pause stays as edited",
-        "domain/labels.py",
+        "domain/pods/labels.py",
         "        if key in labels and _is_pause_of(original, labels[key], paused_value)",
         "        if key in labels and labels[key] != original",
         ("unit/test_taking.py::test_a_label_edited_during_the_pause_is_left_alone",),
@@ -37,7 +37,7 @@ NODE_MUTANTS = (
     Mutant(
         "label-made-anew",
         "no label is created that is not there",
-        "domain/labels.py",
+        "domain/pods/labels.py",
         "        if key in labels and _is_pause_of(original, labels[key], paused_value)",
         "        if key not in labels or _is_pause_of(original, labels[key], paused_value)",
         ("unit/test_taking.py::test_a_label_deleted_during_the_pause_is_not_made_again",),
@@ -45,7 +45,7 @@ NODE_MUTANTS = (
     Mutant(
         "value-overflow",
         "a paused value is a valid label value, however long the original is",
-        "domain/labels.py",
+        "domain/pods/labels.py",
         "    return combined if len(combined) <= MAX_LABEL_VALUE_CHARS else paused_value",
         "    return combined",
         ("unit/test_labels.py::test_every_paused_form_is_a_label_value_and_is_recognised",),
@@ -53,7 +53,7 @@ NODE_MUTANTS = (
     Mutant(
         "false-is-paused-too",
         "what is switched off is left alone",
-        "domain/labels.py",
+        "domain/pods/labels.py",
         '    return value not in (None, "", "false")',
         '    return value not in (None, "")',
         ("unit/test_labels.py::test_false_empty_and_absent_are_left_alone",),
@@ -61,7 +61,7 @@ NODE_MUTANTS = (
     Mutant(
         "journal-not-believed",
         "a custom value that did not fit comes back from the journal",
-        "domain/labels.py",
+        "domain/pods/labels.py",
         "            found[key] = known if ours and known is not None else decoded(value, paused_value)",
         "            found[key] = decoded(value, paused_value)",
         ("unit/test_labels.py::test_the_journal_explains_a_paused_value_that_did_not_fit",),
@@ -77,7 +77,7 @@ NODE_MUTANTS = (
     Mutant(
         "always-uncordon",
         "an administrator's cordon stays",
-        "domain/taking.py",
+        "domain/swap/node_patches.py",
         "    if journal.cordoned and profile.keys.cordon in node.annotations:\n"
         "        annotations[profile.keys.cordon] = None\n"
         "        unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None",
@@ -87,7 +87,7 @@ NODE_MUTANTS = (
     Mutant(
         "renewed-cordon-lifted",
         "a cordon that an administrator lifted and set again is theirs",
-        "domain/taking.py",
+        "domain/swap/node_patches.py",
         "    return is_told and is_same_node and journal.cordon_manager != node.cordon_manager",
         "    return False",
         ("unit/test_taking.py::test_a_cordon_that_somebody_set_anew_meanwhile_is_theirs_where_the_server_tells",),
@@ -95,7 +95,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-resource-version",
         "a node edited between observation and pause is observed again",
-        "executor.py",
+        "core/swap/executor.py",
         "patch_node(step.change, step.resource_version)",
         "patch_node(step.change, None)",
         ("unit/test_executor.py::test_a_node_edited_before_the_pause_is_observed_again",),
@@ -103,7 +103,7 @@ NODE_MUTANTS = (
     Mutant(
         "precondition-not-sent",
         "a stale patch is refused by the API server",
-        "adapters/kube.py",
+        "adapters/kube/cluster.py",
         '            metadata["resourceVersion"] = resource_version\n',
         "            pass\n",
         ("unit/test_kube_adapter.py::test_a_change_is_one_merge_patch",),
@@ -111,7 +111,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-boot-id-check",
         "a run of an earlier boot is dead, whatever process has its number now",
-        "observe.py",
+        "core/swap/observe.py",
         "    if not owner.pid or (boot_id and owner.boot_id != boot_id):",
         "    if not owner.pid:",
         ("unit/test_observe.py::test_a_process_of_an_earlier_boot_is_dead_wherever_we_look_from",),
@@ -119,7 +119,7 @@ NODE_MUTANTS = (
     Mutant(
         "owner-not-asked",
         "two runs never interleave",
-        "domain/planner.py",
+        "domain/swap/planner.py",
         "    if journal is None or take_over or obs.owner_alive is False or journal.owner == obs.me:\n        return\n",
         "    return\n",
         ("unit/test_planner_refusals.py",),
@@ -127,7 +127,7 @@ NODE_MUTANTS = (
     Mutant(
         "taken-over-node-given-back",
         "a node that another run took over is left to it",
-        "settling.py",
+        "core/swap/settling.py",
         "        self.refuse_foreign(node, journal)\n        is_same",
         "        is_same",
         ("unit/test_settling.py::test_a_node_that_another_run_took_over_is_left_to_it",),
@@ -135,7 +135,7 @@ NODE_MUTANTS = (
     Mutant(
         "never-hold",
         "operands do not come back to a node whose old driver is gone",
-        "settling.py",
+        "core/swap/settling.py",
         "        return self._is_driver_unusable or not has_root(loaded, self._profile.modules)",
         "        return False",
         ("unit/test_settling.py::test_a_node_whose_old_driver_is_gone_is_held_with_its_journal",),
@@ -143,7 +143,7 @@ NODE_MUTANTS = (
     Mutant(
         "interrupted-giving-back",
         "SIGTERM does not interrupt the giving back",
-        "settling.py",
+        "core/swap/settling.py",
         "        with self._clock.shielded():\n            if hurry:",
         "        if True:\n            if hurry:",
         ("unit/test_settling.py::test_giving_back_after_a_failure_is_not_interrupted_by_sigterm",),
@@ -151,7 +151,7 @@ NODE_MUTANTS = (
     Mutant(
         "taken-before-it-is-noted",
         "a patch whose answer is lost is given back",
-        "executor.py",
+        "core/swap/executor.py",
         "        self._settler.took(step.journal)\n"
         "        with self._hold.taking(step.journal.owner):\n"
         "            self._paused_at = self._ports.cluster."
@@ -165,7 +165,7 @@ NODE_MUTANTS = (
     Mutant(
         "retry-by-name",
         "a pod of the same name is never evicted in place of the one that was meant",
-        "adapters/kube.py",
+        "adapters/kube/cluster.py",
         '        options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}',
         '        options = {"dryRun": ["All"]} if dry_run else {}',
         ("unit/test_kube_workloads.py::test_an_eviction_names_exactly_one_pod_and_leaves_its_grace_alone",),
@@ -173,7 +173,7 @@ NODE_MUTANTS = (
     Mutant(
         "evicts-without-consent",
         "users' pods are evicted only where that was asked for",
-        "domain/workloads.py",
+        "domain/pods/workloads.py",
         "    if is_given or judged.fate is Fate.WAIT or judged.remedy == USE_LABEL:",
         "    if True:",
         ("unit/test_workloads.py",),
@@ -181,7 +181,7 @@ NODE_MUTANTS = (
     Mutant(
         "empty-dir-lost",
         "no emptyDir data is lost without consent",
-        "domain/workloads.py",
+        "domain/pods/workloads.py",
         "    if pod.has_empty_dir and not rules.deletes_empty_dirs:",
         "    if False:",
         ("unit/test_workloads.py",),
@@ -189,7 +189,7 @@ NODE_MUTANTS = (
     Mutant(
         "unloaded-driver-evicts",
         "with no driver loaded nobody is evicted or waited for",
-        "domain/planner.py",
+        "domain/swap/planner.py",
         "    taken = _taken(obs, profile, policy, stale, cordon=False) if owns else ()",
         "    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False) if owns else ()",
         ("unit/test_planner.py::test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded",),
@@ -197,7 +197,7 @@ NODE_MUTANTS = (
     Mutant(
         "dra-plugin-first",
         "the DRA plugin leaves after the last claim holder",
-        "domain/planner.py",
+        "domain/swap/planner.py",
         "    return keys - last, (keys & last) - paused_keys(obs.node, profile)",
         "    return keys, frozenset()",
         ("unit/test_planner_workloads.py::test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left",),
@@ -205,7 +205,7 @@ NODE_MUTANTS = (
     Mutant(
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
-        "executor.py",
+        "core/swap/executor.py",
         "        return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)",
         "        return False",
         ("unit/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
@@ -213,7 +213,7 @@ NODE_MUTANTS = (
     Mutant(
         "first-list-believed",
         "a pod that came, or took another one's place, between list and pause is waited for",
-        "departing.py",
+        "core/swap/pod_removal.py",
         ", after=paused_at)",
         ")",
         (
@@ -240,7 +240,7 @@ NODE_MUTANTS = (
     Mutant(
         "unload-for-reboot-strategy",
         "a driver that must not leave a running kernel is never unloaded",
-        "domain/planner.py",
+        "domain/swap/planner.py",
         "    if profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
         "    if False:\n        return plan_reboot_driver",
         ("unit/test_planner_reboot.py::test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested",),
@@ -248,7 +248,7 @@ NODE_MUTANTS = (
     Mutant(
         "digest-before-the-proof",
         "the digest is recorded only of a driver that was verified",
-        "domain/loading.py",
+        "domain/swap/loading.py",
         "    return [\n        LoadModules(",
         "    return [\n        RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source),\n"
         "        LoadModules(",
@@ -257,7 +257,7 @@ NODE_MUTANTS = (
     Mutant(
         "equal-digest-is-current",
         "an equal digest with no module loaded is not a current driver",
-        "domain/planner.py",
+        "domain/swap/planner.py",
         "    if not is_loaded(host, profile):\n        return _first_install",
         "    if not is_loaded(host, profile) and host.digest != obs.digest:\n        return _first_install",
         ("unit/test_planner.py::test_an_equal_digest_with_no_module_loaded_is_not_current",),
@@ -265,7 +265,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-rollback",
         "a driver that does not load is rolled back",
-        "executor.py",
+        "core/swap/executor.py",
         "        previous = step.previous\n",
         "        previous = None\n",
         ("unit/test_executor.py::test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so",),
@@ -273,7 +273,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-jitter",
         "nodes that were told the same Retry-After do not come back together",
-        "domain/pauses.py",
+        "domain/backoff.py",
         "    return min(LAST_S, LEAST_S * doubled) + asked_s + random * window_s",
         "    return max(asked_s, min(LAST_S, LEAST_S * doubled) + random * min(LAST_S, window_s))",
         ("unit/test_storm.py::test_the_servers_wish_is_a_floor_and_the_pauses_grow_up_to_a_bound",),

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters import rooted
-from driver_manager.adapters.beneath import FOLDER_MODE, MAX_LINKS, Missing, Place, place
-from driver_manager.adapters.rooted import HostFiles, resolve
+from driver_manager.adapters.host import files as host_files
+from driver_manager.adapters.host.files import HostFiles, resolve
+from driver_manager.adapters.host.openat import FOLDER_MODE, MAX_LINKS, Missing, Place, place
 from driver_manager.domain.errors import ConfigError
 
 STATE = "/run/rbln/state"
@@ -112,7 +112,7 @@ def place_by_name(
 def test_whoever_checks_by_name_and_opens_by_name_is_caught(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rooted, "place", place_by_name)
+    monkeypatch.setattr(host_files, "place", place_by_name)
     caught = False
     for step in range(1, STEPS + 1):
         ground = Ground(tmp_path / str(step))
@@ -203,7 +203,7 @@ def test_folders_and_files_have_the_mode_that_is_meant_whatever_the_umask(tmp_pa
         files.write("/run/made/deep/private", "x", 0o600)
         files.create("/run/made/deep/new", "x")
         os.close(files.open_lock("/run/made/deep/lock"))
-        rooted.replace_file(tmp_path / "textfile.prom", "x")
+        host_files.replace_file(tmp_path / "textfile.prom", "x")
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "run/made").rglob("*")}
@@ -217,7 +217,7 @@ def test_folders_and_files_have_the_mode_that_is_meant_whatever_the_umask(tmp_pa
 def test_a_textfile_is_replaced_and_a_link_in_its_place_not_followed(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("kept")
     (tmp_path / "metrics.prom").symlink_to("kept")
-    rooted.replace_file(tmp_path / "metrics.prom", "ours")
+    host_files.replace_file(tmp_path / "metrics.prom", "ours")
     assert (tmp_path / "kept").read_text() == "kept"
     assert (tmp_path / "metrics.prom").read_text() == "ours"
 

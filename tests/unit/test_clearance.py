@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.clearance import NodeClearance
+from driver_manager.core.reboot.node_drain import NodeClearance
 from driver_manager.domain.errors import PodsRemain
 from driver_manager.domain.model import EvictionRules, Pod
 from tests.fakes.builders import ASCEND, node

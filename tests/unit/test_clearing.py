@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain import clearing as module
 from driver_manager.domain import selectors
-from driver_manager.domain.clearing import (
+from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain
+from driver_manager.domain.model import EvictionRules, Holder, Observation, Pod, Policy
+from driver_manager.domain.pods.workloads import AFTER_GRACE_S, Fate, scene_of
+from driver_manager.domain.swap import eviction_plan as module
+from driver_manager.domain.swap.eviction_plan import (
     COMPLETION,
     OPERATOR,
     SAFE_LOAD,
@@ -23,9 +26,7 @@ from driver_manager.domain.clearing import (
     refuse_blocked,
     safe_load,
 )
-from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain
-from driver_manager.domain.model import EvictionRules, Holder, Observation, Pod, Policy
-from driver_manager.domain.steps import (
+from driver_manager.domain.swap.steps import (
     AskOperator,
     DrainNode,
     EvictWorkloads,
@@ -33,7 +34,6 @@ from driver_manager.domain.steps import (
     WaitForCompletion,
     WaitForSafeLoad,
 )
-from driver_manager.domain.workloads import AFTER_GRACE_S, Fate, scene_of
 from tests.fakes.builders import ASCEND, PROFILE, driver_pod, node, observation, workload
 
 KEYS = PROFILE.keys

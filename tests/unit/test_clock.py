@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.domain.errors import Terminated
 
 

@@ -11,14 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.commands import (
-    KILLED_S,
-    NOT_FOUND,
-    NOT_RUNNABLE,
-    OUTPUT_CHARS,
-    Result,
-    run,
-)
+from driver_manager.adapters.process.run import KILLED_S, NOT_FOUND, NOT_RUNNABLE, OUTPUT_CHARS, Result, run
 from driver_manager.domain.tool_status import TIMED_OUT
 
 PATIENCE_S = 5.0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.rooted import HostFiles
+from driver_manager.adapters.host.files import HostFiles
 from driver_manager.domain.digest import MAX_CHARS, is_digest
 
 

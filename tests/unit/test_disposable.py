@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.disposable import ANSWER_BYTES, lines_within
+from driver_manager.adapters.process.forked import ANSWER_BYTES, lines_within
 
 
 @pytest.fixture

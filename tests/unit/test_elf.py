@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.elf import needed_symbols
+from driver_manager.adapters.host.modules.elf import needed_symbols
 
 LOCAL, GLOBAL, WEAK = 0, 1, 2
 SYMTAB, STRTAB = 2, 3

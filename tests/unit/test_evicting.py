@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.core.pods.eviction import Evictor
 from driver_manager.domain.errors import ApiRefused, ExitCode, PodsRemain, Terminated
 from driver_manager.domain.model import Eviction, EvictionOutcome, Pod
-from driver_manager.domain.workloads import Fate, Workload
-from driver_manager.evicting import Evictor
+from driver_manager.domain.pods.workloads import Fate, Workload
 from tests.fakes.builders import node, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster, Tenant

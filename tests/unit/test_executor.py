@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.core.swap.reconcile import Outcome
 from driver_manager.domain.errors import ApiRefused, ExitCode, ModuleFailed
 from driver_manager.domain.journal import encode
 from driver_manager.domain.model import Holder, Policy
-from driver_manager.reconcile import Outcome
 from tests.fakes.builders import DRIVER, EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
 from tests.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS
 from tests.fakes.world import World

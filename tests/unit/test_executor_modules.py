@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from driver_manager.core.swap.executor import DEVICE_NODES_S
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import Policy
-from driver_manager.executor import DEVICE_NODES_S
 from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PLUGIN, PROFILE, pod
 from tests.fakes.scenarios import LABELS, OLD_ROOT, SCENARIOS, undisturbed
 from tests.fakes.world import World

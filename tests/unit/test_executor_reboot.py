@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.host import HostSystem
-from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.system import HostSystem
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.model import Loader, Policy
-from driver_manager.domain.rebootpatches import REBOOT_STATE
+from driver_manager.domain.reboot.patches import REBOOT_STATE
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.fakes.clock import FakeClock
 from tests.fakes.host import FakeHost

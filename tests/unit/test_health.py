@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain import health
-from driver_manager.domain.health import (
+from driver_manager.domain.health import machine
+from driver_manager.domain.health.machine import (
     TRANSITIONS,
     WRITER,
     Act,
@@ -147,7 +147,7 @@ def test_flapping_is_said_and_is_over_only_when_it_is_calm() -> None:
 
 def test_evidence_is_the_last_samples_with_their_time() -> None:
     history = judged("+" * 20 + "?--")
-    assert len(history.evidence) == health.EVIDENCE_LINES
+    assert len(history.evidence) == machine.EVIDENCE_LINES
     assert history.evidence[-3:] == (
         "1000000020 unknown: sample 20",
         "1000000021 unhealthy: sample 21",
@@ -243,7 +243,7 @@ PATIENCE_S = 240.0
 
 
 def resumed(history: History | None, seen: Surroundings, later_s: float = 60.0, boot: str = "boot") -> History:
-    text = health.encode(history, boot) if history is not None else ""
+    text = machine.encode(history, boot) if history is not None else ""
     last = history.failed_at_s if history is not None else 0.0
     return resume(text, seen, last + later_s, PATIENCE_S, 3)
 
@@ -290,14 +290,14 @@ def test_what_was_healthy_in_this_boot_stays_so() -> None:
 @given(st.text(alphabet="+-?m", max_size=30))
 def test_a_record_is_read_as_it_was_written(samples: str) -> None:
     history = judged(samples)
-    assert health.recorded(health.encode(history, "boot"), "boot") == history
+    assert machine.recorded(machine.encode(history, "boot"), "boot") == history
 
 
 def test_a_stuck_probe_is_remembered_too() -> None:
     history = replace(judged("-"), stuck=Owner(pid=1, start_ticks=2, pid_namespace=3))
     assert resumed(history, SEEN).stuck == history.stuck
     for pid in ('"x"', "0", "-1", str(10**30)):
-        broken = health.encode(history, "boot").replace('"pid": 1', f'"pid": {pid}')
+        broken = machine.encode(history, "boot").replace('"pid": 1', f'"pid": {pid}')
         assert resume(broken, SEEN, 1.0, PATIENCE_S, 3) == History()
 
 
@@ -307,7 +307,7 @@ def test_garbage_in_the_records_place_is_a_fresh_start(text: object) -> None:
 
 
 def test_a_record_whose_values_are_of_no_use_is_a_fresh_start() -> None:
-    text = health.encode(judged("--"), "boot")
+    text = machine.encode(judged("--"), "boot")
     changes = [('"suspect"', '"odd"'), ('"failures": 2', '"failures": "x"'), ('"schema": 1', '"schema": 2')]
     changes += [('"failures": 2', f'"failures": {10**400}'), ('"failures": 2', '"failures": -1')]
     for old, new in changes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from driver_manager.core.health.loop import WatchPolicy
 from driver_manager.domain import markers
 from driver_manager.domain.errors import Terminated
-from driver_manager.domain.health import WRITER
+from driver_manager.domain.health.machine import WRITER
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.model import Health
-from driver_manager.health_watch import WatchPolicy
 from tests.fakes.healthworld import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
 
 UPGRADE_TEXT = markers.encode(Marker(UPGRADE, "boot-1", writer="reconcile"))

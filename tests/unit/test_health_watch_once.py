@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from driver_manager import settings
-from driver_manager.adapters import endpoint, procfs, supervisor
+from driver_manager.adapters.process import identity, supervisor
+from driver_manager.adapters.report import metrics as metrics_endpoint
 from driver_manager.cli.main import run
-from driver_manager.domain import health
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.health import machine
 from tests.fakes.ascendtree import AscendTree
 from tests.fakes.npusmi import MOODS
 from tests.fakes.signals import signals_kept
@@ -71,8 +72,8 @@ CODES = {"healthy": ExitCode.DONE, "unhealthy": ExitCode.MODULE_FAILED, "unknown
 def test_a_tool_gets_the_right_verdict(tree: AscendTree, capfd: pytest.CaptureFixture[str], mood: str) -> None:
     tree.tool.be(mood)
     body = once(tree, capfd)
-    health, said = VERDICTS[mood]
-    assert (body["health"], body["exitCode"]) == (health, CODES[health])
+    machine, said = VERDICTS[mood]
+    assert (body["health"], body["exitCode"]) == (machine, CODES[machine])
     assert said in body["reason"]
     assert tree.is_ready, "a look changes nothing"
     assert tree.marker is None
@@ -147,7 +148,7 @@ def test_a_profile_without_a_probe_cannot_be_watched(tree: AscendTree, capfd: py
 def test_metrics_without_their_package_name_the_extra(
     tree: AscendTree, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "CLIENT", "no_such_package")
+    monkeypatch.setattr(metrics_endpoint, "CLIENT", "no_such_package")
     assert run(["health-watch", *tree.options, "--metrics-addr", ":0"]) == ExitCode.USAGE
     assert "driver-manager[metrics]" in capfd.readouterr().err
 
@@ -162,10 +163,10 @@ def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.Captu
 
 
 def test_a_look_by_hand_leaves_a_stuck_probe_alone_too(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
-    left = procfs.this_process("")
-    tree.put("run/ascend/health-watch.json", health.encode(health.History(stuck=left), "boot-1"))
+    left = identity.this_process("")
+    tree.put("run/ascend/health-watch.json", machine.encode(machine.History(stuck=left), "boot-1"))
     body = once(tree, capfd)
     assert (body["health"], tree.tool.starts) == ("unhealthy", [])
     assert f"(process {left.pid}) is stuck in the kernel" in body["reason"]
-    tree.put("run/ascend/health-watch.json", health.encode(health.History(stuck=left), "boot-0"))
+    tree.put("run/ascend/health-watch.json", machine.encode(machine.History(stuck=left), "boot-0"))
     assert once(tree, capfd)["health"] == "healthy"

@@ -22,11 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager.domain import health, markers
-from driver_manager.domain.health import Act, History, State, Surroundings
+from driver_manager.core.health.loop import HealthWatch
+from driver_manager.domain import markers
+from driver_manager.domain.health import machine
+from driver_manager.domain.health.machine import Act, History, State, Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.model import Health, ProbeResult
-from driver_manager.health_watch import HealthWatch
 from tests.fakes.healthworld import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
 
 THRESHOLD = 3
@@ -242,7 +243,7 @@ def test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(every: int
 
 # mutants
 
-DUE, JUDGE, WHY, RESUME = health.due, health.judge, health.why_muted, health.resume
+DUE, JUDGE, WHY, RESUME = machine.due, machine.judge, machine.why_muted, machine.resume
 STORIES: dict[str, list[Part]] = {
     "unknown": [("good", 3, None, None), ("busy", 2, None, None), ("unknown", 60, None, None)],
     "apart": [("good", 3, None, None), ("flapping", 60, None, None)],
@@ -263,12 +264,12 @@ def restarted() -> None:
     test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(1)
 
 
-def unknown_counts(history: History, sample: health.Sample, *rest: Any) -> History:
+def unknown_counts(history: History, sample: machine.Sample, *rest: Any) -> History:
     worse = replace(sample, health=Health.UNHEALTHY) if sample.health is Health.UNKNOWN else sample
     return JUDGE(history, worse, *rest)
 
 
-def good_does_not_clear(history: History, sample: health.Sample, *rest: Any) -> History:
+def good_does_not_clear(history: History, sample: machine.Sample, *rest: Any) -> History:
     after = JUDGE(history, sample, *rest)
     return replace(after, failures=history.failures) if sample.health is Health.HEALTHY else after
 
@@ -302,15 +303,15 @@ JUDGE_TURN: Any = HealthWatch._judge
 @pytest.mark.parametrize(
     ("target", "name", "mutant", "check"),
     [
-        (health, "judge", unknown_counts, tell("unknown")),
-        (health, "judge", good_does_not_clear, tell("apart")),
-        (health, "why_muted", lambda _: "", tell("install")),
+        (machine, "judge", unknown_counts, tell("unknown")),
+        (machine, "judge", good_does_not_clear, tell("apart")),
+        (machine, "why_muted", lambda _: "", tell("install")),
         (HealthWatch, "_judge", mute_only_before_the_probe, tell("probe")),
-        (health, "due", write_over_anything, tell("upgrade")),
-        (health, "is_own", lambda marker: marker.reason == RECOVERY, tell("foreign")),
-        (health, "due", only_at_transitions, tell("killed")),
-        (health, "due", never_put_back, tell("recovers")),
-        (health, "resume", forgetful, restarted),
+        (machine, "due", write_over_anything, tell("upgrade")),
+        (machine, "is_own", lambda marker: marker.reason == RECOVERY, tell("foreign")),
+        (machine, "due", only_at_transitions, tell("killed")),
+        (machine, "due", never_put_back, tell("recovers")),
+        (machine, "resume", forgetful, restarted),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,
 )

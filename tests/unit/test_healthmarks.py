@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.healthmarks import HostMarks
-from driver_manager.adapters.roots import HostRoots
-from driver_manager.adapters.worklock import WorkLock
+from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.core.health.loop import HealthWatch, WatchPolicy
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health import WRITER, Surroundings
+from driver_manager.domain.health.machine import WRITER, Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.health_watch import HealthWatch, WatchPolicy
 from driver_manager.profiles import builtin
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.healthworld import BAD, GOOD, HealthWorld

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from driver_manager.adapters.endpoint import Endpoint, Heartbeat
-from driver_manager.adapters.systemd import ServiceNotifier
-from driver_manager.adapters.textfile import Textfile
-from driver_manager.domain.health import History, State
-from driver_manager.domain.healthreport import Report, exposition, families
+from driver_manager.adapters.report.metrics import Endpoint, Heartbeat
+from driver_manager.adapters.report.systemd import ServiceNotifier
+from driver_manager.adapters.report.textfile import Textfile
+from driver_manager.domain.health.machine import History, State
+from driver_manager.domain.health.metrics import Report, exposition, families
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from tests.fakes.clock import FakeClock, RecordingReporter
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters import holders
-from driver_manager.adapters.holders import bound_to, find_holders, whose
+from driver_manager.adapters.host import holders
+from driver_manager.adapters.host.holders import bound_to, find_holders, whose
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import Holder
 from tests.unit.test_procfs import mountinfo

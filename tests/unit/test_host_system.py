@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters import devices, host, kmod
-from driver_manager.adapters.commands import NOT_FOUND, Result
-from driver_manager.adapters.host import NODE_POLL_S, HostSystem
+from driver_manager.adapters.host import system as host_system
+from driver_manager.adapters.host import udev
+from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.system import NODE_POLL_S, HostSystem
+from driver_manager.adapters.process.run import NOT_FOUND, Result
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.model import DriverSource, Health, ModuleFile
 from driver_manager.domain.profile import Profile
@@ -36,8 +38,8 @@ class Machine(Tree):
         self.on_umount: Callable[[Sequence[str]], Result] = lambda _: Result(0, "", "")
         self.put(f"/opt/new/lib/modules/{KERNEL}/modules.dep", "")
         monkeypatch.setattr(kmod, "run", self.run)
-        monkeypatch.setattr(host, "run", self.run)
-        monkeypatch.setattr(devices, "_monitor", lambda: None)
+        monkeypatch.setattr(host_system, "run", self.run)
+        monkeypatch.setattr(udev, "_monitor", lambda: None)
 
     def run(self, argv: Sequence[str], **_: Any) -> Result:
         self.ran.append(list(argv))
@@ -225,6 +227,6 @@ def test_the_probe_of_the_driver_root_is_run(
         seen.append((list(argv), env))
         return result
 
-    monkeypatch.setattr(host, "run", run)
+    monkeypatch.setattr(host_system, "run", run)
     assert machine.system().probe("/opt/new/").health is health
     assert seen == [([str(path), "-j"], {"LD_PRELOAD": str(library)})]

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters import modulefiles
-from driver_manager.adapters.commands import Result
-from driver_manager.adapters.hostfacts import read_host
-from driver_manager.adapters.pci import pci_devices, served_devices
-from driver_manager.adapters.roots import HostRoots, boot_id
+from driver_manager.adapters.host.facts import read_host
+from driver_manager.adapters.host.modules import tree as module_tree
+from driver_manager.adapters.host.pci import pci_devices, served_devices
+from driver_manager.adapters.host.roots import HostRoots, boot_id
+from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Host, Loader, Policy
-from driver_manager.domain.planner import plan
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.steps import UnmountDriverRoot
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.steps import UnmountDriverRoot
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
 from tests.unit.test_kmod import KERNEL, load
 from tests.unit.test_procfs import mountinfo
@@ -344,7 +344,7 @@ def offer(tree: Tree, monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
         name = next((name for name in versions if f"/opt/{name}/" in argv[-1]), "")
         return Result(0, f"version: {versions.get(name, '')}\nvermagic: {KERNEL} SMP\n" if name else "", "")
 
-    monkeypatch.setattr(modulefiles, "run", run)
+    monkeypatch.setattr(module_tree, "run", run)
 
 
 def way_back(tree: Tree, **options: Any) -> str:
@@ -361,7 +361,7 @@ def test_the_loaded_driver_is_found_where_the_load_record_says(tree: Tree, monke
 
 def test_a_source_behind_a_link_is_known_to_be_what_is_mounted(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = Result(0, f"version: 1.0\nvermagic: {KERNEL} SMP\n", "")
-    monkeypatch.setattr(modulefiles, "run", lambda argv, **_: fits if argv[0] == "modinfo" else Result(0, "", ""))
+    monkeypatch.setattr(module_tree, "run", lambda argv, **_: fits if argv[0] == "modinfo" else Result(0, "", ""))
     (tree.root / "var").mkdir()
     (tree.root / "var/run").symlink_to("/run")
     tree.put(f"{PATHS.driver_root}/lib/modules/{KERNEL}/modules.dep", "rebellions.ko:\n")

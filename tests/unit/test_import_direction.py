@@ -1,4 +1,4 @@
-"""Imports go one way: cli → loops and executor → ports → domain; adapters implement ports; only the edge wires them."""
+"""Imports go one way: cli → core → ports → domain; adapters implement ports; only the edge wires them."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ PURE = {
 """What the domain may use of the standard library: no clock, environment, process, network, file or randomness."""
 
 LAYERS = {
-    "domain": {"domain"},
-    "ports": {"domain"},
-    "waiting": {"domain", "ports"},
-    "observe": {"domain", "ports"},
-    "evicting": {"domain", "ports", "waiting"},
-    "departing": {"domain", "ports", "evicting", "waiting"},
-    "handoff": {"domain", "ports", "settling", "waiting"},
-    "settling": {"domain", "ports"},
-    "rebootrequests": {"domain", "ports"},
-    "owning": {"domain", "ports"},
-    "executor": {"domain", "ports", "departing", "handoff", "owning", "rebootrequests", "settling"},
-    "reconcile": {"domain", "ports", "evicting", "executor", "observe", "owning", "settling"},
-    "clearance": {"domain", "ports", "evicting"},
-    "rebooter": {"domain", "ports", "observe"},
+    "domain": set[str](),
+    "domain/pods": {"domain"},
+    "domain/health": {"domain"},
+    "domain/reboot": {"domain"},
+    "domain/swap": {"domain", "domain/pods", "domain/reboot"},
     "settings": {"domain"},
-    "profiles": {"domain"},
-    "adapters": {"adapters", "domain", "ports"},
+    "profiles": {"domain", "domain/health", "domain/pods"},
+    "ports": {"domain", "domain/health", "domain/reboot"},
+    "core/pods": {"domain", "domain/pods", "ports"},
+    "core/health": {"domain", "domain/health", "ports"},
+    "core/reboot": {"core/pods", "domain", "domain/pods", "domain/reboot", "ports"},
+    "core/swap": {"core/pods", "domain", "domain/pods", "domain/reboot", "domain/swap", "ports"},
+    "adapters/process": {"domain"},
+    "adapters/kube": {"domain", "domain/reboot", "ports"},
+    "adapters/host": {"adapters/process", "domain", "domain/health", "domain/reboot", "ports"},
+    "adapters/report": {"adapters/host", "adapters/process", "domain", "domain/health", "ports"},
 }
-"""What each part of the package may import of it. `cli` and `sandbox` are the edge and wire the rest."""
+"""What each room may import besides itself. Written from the ground up: a room names only rooms above it in this table.
+`cli` and `sandbox` are the edge and wire the rest."""
 
 EDGE = {"cli", "sandbox", "__main__", "__init__"}
-LOOPS = {"health_watch"}
-"""Loops to come; like `reconcile`, they see ports and domain."""
+FLOORS = {"domain", "core", "adapters"}
+"""Folders whose folders are rooms of their own."""
 
-KUBERNETES = {"adapters/kube_api.py"}
+KUBERNETES = {"adapters/kube/client.py"}
 
 
 def modules() -> dict[str, Path]:
@@ -65,10 +65,10 @@ def modules() -> dict[str, Path]:
     return {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def part_of(module: str) -> str:
-    """The part of the package that a module belongs to: its folder, or its own name at the top."""
-    first = module.split("/", maxsplit=1)[0]
-    return first.removesuffix(".py")
+def room_of(module: str) -> str:
+    """The room that a module belongs to: its folder, or its own name at the top."""
+    first, *rest = module.split("/")
+    return f"{first}/{rest[0]}" if first in FLOORS and len(rest) > 1 else first.removesuffix(".py")
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -81,62 +81,109 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{found.module}.{alias.name}" for alias in found.names)
 
 
-def own_parts(path: Path) -> set[str]:
-    """Parts of the package that a file imports; the bare package (its version) is no part."""
-    names = (name.split(".") for name in imports(path))
-    return {name[1] for name in names if name[0] == NAME and len(name) > 1}
+def own_rooms(path: Path) -> set[str]:
+    """Rooms of the package that a file imports; the bare package (its version) is none."""
+    known = modules()
+    names = [name.split(".")[1:] for name in imports(path) if name.split(".")[0] == NAME]
+    found = set()
+    for parts in names:
+        ends = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
+        module = next((end for end in ends if f"{end}.py" in known or f"{end}/__init__.py" in known), None)
+        if module is not None:
+            found.add(room_of(f"{module}.py" if f"{module}.py" in known else f"{module}/__init__.py"))
+    return found
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if part_of(name) not in EDGE | LOOPS])
-def test_a_module_imports_only_what_lies_below_it(module: str) -> None:
-    part = part_of(module)
-    assert part in LAYERS, f"{module}: say in LAYERS what it may import"
-    assert own_parts(modules()[module]) <= LAYERS[part], module
+def outside(path: Path) -> set[str]:
+    """Packages that a file imports, by their first names."""
+    return {name.split(".")[0] for name in imports(path)}
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if part_of(name) == "domain"])
-def test_the_domain_uses_only_the_pure_part_of_the_standard_library(module: str) -> None:
-    used = {name.split(".")[0] for name in imports(modules()[module])} - {NAME}
-    assert used <= PURE, f"{module}: {used - PURE}"
+def inside(*rooms: str) -> dict[str, Path]:
+    """The modules of `rooms` and of the rooms in them."""
+    return {name: path for name, path in modules().items() if name.split("/")[0].removesuffix(".py") in rooms}
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if part_of(name) == "domain"])
-def test_the_domain_reads_no_clock_file_or_environment(module: str) -> None:
-    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
-    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    assert not called & {"open", "print", "input", "exec", "eval", "__import__"}, module
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert not attributes & {"now", "utcnow", "today", "environ"}, module
+def test_a_module_imports_only_what_lies_below_it() -> None:
+    rooms = {name: room_of(name) for name in modules()}
+    inner = {name for name, room in rooms.items() if room not in EDGE and not name.endswith("__init__.py")}
+    assert {rooms[name] for name in inner} == set(LAYERS) - {"profiles"}, "say in LAYERS what a room may import"
+    inner.add("profiles/__init__.py")
+    wrong = {name: own_rooms(modules()[name]) - LAYERS[rooms[name]] - {rooms[name]} for name in inner}
+    assert not {name: found for name, found in wrong.items() if found}
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if part_of(name) not in {"adapters", "cli", "sandbox"}])
-def test_the_core_uses_no_third_party_package(module: str) -> None:
-    assert not {name.split(".")[0] for name in imports(modules()[module])} & THIRD_PARTY, module
+def test_the_table_of_rooms_goes_one_way() -> None:
+    order = list(LAYERS)
+    upward = {
+        (room, other) for room, below in LAYERS.items() for other in below if order.index(other) > order.index(room)
+    }
+    assert not upward, "so there is no circle"
 
 
-@pytest.mark.parametrize("module", modules())
-def test_only_the_edge_imports_the_edge(module: str) -> None:
-    if part_of(module) not in EDGE:
-        assert not own_parts(modules()[module]) & {"cli", "sandbox"}, module
+def test_the_domain_uses_only_the_pure_part_of_the_standard_library() -> None:
+    wrong = {name: outside(path) - {NAME} - PURE for name, path in inside("domain").items()}
+    assert not {name: found for name, found in wrong.items() if found}
 
 
-@pytest.mark.parametrize("module", modules())
-def test_the_kubernetes_client_is_imported_in_one_place(module: str) -> None:
-    used = {name.split(".")[0] for name in imports(modules()[module])}
-    assert ("kubernetes" not in used) or module in KUBERNETES, module
+def test_the_domain_reads_no_clock_file_or_environment() -> None:
+    for module, path in inside("domain").items():
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        assert not called & {"open", "print", "input", "exec", "eval", "__import__"}, module
+        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        assert not attributes & {"now", "utcnow", "today", "environ"}, module
 
 
-@pytest.mark.parametrize("module", [name for name in modules() if part_of(name) not in {"adapters", "sandbox"}])
-def test_only_adapters_start_processes_or_open_sockets(module: str) -> None:
-    if part_of(module) == "cli":
-        forbidden = {"subprocess"}
-    else:
-        forbidden = {"subprocess", "socket", "signal", "time", "random", "threading", "multiprocessing"}
-    assert not {name.split(".")[0] for name in imports(modules()[module])} & forbidden, module
+def test_the_core_uses_no_third_party_package() -> None:
+    core = inside("core", "domain", "ports", "profiles", "settings", "__init__", "__main__")
+    wrong = {name: outside(path) & THIRD_PARTY for name, path in core.items()}
+    assert not {name: found for name, found in wrong.items() if found}
 
 
-@pytest.mark.parametrize(("module", "source"), [("x.py", "import driver_manager.cli.main"), ("x.py", "import os")])
-def test_this_test_sees_what_it_forbids(tmp_path: Path, module: str, source: str) -> None:
-    file = tmp_path / module
+def test_only_the_edge_imports_the_edge() -> None:
+    wrong = [
+        name for name, path in modules().items() if room_of(name) not in EDGE and own_rooms(path) & {"cli", "sandbox"}
+    ]
+    assert not wrong
+
+
+def test_the_kubernetes_client_is_imported_in_one_place() -> None:
+    assert {name for name, path in modules().items() if "kubernetes" in outside(path)} == KUBERNETES
+
+
+def test_only_adapters_start_processes_or_open_sockets() -> None:
+    for module, path in modules().items():
+        match module.split("/")[0]:
+            case "adapters" | "sandbox":
+                continue
+            case "cli":
+                forbidden = {"subprocess"}
+            case _:
+                forbidden = {"subprocess", "socket", "signal", "time", "random", "threading", "multiprocessing"}
+        assert not outside(path) & forbidden, module
+
+
+@pytest.mark.parametrize("source", ["import driver_manager.cli.main", "import os"])
+def test_this_test_sees_an_import_inside_of_a_function(tmp_path: Path, source: str) -> None:
+    file = tmp_path / "x.py"
     file.write_text(f"def later():\n    {source}\n")
     assert list(imports(file)) == [source.removeprefix("import ")]
+
+
+@pytest.mark.parametrize(
+    ("source", "rooms"),
+    [
+        ("from driver_manager.domain.swap import planner", {"domain/swap"}),
+        ("from driver_manager.domain.swap.planner import plan", {"domain/swap"}),
+        ("from driver_manager.domain.health.parsers import npu_smi", {"domain/health"}),
+        ("from driver_manager import profiles, settings", {"profiles", "settings"}),
+        ("from driver_manager.ports import Clock", {"ports"}),
+        ("import driver_manager.adapters.host.modules.kmod", {"adapters/host"}),
+        ("from driver_manager import __version__", set[str]()),
+    ],
+)
+def test_this_test_knows_the_room_behind_a_name(tmp_path: Path, source: str, rooms: set[str]) -> None:
+    file = tmp_path / "x.py"
+    file.write_text(source + "\n")
+    assert own_rooms(file) - {"__init__"} == rooms

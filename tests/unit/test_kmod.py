@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters import kmod
-from driver_manager.adapters.commands import Result
+from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
 from driver_manager.domain.model import Module
 from tests.fakes.builders import PROFILE

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.kube_retries import END_SHARE
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.retries import END_SHARE
+from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -21,7 +22,6 @@ from driver_manager.domain.errors import (
     WatchExpired,
 )
 from driver_manager.domain.model import NodeChange, PodEvent, PodEventKind
-from driver_manager.domain.pauses import retry_s
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.scripted_api import BUDGET_S, Answer, Scripted
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.kube_api import KubeApi, load_client
-from driver_manager.adapters.kube_retries import ATTEMPT_S, CONNECT_S, SHORTEST_ATTEMPT_S
+from driver_manager.adapters.kube.client import KubeApi, load_client
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.retries import ATTEMPT_S, CONNECT_S, SHORTEST_ATTEMPT_S
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, Terminated
 from driver_manager.domain.model import NodeChange
 from tests.fakes.clock import FakeClock, RecordingReporter

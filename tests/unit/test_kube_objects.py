@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters import kube_objects
-from driver_manager.adapters.kube_objects import as_claim, as_node, as_pod
+from driver_manager.adapters.kube import objects as kube_objects
+from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod
 from driver_manager.domain.model import Claim, Pod
 
 ATOM = "rebellions.ai/ATOM"

@@ -13,14 +13,14 @@ from kubernetes import client as kube_client
 from kubernetes.config import incluster_config
 from urllib3.exceptions import NewConnectionError
 
-from driver_manager.adapters import kube_api
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.kube_answers import retry_after_s
-from driver_manager.adapters.kube_api import load_client
-from driver_manager.adapters.kube_retries import AGAIN, ASKED_MOST_S, END_SHARE
+from driver_manager.adapters.kube import client as own_client
+from driver_manager.adapters.kube.answers import retry_after_s
+from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.retries import AGAIN, ASKED_MOST_S, END_SHARE
+from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode, WatchExpired
 from driver_manager.domain.model import NodeChange
-from driver_manager.domain.pauses import retry_s
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.scripted_api import BUDGET_S, Answer, Scripted
 
@@ -225,8 +225,8 @@ def by_service_account(api: Scripted, token: Path, patch: pytest.MonkeyPatch) ->
     """As in a pod, but for TLS."""
     authority = token.with_name("ca.crt")
     authority.write_text("of the cluster")
-    patch.setattr(kube_api, "SERVICE_ACCOUNT", token)
-    patch.setattr(kube_api, "_refuse_junk", lambda _: None)
+    patch.setattr(own_client, "SERVICE_ACCOUNT", token)
+    patch.setattr(own_client, "_refuse_junk", lambda _: None)
     patch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
     patch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
     patch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
@@ -353,7 +353,7 @@ users: [{{name: u, user: {{{user}, client-key-data: {junk}}}}}]
 def test_without_the_renewal_a_rotation_would_be_noticed(
     cluster: KubeCluster, api: Scripted, token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kube_api.KubeApi, "_renewed", lambda _: False)
+    monkeypatch.setattr(own_client.KubeApi, "_renewed", lambda _: False)
     with pytest.raises(ApiRefused):
         test_a_rotated_token_is_read_anew_at_once(cluster, api, token)
 
@@ -361,6 +361,6 @@ def test_without_the_renewal_a_rotation_would_be_noticed(
 def test_a_policy_without_a_bound_for_retry_after_would_be_noticed(
     api: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driver_manager.adapters.kube_retries.ASKED_MOST_S", 1e12)
+    monkeypatch.setattr("driver_manager.adapters.kube.retries.ASKED_MOST_S", 1e12)
     with pytest.raises(AssertionError):
         test_an_absurd_retry_after_is_bounded(api, "1e9")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters import kube
-from driver_manager.adapters.kube import KubeCluster
-from driver_manager.adapters.kube_retries import END_SHARE
+from driver_manager.adapters.kube import cluster as kube_cluster
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.retries import END_SHARE
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -359,7 +359,7 @@ def any_precondition(answer: Any) -> Eviction:
 
 
 def test_taking_every_precondition_for_the_uid_is_caught(api: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube, "_refused_eviction", any_precondition)
+    monkeypatch.setattr(kube_cluster, "_refused_eviction", any_precondition)
     with pytest.raises(AssertionError):
         test_any_other_conflict_is_a_pod_that_changed_and_is_there_still(api, "ResourceVersion in precondition: 5")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from driver_manager.domain.labels import (
+from driver_manager.domain.pods.labels import (
     MAX_LABEL_VALUE_CHARS,
     decoded,
     is_pausable,

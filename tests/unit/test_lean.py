@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.reporting import LogForm
+from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.lean import become
 from driver_manager.domain import profile as profile_form
 from driver_manager.profiles import builtin
@@ -23,14 +23,14 @@ TIMEOUT_S = 20.0
 BECOME = """
 import json, os, sys
 import click
-from driver_manager.adapters.reporting import LogForm
+from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.lean import become
 print(os.getpid(), flush=True)
 become("lean_target", json.loads(sys.argv[1]), LogForm(as_json=True, termination_log=sys.argv[2]))
 """
 TARGET = """
 import json, os, signal, sys, time
-from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.domain.errors import ConfigError, Terminated
 
 def run(document, log):

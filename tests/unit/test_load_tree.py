@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host import HostSystem
-from driver_manager.adapters.hostfacts import read_host
-from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.host.facts import read_host
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.system import HostSystem
 from driver_manager.domain.errors import ModuleFailed
 from driver_manager.domain.model import DriverSource
 from driver_manager.domain.profile import LoadScope, Profile, decode, encode
-from driver_manager.sandbox.hosttree import KERNEL, HostTree
+from driver_manager.sandbox.host_tree import KERNEL, HostTree
 from tests.fakes.builders import ASCEND, PROFILE
 from tests.fakes.clock import FakeClock
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from driver_manager.core.swap.observe import look_closer
 from driver_manager.domain.errors import ApiRefused, ConfigError
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Policy
-from driver_manager.observe import look_closer
 from tests.fakes.builders import NEW_DIGEST, NODE, PROFILE, host, modules, observation, pod, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster

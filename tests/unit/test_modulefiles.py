@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters import modulefiles
-from driver_manager.adapters.commands import Result
-from driver_manager.adapters.modulefiles import ModuleTrees
-from driver_manager.adapters.rooted import HostFiles
+from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.modules import tree as module_tree
+from driver_manager.adapters.host.modules.tree import ModuleTrees
+from driver_manager.adapters.process.run import Result
 
 KERNEL = "6.1.0-fake"
 
@@ -72,7 +72,7 @@ def modinfo(monkeypatch: pytest.MonkeyPatch, out: str) -> list[list[str]]:
         ran.append(list(argv))
         return Result(0, out if argv[0] == "modinfo" else "", "")
 
-    monkeypatch.setattr(modulefiles, "run", run)
+    monkeypatch.setattr(module_tree, "run", run)
     return ran
 
 

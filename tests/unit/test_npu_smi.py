@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver_manager.domain.health.parsers import npu_smi
+from driver_manager.domain.health.probe_output import parse
 from driver_manager.domain.model import Health, ProbeResult
-from driver_manager.domain.probes import npu_smi
-from driver_manager.domain.probing import parse
 
 GOLDEN = Path(__file__).parent / "golden/npu-smi"
 TABLES = {

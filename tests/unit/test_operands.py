@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.model import Holder
-from driver_manager.domain.operands import bound_to_root, is_placed_by, named, placed_by, why_still_there
+from driver_manager.domain.pods.operands import bound_to_root, is_placed_by, named, placed_by, why_still_there
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters import rooted
-from driver_manager.adapters.host import HostSystem
-from driver_manager.adapters.ownership import TURN_S
-from driver_manager.adapters.roots import HostRoots
+from driver_manager.adapters.host import files
+from driver_manager.adapters.host.fence import TURN_S
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.system import HostSystem
 from driver_manager.domain.errors import OwnedElsewhere
 from driver_manager.domain.journal import Owner
 from driver_manager.profiles import builtin
@@ -80,7 +80,7 @@ def test_one_that_takes_over_where_no_note_fits_any_more_stops_the_first_all_the
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(rooted, "replace_in", full)
+    monkeypatch.setattr(files, "replace_in", full)
     assert not take(system(tmp_path), SECOND)
     with pytest.raises(OwnedElsewhere, match="taken over by somebody"), host.owned(FIRST):
         pass

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.core.swap.executor import Executor
+from driver_manager.core.swap.fence import Hold
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Owner
-from driver_manager.executor import Executor
-from driver_manager.owning import Hold
 from tests.fakes.builders import PROFILE
 from tests.fakes.host import FakeHost
 from tests.fakes.scenarios import SCENARIOS, TAKING, undisturbed

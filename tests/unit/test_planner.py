@@ -9,8 +9,8 @@ import pytest
 
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.model import Loader, Module, Observation, Pod, Policy
-from driver_manager.domain.planner import plan
-from driver_manager.domain.steps import (
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.steps import (
     Decision,
     GiveBack,
     LoadModules,

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain import selectors
-from driver_manager.domain.clearing import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Observation, Policy
-from driver_manager.domain.planner import plan
+from driver_manager.domain.pods.workloads import Fate
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.steps import (
+from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.steps import (
     AskOperator,
     DrainNode,
     EvictWorkloads,
@@ -30,7 +31,6 @@ from driver_manager.domain.steps import (
     WaitForCompletion,
     WaitForSafeLoad,
 )
-from driver_manager.domain.workloads import Fate
 from tests.fakes.builders import (
     LABELS,
     NEW_DIGEST,

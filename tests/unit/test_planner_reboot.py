@@ -6,9 +6,9 @@ import pytest
 
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Loader, Module, Policy
-from driver_manager.domain.planner import plan
-from driver_manager.domain.rebootpatches import REBOOT_STATE
-from driver_manager.domain.steps import (
+from driver_manager.domain.reboot.patches import REBOOT_STATE
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.steps import (
     ClearRebootRequest,
     Decision,
     HoldForReboot,

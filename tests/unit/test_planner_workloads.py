@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain import planner, selectors
-from driver_manager.domain.clearing import COMPLETION, OPERATOR, SAFE_LOAD
+from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain, StandingDown
 from driver_manager.domain.model import Claim, EvictionRules, Loader, Observation, Policy
-from driver_manager.domain.planner import plan, wants_users
-from driver_manager.domain.steps import (
+from driver_manager.domain.swap import planner
+from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
+from driver_manager.domain.swap.node_patches import pausable_keys
+from driver_manager.domain.swap.planner import plan, wants_users
+from driver_manager.domain.swap.steps import (
     AskOperator,
     Decision,
     DrainNode,
@@ -31,7 +33,6 @@ from driver_manager.domain.steps import (
     WaitForOperands,
     WaitForSafeLoad,
 )
-from driver_manager.domain.taking import pausable_keys
 from tests.fakes.builders import (
     ASCEND,
     EXPORTER,

@@ -9,9 +9,9 @@ import pytest
 from driver_manager.cli.preflight import _text
 from driver_manager.domain import selectors
 from driver_manager.domain.model import DriverSource, EvictionRules, Loader, Module, ModuleFile, Policy
-from driver_manager.domain.preflight import Check, access, checks, problems, remedies, rights, rights_to_replace
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.steps import (
+from driver_manager.domain.swap.preflight import Check, access, checks, problems, remedies, rights, rights_to_replace
+from driver_manager.domain.swap.steps import (
     AskOperator,
     DrainNode,
     EvictWorkloads,

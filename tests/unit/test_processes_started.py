@@ -11,21 +11,22 @@ from pathlib import Path
 import pytest
 
 import driver_manager
-from driver_manager.adapters import commands, supervisor
-from driver_manager.adapters.commands import run
-from driver_manager.adapters.disposable import lines_within
-from driver_manager.adapters.loopclock import LoopClock
-from driver_manager.adapters.supervisor import Supervisor
+from driver_manager.adapters.process import run as process_run
+from driver_manager.adapters.process import supervisor
+from driver_manager.adapters.process.forked import lines_within
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.run import run
+from driver_manager.adapters.process.supervisor import Supervisor
 
 PACKAGE = Path(driver_manager.__file__).parent
 STARTERS = {
-    "adapters/commands.py": {"subprocess.Popen"},
-    "adapters/supervisor.py": {"os.fork", "os.execve"},
-    "adapters/disposable.py": {"os.fork"},
+    "adapters/process/run.py": {"subprocess.Popen"},
+    "adapters/process/supervisor.py": {"os.fork", "os.execve"},
+    "adapters/process/forked.py": {"os.fork"},
     "cli/lean.py": {"os.execv"},
     "cli/rebooter_idle.py": {"os.execv"},
     "sandbox/runner.py": {"subprocess.Popen"},
-    "sandbox/rebootplay.py": {"subprocess.Popen", "subprocess.run"},
+    "sandbox/reboot_runner.py": {"subprocess.Popen", "subprocess.run"},
 }
 """Who may start what. The two `execv` are this process itself, going on as another program of ours."""
 
@@ -134,7 +135,7 @@ def test_an_environment_that_is_handed_on_whole_would_be_seen(
     start: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "geheim")
-    for module in (commands, supervisor):
+    for module in (process_run, supervisor):
         monkeypatch.setattr(module, "environment", lambda own: {**os.environ, **own})
     assert "geheim" in start()
 

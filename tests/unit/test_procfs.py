@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters.mounts import devices_of, mount_points_below
-from driver_manager.adapters.procfs import lives, this_process
+from driver_manager.adapters.host.mounts import devices_of, mount_points_below
+from driver_manager.adapters.process.identity import lives, this_process
 from driver_manager.domain.journal import Owner
 
 ROOT = "/run/rbln/driver"

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager.domain.looking import Look, is_idle
 from driver_manager.domain.markers import REASONS, Marker
 from driver_manager.domain.model import Node
-from driver_manager.domain.reboot import ASKS, ENDS, Act, decide
-from driver_manager.domain.rebootpatches import how_long
-from driver_manager.domain.rebootrecord import Attempt, Pending, Record, Request, request_of
-from driver_manager.domain.rebootstate import RebootPolicy, State
-from driver_manager.domain.schedule import parse
-from driver_manager.domain.slots import SlotHolder, Slots, SlotsSeen
+from driver_manager.domain.reboot.decision import ASKS, ENDS, Act, decide
+from driver_manager.domain.reboot.patches import how_long
+from driver_manager.domain.reboot.record import Attempt, Pending, Record, Request, request_of
+from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
+from driver_manager.domain.reboot.snapshot import Look, is_idle
+from driver_manager.domain.reboot.state import RebootPolicy, State
+from driver_manager.domain.reboot.windows import parse
 from tests.fakes.builders import ASCEND, node
 
 KEYS = ASCEND.keys

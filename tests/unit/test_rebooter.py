@@ -8,10 +8,10 @@ import pytest
 
 from driver_manager.domain.errors import Terminated
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.reboot import Act
-from driver_manager.domain.rebootpatches import CORDON_FOR_REBOOT, REBOOT_STATE
-from driver_manager.domain.rebootstate import RebootPolicy
-from driver_manager.domain.schedule import parse
+from driver_manager.domain.reboot.decision import Act
+from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
+from driver_manager.domain.reboot.state import RebootPolicy
+from driver_manager.domain.reboot.windows import parse
 from tests.fakes.rebooting import APPROVE, KEYS, Fleet, Site, check_clean, check_rebooted_once
 
 POLICY = RebootPolicy("", KEYS)

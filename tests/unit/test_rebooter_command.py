@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.clock import SystemClock
+from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.cli import rebooter_idle
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.rebootrecord import Attempt, Record
-from driver_manager.domain.rebootrecord import encode as encode_record
+from driver_manager.domain.reboot.record import Attempt, Record
+from driver_manager.domain.reboot.record import encode as encode_record
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, SandboxCluster
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from tests.fakes.builders import ASCEND
 
 ROOT = "/var/lib/Ascend/driver"

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager.domain import reboot, rebootstate
-from driver_manager.domain.looking import Look
+from driver_manager.core.reboot.loop import Rebooter
 from driver_manager.domain.model import NodeChange
-from driver_manager.domain.rebootrecord import Pending
-from driver_manager.domain.rebootstate import RebootPolicy, State
-from driver_manager.domain.slots import SlotHolder
-from driver_manager.rebooter import Rebooter
+from driver_manager.domain.reboot import decision
+from driver_manager.domain.reboot import state as reboot_state
+from driver_manager.domain.reboot.record import Pending
+from driver_manager.domain.reboot.slots import SlotHolder
+from driver_manager.domain.reboot.snapshot import Look
+from driver_manager.domain.reboot.state import RebootPolicy, State
 from tests.fakes.killer import Killer
 from tests.fakes.rebootchecks import (
     API_CALLS,
@@ -256,7 +257,7 @@ def forget_before_giving_back(self: Rebooter, state: State, reason: str) -> None
 
 
 def without(guard: object) -> tuple[object, ...]:
-    return tuple(other for other in reboot.GUARDS if other is not guard)
+    return tuple(other for other in decision.GUARDS if other is not guard)
 
 
 TAKE_SLOT = Rebooter._take_slot
@@ -268,16 +269,16 @@ TAKE_SLOT = Rebooter._take_slot
         (Rebooter, "_reboot", reboot_without_second_look, over(CALLS, check_withdrawn, check_resumed_after_withdrawal)),
         (Rebooter, "_still_wanted", lambda *_: True, over(CALLS, check_withdrawn)),
         (Rebooter, "_still_wanted", wanted_however_old, over(CALLS, check_window_closes)),
-        (reboot, "_may_go_down", lambda *_: True, over(CALLS, check_window_closes)),
+        (decision, "_may_go_down", lambda *_: True, over(CALLS, check_window_closes)),
         (Rebooter, "_take_slot", slot_before_the_note, over(KILLS, check_killed_and_withdrawn)),
         (Rebooter, "_take_slot", slots_without_compare, over(CALLS, check_other_begins)),
         (Rebooter, "_patch", grant_without_precondition, over(CALLS, check_next_approval_is_not_consumed)),
         (Rebooter, "_withdraw", forget_before_giving_back, over(KILLS, check_killed_while_withdrawing)),
-        (reboot, "_why_not_back", lambda _: "", over(FAULTS, check_slow_return)),
-        (reboot, "GUARDS", without(reboot._earlier_boot), over(KILLS, check_killed_and_rebooted_by_hand)),
-        (reboot, "GUARDS", without(reboot._another_reason), over(CALLS, check_another_reason)),
-        (reboot, "GUARDS", without(reboot._under_way), over(CALLS, check_commands_once)),
-        (rebootstate, "is_stale", lambda *_: False, over(KILLS, check_killed_and_rebooted_by_hand)),
+        (decision, "_why_not_back", lambda _: "", over(FAULTS, check_slow_return)),
+        (decision, "GUARDS", without(decision._earlier_boot), over(KILLS, check_killed_and_rebooted_by_hand)),
+        (decision, "GUARDS", without(decision._another_reason), over(CALLS, check_another_reason)),
+        (decision, "GUARDS", without(decision._under_way), over(CALLS, check_commands_once)),
+        (reboot_state, "is_stale", lambda *_: False, over(KILLS, check_killed_and_rebooted_by_hand)),
     ],
 )
 def test_a_mutant_is_caught(

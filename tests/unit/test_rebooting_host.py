@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters import rebooting
-from driver_manager.adapters.commands import Result
-from driver_manager.adapters.namespaces import in_host
-from driver_manager.adapters.rebooting import EVIDENCE_CHARS, EVIDENCE_KEPT, HostRebooter
-from driver_manager.adapters.rooted import HostFiles
-from driver_manager.adapters.roots import HostRoots
-from driver_manager.adapters.worklock import WorkLock
+from driver_manager.adapters.host import reboot as host_reboot
+from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.namespaces import in_host
+from driver_manager.adapters.host.reboot import EVIDENCE_CHARS, EVIDENCE_KEPT, HostRebooter
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.rebootrecord import Attempt, Record, RecordUnreadable
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.domain.reboot.record import Attempt, Record, RecordUnreadable
+from driver_manager.sandbox.host_tree import HostTree
 from tests.fakes.builders import ASCEND
 from tests.fakes.clock import FakeClock
 
@@ -202,7 +202,7 @@ def test_the_reboot_command_is_run_as_words_and_what_fails_is_said(tree: HostTre
 
 
 def test_a_reboot_command_that_hangs_is_left_after_its_time(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rebooting, "COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(host_reboot, "COMMAND_TIMEOUT_S", 0.2)
     assert "no end after" in host(tree, "sleep", "60").reboot()
 
 
@@ -215,7 +215,7 @@ def test_the_reboot_command_runs_in_all_namespaces_of_the_host(tree: HostTree, m
         ran.append(argv)
         return Result(0, "", "")
 
-    monkeypatch.setattr(rebooting, "run", run)
+    monkeypatch.setattr(host_reboot, "run", run)
     assert host(tree, "systemctl", "reboot").reboot() == ""
     (argv,) = ran
     assert (argv[0], argv[-3:]) == ("nsenter", ["--", "systemctl", "reboot"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.markers import REASONS
-from driver_manager.domain.rebootrecord import (
+from driver_manager.domain.reboot.record import (
     LAST_MOMENT_S,
     MAX_ATTEMPTS_KEPT,
     Attempt,

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from driver_manager.cli.wiring import Session
+from driver_manager.core.swap.observe import Identity
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import Node, Observation, PodList
-from driver_manager.observe import Identity
 from driver_manager.ports import Cluster
 from tests.fakes.builders import PROFILE, driver_pod, node
 from tests.fakes.scenarios import LABELS, TAKING, settle_in, undisturbed

@@ -22,12 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager import executor, settling
-from driver_manager.domain import labels as label_rules
-from driver_manager.domain import planner, taking
+from driver_manager.core.swap import executor, settling
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.domain.steps import Step, TakeNode
+from driver_manager.domain.pods import labels as label_rules
+from driver_manager.domain.swap import node_patches, planner
+from driver_manager.domain.swap.steps import Step, TakeNode
 from tests.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.fakes.checks import (
     EDITS,
@@ -297,7 +297,7 @@ def patch_without_precondition(self: executor.Executor, step: TakeNode) -> None:
     self._ports.cluster.patch_node(step.change, None)
 
 
-ORIGINALS, RELEASE, TAKEN = label_rules.originals, taking.release, planner._taken
+ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, planner._taken
 
 
 @pytest.mark.parametrize(

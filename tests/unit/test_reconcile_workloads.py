@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.core.swap.reconcile import Outcome, decide
 from driver_manager.domain import journal as journals
-from driver_manager.domain import planner, selectors
+from driver_manager.domain import selectors
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ExitCode
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Node
-from driver_manager.reconcile import Outcome, decide
+from driver_manager.domain.swap import planner
 from tests.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
 from tests.fakes.checks import finish
 from tests.fakes.cluster import Tenant

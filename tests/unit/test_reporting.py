@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from driver_manager.adapters.reporting import LEVELS, LogReporter
+from driver_manager.adapters.report.log import LEVELS, LogReporter
 
 
 def log(stream: io.StringIO, *, as_json: bool, level: str = "debug") -> LogReporter:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.adapters import rooted
-from driver_manager.adapters.beneath import MAX_LINKS, Place
-from driver_manager.adapters.rooted import MAX_READ_BYTES, HostFiles, resolve
+from driver_manager.adapters.host import files as host_files
+from driver_manager.adapters.host.files import MAX_READ_BYTES, HostFiles, resolve
+from driver_manager.adapters.host.openat import MAX_LINKS, Place
 from driver_manager.domain.errors import ConfigError
 
 
@@ -146,7 +146,7 @@ def test_a_file_that_can_be_written_has_no_problem_and_a_folder_in_its_place_has
 
 
 def test_a_full_file_system_is_told_with_its_room(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooted, "MIN_FREE_BYTES", 2**80)
+    monkeypatch.setattr(host_files, "MIN_FREE_BYTES", 2**80)
     assert "bytes left" in HostFiles(host, host / "proc").why_not_writable("/run/rbln/state")
 
 
@@ -218,7 +218,7 @@ def test_removing_what_is_not_there_is_fine_and_a_link_is_not_followed(host: Pat
 def read_only(monkeypatch: pytest.MonkeyPatch, folders: Iterable[Path], number: int = errno.EROFS) -> list[Path]:
     """Make writes below `folders` fail; the list of all targets that were tried."""
     tried: list[Path] = []
-    real = rooted.replace_in
+    real = host_files.replace_in
 
     def replace(where: Place, text: str, mode: int) -> None:
         tried.append(where.path)
@@ -226,7 +226,7 @@ def read_only(monkeypatch: pytest.MonkeyPatch, folders: Iterable[Path], number: 
             raise OSError(number, os.strerror(number))
         real(where, text, mode)
 
-    monkeypatch.setattr(rooted, "replace_in", replace)
+    monkeypatch.setattr(host_files, "replace_in", replace)
     return tried
 
 
@@ -310,7 +310,7 @@ def test_a_file_that_cannot_be_made_names_the_folder(host: Path, monkeypatch: py
     def read_only(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(rooted, "_create", read_only)
+    monkeypatch.setattr(host_files, "_create", read_only)
     with pytest.raises(ConfigError, match="Read-only file system") as caught:
         HostFiles(host, host / "proc").create("/run/rbln/marker", "x")
     assert "/run/rbln" in caught.value.remedy

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.schedule import DAYS, parse
+from driver_manager.domain.reboot.windows import DAYS, parse
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -6,8 +6,8 @@ import click
 import pytest
 
 from driver_manager import settings
+from driver_manager.cli.help_screen import ScreenCommand, SettingOption, first_sentence
 from driver_manager.cli.main import COMMANDS, cli, run
-from driver_manager.cli.screenhelp import ScreenCommand, SettingOption, first_sentence
 from driver_manager.domain.errors import ExitCode
 
 LINES, COLUMNS = 40, 100
@@ -47,7 +47,7 @@ def test_the_help_fits_a_screen(capfd: pytest.CaptureFixture[str], argv: list[st
 def test_a_help_with_every_option_does_not_fit(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driver_manager.cli.screenhelp.COMMON", {setting.name for setting in DECLARED})
+    monkeypatch.setattr("driver_manager.cli.help_screen.COMMON", {setting.name for setting in DECLARED})
     text = help_of(capfd, "plan", "--help")
     with pytest.raises(AssertionError):
         check_fits(text)

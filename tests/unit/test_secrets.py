@@ -19,7 +19,7 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import runner
 from driver_manager.sandbox.cluster import SandboxCluster
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenarios import SCENARIOS
 from tests.fakes.scripted_api import NODE, Answer, Scripted
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters import services
-from driver_manager.adapters.commands import Result
-from driver_manager.adapters.namespaces import in_host_mounts
+from driver_manager.adapters.host import services
+from driver_manager.adapters.host.namespaces import in_host_mounts
+from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ModuleFailed, Terminated
 from tests.fakes.clock import FakeClock
 

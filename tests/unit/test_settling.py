@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.core.swap.settling import ATTEMPTS, HURRY_S, Settler
 from driver_manager.domain.errors import (
     ApiUnavailable,
     ConfigError,
@@ -16,7 +17,6 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.model import Observation
-from driver_manager.settling import ATTEMPTS, HURRY_S, Settler
 from tests.fakes.builders import (
     EXPORTER,
     LABELS,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.slots import SlotHolder, Slots, SlotsUnreadable, decode, encode
+from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsUnreadable, decode, encode
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("slots-v*.json"))
 NAMES = st.text(min_size=1, max_size=9).filter(lambda name: name not in (".", ".."))

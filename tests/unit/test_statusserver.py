@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from driver_manager.adapters import statusserver
-from driver_manager.adapters.loopclock import LoopClock
-from driver_manager.adapters.statusserver import Answer, StatusServer, parse_address
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.report import http as report_http
+from driver_manager.adapters.report.http import Answer, StatusServer, parse_address
 from driver_manager.domain.errors import ConfigError
 
 BOUND_S = 5.0
@@ -94,8 +94,8 @@ def test_a_client_that_goes_away_is_forgotten(clock: LoopClock, server: StatusSe
 
 def test_one_client_more_than_allowed_takes_the_place_of_the_oldest(clock: LoopClock, server: StatusServer) -> None:
     with contextlib.ExitStack() as idle:
-        clients = [idle.enter_context(connect(server)) for _ in range(statusserver.MAX_CLIENTS)]
-        turn(clock, 2 * statusserver.MAX_CLIENTS)
+        clients = [idle.enter_context(connect(server)) for _ in range(report_http.MAX_CLIENTS)]
+        turn(clock, 2 * report_http.MAX_CLIENTS)
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
         assert talk(clock, server, b"GET /x HTTP/1.1\r\n\r\n").endswith(b"/x \n")
         assert clients[0].recv(1) == b""

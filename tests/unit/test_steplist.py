@@ -14,10 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters import steplist
-from driver_manager.adapters.reporting import LogReporter
-from driver_manager.adapters.steplist import StepList
-from driver_manager.adapters.terminal import ERASE_LINE, allows_colour, columns_of, has_colour, is_capable, painted
+from driver_manager.adapters.report import steps as report_steps
+from driver_manager.adapters.report.log import LogReporter
+from driver_manager.adapters.report.steps import StepList
+from driver_manager.adapters.report.terminal import (
+    ERASE_LINE,
+    allows_colour,
+    columns_of,
+    has_colour,
+    is_capable,
+    painted,
+)
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT
 from tests.fakes.sandboxed import by_hand
@@ -54,7 +61,7 @@ class Ticks:
 def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(steplist, "TICK_S", 3600.0)
+    monkeypatch.setattr(report_steps, "TICK_S", 3600.0)
 
 
 def listed(screen: Screen, ticks: Ticks, level: str = "info") -> StepList:
@@ -111,7 +118,7 @@ def test_foreign_text_begins_no_line_and_moves_no_cursor_in_the_list() -> None:
 
 
 def test_the_present_step_shows_the_time_that_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steplist, "TICK_S", 0.001)
+    monkeypatch.setattr(report_steps, "TICK_S", 0.001)
     screen, ticks = Screen(), Ticks()
     log = listed(screen, ticks)
     log.step(1, 1, "wait")
@@ -132,7 +139,7 @@ def test_after_the_end_nothing_is_drawn_any_more() -> None:
 
 
 def test_a_long_step_is_cut_to_the_terminal_while_it_is_alive_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steplist, "columns_of", lambda _: 40)
+    monkeypatch.setattr(report_steps, "columns_of", lambda _: 40)
     screen = Screen()
     log = listed(screen, Ticks())
     log.step(1, 1, "wait " + "for pods " * 20)

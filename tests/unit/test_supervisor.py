@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters import supervisor as module
-from driver_manager.adapters.loopclock import LoopClock
-from driver_manager.adapters.supervisor import Ran, StillStuckError, Supervisor
+from driver_manager.adapters.process import supervisor as module
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.supervisor import Ran, StillStuckError, Supervisor
 from driver_manager.domain.errors import Terminated
 from tests.fakes.npusmi import HEALTHY, StandIn
 
@@ -276,8 +276,8 @@ def test_a_wait_may_be_longer_than_poll_can_tell(clock: LoopClock, tool: StandIn
 AS_INIT = """
 import ctypes, os, sys
 from pathlib import Path
-from driver_manager.adapters import supervisor
-from driver_manager.adapters.loopclock import LoopClock
+from driver_manager.adapters.process import supervisor
+from driver_manager.adapters.process.loop_clock import LoopClock
 PR_SET_CHILD_SUBREAPER = 36
 assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 supervisor.INIT_PID = os.getpid() if sys.argv[1] == "init" else 0

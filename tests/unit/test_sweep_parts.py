@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from tests.cluster.apirequest import ApiRequest
 from tests.cluster.exchanges import Exchange
 from tests.cluster.rig import JOURNAL, NEW_ROOT

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain import taking
 from driver_manager.domain.journal import Journal, OldDriver, decode
 from driver_manager.domain.model import FIELD_MANAGER, Module, Node
-from driver_manager.domain.steps import TakeNode
-from driver_manager.domain.taking import (
+from driver_manager.domain.swap import node_patches
+from driver_manager.domain.swap.node_patches import (
     decoded_journal,
     found_journal,
     give_back,
@@ -20,6 +19,7 @@ from driver_manager.domain.taking import (
     release,
     take,
 )
+from driver_manager.domain.swap.steps import TakeNode
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -327,7 +327,7 @@ def the_mark_alone(now: Node, _: object) -> bool:
 )
 def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, check: Any) -> None:
     check()
-    monkeypatch.setattr(taking, name, mutant)
+    monkeypatch.setattr(node_patches, name, mutant)
     with pytest.raises(AssertionError):
         check()
 

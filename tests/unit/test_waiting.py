@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator
 
 import pytest
 
+from driver_manager.core.pods.watch import POLL_S, WATCH_S, NodeWait, PodWait
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, Terminated, WatchBroken, WatchExpired
 from driver_manager.domain.model import Node, Pod, PodEvent
-from driver_manager.waiting import POLL_S, WATCH_S, NodeWait, PodWait
 from tests.fakes.builders import PLUGIN, node, pod
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from driver_manager.domain import selectors
+from driver_manager.domain.listing import MOST_NAMED
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Pod
-from driver_manager.domain.naming import MOST_NAMED
-from driver_manager.domain.profile import Profile
-from driver_manager.domain.workloads import (
+from driver_manager.domain.pods.workloads import (
     DELETE_DATA,
     ENABLE_IT,
     EVICT_HOLDERS,
@@ -29,6 +28,7 @@ from driver_manager.domain.workloads import (
     with_fate,
     workloads,
 )
+from driver_manager.domain.profile import Profile
 from tests.fakes.builders import ASCEND, DRIVER, PLUGIN, PROFILE, PROFILES, driver_pod, key, workload
 
 NVIDIA = PROFILES["nvidia"]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters import worklock
-from driver_manager.adapters.host import HostSystem
-from driver_manager.adapters.rooted import HostFiles
-from driver_manager.adapters.roots import HostRoots
-from driver_manager.adapters.worklock import WorkLock
+from driver_manager.adapters.host import locks as host_locks
+from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.system import HostSystem
 from driver_manager.profiles import builtin
 from tests.fakes.clock import FakeClock
 
@@ -115,10 +115,10 @@ def test_who_works_is_not_waited_for_longer_than_a_moment(files: HostFiles) -> N
     clock = FakeClock()
     with lock(files).working(clock, 0.0), lock(files).alone(clock) as alone:
         assert not alone
-    assert sum(clock.slept) == pytest.approx(worklock.MOMENT_S, abs=0.1)
+    assert sum(clock.slept) == pytest.approx(host_locks.MOMENT_S, abs=0.1)
 
 
 def test_a_lock_that_waits_for_nobody_is_caught(files: HostFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worklock, "MOMENT_S", 0.0)
+    monkeypatch.setattr(host_locks, "MOMENT_S", 0.0)
     with pytest.raises(AssertionError):
         test_two_that_want_to_be_alone_wait_for_each_other_and_take_neither_for_work(files)

@@ -9,7 +9,7 @@ import json
 import shlex
 from pathlib import Path
 
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 
 _MODINFO = """\
 #!/bin/sh

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from driver_manager import executor, settling
-from driver_manager.adapters.host import HostSystem
-from driver_manager.domain import labels, markers, taking
+from driver_manager.adapters.host.system import HostSystem
+from driver_manager.core.swap import executor, settling
+from driver_manager.domain import markers
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.domain.steps import TakeNode
+from driver_manager.domain.pods import labels
+from driver_manager.domain.swap import node_patches
+from driver_manager.domain.swap.steps import TakeNode
 
-_RELEASE, _REMOVE = taking.release, HostSystem.remove
+_RELEASE, _REMOVE = node_patches.release, HostSystem.remove
 
 
 def two_patch_pause(self: executor.Executor, step: TakeNode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from tests.cluster.rig import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
 
 SERVICE = "rbln_daemon.service"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from driver_manager.sandbox.hosttree import HostTree
+from driver_manager.sandbox.host_tree import HostTree
 from tests.cluster.api import wait_until
 from tests.cluster.kubelet import NEVER
 from tests.cluster.rig import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX

@@ -16,7 +16,7 @@ from tests.cluster.sweep.launch import Order, run
 IMPORTED = (
     "driver_manager.cli.main",
     "driver_manager.cli.reconcile",
-    "driver_manager.adapters.kube",
+    "driver_manager.adapters.kube.cluster",
     "kubernetes.config",
 )
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.loopclock import LoopClock
-from driver_manager.adapters.supervisor import StillStuckError, Supervisor
-from driver_manager.domain.health import recorded
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.supervisor import StillStuckError, Supervisor
+from driver_manager.domain.health.machine import recorded
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
 from tests.kernel.forked import Forked

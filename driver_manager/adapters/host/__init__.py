@@ -1,0 +1,1 @@
+"""The host: files, modules, mounts, devices, services, the probe and the reboot."""

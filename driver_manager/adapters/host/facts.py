@@ -1,0 +1,161 @@
+"""Reads the host's side of an observation: modules, digest, mounts, artifacts, sources. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from driver_manager.adapters.host import mounts, services
+from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.marker_file import read_marker
+from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.modules.tree import HOST, ModuleTrees
+from driver_manager.adapters.host.pci import pci_devices
+from driver_manager.adapters.host.roots import HostRoots, boot_id, kernel_fact, machine_id
+from driver_manager.domain.digest import is_digest
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.model import DriverSource, Host, LoadRecord
+from driver_manager.domain.profile import Profile, is_safe_root
+
+
+def read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
+    """All facts of the host. `loads` says whether this run loads the driver, so that its source matters.
+
+    Raises ConfigError where the host cannot be read.
+    """
+    try:
+        return _read_host(roots, profile, driver_root, journal, loads=loads)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {error.filename or roots.root} of the host: {error.strerror}",
+            "Run as root with the host's root mounted (HOST_ROOT); look at that path on the host.",
+        ) from error
+
+
+def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
+    files, paths = roots.files(), profile.paths
+    this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
+    trees = ModuleTrees(files, roots.proc, roots.sys, kernel, profile.modules.load)
+    modules = kmod.driver_modules(roots.sys, profile.modules)
+    digest, digest_problem = _digest(files, paths.state_file)
+    marker, marker_problem = read_marker(files, paths.reboot_marker)
+    record = _record(files, paths.load_record, this_boot)
+    version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
+    return Host(
+        boot_id=this_boot,
+        kernel_release=kernel,
+        machine_id=machine_id(roots),
+        modules=modules,
+        digest=digest,
+        digest_problem=digest_problem,
+        root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
+        artifacts=tuple(path for path in _artifacts(profile) if files.exists(path)),
+        host_driver=_host_driver(trees, profile),
+        source=_source(trees, profile, driver_root) if loads else None,
+        previous_source=_journaled_source(trees, profile, journal)
+        or (_previous(trees, profile, _roots_to_try(profile, driver_root, record), version) if version else None),
+        pci_devices=pci_devices(roots, profile),
+        conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
+        marker=marker,
+        marker_problem=marker_problem,
+        enforces_signatures=_enforces_signatures(roots.sys),
+        state_problem=files.why_not_writable(paths.state_file),
+        active_services=services.active(roots.sys, profile.host_services),
+    )
+
+
+def _enforces_signatures(sys_root: Path) -> bool:
+    """Whether this kernel refuses unsigned modules: by its own switch, or locked down (kernel_lockdown(7))."""
+    enforced = _text(sys_root / "module/module/parameters/sig_enforce") == "Y"
+    lockdown = _text(sys_root / "kernel/security/lockdown")
+    return enforced or "[integrity]" in lockdown or "[confidentiality]" in lockdown
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _artifacts(profile: Profile) -> tuple[str, ...]:
+    paths = profile.paths
+    known = (*paths.artifacts, paths.ready_marker, paths.ready_withdrawn, paths.state_file, paths.load_record)
+    return tuple(path for path in known if path)
+
+
+def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
+    """The recorded digest, and why it cannot be used."""
+    try:
+        text = files.read(path)
+    except OSError as error:
+        return None, f"{path}: {error.strerror}"
+    if text is None:
+        return None, ""
+    value = text.strip()
+    if not is_digest(value):
+        return None, f"{path} does not hold one digest"
+    return value, ""
+
+
+def _record(files: HostFiles, path: str, this_boot: str) -> LoadRecord | None:
+    """The note of an earlier `DRIVER_LOAD=manager` run of this boot; None for garbage and other boots."""
+    try:
+        body = json.loads(files.read(path) or "null")
+        record = LoadRecord(str(body["bootId"]), str(body["root"]), str(body["version"]))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return record if record.boot_id == this_boot and record.root.startswith("/") else None
+
+
+def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
+    """Mounts at and below the driver root, `driver_root` being its path without symlinks."""
+    if not is_safe_root(driver_root):
+        raise ConfigError(
+            f"the driver root leads to {driver_root}, which the host itself lives in",
+            "Remove the symlink that leads there; nothing was changed.",
+        )
+    path = roots.proc / "1/mountinfo"
+    try:
+        return mounts.mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
+
+
+def _host_driver(trees: ModuleTrees, profile: Profile) -> str:
+    """Path of the driver's module in the host's own module tree, "" if it has none; nothing is run to find out."""
+    found = (trees.find(HOST, name) for name in profile.modules.roots)
+    return next((path for path in found if path), "")
+
+
+def _source(trees: ModuleTrees, profile: Profile, driver_root: str) -> DriverSource:
+    """Where the manager loads from: DRIVER_ROOT, else the profile's root where it has modules, else the host's."""
+    roots = profile.modules.roots
+    if driver_root:
+        return trees.source(driver_root, roots)
+    own = trees.source(profile.paths.driver_root, roots)
+    return own if not own.problem or not _host_driver(trees, profile) else trees.source(HOST, roots)
+
+
+def _roots_to_try(profile: Profile, driver_root: str, record: LoadRecord | None) -> list[str]:
+    """Roots that the loaded driver may have come from, the likeliest first."""
+    known = [record.root if record else "", profile.paths.driver_root, driver_root, HOST]
+    return list(dict.fromkeys(root for root in known if root))
+
+
+def _previous(trees: ModuleTrees, profile: Profile, roots: list[str], version: str) -> DriverSource | None:
+    """The first of `roots` that still offers the loaded `version`."""
+    for root in roots:
+        offered = trees.source(root, profile.modules.roots, in_depth=False)
+        if not offered.problem and offered.version == version:
+            return offered
+    return None
+
+
+def _journaled_source(trees: ModuleTrees, profile: Profile, journal: Journal | None) -> DriverSource | None:
+    """The old driver that the journal remembers, where its root still offers it."""
+    driver = journal.driver if journal else None
+    if driver is None or not driver.root:
+        return None
+    return _previous(trees, profile, [driver.root], driver.version)

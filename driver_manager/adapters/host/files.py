@@ -1,0 +1,287 @@
+"""Files of the host seen through its root: no symlink and no `..` leads out of it, whoever changes folders meanwhile.
+
+Owns what is read and written of the host's files, and the three ways to a writable view; `beneath` finds the way there.
+Knows nothing of drivers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from driver_manager.adapters.host.openat import MAX_LINKS, Missing, Place, open_in, place
+from driver_manager.domain.errors import ConfigError
+
+MAX_READ_BYTES = 64 * 1024
+
+MIN_FREE_BYTES = 64 * 1024
+"""More than the few files take that a run writes."""
+
+OWN_ROOT = Path("/")
+
+T = TypeVar("T")
+
+
+def resolve(root: Path, path: str, *, follow_last: bool = True) -> Path:
+    """`path` (absolute on the host) as a path of this process, every symlink resolved inside `root`.
+
+    By name, so true for the moment: for tools that take nothing else, and for messages. What this process reads and
+    writes itself goes by open folders (`beneath`).
+
+    Raises OSError (ELOOP) for too many links. What does not exist is kept as written.
+    """
+    done: list[str] = []
+    left = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    links = 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            done = done[:-1]
+            continue
+        here = root.joinpath(*done, part)
+        if (left or follow_last) and here.is_symlink():
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = str(here.readlink())
+            if target.startswith("/"):
+                done = []
+            left += [piece for piece in reversed(target.split("/")) if piece not in ("", ".")]
+            continue
+        done.append(part)
+    return root.joinpath(*done)
+
+
+class HostFiles:
+    """The host's files below `root`; `proc` is the host's /proc, whose pid 1 shows the root as the host mounts it."""
+
+    def __init__(self, root: Path, proc: Path) -> None:
+        self.root = root
+        self._proc = proc
+
+    def path(self, path: str, *, follow_last: bool = True) -> Path:
+        """`path` by name, for a tool. Raises OSError (ELOOP)."""
+        return resolve(self.root, path, follow_last=follow_last)
+
+    def real(self, path: str) -> str:
+        """`path` on the host without symlinks, as the host's mount table names it."""
+        inside = self.path(path).relative_to(self.root).as_posix()
+        return "/" if inside == "." else f"/{inside}"
+
+    def exists(self, path: str) -> bool:
+        """Whether something is there, be it a dangling symlink. Raises OSError."""
+        try:
+            with place(self.root, path) as where:
+                os.stat(where.name, dir_fd=where.folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def read(self, path: str, most_bytes: int = MAX_READ_BYTES) -> str | None:
+        """The file's first 64 KiB (`most_bytes`) as text, None where there is no file. Raises OSError."""
+        try:
+            with place(self.root, path, follow_last=True) as where:
+                # Not blocking: a FIFO in the file's place must not hold the run.
+                descriptor = open_in(where, os.O_RDONLY | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+            return file.read(most_bytes).decode(errors="replace")
+
+    def names(self, path: str) -> list[str]:
+        """What is in the folder. Raises OSError."""
+        with place(self.root, path, follow_last=True) as where:
+            folder = open_in(where, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return os.listdir(folder)  # noqa: PTH208  # by open folder
+        finally:
+            os.close(folder)
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """Replace the file atomically; a symlink in its place is replaced, not followed. Raises ConfigError."""
+        with _told(path):
+            self._writable(path, lambda where: replace_in(where, text, mode), missing=Missing.MAKE)
+
+    def why_not_writable(self, path: str) -> str:
+        """Why a small file cannot be written at `path`, "" if it seems that it can. Writes nothing."""
+        try:
+            return self._writable(path, lambda where: _why_no_room(where, path), missing=Missing.STOP)
+        except OSError as error:
+            return f"{path} cannot be written: {error.strerror}"
+
+    def create(self, path: str, text: str, mode: int = 0o644) -> bool:
+        """Whether the file was made, whole: False where something is there already. Raises ConfigError."""
+        with _told(path):
+            return self._writable(path, lambda where: _create(where, text, mode), missing=Missing.MAKE)
+
+    def put_aside(self, path: str, name: str) -> None:
+        """Rename the file within its folder, over what is called `name` there. Raises OSError."""
+        self._writable(path, lambda where: _rename(where, where.name, name))
+
+    def put_back(self, path: str, name: str) -> None:
+        """Undo `put_aside`; where there is a file at `path` again, that one stays. Raises OSError."""
+        self._writable(path, lambda where: _put_back(where, name))
+
+    def open_lock(self, path: str) -> int:
+        """A descriptor of the file for flock(2); it is made if it is not there. Raises OSError."""
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK
+        return self._writable(path, lambda where: open_in(where, flags, 0o600), missing=Missing.MAKE)
+
+    def remove(self, path: str) -> None:
+        """Remove the file or symlink, if it is there. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            self._writable(path, lambda where: _unlink(where, where.name))
+
+    def _writable(self, path: str, act: Callable[[Place], T], *, missing: Missing = Missing.RAISE) -> T:
+        """`act` on the first view of `path` that is not read-only.
+
+        The contract mounts the host's root read-only at /host and, in its second generation, the vendor's folder
+        read-write at its own path. Where neither can be written, pid 1's root is the host's own view.
+        """
+        roots = [self.root]
+        if self.root != OWN_ROOT and self._is_own_too(path):
+            roots.insert(0, OWN_ROOT)
+        for root in roots:
+            try:
+                with place(root, path, missing=missing) as where:
+                    return act(where)
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+                refused = error
+        host_view = self._proc / "1" / "root"
+        if not os.path.isdir(host_view):  # noqa: PTH112  # False, not an error, where we may not look
+            raise refused
+        with place(host_view, path, missing=missing) as where:
+            return act(where)
+
+    def _is_own_too(self, path: str) -> bool:
+        """Whether the folder of `path` is mounted at the same path among our own files."""
+        with contextlib.suppress(OSError), place(OWN_ROOT, path) as own, place(self.root, path) as hosts:
+            return os.path.samestat(os.fstat(own.folder), os.fstat(hosts.folder))
+        return False
+
+
+@contextmanager
+def _told(path: str) -> Generator[None, None, None]:
+    """Raises ConfigError for an OSError while `path` is written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path} on the host: {error.strerror}",
+            f"Mount {os.path.dirname(path)} of the host read-write at the same path.",  # noqa: PTH120  # a host path
+        ) from error
+
+
+def _why_no_room(where: Place, path: str) -> str:
+    """Why there is none for a file at the place, which is `path` on the host or the first of it that is missing.
+
+    Raises OSError (EROFS) for a read-only file system."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mode):
+            return f"{path} is a folder"
+    status = os.fstatvfs(where.folder)
+    if status.f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(where.path))
+    free_bytes = status.f_bavail * status.f_frsize
+    return "" if free_bytes >= MIN_FREE_BYTES else f"{where.path.parent} has only {free_bytes} bytes left"
+
+
+def _put_back(where: Place, aside: str) -> None:
+    # Never over a file that somebody made meanwhile, and never without one of the two names.
+    with contextlib.suppress(FileExistsError):
+        _link(where, aside, where.name)
+    _unlink(where, aside)
+
+
+def replace_file(target: Path, text: str, mode: int = 0o644) -> None:
+    """Give `target`, a path of this process, this content, whole or not at all; a symlink in its place is replaced.
+
+    Raises OSError.
+    """
+    with place(OWN_ROOT, str(target.absolute()), missing=Missing.MAKE) as where:
+        replace_in(where, text, mode)
+
+
+def replace_in(where: Place, text: str, mode: int) -> None:
+    """Give the file at the place this content, whole or not at all; a symlink there is replaced. Raises OSError."""
+    temporary = _written_beside(where, text, mode)
+    try:
+        _rename(where, temporary, where.name)
+    except BaseException:
+        _unlink(where, temporary)
+        raise
+    _sync_folder(where)
+
+
+def _create(where: Place, text: str, mode: int) -> bool:
+    """Whether a file was made at the place with this content: False where something is already. Raises OSError."""
+    temporary = _written_beside(where, text, mode)
+    try:
+        _link(where, temporary, where.name)
+    except FileExistsError:
+        return False
+    finally:
+        _unlink(where, temporary)
+    _sync_folder(where)
+    return True
+
+
+def _link(where: Place, source: str, target: str) -> None:
+    """Give a file of the folder a second name, which must be free; where there are no links, its only one.
+
+    Raises OSError (EEXIST).
+    """
+    try:
+        os.link(source, target, src_dir_fd=where.folder, dst_dir_fd=where.folder, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP):
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(target, dir_fd=where.folder, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
+        _rename(where, source, target)
+
+
+def _rename(where: Place, source: str, target: str) -> None:
+    os.rename(source, target, src_dir_fd=where.folder, dst_dir_fd=where.folder)
+
+
+def _unlink(where: Place, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=where.folder)
+
+
+def _written_beside(where: Place, text: str, mode: int) -> str:
+    """The name of a new file with `text` in the folder of the place, on disk."""
+    temporary = f".{where.name}.{os.urandom(6).hex()}"
+    beside = replace(where, name=temporary)
+    descriptor = open_in(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+    except BaseException:
+        _unlink(where, temporary)
+        raise
+    return temporary
+
+
+def _sync_folder(where: Place) -> None:
+    folder = open_in(replace(where, name="."), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

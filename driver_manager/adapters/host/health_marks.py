@@ -1,0 +1,136 @@
+"""The HealthMarks port: the driver's marks on the host, as health-watch reads and changes them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+
+from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.marker_file import read_marker
+from driver_manager.adapters.host.roots import HostRoots, boot_id
+from driver_manager.domain import markers
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.health.machine import Surroundings, is_own
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.profile import Profile
+from driver_manager.ports import Clock
+
+
+class HostMarks:
+    """See `driver_manager.ports.HealthMarks`."""
+
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
+        self._roots = roots
+        self._clock = clock
+        self._files = roots.files()
+        self._paths = profile.paths
+        self._modules = profile.modules.roots
+        self._lock = WorkLock(self._files, profile.paths.work_lock)
+
+    @contextmanager
+    def alone(self) -> Generator[Surroundings, None, None]:
+        """See the port."""
+        with contextlib.ExitStack() as stack:
+            try:
+                is_alone = stack.enter_context(self._lock.alone(self._clock))
+                seen = self._seen(is_reconciling=not is_alone)
+            except OSError as error:
+                raise _refused(error.filename or self._paths.work_lock, error) from error
+            yield seen
+
+    def withdraw_ready(self) -> None:
+        """See the port."""
+        paths = self._paths
+        with _translated(paths.ready_marker), contextlib.suppress(FileNotFoundError):
+            self._files.put_aside(paths.ready_marker, self._withdrawn_name)
+
+    def restore_ready(self) -> None:
+        """See the port."""
+        with _translated(self._paths.ready_marker), contextlib.suppress(FileNotFoundError):
+            self._files.put_back(self._paths.ready_marker, self._withdrawn_name)
+
+    def forget_ready(self) -> None:
+        """See the port."""
+        with _translated(self._paths.ready_withdrawn):
+            self._files.remove(self._paths.ready_withdrawn)
+
+    def request_recovery(self, marker: Marker) -> None:
+        """See the port."""
+        path, text = self._paths.reboot_marker, markers.encode(marker)
+        if self._files.create(path, text):
+            return
+        # Somebody was faster, or it is our own of an earlier boot: that alone is replaced.
+        there, problem = read_marker(self._files, path)
+        if there is None and not problem:
+            raise ConfigError(
+                f"cannot write {path} on the host: a symlink that leads nowhere is in its place",
+                "Remove it if nobody needs it.",
+            )
+        if there is not None and is_own(there) and there.is_stale(marker.boot_id):
+            self._files.write(path, text)
+
+    def clear_request(self) -> None:
+        """See the port."""
+        with _translated(self._paths.reboot_marker):
+            self._files.remove(self._paths.reboot_marker)
+
+    def recall(self) -> str:
+        """See the port."""
+        try:
+            return self._files.read(self._paths.health_record) or ""
+        except OSError:
+            return ""
+
+    def remember(self, text: str) -> None:
+        """See the port."""
+        self._files.write(self._paths.health_record, text, 0o600)
+
+    def _seen(self, *, is_reconciling: bool) -> Surroundings:
+        paths = self._paths
+        marker, problem = read_marker(self._files, paths.reboot_marker)
+        return Surroundings(
+            boot_id=boot_id(self._roots),
+            driver=self._driver(),
+            is_loaded=all(self._is_live(name) for name in self._modules),
+            is_reconciling=is_reconciling,
+            ready=self._files.exists(paths.ready_marker) if paths.ready_marker else None,
+            is_withdrawn=bool(paths.ready_withdrawn) and self._files.exists(paths.ready_withdrawn),
+            can_request=bool(paths.reboot_marker),
+            marker=marker,
+            marker_problem=problem,
+        )
+
+    def _driver(self) -> str:
+        """What no two loads of the driver have in common: sysfs numbers its folders as they come (fs/kernfs/dir.c)."""
+        try:
+            return ",".join(str((self._roots.sys / "module" / name).stat().st_ino) for name in self._modules)
+        except OSError:
+            return ""
+
+    def _is_live(self, module: str) -> bool:
+        """Whether the kernel has finished loading it, and does not unload it (kernel/module/sysfs.c, initstate)."""
+        try:
+            return (self._roots.sys / "module" / module / "initstate").read_bytes().strip() == b"live"
+        except OSError:
+            return False
+
+    @property
+    def _withdrawn_name(self) -> str:
+        return PurePosixPath(self._paths.ready_withdrawn).name
+
+
+@contextmanager
+def _translated(path: str) -> Generator[None, None, None]:
+    try:
+        yield
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def _refused(path: str | bytes, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot look at or change {path!s} on the host: {error.strerror}",
+        "Run as root, with the vendor's folders of the host mounted read-write.",
+    )

@@ -1,0 +1,128 @@
+"""Loaded kernel modules: what /sys says of them, and rmmod, modprobe and depmod.
+
+Sources: Documentation/ABI/stable/sysfs-module; kmod's modprobe(8), rmmod(8), depmod(8).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from driver_manager.adapters.process.run import run
+from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
+from driver_manager.domain.model import Module
+from driver_manager.domain.modules import closure
+from driver_manager.domain.profile import Modules
+
+_BUSY = ("in use", "resource temporarily unavailable", "device or resource busy")
+"""How rmmod words EAGAIN and EBUSY; kernels answer EAGAIN for a module in use."""
+
+
+def driver_modules(sys_root: Path, modules: Modules) -> dict[str, Module]:
+    """The loaded modules of the driver, by name. Raises ConfigError when /sys/module cannot be read."""
+    folder = sys_root / "module"
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  # a plain list of names, the folder has hundreds
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {folder}: {error.strerror}", "Mount the host's /sys (SYS_ROOT), and run as root."
+        ) from error
+    loaded: dict[str, Module] = {}
+    queue = [name for name in names if name in modules.roots or _matches(name, modules.own)]
+    while queue:
+        name = queue.pop()
+        if name in loaded:
+            continue
+        module = _module(folder / name)
+        if module is not None:
+            loaded[name] = module
+            queue += module.holders
+    return closure(loaded, modules)
+
+
+def loaded_among(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of `names` that are loaded modules."""
+    return tuple(name for name in names if _module(sys_root / "module" / name) is not None)
+
+
+def _module(folder: Path) -> Module | None:
+    """The module at `folder`; None where it is gone or built in (then it has no `initstate`)."""
+    # One that is going serves nobody any more, whether or not it ever ends.
+    if _line(folder / "initstate") in (None, "going"):
+        return None
+    count = _line(folder / "refcnt") or ""
+    try:
+        holders = tuple(sorted(os.listdir(folder / "holders")))  # noqa: PTH208
+    except OSError:
+        holders = ()
+    return Module(
+        name=folder.name,
+        version=_line(folder / "version") or "",
+        refcount=int(count) if count.isascii() and count.isdigit() else None,
+        holders=holders,
+    )
+
+
+def _line(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def unload(sys_root: Path, name: str) -> None:
+    """rmmod. Raises ModuleBusy, ModuleFailed; what /sys says decides which, before the words of the tool."""
+    result = run(["rmmod", name])
+    module = _module(sys_root / "module" / name)
+    if module is None:
+        return
+    if result.status == 0:
+        raise ModuleFailed(f"rmmod said it unloaded {name}, the kernel still has it", "Look at the kernel log (dmesg).")
+    if module.refcount or any(word in f"{result.err} {result.out}".lower() for word in _BUSY):
+        raise ModuleBusy(f"module {name} is in use: {result.said}", "Stop what uses the device, then run again.")
+    raise ModuleFailed(f"module {name} cannot be unloaded: {result.said}", "Look at the kernel log (dmesg).")
+
+
+def load(root: Path, kernel: str, name: str) -> None:
+    """modprobe from `root` for `kernel`, after depmod where the tree has no modules.dep. Raises ModuleFailed."""
+    if not (root / "lib/modules" / kernel / "modules.dep").exists():
+        made = run(["depmod", "-b", str(root), kernel])
+        if made.status:
+            raise ModuleFailed(
+                f"the tree in {root} has no modules.dep and depmod cannot make it: {made.said}",
+                "Run depmod when the driver tree is built.",
+            )
+    result = run(["modprobe", "--dirname", str(root), "--set-version", kernel, name])
+    if result.status:
+        raise ModuleFailed(
+            f"module {name} cannot be loaded from {root}: {result.said}",
+            "Look at the kernel log (dmesg): was the driver built for this kernel, is it signed if it must be?",
+        )
+
+
+def load_all(sys_root: Path, files: Iterable[tuple[str, Path]]) -> dict[str, str]:
+    """insmod what of `files` can be loaded, pass by pass until nothing changes; what was said of those that cannot.
+
+    Some modules of a driver serve hardware that is not there, and what a module needs it does not always say.
+    """
+    left, said = dict(files), dict[str, str]()
+    while left:
+        loaded = [name for name, path in left.items() if _is_inserted(sys_root, name, path, said)]
+        if not loaded:
+            break
+        left = {name: path for name, path in left.items() if name not in loaded}
+    return {name: said.get(name, "") for name in left}
+
+
+def _is_inserted(sys_root: Path, name: str, path: Path, said: dict[str, str]) -> bool:
+    if _module(sys_root / "module" / name) is not None:
+        return True
+    result = run(["insmod", str(path)])
+    said[name] = result.said
+    return result.status == 0 or _module(sys_root / "module" / name) is not None

@@ -1,0 +1,247 @@
+"""What a driver root offers: the modules of its tree, their facts, and whether this kernel would take them.
+
+Nothing is loaded or written. Sources: kmod's modinfo(8), modprobe(8), modules.dep(5), depmod(8) (modules.symbols).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.modules.elf import exported_symbols, needed_symbols
+from driver_manager.adapters.process.run import run
+from driver_manager.domain.model import DriverSource, ModuleFile
+from driver_manager.domain.profile import LoadScope
+
+HOST = "/"
+LAYOUT_SYMBOL = "module_layout"
+MAX_LIST_BYTES = 16 * 1024 * 1024
+"""A distribution's own lists have less than one."""
+
+_DATA_KINDS = frozenset({b"D", b"d", b"B", b"b", b"R", b"r"})
+_USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
+
+
+class ModuleTrees:
+    """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys.
+
+    A tree's list, and what a tool said of a file, are kept as long as the object, which is one look at the host.
+    """
+
+    def __init__(
+        self, files: HostFiles, proc: Path, sys_root: Path, kernel: str, scope: LoadScope = LoadScope.ROOTS
+    ) -> None:
+        self.files = files
+        self.kernel = kernel
+        self._scope = scope
+        self._proc = proc
+        self._sys_root = sys_root
+        self._facts: dict[str, dict[str, str]] = {}
+        self._lists: dict[str, tuple[str, ...]] = {}
+        self._paths: dict[str, dict[str, str]] = {}
+
+    def find(self, root: str, name: str) -> str:
+        """Absolute host path of module `name` in the tree of `root`, "" if none: by modules.dep, else by its name."""
+        if root not in self._paths:
+            # The first of a name counts, so it is written last.
+            self._paths[root] = {_module_name(entry): entry for entry in reversed(self._entries(root))}
+        return self._paths[root].get(name, "")
+
+    def source(self, root: str, roots: Iterable[str], *, in_depth: bool = True) -> DriverSource:
+        """What `root` offers; its `problem` says what is not there. `in_depth` adds all that decides about loading."""
+        found: list[ModuleFile] = []
+        for name in roots:
+            path = self.find(root, name)
+            if not path:
+                return DriverSource(root, problem=self._nothing_for(root, name), remedy=_USE_ANOTHER)
+            found.append(_outline(name, path, self._modinfo(path)))
+        if not in_depth:
+            return DriverSource(root, tuple(found), real_root=self.files.real(root))
+        problem = self._why_no_list(root)
+        if problem:
+            return DriverSource(root, problem=problem, remedy="Run depmod when the driver tree is built.")
+        paths = self._with_dependencies(root, {file.name: file.path for file in found})
+        exported = self._exported(HOST) | self._exported(root)
+        for path in paths.values():
+            exported |= exported_symbols(self.files.path(path))
+        needed = {name: needed_symbols(self.files.path(path)) for name, path in paths.items()}
+        absent = self._absent(frozenset[str]().union(*(names for names in needed.values() if names)) - exported)
+        inspected = [
+            replace(self._inspect(name, path, paths), unknown_symbols=_unknown(needed[name], absent))
+            for name, path in paths.items()
+        ]
+        return DriverSource(
+            root,
+            tuple(inspected[: len(found)]),
+            real_root=self.files.real(root),
+            dependencies=tuple(inspected[len(found) :]),
+            tree=self._in_order(root) if self._is_whole(root) else (),
+        )
+
+    def _is_whole(self, root: str) -> bool:
+        """Whether every module of the tree is loaded: never all that a host has."""
+        return self._scope is LoadScope.TREE and root != HOST
+
+    def _in_order(self, root: str) -> tuple[tuple[str, str], ...]:
+        """Name and path of every module in the tree, each after those of the tree that it says it needs."""
+        paths = {_module_name(entry): entry for entry in self._entries(root)}
+        done: dict[str, str] = {}
+        begun: set[str] = set()
+        left = list(reversed(paths))
+        while left:
+            name = left[-1]
+            if name in begun:
+                left.pop()
+                done.setdefault(name, paths[name])
+                continue
+            begun.add(name)
+            # One that is begun and not done needs this one in turn: no order serves both.
+            needs = [need for need in _needs(self._modinfo(paths[name])) if need in paths and need not in begun]
+            left += reversed(needs)
+        return tuple(done.items())
+
+    def _with_dependencies(self, root: str, paths: dict[str, str]) -> dict[str, str]:
+        """`paths` by module name, and after them those of all modules they pull in from the same tree."""
+        found, queue = dict(paths), list(paths.values())
+        while queue:
+            for need in _needs(self._modinfo(queue.pop(0))):
+                path = self.find(root, need) if need not in found else ""
+                if path:
+                    found[need] = path
+                    queue.append(path)
+        return found
+
+    def _why_no_list(self, root: str) -> str:
+        """Why a tree without modules.dep cannot be loaded from, "" if it has one or can be given one."""
+        path = f"{self._tree(root)}/modules.dep"
+        if self.files.exists(path) or self._is_whole(root):
+            return ""
+        why = self.files.why_not_writable(path)
+        return f"the driver tree {root} has no modules.dep, and {why}" if why else ""
+
+    def _entries(self, root: str) -> tuple[str, ...]:
+        """Absolute host paths of the tree's modules, in the order of its list."""
+        if root not in self._lists:
+            self._lists[root] = tuple(self._listed(root))
+        return self._lists[root]
+
+    def _listed(self, root: str) -> Iterator[str]:
+        tree = self._tree(root)
+        try:
+            text = self.files.read(f"{tree}/modules.dep", MAX_LIST_BYTES)
+        except OSError:
+            return
+        if text is not None:
+            for line in text.splitlines():
+                entry = line.split(":", 1)[0].strip()
+                yield entry if entry.startswith("/") else f"{tree}/{entry}"
+        # The host's own tree always has its list; only a driver tree may come without, and is small.
+        elif root != HOST:
+            yield from self._found_below(tree)
+            if self._is_whole(root) and not self.files.path(f"{root.rstrip('/')}/lib/modules").is_dir():
+                yield from self._found_below(root.rstrip("/"))
+
+    def _found_below(self, folder: str) -> Iterator[str]:
+        top = self.files.path(folder)
+        for path in sorted(top.rglob("*.ko*")):
+            yield f"{folder}/{path.relative_to(top).as_posix()}"
+
+    def _tree(self, root: str) -> str:
+        return f"{root.rstrip('/')}/lib/modules/{self.kernel}"
+
+    def _nothing_for(self, root: str, name: str) -> str:
+        try:
+            kernels = sorted(entry.name for entry in self.files.path(f"{root.rstrip('/')}/lib/modules").iterdir())
+        except OSError:
+            where = "no module" if self._is_whole(root) else "no lib/modules"
+            return f"driver root {root} has {where}{f' {name}' if self._is_whole(root) else ''}"
+        return (
+            f"driver root {root} has no module {name} for kernel {self.kernel} (it has: {', '.join(kernels) or 'none'})"
+        )
+
+    def _inspect(self, name: str, path: str, tree: dict[str, str]) -> ModuleFile:
+        facts = self._modinfo(path)
+        # modprobe looks for dependencies below the same root only: another one serves if it is in the kernel already.
+        missing = tuple(need for need in _needs(facts) if need not in tree and not self._is_in_kernel(need))
+        return replace(
+            _outline(name, path, facts),
+            is_signed=("sig_id" in facts or "signer" in facts) if facts else None,
+            layout_matches=self._layout_matches(self._checksums(path)),
+            flags_match=self._flags_match(facts.get("vermagic", "")),
+            missing_dependencies=missing,
+        )
+
+    def _is_in_kernel(self, name: str) -> bool:
+        return (self._sys_root / "module" / name).is_dir()
+
+    def _flags_match(self, vermagic: str) -> bool | None:
+        """Compared with a module of the host's own tree, without the release; None where there is none to compare."""
+        reference = next(iter(self._entries(HOST)), "")
+        theirs = self._modinfo(reference).get("vermagic", "") if reference else ""
+        return vermagic.split()[1:] == theirs.split()[1:] if vermagic and theirs else None
+
+    def _modinfo(self, path: str) -> dict[str, str]:
+        """Fields of a module file, first occurrence each; empty where modinfo fails."""
+        if path in self._facts:
+            return self._facts[path]
+        facts = self._facts.setdefault(path, {})
+        for line in run(["modinfo", str(self.files.path(path))]).out.splitlines():
+            key, separator, value = line.partition(":")
+            if separator:
+                facts.setdefault(key.strip(), value.strip())
+        return facts
+
+    def _checksums(self, path: str) -> dict[str, str]:
+        """Checksum by imported symbol; empty for a module without symbol versions."""
+        rows = (
+            line.split()
+            for line in run(["modprobe", "--dump-modversions", str(self.files.path(path))]).out.splitlines()
+        )
+        return {row[1]: row[0] for row in rows if len(row) == 2}
+
+    def _layout_matches(self, checksums: dict[str, str]) -> bool | None:
+        """Compared with a module of the host's own tree for this kernel: the kernel compares the same number."""
+        mine = checksums.get(LAYOUT_SYMBOL)
+        reference = next(iter(self._entries(HOST)), "")
+        theirs = self._checksums(reference).get(LAYOUT_SYMBOL) if mine and reference else None
+        return None if mine is None or theirs is None else mine == theirs
+
+    def _absent(self, names: frozenset[str]) -> frozenset[str] | None:
+        """Those of `names` that the kernel does not know; None if unknowable."""
+        if not names:
+            return names
+        try:
+            words = set((self._proc / "kallsyms").read_bytes().split())
+        except OSError:
+            return None
+        absent = frozenset(name for name in names if name.encode() not in words)
+        # Without CONFIG_KALLSYMS_ALL exported data is not listed: what is missing may be there all the same.
+        return absent if not absent or not words.isdisjoint(_DATA_KINDS) else None
+
+    def _exported(self, root: str) -> set[str]:
+        """Symbols exported by modules of a tree, by its modules.symbols (`alias symbol:NAME MODULE`)."""
+        try:
+            text = self.files.read(f"{self._tree(root)}/modules.symbols", MAX_LIST_BYTES)
+        except OSError:
+            return set()
+        rows = (line.split() for line in (text or "").splitlines())
+        return {row[1].removeprefix("symbol:") for row in rows if len(row) == 3 and row[0] == "alias"}
+
+
+def _outline(name: str, path: str, facts: dict[str, str]) -> ModuleFile:
+    return ModuleFile(name, path, facts.get("version", ""), facts.get("vermagic", ""))
+
+
+def _unknown(needed: frozenset[str] | None, absent: frozenset[str] | None) -> tuple[str, ...] | None:
+    return None if needed is None or absent is None else tuple(sorted(needed & absent))
+
+
+def _needs(facts: dict[str, str]) -> list[str]:
+    return [need.replace("-", "_") for need in facts.get("depends", "").split(",") if need]
+
+
+def _module_name(path: str) -> str:
+    """The module's name in the kernel: without directories and endings, dashes as underscores."""
+    return path.rpartition("/")[2].split(".ko", 1)[0].replace("-", "_")

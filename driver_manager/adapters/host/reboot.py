@@ -1,0 +1,167 @@
+"""The RebootHost port on a real host: is the driver ready, what is kept for later, and the reboot itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from driver_manager.adapters.host.holders import find_holders
+from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.marker_file import remove_marker
+from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.namespaces import in_host
+from driver_manager.adapters.host.pci import pci_devices
+from driver_manager.adapters.host.reboot_files import RebootFiles
+from driver_manager.adapters.host.roots import HostRoots, machine_id
+from driver_manager.adapters.process.forked import lines_within
+from driver_manager.adapters.process.run import run
+from driver_manager.domain.errors import ManagerError, ModuleFailed
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.modules import has_root
+from driver_manager.domain.profile import Profile
+from driver_manager.ports import Clock
+
+COMMAND_TIMEOUT_S = 60.0
+"""A reboot command queues the reboot and comes back; one that hangs is left to the grace period."""
+
+SYSRQ = "sub"
+"""Sync, remount read-only, reboot at once (admin-guide/sysrq)."""
+
+BETWEEN_SYSRQ_S = 2.0
+HOLDERS_S = 10.0
+KERNEL_LINES = 400
+KERNEL_RECORDS = 100_000
+EVIDENCE_KEPT = 8
+EVIDENCE_CHARS = 256 * 1024
+
+
+class HostRebooter(RebootFiles):
+    """See `driver_manager.ports.RebootHost`. `command` is the reboot command's argv."""
+
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock, command: Sequence[str]) -> None:
+        super().__init__(roots, profile.paths.reboot_marker, profile.paths.rebooter_record)
+        self._profile = profile
+        self._clock = clock
+        self._command = tuple(command)
+        self._lock = WorkLock(self._files, profile.paths.work_lock)
+
+    def machine_id(self) -> str:
+        """See the port."""
+        try:
+            return machine_id(self._roots)
+        except OSError:
+            return ""
+
+    def why_not_ready(self) -> str:
+        """See the port."""
+        profile, roots = self._profile, self._roots
+        if not has_root(kmod.driver_modules(roots.sys, profile.modules), profile.modules):
+            return f"the {profile.name} driver is not loaded"
+        patterns = profile.paths.device_nodes
+        nodes = (node for pattern in patterns for node in roots.dev.glob(pattern.removeprefix("/dev/")))
+        if patterns and pci_devices(roots, profile) and next(nodes, None) is None:
+            return "the driver has made no device node yet"
+        ready = profile.paths.ready_marker
+        is_ready = not ready or self._files.exists(ready)
+        return "" if is_ready else f"the driver's ready marker {ready} is not there yet"
+
+    def remove_marker(self, seen: Marker) -> None:
+        """See the port."""
+        with contextlib.ExitStack() as stack:
+            is_alone = True
+            with contextlib.suppress(OSError):  # without a lock there is the second look at least
+                is_alone = stack.enter_context(self._lock.alone(self._clock))
+            if not is_alone:
+                raise ModuleFailed(
+                    f"{self._marker} stays: somebody works on the driver at this moment", "Nothing: it is tried again."
+                )
+            remove_marker(self._files, self._marker, seen)
+
+    def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
+        """See the port."""
+        folder = self._profile.paths.reboot_evidence
+        if not folder:
+            return
+        parts = [
+            *lines,
+            "",
+            "processes that use the device:",
+            *self._holders(),
+            "",
+            "the kernel's last messages:",
+            *self._kernel_log(),
+        ]
+        # A marker's JSON may hold what no encoding has (RFC 8259, 8.2): it must not end the process again and again.
+        text = "\n".join(parts)[-EVIDENCE_CHARS:].encode(errors="replace").decode()
+        self._files.write(f"{folder}/{name}.txt", text + "\n", mode=0o600)
+        with contextlib.suppress(OSError):
+            self._forget_old(folder)
+
+    def reboot(self) -> str:
+        """See the port."""
+        try:
+            result = run([*in_host(self._roots.proc), *self._command], timeout_s=COMMAND_TIMEOUT_S)
+        except ManagerError as error:
+            return error.what
+        return result.said if result.status else ""
+
+    def force_reboot(self) -> None:
+        """See the port."""
+        path = self._roots.proc / "sysrq-trigger"
+        for letter in SYSRQ:
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                with os.fdopen(descriptor, "w") as trigger:
+                    trigger.write(letter)
+            except OSError as error:
+                raise ModuleFailed(f"cannot write {path}: {error.strerror}", "Reboot the node by hand.") from error
+            with self._clock.shielded():
+                self._clock.sleep(BETWEEN_SYSRQ_S)
+
+    def _holders(self) -> list[str]:
+        """Who uses the device, as far as can be told: what looks at the memory of a stuck process may get stuck too."""
+        found = lines_within(HOLDERS_S, self._find_holders)
+        return found if found is not None else [f"unknown: no answer within {HOLDERS_S:g} s"]
+
+    def _find_holders(self) -> list[str]:
+        roots = self._roots
+        try:
+            return [str(one) for one in find_holders(roots.proc, roots.dev, self._profile.paths.device_nodes)]
+        except ManagerError as error:
+            return [f"unknown: {error.what}"]
+
+    def _kernel_log(self) -> list[str]:
+        try:
+            return list(deque(_kernel_records(self._roots.dev / "kmsg"), KERNEL_LINES))
+        except OSError as error:
+            return [f"cannot be read: {error.strerror}"]
+
+    def _forget_old(self, folder: str) -> None:
+        """Keep the youngest files, by the time in their names."""
+        names = sorted(
+            (name for name in self._files.names(folder) if name[:1].isdigit()),
+            key=lambda name: (len(name.partition("-")[0]), name),
+        )
+        for name in names[:-EVIDENCE_KEPT]:
+            self._files.remove(f"{folder}/{name}")
+
+
+def _kernel_records(path: Path) -> Iterator[str]:
+    """What /dev/kmsg has now, a record each (ABI/testing/dev-kmsg); it does not wait for more. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        for _ in range(KERNEL_RECORDS):
+            try:
+                raw = os.read(descriptor, 8192)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:  # overwritten before it was read
+                continue
+            if not raw:
+                return
+            yield raw.decode(errors="replace").partition(";")[2].partition("\n")[0]
+    finally:
+        os.close(descriptor)

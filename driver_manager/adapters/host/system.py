@@ -1,0 +1,214 @@
+"""The HostSystem port on a real host (or the sandbox's tree): modules, mounts, files, probe."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+from driver_manager.adapters.host import mounts, services
+from driver_manager.adapters.host.fence import Ownership
+from driver_manager.adapters.host.holders import bound_to, find_holders
+from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.marker_file import remove_marker
+from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.namespaces import in_host_mounts
+from driver_manager.adapters.host.pci import pci_devices
+from driver_manager.adapters.host.probe_command import probe_command
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.udev import DeviceEvents
+from driver_manager.adapters.process.run import run
+from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed
+from driver_manager.domain.health.probe_output import parse
+from driver_manager.domain.journal import Owner
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
+from driver_manager.domain.modules import unload_order
+from driver_manager.domain.profile import Profile, Strategy, is_safe_root
+from driver_manager.ports import Clock
+
+WORK_LOCK_S = 5.0
+NODE_POLL_S = 0.25
+"""Between two looks at /dev where no event comes: not every container gets the kernel's events."""
+
+
+class HostSystem:
+    """See `driver_manager.ports.HostSystem`."""
+
+    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
+        self._roots = roots
+        self._files = roots.files()
+        self._profile = profile
+        self._clock = clock
+        self._ownership = Ownership(self._files, profile.paths, clock)
+
+    def modules(self) -> Mapping[str, Module]:
+        """See the port."""
+        return kmod.driver_modules(self._roots.sys, self._profile.modules)
+
+    def unload(self, name: str) -> None:
+        """See the port. A driver of strategy `reboot` is never unloaded, whatever asked for it."""
+        if self._profile.strategy is not Strategy.IN_PLACE:
+            raise ModuleFailed(
+                f"refused to unload {name}: the {self._profile.name} driver must not leave a running kernel",
+                "This is a bug; report it. Reboot the node to change its driver.",
+            )
+        kmod.unload(self._roots.sys, name)
+
+    def load(self, source: DriverSource) -> None:
+        """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
+        before = set(self.modules())
+        try:
+            failed = self._load_tree(source)
+            for wanted in source.modules:
+                if not source.tree:
+                    kmod.load(self._files.path(source.root), self._kernel, wanted.name)
+                elif wanted.name in failed:
+                    raise ModuleFailed(
+                        f"module {wanted.name} cannot be loaded from {source.root}: {failed[wanted.name]}",
+                        "Look at the kernel log (dmesg): was the driver built for this kernel?",
+                    )
+                self._verify_version(wanted.name, wanted.version)
+        except ModuleFailed:
+            self._unload_new(before)
+            raise
+
+    def _load_tree(self, source: DriverSource) -> dict[str, str]:
+        """Load what can be loaded of a whole tree; what was said of the rest, by name."""
+        return kmod.load_all(self._roots.sys, ((name, self._files.path(path)) for name, path in source.tree))
+
+    def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
+        """See the port."""
+        root = self._files.path(source.root)
+        for name in names:
+            kmod.load(root, self._kernel, name)
+
+    def await_device_nodes(self, timeout_s: float) -> bool:
+        """See the port."""
+        if not self._profile.paths.device_nodes or not pci_devices(self._roots, self._profile):
+            return True
+        end = self._clock.monotonic() + timeout_s
+        events = None
+        while not self._device_nodes():
+            if self._clock.monotonic() >= end:
+                return False
+            events = events or DeviceEvents(self._clock)
+            events.wait(NODE_POLL_S)
+        return True
+
+    def probe(self, root: str) -> ProbeResult:
+        """See the port."""
+        probe = self._profile.probe
+        if probe is None:
+            return ProbeResult(Health.UNKNOWN, "the profile has no probe")
+        command = probe_command(self._files, probe, root)
+        if command is None:
+            return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
+        result = run(command.argv, timeout_s=probe.timeout_s, env=command.env)
+        return parse(probe.parser, result.status, result.out, result.said)
+
+    def unmount(self, mount_point: str) -> None:
+        """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
+        if not is_safe_root(mount_point):
+            raise ModuleFailed(f"refused to unmount {mount_point}: the host itself lives in it", "Report this bug.")
+        enter = in_host_mounts(self._roots.proc)
+        command = [*enter, "umount"]
+        target = mount_point if enter else str(self._files.path(mount_point))
+        before = self._times_mounted(mount_point)
+        result = run([*command, "--", target])
+        if result.status:
+            result = run([*command, "--lazy", "--", target])
+        if before and self._times_mounted(mount_point) >= before:  # whatever the tool says
+            raise ModuleFailed(
+                f"cannot unmount {mount_point}: {result.said}", "Find what holds it with `fuser -vm` on the host."
+            )
+
+    def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:
+        """See the port."""
+        table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
+        devices = mounts.devices_of(table, mount_points)
+        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices)))
+
+    def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
+        """See the port."""
+        return find_holders(self._roots.proc, self._roots.dev, self._profile.paths.device_nodes, enough=enough)
+
+    def stop_service(self, name: str) -> None:
+        """See the port."""
+        services.stop(self._roots.proc, self._roots.sys, name, self._clock)
+
+    def start_service(self, name: str) -> None:
+        """See the port."""
+        services.start(self._roots.proc, self._roots.sys, name, self._clock)
+
+    def remove(self, path: str) -> None:
+        """See the port."""
+        try:
+            self._files.remove(path)
+        except OSError as error:
+            raise ModuleFailed(
+                f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand, then run again."
+            ) from error
+
+    def exists(self, path: str) -> bool:
+        """See the port."""
+        try:
+            return self._files.exists(path)
+        except OSError as error:
+            raise ConfigError(f"cannot look at {path} on the host: {error.strerror}", "Look at that path.") from error
+
+    def write_text(self, path: str, text: str) -> None:
+        """See the port."""
+        self._files.write(path, text)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Generator[bool, None, None]:
+        """See the port."""
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = WorkLock(self._files, self._profile.paths.work_lock)
+                held = stack.enter_context(lock.working(self._clock, WORK_LOCK_S))
+            except OSError:
+                held = False
+            yield held
+
+    def remove_marker(self, seen: Marker) -> None:
+        """See the port."""
+        remove_marker(self._files, self._profile.paths.reboot_marker, seen)
+
+    def turn(self) -> contextlib.AbstractContextManager[Callable[[Owner], bool]]:
+        """See the port."""
+        return self._ownership.turn()
+
+    def owned(self, owner: Owner) -> contextlib.AbstractContextManager[None]:
+        """See the port."""
+        return self._ownership.owned(owner)
+
+    @property
+    def _kernel(self) -> str:
+        return (self._roots.proc / "sys/kernel/osrelease").read_text().strip()
+
+    def _verify_version(self, name: str, version: str) -> None:
+        module = self.modules().get(name)
+        if module is None:
+            raise ModuleFailed(f"modprobe said it loaded {name}, the kernel does not have it", "Look at dmesg.")
+        if version and module.version and module.version != version:
+            raise ModuleFailed(
+                f"module {name} is loaded in version {module.version}, not {version}",
+                "Reboot the node, then run again.",
+            )
+
+    def _unload_new(self, before: set[str]) -> None:
+        """A failed modprobe leaves the dependencies it loaded: take them out again, as far as they go."""
+        loaded = self.modules()
+        for name in unload_order({name: module for name, module in loaded.items() if name not in before}):
+            with contextlib.suppress(ManagerError):
+                self.unload(name)
+
+    def _device_nodes(self) -> list[Path]:
+        patterns = self._profile.paths.device_nodes
+        return [node for pattern in patterns for node in self._roots.dev.glob(pattern.removeprefix("/dev/"))]
+
+    def _times_mounted(self, mount_point: str) -> int:
+        mountinfo = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
+        return mounts.mount_points_below(mountinfo, mount_point).count(mount_point)

@@ -1,0 +1,302 @@
+"""The Cluster port on a real API server, for one Node: which requests are sent, and what their answers mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from driver_manager.adapters.kube.answers import CONFLICT, EXPIRED, FORBIDDEN, NOT_FOUND, Answer, refused
+from driver_manager.adapters.kube.client import MERGE_PATCH, KubeApi
+from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod, as_versioned, understood
+from driver_manager.domain.errors import (
+    ApiRefused,
+    ApiUnavailable,
+    Conflict,
+    ManagerError,
+    NodeMissing,
+    WatchBroken,
+    WatchExpired,
+)
+from driver_manager.domain.model import (
+    FIELD_MANAGER,
+    Claim,
+    Eviction,
+    EvictionOutcome,
+    Node,
+    NodeChange,
+    Pod,
+    PodEvent,
+    PodEventKind,
+    PodList,
+)
+from driver_manager.ports import Clock, Reporter
+
+WATCH_SILENCE_S = 90.0
+"""Servers send bookmarks about once a minute; a stream silent for longer is taken for dead."""
+
+FROM_MEMORY = {"resourceVersion": "0"}
+"""Lets the API server answer from its memory, where pods are sorted by node, as it does for kubelets.
+
+Otherwise servers before 1.31 read every pod of the cluster from etcd, for each node that asks.
+"""
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_EVENTS = "/api/v1/namespaces/default/events"
+_POD_EVENTS = {
+    "ADDED": PodEventKind.PRESENT,
+    "MODIFIED": PodEventKind.PRESENT,
+    "DELETED": PodEventKind.GONE,
+}
+_DRA = "/apis/resource.k8s.io"
+_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+_EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, 422, 429, 500})
+_EVICT = "create pods/eviction"
+_LACKS_RIGHT = 'cannot create resource "pods/eviction"'
+"""In the words of apiserver, pkg/endpoints/handlers/responsewriters/errors.go."""
+
+_OTHER_UID = re.compile(r"\bUID in (the )?precondition")
+"""How a conflict says that the pod is another one (apiserver, registry/rest/delete.go and storage/interfaces.go).
+
+Of its resource version, which the server itself adds as a precondition, it speaks in the same words.
+"""
+
+T = TypeVar("T")
+
+
+class KubeCluster:
+    """See `driver_manager.ports.Cluster`."""
+
+    def __init__(self, client: Any, node_name: str, clock: Clock, reporter: Reporter, retry_budget_s: float) -> None:
+        self._api = KubeApi(client, clock, reporter, retry_budget_s)
+        self._node_name = node_name
+        self._clock = clock
+        self._reporter = reporter
+
+    @property
+    def api(self) -> KubeApi:
+        """The way to the server, for the adapters of other ports."""
+        return self._api
+
+    def limit_retries(self, budget_s: float) -> None:
+        """See the port."""
+        self._api.limit_retries(budget_s)
+
+    def node(self) -> Node:
+        """See the port."""
+        return understood(as_node, self._node_call("GET", "get nodes"))
+
+    def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
+        """See the port."""
+        query = {"fieldSelector": f"metadata.name={self._node_name}"}
+        for kind, thing in self._watch("/api/v1/nodes", "watch nodes", query, resource_version, timeout_s):
+            if kind == "DELETED":
+                raise self._missing()
+            if kind in _POD_EVENTS:
+                yield _sent(as_node, thing)
+
+    def pods(self, *, recent: bool = False) -> PodList:
+        """See the port."""
+        query = {**self._on_node, **(FROM_MEMORY if recent else {})}
+        body = self._api.call("GET", "/api/v1/pods?" + urlencode(query), "list pods")
+        return understood(_as_pod_list, body)
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        """See the port."""
+        for kind, thing in self._watch("/api/v1/pods", "watch pods", self._on_node, resource_version, timeout_s):
+            version, _ = _sent(as_versioned, thing)
+            if kind == "BOOKMARK":
+                yield PodEvent(PodEventKind.BOOKMARK, None, version)
+            elif kind in _POD_EVENTS:
+                yield PodEvent(_POD_EVENTS[kind], _sent(as_pod, thing), version)
+
+    def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
+        """See the port."""
+        # It is asked for pods that hold claims, so a 404 is not believed: a pod would lose its device unseen.
+        group = self._api.call("GET", _DRA, "get the versions of resource.k8s.io")
+        served = understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
+        version = next((known for known in _DRA_VERSIONS if known in served), None)
+        if version is None:
+            raise ApiUnavailable(
+                f"the API server serves resource.k8s.io in {', '.join(sorted(served))}, none of which is known here",
+                f"Use a Kubernetes that serves one of {', '.join(_DRA_VERSIONS)}.",
+            )
+        found: list[Claim] = []
+        for namespace in namespaces:
+            path = f"{_DRA}/{version}/namespaces/{namespace}/resourceclaims"
+            body = self._api.call("GET", path, "list resourceclaims.resource.k8s.io")
+            found += understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
+        return tuple(found)
+
+    def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """See the port."""
+        options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": pod.namespace, "name": pod.name},
+            "deleteOptions": options,
+        }
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
+        try:
+            # Told to end, we need no answer: the next run sees what was evicted, and asks by uid.
+            self._api.call("POST", path, _EVICT, body, passing=_EVICTION_STATUSES, is_interruptible=True)
+        except Answer as answer:
+            return _refused_eviction(answer)
+        return Eviction(EvictionOutcome.ACCEPTED)
+
+    def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
+        """See the port."""
+        metadata: dict[str, Any] = {"labels": dict(change.labels), "annotations": dict(change.annotations)}
+        metadata = {key: value for key, value in metadata.items() if value}
+        if resource_version is not None:
+            metadata["resourceVersion"] = resource_version
+        body: dict[str, Any] = {"metadata": metadata}
+        if change.unschedulable is not None:
+            # null rather than false: an uncordoned Node carries no such field.
+            body["spec"] = {"unschedulable": True if change.unschedulable else None}
+        return understood(as_node, self._node_call("PATCH", "patch nodes", body))
+
+    def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """See the port."""
+        return tuple(right for right in rights if not self._may(*right))
+
+    def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
+        """See the port."""
+        body = _event(self._node_name, reason, message, self._clock.wall(), warning=warning, key=key)
+        try:
+            self._api.call("POST", _EVENTS, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
+        except Answer:  # there is one of that name
+            return True
+        except ManagerError as error:
+            self._reporter.warn(f"no event was recorded: {error}")
+            return not isinstance(error, ApiUnavailable)
+        return True
+
+    def _node_call(self, method: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        # Who set the cordon is read from the managed fields, so our own writes carry a name that is ours for sure.
+        path = f"/api/v1/nodes/{self._node_name}" + (f"?fieldManager={FIELD_MANAGER}" if body is not None else "")
+        passing = frozenset({NOT_FOUND, CONFLICT} if body is not None else {NOT_FOUND})
+        try:
+            return self._api.call(method, path, what, body, content_type=MERGE_PATCH, passing=passing)
+        except Answer as answer:
+            if answer.status == NOT_FOUND:
+                raise self._missing() from answer
+            raise Conflict(f"node {self._node_name} changed since it was read", "Run again.") from answer
+
+    def _missing(self) -> NodeMissing:
+        return NodeMissing(
+            f"node {self._node_name} does not exist", "Set NODE_NAME (or --node-name) to the node this runs on."
+        )
+
+    def _watch(
+        self, path: str, what: str, query: Mapping[str, str], resource_version: str, timeout_s: float
+    ) -> Generator[tuple[str, dict[str, Any]], None, None]:
+        """Type and object of each event. Raises WatchExpired, WatchBroken."""
+        options = {
+            **query,
+            "watch": "1",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(max(1, round(timeout_s))),
+        }
+        silence_s = min(WATCH_SILENCE_S, timeout_s + 1.0)
+        with closing(self._api.stream(f"{path}?{urlencode(options)}", what, silence_s)) as lines:
+            for line in lines:
+                yield _as_event(line)
+
+    def _may(self, verb: str, resource: str) -> bool:
+        qualified, _, subresource = resource.partition("/")
+        name, _, group = qualified.partition(".")
+        attributes = {"verb": verb, "resource": name, "group": group, "subresource": subresource}
+        attributes = {key: value for key, value in attributes.items() if value}
+        if name == "nodes":
+            attributes["name"] = self._node_name
+        elif name == "events":
+            attributes["namespace"] = "default"
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        try:
+            answer = self._api.call("POST", _REVIEWS, "create selfsubjectaccessreviews", body)
+        except ApiRefused:
+            return True
+        return understood(lambda body: bool((body.get("status") or {}).get("allowed", True)), answer)
+
+    @property
+    def _on_node(self) -> dict[str, str]:
+        return {"fieldSelector": f"spec.nodeName={self._node_name}"}
+
+
+def _as_pod_list(body: Mapping[str, Any]) -> PodList:
+    version, _ = as_versioned(body)
+    if not version:
+        raise ValueError("a list without a version cannot be watched")
+    return PodList(tuple(as_pod(item) for item in body.get("items") or []), version)
+
+
+def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
+    """Type and object of one line of a watch. Raises WatchExpired, WatchBroken."""
+    try:
+        body = json.loads(line)
+        kind, thing = str(body["type"]), body["object"]
+        thing.get("metadata")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _strange(error) from error
+    if kind == "ERROR":
+        if thing.get("code") == EXPIRED:
+            raise WatchExpired("the resourceVersion is too old", "")
+        raise WatchBroken(f"the watch reported an error: {thing.get('message', 'no message')}", "")
+    return kind, thing
+
+
+def _sent(read: Callable[[Mapping[str, Any]], T], thing: Mapping[str, Any]) -> T:
+    """`read(thing)` of a watch's object. Raises WatchBroken for what is not such an object."""
+    try:
+        return read(thing)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _strange(error) from error
+
+
+def _strange(error: Exception) -> WatchBroken:
+    return WatchBroken(f"the watch sent something that is not an event ({type(error).__name__})", "")
+
+
+def _refused_eviction(answer: Answer) -> Eviction:
+    """What the API server's refusal of an eviction means (kubernetes, pkg/registry/core/pod/storage/eviction.go).
+
+    Raises ApiRefused for a right that we lack; an admission webhook refuses with any status, and words of its own.
+    """
+    if answer.status == FORBIDDEN and _LACKS_RIGHT in answer.message:
+        raise refused(answer.what, answer.message)
+    if answer.status == NOT_FOUND or (answer.status == CONFLICT and _OTHER_UID.search(answer.message)):
+        return Eviction(EvictionOutcome.GONE)
+    why = "; ".join((answer.message, *answer.causes))
+    return Eviction(EvictionOutcome.BLOCKED, why, answer.retry_after_s)
+
+
+def _event(node: str, reason: str, message: str, wall_s: float, *, warning: bool, key: str) -> dict[str, Any]:
+    """A core/v1 Event about the Node; such events live in the namespace default. A `key` makes its name."""
+    name = (
+        {"name": f"{node[:150].rstrip('.-')}.driver-manager-{key}"}
+        if key
+        else {"generateName": f"{node}.driver-manager-"}
+    )
+    stamp = datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "metadata": {**name, "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        "reason": reason,
+        "message": message[:1000],
+        "type": "Warning" if warning else "Normal",
+        "source": {"component": "driver-manager", "host": node},
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }

@@ -1,0 +1,1 @@
+"""Processes, time and signals: tools that are run, loops that wait, who is alive."""

@@ -1,0 +1,286 @@
+"""Runs a command that may hang for ever, and never hangs with it.
+
+Owns the child: its own session, a monotonic deadline, bounded output, TERM, then KILL. A child in uninterruptible sleep
+survives KILL: it is left alone, counted, never waited for, and no other is started while it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from driver_manager.adapters.process import identity
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.tools import environment, last_words
+from driver_manager.domain.journal import Owner
+from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
+
+OUT_BYTES = 256 * 1024
+ERR_BYTES = 16 * 1024
+TERM_S = 2.0
+KILL_S = 1.0
+SUSPENDED_S = 1.0
+CLEAR_POLL_S = 0.02
+CHUNK_BYTES = 16 * 1024
+NOT_RUNNABLE, NOT_FOUND = NO_TOOL
+INIT_PID = 1
+ANYBODY = 1
+"""waitpid(2) takes the negative of a group, and -1 for any child."""
+
+
+class StillStuckError(Exception):
+    """An earlier child is alive that could not be killed; the argument is its process id."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended: its status (negative: killed by that signal, 124: timed out) and what it printed.
+
+    `is_cut`: it printed more than anybody would read, and was killed; nothing of that is kept.
+    """
+
+    status: int
+    out: str
+    err: str
+    is_cut: bool = False
+
+    @property
+    def said(self) -> str:
+        """The last line it wrote, for a message."""
+        return last_words(self.status, self.out, self.err)
+
+
+class Supervisor:
+    """Runs one command at a time. `host_proc` is where processes of other pid namespaces are seen."""
+
+    def __init__(self, clock: LoopClock, host_proc: Path = Path("/proc")) -> None:
+        self._clock = clock
+        self._host_proc = host_proc
+        self._stuck: Owner | None = None
+        self._group = 0
+        self._abandoned = 0
+
+    @property
+    def abandoned(self) -> int:
+        """How many children could not be killed."""
+        return self._abandoned
+
+    @property
+    def stuck(self) -> Owner | None:
+        """The child that could not be killed and still lives."""
+        if self._stuck is not None:
+            _reap(self._group or self._stuck.pid)
+            if not identity.lives(self._stuck, self._host_proc):
+                self._stuck = identity.survivor(self._group) if self._group else None
+        return self._stuck
+
+    def inherit(self, stuck: Owner) -> None:
+        """Leave alone what an earlier process could not kill, as if it were ours."""
+        self._stuck, self._group = stuck, 0
+
+    def run(self, argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Ran:
+        """Run `argv` (an absolute path first). Raises StillStuckError, and Terminated with the child killed."""
+        stuck = self.stuck
+        if stuck is not None:
+            raise StillStuckError(stuck.pid)
+        end = self._clock.monotonic() + timeout_s
+        child = _Child(self._clock, argv, environment(env))
+        try:
+            status = child.wait(end)
+            if status is None and not child.is_cut:
+                child.end()
+            child.drain()
+        finally:
+            child.kill()
+            child.close()
+        self._clear(child.group)
+        if os.getpid() == INIT_PID:
+            _reap(ANYBODY)  # what left the tool's group is ours when its parent ends: a container has no other init
+        if child.is_cut:
+            return Ran(0, "", "", is_cut=True)
+        if status is None:
+            return Ran(TIMED_OUT, "", f"{argv[0]}: no end after {timeout_s:g} s")
+        return Ran(status, child.out.text(), child.err.text())
+
+    def _clear(self, group: int) -> None:
+        """Wait a moment until the killed group is gone; one that stays is stuck."""
+        end = self._clock.monotonic() + KILL_S
+        while (left := _left_of(group)) is not None:
+            if self._clock.monotonic() >= end:
+                self._stuck, self._group = left, group
+                self._abandoned += 1
+                return
+            self._clock.turn(min(end, self._clock.monotonic() + CLEAR_POLL_S))
+
+
+class _Stream:
+    """One output of a child, up to a limit."""
+
+    def __init__(self, clock: LoopClock, limit: int) -> None:
+        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.reader, False)
+        self.is_cut = False
+        self._limit = limit
+        self._kept = bytearray()
+        self._clock = clock
+        self._is_open = True
+        clock.watch(self.reader, select.POLLIN, self.read)
+
+    def read(self) -> None:
+        """Take what is there, at most one chunk; at its end it is no longer watched."""
+        try:
+            chunk = os.read(self.reader, CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._unwatch()
+            return
+        room = self._limit - len(self._kept)
+        self._kept += chunk[:room]
+        self.is_cut = self.is_cut or len(chunk) > room
+
+    def drain(self) -> None:
+        """Take what the child left in the pipe: no more than a pipe holds, whoever still writes."""
+        for _ in range(PIPE_BYTES // CHUNK_BYTES):
+            self.read()
+
+    def close(self) -> None:
+        """Let go of both ends."""
+        self._unwatch()
+        os.close(self.reader)
+
+    def text(self) -> str:
+        """What was printed."""
+        return self._kept.decode(errors="replace")
+
+    def _unwatch(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._clock.unwatch(self.reader)
+
+
+PIPE_BYTES = 64 * 1024
+"""What a pipe holds (pipe(7))."""
+
+
+class _Child:
+    """A command under way, leader of a session and a process group of its own."""
+
+    def __init__(self, clock: LoopClock, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self._clock = clock
+        self.out, self.err = _Stream(clock, OUT_BYTES), _Stream(clock, ERR_BYTES)
+        # Not posix_spawn: its parent waits until the exec is done, and a file of a hung file system may never be read.
+        try:
+            self.group = os.fork()
+        except OSError:
+            self._close_writers()
+            self.close()
+            raise
+        if self.group == 0:
+            _become(argv, env, self.out.writer, self.err.writer)
+        self._close_writers()
+
+    def wait(self, end: float) -> int | None:
+        """The exit status, None if it prints too much or does not end before the time `end`. It is not reaped yet.
+
+        A turn that ends long after it should was ours to lose: a suspended machine or container stopped the tool too,
+        so what was left to it before is left to it still.
+        """
+        while not self.is_cut:
+            ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                is_exit = ended.si_code == os.CLD_EXITED
+                return ended.si_status if is_exit else -ended.si_status
+            left_s = end - self._clock.monotonic()
+            if left_s <= 0:
+                return None
+            self._clock.turn(end)
+            if self._clock.monotonic() > end + SUSPENDED_S:
+                end = self._clock.monotonic() + left_s
+        return None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it printed too much."""
+        return self.out.is_cut or self.err.is_cut
+
+    def end(self) -> None:
+        """Ask it to end, and give it a moment."""
+        self._signal(signal.SIGTERM)
+        self.wait(self._clock.monotonic() + TERM_S)
+
+    def kill(self) -> None:
+        """Kill it and whatever it started, waiting for nobody."""
+        self._signal(signal.SIGKILL)
+
+    def drain(self) -> None:
+        """Take what is left of its output."""
+        self.out.drain()
+        self.err.drain()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self.out.close()
+        self.err.close()
+
+    def _close_writers(self) -> None:
+        os.close(self.out.writer)
+        os.close(self.err.writer)
+
+    def _signal(self, number: int) -> None:
+        # The group may not be there yet: the child makes it.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.group, number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, number)
+
+
+def _left_of(group: int) -> Owner | None:
+    """A process of the group that is alive; those that ended and are our own children are reaped."""
+    _reap(group)
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    # What the tool started is the init process' to reap, and not every container has one that does.
+    left = identity.survivor(group)
+    _reap(group)
+    return left
+
+
+def _reap(group: int) -> None:
+    """Reap our own children of the group that ended; `ANYBODY` for all our children."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+
+
+def _become(argv: Sequence[str], env: Mapping[str, str], out: int, err: int) -> NoReturn:
+    """The child's life until it is the tool. What cannot be run ends as it would in a shell."""
+    status = NOT_RUNNABLE
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # also what we inherited ourselves
+            if int(name) > 2:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execve(argv[0], list(argv), dict(env))  # noqa: S606  # without a shell is what is wanted
+    except FileNotFoundError:
+        os.write(2, f"{argv[0]}: not found\n".encode())
+        status = NOT_FOUND
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(status)

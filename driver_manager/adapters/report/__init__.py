@@ -1,0 +1,1 @@
+"""What people and their tools are shown: log, step list, metrics, termination log."""

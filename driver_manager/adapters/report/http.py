@@ -1,0 +1,166 @@
+"""A small HTTP server inside the loop's own thread: it answers while the loop waits, and not when the loop hangs.
+
+Owns connections and their limits; what is answered is given. Speaks just enough HTTP/1.1 for kubelet and Prometheus.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.domain.errors import ConfigError
+
+MAX_CLIENTS = 16
+"""One more takes the place of the oldest: clients that say nothing must not keep the kubelet out."""
+
+MAX_REQUEST_BYTES = 8 * 1024
+CHUNK_BYTES = 4096
+
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response."""
+
+    status: int
+    reason: str
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+    def encoded(self) -> bytes:
+        """The whole response; the connection is closed after it."""
+        head = (
+            f"HTTP/1.1 {self.status} {self.reason}\r\nContent-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + self.body
+
+
+NOT_FOUND = Answer(404, "Not Found", b"not found\n")
+NOT_ALLOWED = Answer(405, "Method Not Allowed", b"only GET\n")
+BAD_REQUEST = Answer(400, "Bad Request", b"not understood\n")
+TOO_LARGE = Answer(431, "Request Header Fields Too Large", b"too large\n")
+
+Respond = Callable[[str, str], Answer]
+"""From the path and the Accept header to an answer."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host ("" for all, IPv4 and IPv6) and port in `host:port`, `:port` or `[v6]:port`. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host.isascii() or not _PORT.fullmatch(port) or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not an address such as :9400 or 127.0.0.1:9400", "Mend --metrics-addr.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class StatusServer:
+    """Listens on `address` and answers from `respond`, in the waits of `clock`."""
+
+    def __init__(self, clock: LoopClock, address: str, respond: Respond) -> None:
+        host, port = parse_address(address)
+        try:
+            is_any = not host and socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if is_any or ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, dualstack_ipv6=is_any)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {address}: {error.strerror}", "Choose another address.") from error
+        self._listener.setblocking(False)
+        self._clock = clock
+        self._respond = respond
+        self._clients: dict[int, _Client] = {}
+        clock.watch(self._listener.fileno(), select.POLLIN, self._accept)
+
+    @property
+    def port(self) -> int:
+        """The port in use."""
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        """Stop listening, and end all connections."""
+        self._clock.unwatch(self._listener.fileno())
+        self._listener.close()
+        for client in list(self._clients.values()):
+            client.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._clients) >= MAX_CLIENTS:
+            next(iter(self._clients.values())).close()
+        _Client(self._clock, connection, self._respond, self._clients)
+
+
+class _Client:
+    """One connection: a request is read, an answer written, and it is over."""
+
+    def __init__(
+        self,
+        clock: LoopClock,
+        connection: socket.socket,
+        respond: Respond,
+        clients: dict[int, _Client],
+    ) -> None:
+        self._clock = clock
+        self._connection = connection
+        self._respond = respond
+        self._clients = clients
+        self._request = b""
+        self._left = b""
+        connection.setblocking(False)
+        clients[connection.fileno()] = self
+        clock.watch(connection.fileno(), select.POLLIN, self._read)
+
+    def close(self) -> None:
+        """End the connection."""
+        descriptor = self._connection.fileno()
+        self._clock.unwatch(descriptor)
+        del self._clients[descriptor]
+        self._connection.close()
+
+    def _read(self) -> None:
+        try:
+            chunk = self._connection.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.close()
+            return
+        self._request += chunk
+        if b"\r\n\r\n" in self._request:
+            self._answer(self._answer_to(self._request))
+        elif len(self._request) > MAX_REQUEST_BYTES:
+            self._answer(TOO_LARGE)
+
+    def _answer_to(self, request: bytes) -> Answer:
+        first, *headers = request.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+        words = first.split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return BAD_REQUEST
+        if words[0] != "GET":
+            return NOT_ALLOWED
+        pairs = (header.partition(":") for header in headers)
+        accept = next((value.strip() for name, _, value in pairs if name.lower() == "accept"), "")
+        return self._respond(words[1].partition("?")[0], accept)
+
+    def _answer(self, answer: Answer) -> None:
+        self._left = answer.encoded()
+        self._clock.watch(self._connection.fileno(), select.POLLOUT, self._write)
+
+    def _write(self) -> None:
+        try:
+            self._left = self._left[self._connection.send(self._left) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._left = b""
+        if not self._left:
+            self.close()

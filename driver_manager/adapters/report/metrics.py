@@ -1,0 +1,92 @@
+"""Answers /metrics and /healthz. prometheus_client is imported where an endpoint is made, and only then."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+from driver_manager.adapters.report.http import NOT_FOUND, Answer
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.health.machine import History
+from driver_manager.domain.health.metrics import Report, families
+from driver_manager.ports import Clock
+
+EXTRA = "metrics"
+CLIENT = "prometheus_client"
+
+
+def require_client() -> None:
+    """Raises ConfigError where prometheus_client is not installed."""
+    if importlib.util.find_spec(CLIENT) is None:
+        raise ConfigError(
+            "--metrics-addr needs the package prometheus-client, which is not installed",
+            f"Install driver-manager[{EXTRA}], or use --metrics-textfile, which needs nothing.",
+        )
+
+
+class Heartbeat:
+    """Whether the loop goes round: it beats at every turn, and is late after `patience_s` seconds without."""
+
+    def __init__(self, clock: Clock, patience_s: float) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._at_s = clock.monotonic()
+
+    def beat(self, _: Report) -> None:
+        """The loop went round."""
+        self._at_s = self._clock.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last beat."""
+        return self._clock.monotonic() - self._at_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the loop must be taken for hung."""
+        return self.age_s > self._patience_s
+
+
+class Endpoint:
+    """Answers /metrics from the last report and /healthz from the heartbeat. Raises ConfigError without the client."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        require_client()
+        self._core: Any = importlib.import_module(f"{CLIENT}.core")
+        self._client: Any = importlib.import_module(f"{CLIENT}.exposition")
+        self._registry = self._core.CollectorRegistry()
+        self._registry.register(self)
+        self._heartbeat = heartbeat
+        self._report = Report(History())
+
+    def publish(self, report: Report) -> None:
+        """From now on, answer with this report."""
+        self._report = report
+
+    def respond(self, path: str, accept: str) -> Answer:
+        """The answer to a GET."""
+        if path == "/healthz":
+            age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
+            return Answer(503, "Service Unavailable", age) if self._heartbeat.is_late else Answer(200, "OK", age)
+        if path == "/metrics":
+            try:
+                return self._metrics(accept)
+            except (TypeError, ValueError, LookupError, AttributeError):  # prometheus_client believes every header
+                return self._metrics("")
+        return NOT_FOUND
+
+    def _metrics(self, accept: str) -> Answer:
+        encode, content_type = self._client.choose_encoder(accept)
+        return Answer(200, "OK", encode(self._registry), content_type)
+
+    def collect(self) -> Iterable[Any]:
+        """The last report as prometheus_client's collectors give it."""
+        for family in families(self._report):
+            kinds = {"gauge": self._core.GaugeMetricFamily, "counter": self._core.CounterMetricFamily}
+            names = tuple(family.values[0][0]) if family.values else ()
+            metric = kinds[family.kind](family.name, family.help, labels=names)
+            for labels, value in family.values:
+                metric.add_metric(tuple(labels.values()), value)
+            yield metric

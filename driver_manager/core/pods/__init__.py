@@ -1,0 +1,1 @@
+"""Pods that leave: waited for and evicted."""

@@ -1,0 +1,126 @@
+"""Evicts pods and waits until they are gone: all at once, each by its uid, refusals tried again until the deadline.
+
+Owns the eviction loop. Which pods it concerns is `driver_manager.domain.pods.workloads`'. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from driver_manager.core.pods.watch import PodWait
+from driver_manager.domain.backoff import around_s
+from driver_manager.domain.errors import EvictionRefused
+from driver_manager.domain.listing import several
+from driver_manager.domain.model import EvictionOutcome, Pod, PodList
+from driver_manager.domain.pods.workloads import AFTER_GRACE_S, Fate, Workload, grace_s, with_fate
+from driver_manager.ports import Clock, Cluster, Reporter
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 15.0
+"""A disruption budget frees up when a pod elsewhere gets ready, which takes seconds to minutes."""
+
+REHEARSAL_S = 15.0
+"""What a rehearsal may take: it only warns, and a slow API server is not to hold up the run for it."""
+
+
+class Evictor:
+    """Evicts through the API server's eviction, which honours budgets and each pod's grace."""
+
+    def __init__(
+        self, cluster: Cluster, clock: Clock, reporter: Reporter, check_owner: Callable[[], None] = lambda: None
+    ) -> None:
+        """`check_owner` is called before every eviction, and raises OwnedElsewhere where it is not ours any more."""
+        self._check_owner = check_owner
+        self._cluster = cluster
+        self._clock = clock
+        self._reporter = reporter
+
+    def clear(self, known: PodList, leaving: Iterable[Workload], timeout_s: float, most_s: float) -> tuple[Pod, ...]:
+        """Evict those of `leaving` whose fate it is, and return once all of them are gone, by uid: who is there then.
+
+        `known` is the list that they were found in. What is going gets its grace, however late, up to `most_s`.
+        Raises EvictionRefused after `timeout_s` seconds, PodsRemain, ApiRefused, Terminated.
+        """
+        going, begun = tuple(leaving), self._clock.monotonic()
+        end, limit = begun + min(timeout_s, most_s), begun + most_s
+        terminating = with_fate(going, Fate.WAIT)
+        latest = max([0.0, *(begun + grace_s(one.pod) + AFTER_GRACE_S for one in terminating)])
+        pending = {one.pod.uid: one for one in with_fate(going, Fate.EVICT)}
+        latest = max(latest, self._evict(pending, end, min(timeout_s, most_s)))
+        uids = frozenset(one.pod.uid for one in going)
+        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)
+        wait.until_gone(known, max(0.0, min(max(end, latest), limit) - self._clock.monotonic()))
+        return wait.present
+
+    def rehearse(self, pods: Iterable[Pod]) -> tuple[str, ...]:
+        """One line for each pod whose eviction the API server would refuse now; nothing is evicted.
+
+        Raises ApiRefused where no eviction is ours to make, Terminated.
+        """
+        refused, end = list[str](), self._clock.monotonic() + REHEARSAL_S
+        for pod in pods:
+            self._clock.check()
+            if self._clock.monotonic() >= end:
+                refused.append(f"not every eviction was rehearsed within {REHEARSAL_S:g} s")
+                break
+            answer = self._cluster.evict(pod, dry_run=True)
+            if answer.outcome is EvictionOutcome.BLOCKED:
+                refused.append(f"the eviction of {pod} would be refused now: {answer.why}")
+        return tuple(refused)
+
+    def _evict(self, pending: dict[str, Workload], end: float, timeout_s: float) -> float:
+        """Ask until each of `pending` was let go; the moment by which the last of them has to be gone."""
+        pause_s, said, latest = FIRST_RETRY_S, dict[str, str](), 0.0
+        while pending:
+            if said:
+                self._forget_gone(pending)
+            asked_s, gone_by = self._round(pending, said, end)
+            latest = max(latest, gone_by)
+            left_s = end - self._clock.monotonic()
+            if pending and left_s <= 0:
+                raise _refused(pending, said, timeout_s)
+            if pending:
+                # Jitter: agents on many nodes wait for the same budget, and were told the same.
+                wished_s, random = min(asked_s, LAST_RETRY_S), self._clock.random()
+                self._clock.sleep(min(left_s, max(wished_s * (1.0 + random), around_s(pause_s, random))))
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
+        return latest
+
+    def _forget_gone(self, pending: dict[str, Workload]) -> None:
+        """Take out those that left by themselves: the server asks the budget of a name before it compares the uid."""
+        there = {pod.uid for pod in self._cluster.pods().pods}
+        for uid in [uid for uid in pending if uid not in there]:
+            self._reporter.info(f"{pending.pop(uid)} was gone already")
+
+    def _round(self, pending: dict[str, Workload], said: dict[str, str], end: float) -> tuple[float, float]:
+        """Ask once for each of `pending`, until `end`, and take out those that go.
+
+        Seconds that the API server asks to wait, and the moment by which those let go have to be gone.
+        """
+        asked_s, gone_by = 0.0, 0.0
+        for uid, one in list(pending.items()):
+            self._clock.check()
+            if said and self._clock.monotonic() > end:
+                break
+            self._check_owner()
+            answer = self._cluster.evict(one.pod)
+            if answer.outcome is EvictionOutcome.BLOCKED:
+                asked_s = max(asked_s, answer.retry_after_s)
+                if said.get(uid) != answer.why:
+                    self._reporter.info(f"the eviction of {one} is refused: {answer.why}; trying again")
+                said[uid] = answer.why
+                continue
+            del pending[uid]
+            is_gone = answer.outcome is EvictionOutcome.GONE
+            gone_by = max(gone_by, self._clock.monotonic() + (0.0 if is_gone else grace_s(one.pod) + AFTER_GRACE_S))
+            self._reporter.info(f"{one} {'was gone already' if is_gone else 'is being evicted'}")
+        return asked_s, gone_by
+
+
+def _refused(pending: dict[str, Workload], said: dict[str, str], timeout_s: float) -> EvictionRefused:
+    named = several((f"{one}: {said.get(uid, 'not asked in time')}" for uid, one in pending.items()), "; ")
+    return EvictionRefused(
+        f"{len(pending)} pod(s) could not be evicted within {timeout_s:g} s: {named}",
+        "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), or end the pods; the next "
+        "run tries again.",
+    )

@@ -1,0 +1,1 @@
+"""The rebooter's loop."""

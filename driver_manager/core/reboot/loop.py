@@ -1,0 +1,347 @@
+"""The rebooter's loop: look at everything, decide, do one thing, and again; nothing is decided here.
+
+Owns how each act is done, and in which order its effects come, so that a process killed between any two of them is
+followed by one that goes on. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from driver_manager.domain import events
+from driver_manager.domain.backoff import around_s
+from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, PodsRemain, Terminated
+from driver_manager.domain.model import NodeChange, is_this_host
+from driver_manager.domain.reboot.decision import ENDS, Act, Decision, decide
+from driver_manager.domain.reboot.patches import cleaned, completed, given_back, granted, how_long, is_approved
+from driver_manager.domain.reboot.patches import request_labels as labels_of
+from driver_manager.domain.reboot.record import Attempt, Pending, Record, event_key
+from driver_manager.domain.reboot.slots import SlotHolder, SlotsUnreadable
+from driver_manager.domain.reboot.snapshot import Look
+from driver_manager.domain.reboot.state import RebootPolicy, State
+from driver_manager.ports import Clock, Cluster, RebootHost, Reporter, SlotStore, Workloads
+
+MAX_ACTS = 40
+"""More than any round needs: a round that does not end is looked at again after the interval."""
+
+FENCE_S = 120.0
+"""What was seen longer ago than this is looked at again before the host is told to reboot."""
+
+ROUND_SHARE = 0.1
+"""Pauses between two rounds differ by so much of the interval."""
+
+HURRY_S = 1.5
+SAID_CHARS = 500
+
+
+@dataclass(frozen=True)
+class RebootPorts:
+    """The outside, wired once by the command line. `workloads` is None where the node is not to be cleared."""
+
+    cluster: Cluster
+    slots: SlotStore
+    host: RebootHost
+    clock: Clock
+    reporter: Reporter
+    workloads: Workloads | None = None
+
+
+class Rebooter:
+    """Brings what the marker asks for about, as far as the policy allows."""
+
+    def __init__(self, ports: RebootPorts, policy: RebootPolicy, interval_s: float) -> None:
+        self._ports = ports
+        self._policy = policy
+        self._interval_s = interval_s
+        self._last_trouble = ""
+        self._last_said = ""
+        self._acts: dict[Act, Callable[[State, str], None]] = {
+            Act.CLEAN_UP: self._clean_up,
+            Act.COMPLETE: self._complete,
+            Act.WITHDRAW: self._withdraw,
+            Act.ANNOUNCE: self._announce,
+            Act.ESCALATE: self._escalate,
+            Act.RELEASE: self._release,
+            Act.TAKE_SLOT: self._take_slot,
+            Act.GRANT: self._grant,
+            Act.COUNT: self._count,
+            Act.CLEAR_WORKLOADS: self._clear_workloads,
+            Act.REBOOT: self._reboot,
+            Act.FORCE: self._force,
+            Act.GIVE_UP: self._give_up,
+        }
+
+    def run(self) -> None:
+        """Until there is nothing to do any more. Raises Terminated, after giving back what no reboot was begun for."""
+        try:
+            while self.round().act is not Act.NOTHING:
+                # Jitter: the rebooters of many nodes are started together, and wait for the same slot.
+                self._ports.clock.sleep(around_s(self._interval_s, self._ports.clock.random(), ROUND_SHARE))
+        except Terminated:
+            self._let_go()
+            raise
+
+    def round(self) -> Decision:
+        """Act until there is something to wait for, or nothing to do. What fails is tried again in the next round."""
+        try:
+            for _ in range(MAX_ACTS):
+                decision = self._step()
+                if decision.act in ENDS:
+                    self._last_trouble = ""
+                    return decision
+            raise Conflict(f"no end after {MAX_ACTS} steps", "Nothing: it is tried again.")
+        except Terminated:
+            raise
+        except ManagerError as error:
+            self._say_trouble(error)
+            return Decision(Act.WAIT, error.what)
+
+    def _step(self) -> Decision:
+        """One look at everything, one decision, and its effect."""
+        self._ports.clock.check()
+        state, decision = self._decided()
+        if decision.act in ENDS:
+            self._say(state.record, decision)
+            return decision
+        self._ports.reporter.info(f"{decision.act.value}: {decision.reason}")
+        try:
+            self._acts[decision.act](state, decision.reason)
+        except Conflict as error:
+            self._ports.reporter.info(f"{error.what}; looking again")
+        return decision
+
+    def _decided(self) -> tuple[State, Decision]:
+        """The facts as they are now, those that cost requests as far as the decision asks for them."""
+        state = self._observed()
+        while True:
+            decision = decide(state)
+            match decision.act:
+                case Act.ASK_SLOTS:
+                    state = replace(state, slots=self._ports.slots.read(self._policy.max_concurrent))
+                case Act.ASK_BLOCKERS:
+                    workloads = self._ports.workloads
+                    state = replace(state, blockers=workloads.blockers() if workloads else ())
+                case _:
+                    return state, decision
+
+    def _observed(self) -> State:
+        host = self._ports.host
+        look, record = host.look(), host.record()
+        try:
+            node = self._ports.cluster.node()
+        except NodeMissing:
+            node = None
+        is_here = node is None or is_this_host(node, host.machine_id(), look.boot_id)
+        wall_s, problem = self._ports.clock.wall(), host.why_not_ready()
+        return State(look, record, node, self._policy, wall_s, problem, is_here)
+
+    def _say(self, record: Record, decision: Decision) -> None:
+        """Log the last word where it is a new one, and keep it for `status`. Numbers that run down are not news."""
+        said = decision.reason[:SAID_CHARS] if decision.act is Act.WAIT else ""
+        if said and _without_numbers(said) != _without_numbers(self._last_said):
+            self._ports.reporter.info(said)
+        self._last_said = said
+        if _without_numbers(said) != _without_numbers(record.said) and not self._policy.dry_run:
+            self._ports.host.keep(replace(record, said=said))
+
+    def _say_trouble(self, error: ManagerError) -> None:
+        if error.what != self._last_trouble:
+            self._ports.reporter.warn(f"{error.what}. {error.remedy} Trying again every {self._interval_s:g} s.")
+        self._last_trouble = error.what
+
+    # the acts: each may be killed between any two of its effects and is then begun again
+
+    def _announce(self, state: State, _: str) -> None:
+        node, request = state.node, state.request
+        if node is None or request is None:
+            return
+        # Noted before the Node speaks of it: a request withdrawn meanwhile must find what to take back.
+        record = replace(state.record, announced=request, told="")
+        if state.record.announced != request:
+            self._ports.host.keep(record)
+        self._patch(NodeChange(labels_of(node, self._policy.keys, request.reason)), None)
+        self._post(events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
+        self._ports.host.keep(replace(record, told=request.key))
+
+    def _escalate(self, state: State, reason: str) -> None:
+        request = state.request
+        if request is not None:
+            self._post(events.REBOOT_ESCALATED, reason, request.key, warning=True)
+            self._ports.host.keep(replace(state.record, escalated=request.key))
+
+    def _take_slot(self, state: State, _: str) -> None:
+        node, request, seen = state.node, state.request, state.slots
+        if node is None or request is None or seen is None:
+            return
+        # Noted before it is taken: an answer that is lost may be that of a slot we hold.
+        if state.here is None:
+            self._ports.host.keep(replace(state.record, pending=Pending(request, node.uid)))
+        me = SlotHolder(node.name, node.uid, state.boot_id, int(state.wall_s))
+        slots = seen.slots.without(seen.gone).with_room(me, self._policy.max_concurrent)
+        if slots is not None:
+            self._ports.slots.write(slots, seen.version)
+
+    def _grant(self, state: State, _: str) -> None:
+        node, request = state.node, state.request
+        if node is None or request is None:
+            return
+        approved = is_approved(node, self._policy.keys)
+        pending = Pending(request, node.uid, started_s=int(state.wall_s), approved=approved)
+        self._ports.host.keep(replace(state.record, pending=pending))
+        self._patch(granted(state), node.resource_version)
+
+    def _count(self, state: State, _: str) -> None:
+        pending, request = state.pending, state.request
+        if pending is None or request is None:
+            return
+        counted = state.record.counting(Attempt(int(state.wall_s), request.reason))
+        self._ports.host.keep(replace(counted, pending=replace(pending, counted=True)))
+
+    def _clear_workloads(self, state: State, _: str) -> None:
+        pending = state.pending
+        if pending is None:
+            return
+        try:
+            if self._ports.workloads is not None:
+                self._ports.workloads.clear()
+        except PodsRemain as error:
+            self._ports.reporter.warn(f"{error.what}. {error.remedy}")
+            self._give_up(self._observed(), error.what)
+            return
+        self._ports.host.keep(replace(self._ports.host.record(), pending=replace(pending, cleared=True)))
+
+    def _reboot(self, state: State, _: str) -> None:
+        """Evidence, then a second look at everything, then the command: nothing may have changed meanwhile."""
+        host = self._ports.host
+        self._save_evidence(state)
+        again, decision = self._decided()
+        pending = again.pending
+        if decision.act is not Act.REBOOT or pending is None or again.request != state.request:
+            self._ports.reporter.info("the facts changed while the evidence was saved; looking again")
+            return
+        told = replace(again.record, pending=replace(pending, commanded_s=again.look.uptime_s))
+        host.keep(told)
+        if not self._still_wanted(again.look):
+            host.keep(again.record)
+            return
+        problem = host.reboot()
+        if problem:
+            self._ports.reporter.warn(f"the reboot command failed: {problem}")
+        host.keep(replace(told, pending=replace(pending, commanded_s=again.look.uptime_s, given=True)))
+
+    def _force(self, state: State, _: str) -> None:
+        pending = state.here
+        if pending is None:
+            return
+        self._ports.host.keep(replace(state.record, pending=replace(pending, forced_s=state.look.uptime_s)))
+        if not self._still_wanted(state.look):
+            self._ports.host.keep(state.record)
+            return
+        self._ports.host.force_reboot()
+
+    def _still_wanted(self, look: Look) -> bool:
+        """A last look without any request: a process that slept meanwhile must not act on what it knew before."""
+        now = self._ports.host.look()
+        is_fresh = now.uptime_s - look.uptime_s <= FENCE_S
+        return is_fresh and (now.boot_id, now.marker) == (look.boot_id, look.marker)
+
+    def _save_evidence(self, state: State) -> None:
+        marker = state.look.marker
+        lines = (f"{marker.reason} reboot of {self._policy.node}", *marker.evidence) if marker else ()
+        try:
+            self._ports.host.save_evidence(f"{int(state.wall_s)}-{state.reason}", lines)
+        except Terminated:
+            raise
+        except ManagerError as error:
+            self._ports.reporter.warn(f"no evidence is saved: {error.what}")
+
+    def _clean_up(self, state: State, _: str) -> None:
+        self._patch(cleaned(state), None)
+        marker = state.look.marker
+        if marker is not None and state.is_stale:
+            self._ports.host.remove_marker(marker)
+        announced = state.record.announced
+        if announced is not None and announced.boot_id != state.boot_id:
+            self._ports.host.keep(replace(state.record, announced=None, told=""))
+
+    def _complete(self, state: State, _: str) -> None:
+        node, pending = state.node, state.pending
+        if node is None or pending is None:
+            return
+        self._patch(completed(node, self._policy.keys), None)
+        self._leave_slot({node.uid, pending.node_uid})
+        took = how_long(pending.started_s, state.wall_s, state.look.uptime_s)
+        text = f"reason={pending.request.reason}, {took} from the grant until node and driver were ready"
+        self._post(events.REBOOT_COMPLETED, text, pending.request.key, warning=False)
+        self._ports.host.keep(replace(state.record, pending=None))
+
+    def _withdraw(self, state: State, reason: str) -> None:
+        self._undo(state, keeps_request=False)
+        announced = state.record.announced
+        if announced is not None and announced.boot_id == state.boot_id:
+            self._post(events.REBOOT_WITHDRAWN, reason, announced.key, warning=False)
+        self._forget(state, keeps_request=False)
+
+    def _release(self, state: State, _: str) -> None:
+        self._undo(state, keeps_request=True)
+        self._forget(state, keeps_request=True)
+
+    def _give_up(self, state: State, reason: str) -> None:
+        self._undo(state, keeps_request=True)
+        if state.request is not None:
+            self._post(events.REBOOT_FAILED, reason, f"{state.request.key}-{len(state.record.attempts)}", warning=True)
+        self._forget(state, keeps_request=True)
+
+    def _undo(self, state: State, *, keeps_request: bool) -> None:
+        """Give back what was taken in this boot: first what is on the Node, then the slot that protects it."""
+        node, pending = state.node, state.here
+        if node is not None:
+            self._patch(given_back(state, keeps_request=keeps_request), node.resource_version)
+        if pending is not None:
+            self._leave_slot({pending.node_uid, node.uid if node is not None else pending.node_uid})
+
+    def _forget(self, state: State, *, keeps_request: bool) -> None:
+        record = state.record
+        pending = None if state.here is not None else record.pending
+        if not keeps_request:
+            record = replace(record, announced=None, told="")
+        self._ports.host.keep(replace(record, pending=pending))
+
+    def _leave_slot(self, uids: set[str]) -> None:
+        seen = self._ports.slots.read(self._policy.max_concurrent)
+        if seen.problem:
+            raise SlotsUnreadable(f"the slot cannot be given back: {seen.problem}", "Mend or delete the Lease.")
+        # By name as well: the record may have come with a copy of another node's disk.
+        mine = (holder.uid for holder in seen.slots.holders if holder.node == self._policy.node)
+        left = seen.slots.without(frozenset(uids.intersection(mine)))
+        if left != seen.slots:
+            self._ports.slots.write(left, seen.version)
+
+    def _let_go(self) -> None:
+        """Told to end: give back what was taken for a reboot that was not begun. The next process begins anew."""
+        if self._policy.dry_run:
+            return
+        with self._ports.clock.shielded():
+            try:
+                if self._ports.host.record().pending is None:
+                    return
+                self._ports.cluster.limit_retries(HURRY_S)
+                state = self._observed()
+                if state.here is not None and state.here.commanded_s is None:
+                    self._release(state, "told to end")
+            except ManagerError as error:
+                self._ports.reporter.warn(f"not given back: {error.what}; the next process does it")
+
+    def _patch(self, change: NodeChange, resource_version: str | None) -> None:
+        if not change.is_empty:
+            self._ports.cluster.patch_node(change, resource_version)
+
+    def _post(self, reason: str, message: str, key: str, *, warning: bool) -> None:
+        """An Event, once. Raises ApiUnavailable where it may be posted later: the act is then begun again."""
+        if not self._ports.cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
+            raise ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
+
+
+def _without_numbers(text: str) -> str:
+    return "".join(letter for letter in text if not letter.isdigit())

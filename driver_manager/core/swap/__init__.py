@@ -1,0 +1,1 @@
+"""reconcile-driver-state: observe, plan, execute, settle."""

@@ -1,0 +1,172 @@
+"""Reads everything one decision needs, once: at most two API requests and one look at the host.
+
+Owns how we find out who we are, whose journal it is and which driver is wanted. Depends on ports and domain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from driver_manager.domain import journal as journals
+from driver_manager.domain.digest import is_digest
+from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
+from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.model import Claim, Holder, Host, Node, Observation, Pod, PodList, Policy, is_this_host
+from driver_manager.domain.modules import users
+from driver_manager.domain.pods.operands import named
+from driver_manager.domain.pods.workloads import namespaces_with_claims
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.planner import wants_users
+from driver_manager.ports import Cluster, HostSystem, Reporter
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who runs, as far as the environment tells. `pod_name_is_sure` is False where it is only the host name.
+
+    `enclosing_uid` is the uid of the pod in whose cgroup we are, "" where that does not show.
+    """
+
+    pod_name: str = ""
+    pod_name_is_sure: bool = False
+    namespace: str = ""
+    process: Owner = field(default_factory=Owner)
+    enclosing_uid: str = ""
+
+
+def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
+    """The pod we run in, None by hand. Raises ConfigError where we were told its name and it is not on the node."""
+    named = [pod for pod in pods.pods if identity.pod_name and pod.name == identity.pod_name]
+    here = [pod for pod in named if pod.namespace == identity.namespace]
+    if here:
+        return here[0]
+    if identity.pod_name_is_sure:
+        elsewhere = ", ".join(pod.namespace for pod in named)
+        hint = f" (a pod of that name is in {elsewhere})" if elsewhere else ""
+        raise ConfigError(
+            f"our own pod {identity.namespace}/{identity.pod_name} is not on node {node.name}{hint}",
+            "Set POD_NAME, POD_NAMESPACE (or OPERATOR_NAMESPACE) and NODE_NAME from the downward API; leave POD_NAME "
+            "out by hand.",
+        )
+    return named[0] if len(named) == 1 else None
+
+
+def wanted_digest(configured: str, own: Pod | None, pods: PodList, profile: Profile) -> tuple[str, str]:
+    """The wanted driver's digest and where it comes from; both "" when nothing tells. Raises ConfigError."""
+    if configured:
+        return _checked(configured, "the environment"), "DRIVER_CONFIG_DIGEST"
+    if own is not None and (own.config_digest or profile.deploy.driver_key in own.selector_keys):
+        return _digest_of(own), f"own pod {own}"
+    drivers = [pod for pod in pods.pods if profile.deploy.driver_key in pod.selector_keys and not pod.is_over]
+    if not drivers:
+        return "", ""
+    newest = max(drivers, key=lambda pod: (not pod.deleting, pod.created))
+    return _digest_of(newest), f"driver pod {newest}"
+
+
+def _digest_of(pod: Pod) -> str:
+    if pod.config_digest:
+        return _checked(pod.config_digest, f"pod {pod}")
+    return hashlib.sha256(pod.main_container.encode()).hexdigest()
+
+
+def _checked(digest: str, where: str) -> str:
+    """`digest`. Raises ConfigError for one that the state file could not hold."""
+    if not is_digest(digest):
+        raise ConfigError(
+            f"DRIVER_CONFIG_DIGEST in {where} is not one printable word of at most 256 characters",
+            "Mend it in the driver DaemonSet.",
+        )
+    return digest
+
+
+def is_alive(
+    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool] | None
+) -> bool | None:
+    """Whether the journal's owner may still be at work; None where it cannot be told (`process_lives` None: off node).
+
+    `boot_id` is the node's boot, "" where it is not known. Another pod counts as long as it is there, whatever its
+    processes do. In our own pod a restarted container goes on where the last one ended, so there the process decides.
+    """
+    owner = journal.owner
+    if owner.pod_uid and (own is None or own.uid != owner.pod_uid):
+        return any(pod.uid == owner.pod_uid and not pod.is_over for pod in pods.pods)
+    if not owner.pid or (boot_id and owner.boot_id != boot_id):
+        return False
+    return process_lives(owner) if process_lives is not None else None
+
+
+def read_journal(node: Node, profile: Profile) -> Journal | None:
+    """The node's journal. Raises JournalUnreadable."""
+    text = node.annotations.get(profile.keys.journal)
+    return journals.decode(text) if text is not None else None
+
+
+def look_closer(
+    obs: Observation, cluster: Cluster, host: HostSystem, reporter: Reporter, profile: Profile, policy: Policy
+) -> Observation:
+    """With the claims and the holders of the device too, where the driver is to be replaced; else as it is.
+
+    Raises as `plan`, and ApiRefused where claims may not be listed and pods are to be evicted for them.
+    """
+    if not wants_users(obs, profile, policy):
+        return obs
+    namespaces = namespaces_with_claims(obs.pods.pods, profile, policy.eviction)
+    claims: tuple[Claim, ...] | None = ()
+    try:
+        claims = cluster.claims(namespaces) if namespaces else ()
+    except ApiRefused:
+        if policy.eviction.is_enabled or policy.eviction.drains:
+            raise
+        claims = None
+    count = sum(users(module) for module in obs.host.modules.values()) if obs.host else 0
+    holders: tuple[Holder, ...] = ()
+    if count:
+        try:
+            holders = named(host.holders(count), obs.pods.pods)
+        except ManagerError as error:
+            reporter.warn(f"who has the device open is not known: {error.what}")
+    return replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None)
+
+
+def observe(
+    node: Node,
+    pods: PodList,
+    profile: Profile,
+    identity: Identity,
+    *,
+    digest: str,
+    read_host: Callable[[Journal | None], Host | None],
+    process_lives: Callable[[Owner], bool],
+) -> Observation:
+    """All facts as one value. `read_host` gives None where no host can be read.
+
+    Raises JournalUnreadable, ConfigError (own pod not found, host unreadable).
+    """
+    journal = read_journal(node, profile)
+    host = read_host(journal)
+    if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
+        host = None
+    own = own_pod(pods, node, identity)
+    wanted, source = wanted_digest(digest, own, pods, profile)
+    return Observation(
+        node=node,
+        pods=pods,
+        host=host,
+        me=replace(identity.process, pod=str(own), pod_uid=own.uid) if own is not None else identity.process,
+        own_pod=own,
+        journal=journal,
+        owner_alive=journal is not None
+        and is_alive(
+            journal,
+            host.boot_id if host is not None else node.boot_id,
+            pods,
+            own,
+            process_lives if host is not None else None,
+        ),
+        digest=wanted,
+        digest_source=source,
+        enclosing_uid=identity.enclosing_uid,
+    )

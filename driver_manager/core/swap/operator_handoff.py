@@ -1,0 +1,106 @@
+"""What an operator decides for us: whether it is safe to load, and when the workloads of its node are moved.
+
+Owns asking by annotation, waiting, bounded, for the answer, and taking back what was asked. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from driver_manager.core.pods.watch import NodeWait, PodWait
+from driver_manager.core.swap.settling import ATTEMPTS, HURRY_S
+from driver_manager.domain import events
+from driver_manager.domain.errors import Conflict, ManagerError, PodsRemain
+from driver_manager.domain.listing import several
+from driver_manager.domain.model import Node, NodeChange, Observation
+from driver_manager.domain.swap.steps import AskOperator, WaitForSafeLoad, WithdrawSafeLoad
+from driver_manager.ports import Clock, Cluster, Reporter
+
+ASKED = "true"
+
+
+class Handoff:
+    """Asks the operator of one node. `bounded` cuts seconds to what is left of the run's deadline."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        reporter: Reporter,
+        obs: Observation,
+        bounded: Callable[[float], float],
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._reporter = reporter
+        self._obs = obs
+        self._bounded = bounded
+
+    def ask(self, step: AskOperator) -> None:
+        """Ask for an upgrade and return once its pods are gone. Raises PodsRemain when they are not, and says why."""
+        if step.asks:
+            self._cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
+            self._cluster.post_event(
+                events.DRIVER_UPGRADE_REQUESTED, f"asked the operator to move {several(step.pods)}", warning=False
+            )
+        uids = frozenset(pod.uid for pod in self._obs.pods.pods if str(pod) in step.pods)
+        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)
+        timeout_s = self._bounded(step.timeout_s)
+        try:
+            wait.until_gone(self._obs.pods, timeout_s)
+        except PodsRemain as error:
+            raise self._not_moved(step, error, timeout_s) from error
+        if step.asks:
+            self._withdraw(step.key, ASKED, lambda node: node.labels.get(step.state_key, "") == step.state)
+
+    def wait_for_safe_load(self, step: WaitForSafeLoad) -> None:
+        """Return once the operator has taken our annotation away. Raises PodsRemain; withdrawn on every failure."""
+        timeout_s = self._bounded(step.timeout_s)
+        try:
+            node = self._cluster.patch_node(NodeChange(annotations={step.key: step.value}), None)
+            wait = NodeWait(
+                self._cluster, self._clock, self._reporter, lambda now: now.annotations.get(step.key) != step.value
+            )
+            if wait.until_wanted(node, timeout_s):
+                return
+        except ManagerError:
+            self._withdraw(step.key, step.value)
+            raise
+        self._withdraw(step.key, step.value)
+        raise PodsRemain(
+            f"the operator did not say within {timeout_s:g} s that it is safe to load: {step.key} was still there",
+            "Look at the operator's log and at its state of this node; the next run asks again.",
+        )
+
+    def withdraw(self, step: WithdrawSafeLoad) -> None:
+        """Take away what an ended run asked for."""
+        self._withdraw(step.key, step.value)
+
+    def _not_moved(self, step: AskOperator, error: PodsRemain, timeout_s: float) -> PodsRemain:
+        """What to say of pods that are still there: whether the operator did anything about them."""
+        state = self._cluster.node().labels.get(step.state_key, "")
+        if state != step.state:
+            return PodsRemain(f"the operator is at work (its state: {state or 'none'}), but {error.what}", error.remedy)
+        return PodsRemain(
+            f"the operator did not react to {step.key} within {timeout_s:g} s (its state: {state or 'none'}), and "
+            f"{several(step.pods)} still use the driver",
+            "Look at the operator's log, or end the pods; the request stays, and the next run waits again.",
+        )
+
+    def _withdraw(self, key: str, value: str, is_ours: Callable[[Node], bool] = lambda _: True) -> None:
+        """Take an annotation away, if it still has our value and `is_ours`. What cannot be is said, and left."""
+        with self._clock.shielded():
+            if self._clock.is_ending():
+                self._cluster.limit_retries(HURRY_S)
+            for _ in range(ATTEMPTS):
+                try:
+                    node = self._cluster.node()
+                    if node.annotations.get(key) == value and is_ours(node):
+                        self._cluster.patch_node(NodeChange(annotations={key: None}), node.resource_version)
+                    return
+                except Conflict:
+                    continue
+                except ManagerError as error:
+                    self._reporter.warn(f"{key} is not withdrawn: {error.what}")
+                    return
+            self._reporter.warn(f"{key} is not withdrawn: the Node kept changing")

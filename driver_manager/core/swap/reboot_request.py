@@ -1,0 +1,100 @@
+"""Asks for a reboot of the node by marker, label and event, holds for it, and takes back what an earlier boot asked.
+
+Owns how a reconcile does these steps; rebooting belongs to `driver_manager.core.reboot.loop`. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from driver_manager.domain import events, markers
+from driver_manager.domain.errors import ManagerError, RebootRequired, Terminated
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.model import NodeChange, Observation
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot.patches import request_labels
+from driver_manager.domain.reboot.record import event_key, request_of
+from driver_manager.domain.swap.steps import ClearRebootRequest, HoldForReboot, RequestReboot
+from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+
+HEARTBEAT_S = 60.0
+
+
+class RebootRequests:
+    """The requests of one observed node."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        reporter: Reporter,
+        host: HostSystem,
+        profile: Profile,
+        obs: Observation,
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._reporter = reporter
+        self._host = host
+        self._profile = profile
+        self._obs = obs
+
+    def request(self, step: RequestReboot) -> None:
+        """Write the marker where none of this boot is there, label the node, tell of it. Raises ConfigError."""
+        there = self._obs.host.marker if self._obs.host else None
+        marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
+        if not step.change.is_empty:
+            self._cluster.patch_node(step.change, None)
+        self._announce(marker)
+
+    def _write_marker(self, path: str, marker: Marker) -> Marker:
+        written = replace(marker, writer=str(self._obs.me), written_s=int(self._clock.wall()))
+        self._host.write_text(path, markers.encode(written))
+        return written
+
+    def _announce(self, marker: Marker) -> None:
+        """The event, once for each request, whether the rebooter posts it too or not."""
+        boot_id = self._obs.host.boot_id if self._obs.host else ""
+        key = replace(request_of(marker, boot_id), reason=markers.UPGRADE).key
+        name = events.REBOOT_REQUIRED
+        self._cluster.post_event(name, f"reason={markers.UPGRADE}", warning=True, key=event_key(name, key))
+
+    def hold(self, step: HoldForReboot) -> None:
+        """Hold until the boot changes, asking again where the request goes meanwhile. Raises RebootRequired."""
+        error = RebootRequired(
+            "a reboot is required for the new driver; the marker is written and the old driver stays loaded",
+            "Reboot the node, or let the rebooter do it once the reboot is approved.",
+        )
+        if step.no_wait:
+            raise error
+        try:
+            while True:
+                self._clock.sleep(HEARTBEAT_S)
+                self._reporter.info("holding until the node reboots")
+                self._assert_request(step)
+        except Terminated:
+            raise error from None
+
+    def _assert_request(self, step: HoldForReboot) -> None:
+        """Ask again where the marker is gone: one that served a recovery too goes when the chip recovers."""
+        try:
+            if self._host.exists(step.path):
+                return
+            marker = self._write_marker(step.path, step.marker)
+            self._reporter.info("the reboot-required marker was removed meanwhile and is written again")
+            labels = request_labels(self._cluster.node(), self._profile.keys, markers.UPGRADE)
+            if labels:
+                self._cluster.patch_node(NodeChange(labels), None)
+            self._announce(marker)
+        except Terminated:
+            raise
+        except ManagerError as error:
+            self._reporter.warn(f"{error.what}; trying again")
+
+    def clear(self, step: ClearRebootRequest) -> None:
+        """Take back what an earlier boot asked for. Raises ModuleFailed."""
+        # The marker last: as long as it is there, a run that was killed in between is done again.
+        if not step.change.is_empty:
+            self._cluster.patch_node(step.change, None)
+        if step.seen is not None:
+            self._host.remove_marker(step.seen)

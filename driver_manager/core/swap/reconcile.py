@@ -1,0 +1,182 @@
+"""One reconcile from observation to outcome: observe, plan, execute, settle.
+
+Owns the order of these four and what a failure of each means. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from driver_manager.core.pods.eviction import Evictor
+from driver_manager.core.swap.executor import Executor, Ports
+from driver_manager.core.swap.fence import Hold
+from driver_manager.core.swap.observe import look_closer
+from driver_manager.core.swap.settling import Settler
+from driver_manager.domain.errors import (
+    ApiUnavailable,
+    Conflict,
+    ExitCode,
+    ManagerError,
+    OwnedElsewhere,
+    PreflightFailed,
+    StandingDown,
+    Terminated,
+)
+from driver_manager.domain.model import Observation, Policy
+from driver_manager.domain.pods.workloads import Fate, with_fate
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.preflight import access, remedies, rights
+from driver_manager.domain.swap.steps import Decision, DrainNode, EvictWorkloads, LoadModules, Plan, PlanAgain
+
+TAKE_ATTEMPTS = 10
+"""How often a run observes and plans anew when the Node changes between its observation and its first patch."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `remedy` is empty on success; `changed` says whether anything was done."""
+
+    exit_code: ExitCode
+    what: str
+    remedy: str = ""
+    changed: bool = False
+
+
+class Again(Exception):
+    """Observe and plan anew. `after` names what was waited for; `settler` holds what was taken, seen as `obs`."""
+
+    def __init__(self, after: str, settler: Settler, obs: Observation) -> None:
+        super().__init__(after)
+        self.after = after
+        self.settler = settler
+        self.obs = obs
+
+
+def reconcile(ports: Ports, observe: Callable[[], Observation], profile: Profile, policy: Policy) -> Outcome:
+    """Bring the node's driver to what is wanted. Raises only unexpected errors, after settling."""
+    run = _Run(ports, profile, policy, ports.clock.monotonic() + policy.deadline_s)
+    for _ in range(TAKE_ATTEMPTS):
+        try:
+            obs = observe()
+        except ManagerError as error:
+            return run.failed(error)
+        try:
+            return run.attempt(obs)
+        except Again as again:
+            run.go_on(again)
+        except Conflict as error:
+            ports.reporter.info(f"{error.what}; observing again")
+        except ManagerError as error:
+            return _plain(error)
+    return run.failed(ApiUnavailable("the Node kept changing while it was to be taken", "Run again."))
+
+
+def decide(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -> tuple[Observation, Plan]:
+    """The plan, and the observation with all that it was made from. Changes nothing. Raises as `plan`, ApiRefused."""
+    seen = look_closer(obs, ports.cluster, ports.host, ports.reporter, profile, policy)
+    return seen, plan(seen, profile, policy)
+
+
+def rehearsed(ports: Ports, decided: Plan) -> Plan:
+    """`decided` with a warning for each eviction that the API server would refuse now. Raises ApiRefused."""
+    evicting = any(isinstance(step, EvictWorkloads | DrainNode) for step in decided.steps)
+    targets = [one.pod for one in with_fate(decided.workloads, Fate.EVICT)] if evicting else []
+    refused = Evictor(ports.cluster, ports.clock, ports.reporter).rehearse(targets)
+    return replace(decided, warnings=(*decided.warnings, *refused))
+
+
+class _Run:
+    """One reconcile, which may plan more than once: what it has waited for, and what it holds from one to the next."""
+
+    def __init__(self, ports: Ports, profile: Profile, policy: Policy, deadline: float) -> None:
+        self._ports = ports
+        self._profile = profile
+        self._policy = policy
+        self._deadline = deadline
+        self._hold = Hold(ports.host, ports.reporter)
+        self._kept: tuple[Settler, Observation] | None = None
+        self._is_rehearsed = False
+
+    def attempt(self, obs: Observation) -> Outcome:
+        """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
+        ports = self._ports
+        settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, self._profile, obs)
+        try:
+            obs, decided = decide(ports, obs, self._profile, self._policy)
+        except OwnedElsewhere:
+            raise
+        except ManagerError as error:
+            # A node that an earlier run left paused does not stay so because this run cannot even start.
+            return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
+        try:
+            self._prepare(decided)
+            executor = Executor(ports, self._profile, self._policy, obs, settler, self._hold, self._deadline)
+            waited_for = executor.run(decided)
+        except (Conflict, OwnedElsewhere):
+            raise
+        except ManagerError as error:
+            return _failed(error, ports, settler, obs)
+        except BaseException:
+            settler.after_failure(obs.journal)
+            raise
+        if waited_for:
+            raise Again(waited_for, settler, obs)
+        return Outcome(ExitCode.DONE, _summary(decided), changed=bool(decided.steps))
+
+    def go_on(self, again: Again) -> None:
+        """The next attempt follows what `again` waited for."""
+        self._policy = replace(self._policy, waited=self._policy.waited | {again.after})
+        self._kept = (again.settler, again.obs)
+
+    def failed(self, error: ManagerError) -> Outcome:
+        """The end between two attempts: what an earlier one took is given back."""
+        return _plain(error) if self._kept is None else _failed(error, self._ports, *self._kept)
+
+    def _prepare(self, decided: Plan) -> None:
+        """Raise PreflightFailed for a missing right; say what is worth a warning. Evictions are rehearsed once."""
+        _check_rights(self._ports, decided)
+        plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
+        if not plans_again and not self._is_rehearsed:
+            decided = rehearsed(self._ports, decided)
+            self._is_rehearsed = True
+        for warning in decided.warnings:
+            self._ports.reporter.warn(warning)
+
+
+_DONE = {
+    Decision.NOT_LOADED: "the way for the driver was made clear",
+    Decision.CURRENT: "the node was given back",
+    Decision.REBIND: "operands let go of the old driver root",
+    Decision.REPLACE: "the old driver was unloaded",
+}
+
+
+def _summary(decided: Plan) -> str:
+    """The last line of a run that succeeded."""
+    if not decided.steps:
+        return f"nothing to do: {decided.reason}"
+    loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
+    done = f"driver {loaded[0]} was loaded" if loaded else _DONE[decided.decision]
+    return f"done: {done} ({decided.reason})"
+
+
+def _check_rights(ports: Ports, decided: Plan) -> None:
+    """Raise PreflightFailed for a right that a step will need and we do not have. Asks nothing for an empty plan."""
+    needed = rights(decided.steps)
+    missing = [check for check in access(ports.cluster.refused(needed), needed) if check.ok is False]
+    if missing:
+        what = "; ".join(check.what for check in missing)
+        raise PreflightFailed(f"preflight: {what}", remedies(missing))
+
+
+def _plain(error: ManagerError) -> Outcome:
+    return Outcome(error.exit_code, error.what, error.remedy)
+
+
+def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation) -> Outcome:
+    settled = settler.after_failure(obs.journal, hurry=ports.clock.is_ending())
+    expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
+    what = f"{error.what}; {settled}" if settled and not expected else error.what
+    return Outcome(error.exit_code, what, error.remedy, changed=True)

@@ -1,0 +1,178 @@
+"""The one way out: what was taken is given back, or deliberately held.
+
+Owns that decision and the patch that gives a node back. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from driver_manager.domain import journal as journals
+from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, OwnedElsewhere
+from driver_manager.domain.journal import Journal, JournalUnreadable
+from driver_manager.domain.model import Node, Observation
+from driver_manager.domain.modules import has_root
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.node_patches import release
+from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+
+ATTEMPTS = 10
+"""How often the patch is computed anew when somebody else changes the Node at the same moment."""
+
+HURRY_S = 1.5
+"""Bound of each of the last three API calls (read, patch, event) after SIGTERM: together they stay below 5 s."""
+
+
+class Settler:
+    """Knows what this run holds, and gives it back."""
+
+    def __init__(
+        self, cluster: Cluster, host: HostSystem, clock: Clock, reporter: Reporter, profile: Profile, obs: Observation
+    ) -> None:
+        self._cluster = cluster
+        self._host = host
+        self._clock = clock
+        self._reporter = reporter
+        self._profile = profile
+        self._obs = obs
+        self._held: Journal | None = None
+        self._is_given_back = False
+        self._is_driver_unusable = False
+        self._services_started = False
+
+    def took(self, journal: Journal) -> None:
+        """The node now carries `journal`."""
+        self._held = journal
+
+    @property
+    def held(self) -> Journal | None:
+        """The journal that the node carries for this run, or found at its beginning."""
+        return self._held or self._obs.journal
+
+    def driver_is_unusable(self) -> None:
+        """What is loaded now does not serve its device, and there is no way back: operands would only crash."""
+        self._is_driver_unusable = True
+
+    def after_failure(self, found: Journal | None, *, hurry: bool = False) -> str:
+        """Give back, or hold, after a failure; one phrase says which. `found` is what an earlier run left.
+
+        `hurry`: we were told to end, and are killed soon.
+
+        Never raises a ManagerError: what cannot be given back now is given back by the next run, from the journal.
+        """
+        journal = self._held or found
+        if journal is None or self._is_given_back:
+            return ""
+        with self._clock.shielded():
+            if hurry:
+                self._cluster.limit_retries(HURRY_S)
+            if self._must_hold(journal):
+                self._start_services_of_ours(journal)
+                why = "its driver does not work" if self._is_driver_unusable else "its old driver is gone"
+                return f"the node stays paused, because {why}; the next run resumes from the journal"
+            try:
+                self.give_back(journal)
+            except OwnedElsewhere as error:
+                return f"the node is left as it is: {error.what}"
+            except NodeMissing:
+                return "the Node is gone, so there is nothing to give back"
+            except ManagerError as error:
+                self._start_services(journal)
+                self._reporter.warn(f"not given back: {error.what}")
+                return "the node is still paused; the next run gives it back from the journal"
+        return "the node was given back as it was"
+
+    def give_back(self, journal: Journal) -> None:
+        """Start the services of `journal` and undo it on the Node in one patch; nothing where the Node was replaced.
+
+        Raises OwnedElsewhere when another run took the node over, ApiUnavailable when it kept changing, NodeMissing.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                if self._gave_back(journal):
+                    self._is_given_back = True
+                    return
+            except NodeMissing as error:
+                self._start_services(journal)
+                self._is_given_back = True
+                raise NodeMissing(error.what, "Nothing is left to give back.") from error
+        raise ApiUnavailable(
+            f"the Node kept changing: {ATTEMPTS} patches conflicted", "Run again; the journal is still on the Node."
+        )
+
+    def _gave_back(self, journal: Journal) -> bool:
+        """One attempt; False after a conflict."""
+        node = self._cluster.node()
+        self.refuse_foreign(node, journal)
+        is_same = node.uid == self._obs.node.uid or self._is_ours(node)
+        self._start_services(journal)
+        if not is_same:
+            self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to give back")
+            return True
+        if self._held is not None and self._profile.keys.journal not in node.annotations:
+            self._reporter.warn("the journal was removed meanwhile: somebody gave this node back before us")
+        change = release(node, journal, self._profile)
+        try:
+            if not change.is_empty:
+                self._cluster.patch_node(change, node.resource_version)
+        except Conflict:
+            return False
+        return True
+
+    def _start_services_of_ours(self, journal: Journal) -> None:
+        """Start the services on a node that is held, unless another run took it over meanwhile."""
+        if not journal.services:
+            return
+        try:
+            self.refuse_foreign(self._cluster.node(), journal)
+        except OwnedElsewhere:
+            return
+        except ManagerError as error:
+            self._reporter.warn(error.what)
+        self._start_services(journal)
+
+    def _start_services(self, journal: Journal) -> None:
+        """Start what was stopped, once; a service that does not start is said and keeps nobody from the node."""
+        for name in () if self._services_started else journal.services:
+            try:
+                self._host.start_service(name)
+                self._reporter.info(f"host service {name} is started")
+            except ManagerError as error:
+                self._reporter.warn(f"{error.what}. {error.remedy}")
+        self._services_started = True
+
+    def _must_hold(self, journal: Journal) -> bool:
+        """Operands without a driver would only crash: hold where one was there when the node was taken.
+
+        A host that cannot be read may be without one: hold then, too.
+        """
+        if journal.driver is None:
+            return False
+        try:
+            loaded = self._host.modules()
+        except ManagerError as error:
+            self._reporter.warn(error.what)
+            return True
+        return self._is_driver_unusable or not has_root(loaded, self._profile.modules)
+
+    def _journal_on(self, node: Node) -> Journal | None:
+        text = node.annotations.get(self._profile.keys.journal)
+        try:
+            return journals.decode(text) if text is not None else None
+        except JournalUnreadable:
+            return None
+
+    def _is_ours(self, node: Node) -> bool:
+        """Whether a Node of another uid carries our journal: somebody created it anew from a copy."""
+        there = self._journal_on(node)
+        return there is not None and there.owner == self._obs.me
+
+    def refuse_foreign(self, node: Node, journal: Journal) -> None:
+        """Raise OwnedElsewhere where another run wrote its journal on `node` meanwhile."""
+        key = self._profile.keys.journal
+        if node.annotations.get(key) == self._obs.node.annotations.get(key):
+            return
+        there = self._journal_on(node)
+        if there is not None and there != journal and there.owner != self._obs.me:
+            raise OwnedElsewhere(
+                f"node {node.name} was taken over by {there.owner}",
+                "Nothing to do here: that run gives the node back.",
+            )

@@ -1,0 +1,28 @@
+"""Rebellions' `rbln-smi -j`: one status per device; `normal` is healthy. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from driver_manager.domain.escaping import writable
+from driver_manager.domain.health.parsers.verdicts import ENDED_FROM_OUTSIDE, pci_address, unhealthy, unknown, whole
+from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+
+
+def devices(status: int, out: str, said: str, present: tuple[str, ...]) -> ProbeResult:
+    """`rbln-smi -j`."""
+    if status in ENDED_FROM_OUTSIDE:
+        return unknown(f"rbln-smi was ended from outside: {said}")
+    if status:
+        return unhealthy(said)
+    try:
+        found = tuple(_device(body) for body in json.loads(out)["devices"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return unknown("rbln-smi did not print what it should")
+    return whole(found, present) if found else unhealthy("rbln-smi sees no device")
+
+
+def _device(body: dict[str, object]) -> DeviceVerdict:
+    status = writable(body["status"])
+    health = Health.HEALTHY if status == "normal" else Health.UNHEALTHY
+    return DeviceVerdict(writable(body["name"]), health, status, pci_address(str(body.get("pci", ""))))

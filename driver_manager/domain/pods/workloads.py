@@ -1,0 +1,267 @@
+"""Which pods on the node use the accelerator, and which of them may be evicted. Pure.
+
+Owns the selection and its reasons; evicting belongs to `driver_manager.core.pods.eviction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from driver_manager.domain.errors import EvictionRefused
+from driver_manager.domain.listing import several
+from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Pod
+from driver_manager.domain.pods.operands import asks_by_itself
+from driver_manager.domain.profile import Profile
+
+FORCE_IT = "allow it with NPU_POD_EVICTION_FORCE=true (--npu-pod-eviction-force), or delete the pod"
+DELETE_DATA = (
+    "allow it with NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA=true (--npu-pod-eviction-delete-emptydir-data), "
+    "or delete the pod"
+)
+ENABLE_IT = "set ENABLE_NPU_POD_EVICTION=true (--enable-npu-pod-eviction), or end the pod"
+EVICT_HOLDERS = "end what holds it, or allow it with EVICT_HOLDERS=true (--evict-holders)"
+USE_LABEL = (
+    "give its DaemonSet a nodeSelector on a deploy label of the node, so that the pause makes it leave, or take "
+    "the node out of its reach"
+)
+MIRROR = "remove its manifest from the node"
+
+AFTER_GRACE_S = 10.0
+"""A kubelet needs a while to kill a pod whose grace is over, and to tell that it is gone."""
+
+
+class Fate(Enum):
+    """What becomes of a pod that uses the accelerator."""
+
+    EVICT = "evict"
+    WAIT = "wait"
+    BLOCK = "block"
+    STAY = "stay"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One pod, how it `uses` the accelerator, and its fate. A BLOCK has a remedy.
+
+    `has_asked`: it asks for the accelerator, rather than just having the device open.
+    """
+
+    pod: Pod
+    uses: str
+    fate: Fate
+    why: str
+    remedy: str = ""
+    has_asked: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.pod} ({self.uses})" if self.uses else str(self.pod)
+
+    def to_json(self) -> dict[str, str]:
+        """The same for machines."""
+        return {"pod": str(self.pod), "uses": self.uses, "fate": self.fate.value, "why": self.why}
+
+    def told(self) -> str:
+        """One line: the pod, how it uses the accelerator, what becomes of it and why."""
+        return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.fate.value}, {self.why}"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What one look at the node shows: its pods, their claims, the holders of the device, and which pod is ours.
+
+    `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" where it cannot be told.
+    `has_unread_claims`: we may not read claims, and nobody is to be evicted for them.
+    """
+
+    pods: tuple[Pod, ...]
+    claims: tuple[Claim, ...]
+    holders: tuple[Holder, ...]
+    own_pod: Pod | None
+    enclosing_uid: str = ""
+    has_unread_claims: bool = False
+
+    def is_ours(self, pod: Pod) -> bool:
+        """Whether `pod` is the one that we run in: it would be our own end."""
+        return pod.uid == self.enclosing_uid or (self.own_pod is not None and pod.uid == self.own_pod.uid)
+
+
+def scene_of(obs: Observation) -> Scene:
+    """The scene at the time of the observation."""
+    return Scene(obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid, obs.has_unread_claims)
+
+
+def namespaces_with_claims(pods: Iterable[Pod], profile: Profile, rules: EvictionRules) -> tuple[str, ...]:
+    """Where the ResourceClaims of these pods are; a pod that has ended holds none. () where no claim could be ours."""
+    if not (rules.device_classes or profile.device_classes or profile.dra_driver):
+        return ()
+    return tuple(sorted({pod.namespace for pod in pods if pod.claims and not pod.is_over}))
+
+
+def workloads(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
+    """Every pod on the node that uses the accelerator, with its fate, by name."""
+    claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
+    holders = {holder.pod_uid: holder for holder in reversed(scene.holders) if holder.pod_uid}
+    found = []
+    for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
+        asked, holder = _asks_for(pod, claims, profile, rules), holders.get(pod.uid)
+        if asked:
+            found.append(_judged(pod, asked, holder, scene, profile, rules))
+        elif holder is not None:
+            found.append(replace(_judged_holder(pod, holder, scene, profile, rules), has_asked=False))
+    return tuple(found)
+
+
+def drained(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
+    """Every pod that a drain concerns, with its fate: DaemonSets, mirror pods and what the selector leaves out stay."""
+    uses = {workload.pod.uid: workload.uses for workload in workloads(scene, profile, rules)}
+    found = []
+    for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
+        is_left = pod.is_over or pod.is_mirror or pod.owner_kind == "DaemonSet" or scene.is_ours(pod)
+        is_left = is_left or is_operand(pod, profile)
+        if not is_left and rules.drain_selector.matches(pod.labels):
+            found.append(_evictable(pod, uses.get(pod.uid, ""), rules))
+    return tuple(found)
+
+
+def holds_claim(scene: Scene, profile: Profile, rules: EvictionRules) -> bool:
+    """Whether a pod that has not ended holds, or may hold, a claim of ours: it needs the DRA plugin to end."""
+    if scene.has_unread_claims:
+        return any(pod.claims and not pod.is_over for pod in scene.pods)
+    claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
+    return any(_claims_of(pod, claims, profile, rules) for pod in scene.pods if not pod.is_over)
+
+
+def unread_claims(scene: Scene) -> tuple[str, ...]:
+    """A warning where pods hold claims that we may not read."""
+    pods = [pod for pod in scene.pods if pod.claims and not pod.is_over] if scene.has_unread_claims else []
+    if not pods:
+        return ()
+    return (f"whether {several(pods)} use the driver is not known: resourceclaims may not be listed",)
+
+
+def staying(scene: Scene, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
+    """The pods that ask for the accelerator where nobody has to leave; claims that were not read are none."""
+    found = workloads(scene, profile, rules)
+    return tuple(replace(one, fate=Fate.STAY, why=why, remedy="") for one in found if not one.pod.is_over)
+
+
+def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
+    """Sorted as they are shown."""
+    return tuple(sorted(found, key=lambda one: (one.pod.namespace, one.pod.name)))
+
+
+def with_fate(found: Iterable[Workload], *fates: Fate) -> tuple[Workload, ...]:
+    """Those with one of `fates`."""
+    return tuple(workload for workload in found if workload.fate in fates)
+
+
+def refusal(blocked: Iterable[Workload], why: str, found: Iterable[Workload] = ()) -> EvictionRefused:
+    """The error that names each blocking pod with its reason, and each remedy once; `found` are its facts."""
+    pods = list(blocked)
+    remedies = dict.fromkeys(workload.remedy for workload in pods)
+    what_to_do = ". ".join(remedy[:1].upper() + remedy[1:] for remedy in remedies)
+    named = several((f"{workload}: {workload.why}" for workload in pods), "; ")
+    error = EvictionRefused(f"{why}: {named}", f"{what_to_do}.")
+    error.facts = {"workloads": [one.to_json() for one in found or pods]}
+    return error
+
+
+def is_operand(pod: Pod, profile: Profile) -> bool:
+    """Whether a deploy label, the driver's own among them, places the pod: labels move it, never an eviction.
+
+    Not one that asks for devices and that no DaemonSet makes: a user who picks nodes by a deploy label.
+    """
+    if asks_by_itself(pod):
+        return False
+    prefix, last = profile.deploy.prefix, profile.deploy.last_keys
+    return any((prefix and key.startswith(prefix)) or key in last for key in pod.selector_keys)
+
+
+def _asks_for(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile, rules: EvictionRules) -> str:
+    """What of the accelerator the pod asks for, "" for nothing."""
+    resources = [name for name in pod.resources if name.startswith(profile.resource_prefixes)]
+    held = _claims_of(pod, claims, profile, rules)
+    asked = [f"requests {', '.join(resources)}"] if resources else []
+    asked += [f"holds claim {', '.join(held)}"] if held else []
+    return " and ".join(asked)
+
+
+def _claims_of(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile, rules: EvictionRules) -> list[str]:
+    found = ((name, claims.get((pod.namespace, name))) for name in pod.claims)
+    return [name for name, claim in found if claim is not None and _is_of_class(claim, profile, rules)]
+
+
+def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
+    """Whether it asks for one of our classes, or was given one of our devices through a class of somebody's own.
+
+    Devices passed through to a virtual machine do not use the driver: their claims are never ours.
+    """
+    classes = rules.device_classes or profile.device_classes
+    passed_through = {f"vfio{joint}{name}" for name in classes for joint in "-."}
+    asked = set(claim.device_classes)
+    if asked & set(classes):
+        return True
+    return not asked & passed_through and bool(profile.dra_driver) and profile.dra_driver in claim.drivers
+
+
+def _judged(
+    pod: Pod, uses: str, holder: Holder | None, scene: Scene, profile: Profile, rules: EvictionRules
+) -> Workload:
+    """The fate of a pod that asks for the accelerator."""
+    stays = _why_never(pod, scene, profile)
+    if stays:
+        return Workload(pod, uses, Fate.STAY, stays)
+    if pod.is_mirror and holder is not None:
+        return Workload(pod, uses, Fate.BLOCK, f"mirror pod of a static manifest that has {holder.node} open", MIRROR)
+    if pod.is_mirror:
+        return Workload(pod, uses, Fate.STAY, "mirror pod of a static manifest: it cannot be evicted")
+    return _consented(_evictable(pod, uses, rules), "eviction is not enabled", ENABLE_IT, is_given=rules.is_enabled)
+
+
+def _judged_holder(pod: Pod, holder: Holder, scene: Scene, profile: Profile, rules: EvictionRules) -> Workload:
+    """The fate of a pod that has the device open without having asked for it."""
+    uses = f"has {holder.node} {holder.how} without asking for it"
+    stays = _why_never(pod, scene, profile)
+    if stays:
+        return Workload(pod, uses, Fate.STAY, stays)
+    if pod.is_mirror:
+        return Workload(pod, uses, Fate.BLOCK, "mirror pod of a static manifest", MIRROR)
+    judged = _evictable(pod, uses, rules)
+    return _consented(judged, "not evicted without being asked", EVICT_HOLDERS, is_given=rules.evicts_holders)
+
+
+def _why_never(pod: Pod, scene: Scene, profile: Profile) -> str:
+    if scene.is_ours(pod):
+        return "our own pod"
+    if pod.is_over:
+        return f"it has ended ({pod.phase})"
+    if is_operand(pod, profile) and not pod.is_mirror:
+        return "an operand: its label makes it leave"
+    return ""
+
+
+def _consented(judged: Workload, why: str, remedy: str, *, is_given: bool) -> Workload:
+    """`judged`, blocked where the first consent is missing; one that no consent would evict keeps its own reason."""
+    if is_given or judged.fate is Fate.WAIT or judged.remedy == USE_LABEL:
+        return judged
+    return replace(judged, fate=Fate.BLOCK, why=why, remedy=remedy)
+
+
+def _evictable(pod: Pod, uses: str, rules: EvictionRules) -> Workload:
+    """Whether an eviction is right for the pod, and harmless as far as the user consented."""
+    if pod.deleting:
+        return Workload(pod, uses, Fate.WAIT, "it is terminating already")
+    if pod.owner_kind == "DaemonSet":
+        return Workload(pod, uses, Fate.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL)
+    if not pod.owner_kind and not rules.forces:
+        return Workload(pod, uses, Fate.BLOCK, "no controller makes it anew elsewhere", FORCE_IT)
+    if pod.has_empty_dir and not rules.deletes_empty_dirs:
+        return Workload(pod, uses, Fate.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA)
+    return Workload(pod, uses, Fate.EVICT, f"its {pod.owner_kind} makes it anew" if pod.owner_kind else "forced")
+
+
+def grace_s(pod: Pod) -> float:
+    """Seconds that the pod may take to terminate: what it asks for, or what its deletion was given."""
+    return float(pod.grace_period_s if pod.deleting and pod.grace_period_s is not None else pod.termination_grace_s)

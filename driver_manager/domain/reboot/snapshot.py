@@ -1,0 +1,38 @@
+"""What an idle rebooter looks at, and whether it is enough to go on being idle. Pure, and small on purpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.reboot.record import Record
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at the host: cheap, and all that an idle rebooter needs. `uptime_s` does not jump, as clocks do."""
+
+    boot_id: str
+    uptime_s: float
+    marker: Marker | None = None
+    marker_problem: str = ""
+
+
+def is_foreign(marker: Marker, node: str) -> bool:
+    """Whether the marker names another node."""
+    return marker.node not in ("", node)
+
+
+def is_stale(look: Look, record: Record) -> bool:
+    """Whether the marker on the host is of an earlier boot."""
+    if look.marker is None:
+        return False
+    boot = look.marker.boot_id or (record.announced.boot_id if record.announced else "")
+    return boot not in ("", look.boot_id)
+
+
+def is_idle(look: Look, record: Record | None, node: str) -> bool:
+    """Whether there is nothing to ask the API server about. `record` is None where it cannot be read."""
+    marker = look.marker
+    has_work = marker is not None and (marker.is_stale(look.boot_id) or not is_foreign(marker, node))
+    return not has_work and (record is None or record.is_empty)

@@ -1,0 +1,223 @@
+"""How a node is cleared of what uses the driver before it is replaced: by eviction, by a drain, or by its operator.
+
+Pure: steps from facts. Raises PodsRemain for what would stand in the way, before the first effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from driver_manager.domain.errors import ConfigError, EvictionRefused, PodsRemain
+from driver_manager.domain.listing import several
+from driver_manager.domain.model import Observation, Pod, Policy
+from driver_manager.domain.pods.workloads import (
+    AFTER_GRACE_S,
+    Fate,
+    Scene,
+    Workload,
+    by_name,
+    drained,
+    grace_s,
+    refusal,
+    scene_of,
+    with_fate,
+    workloads,
+)
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.selectors import Selector
+from driver_manager.domain.swap.steps import (
+    AskOperator,
+    DrainNode,
+    EvictWorkloads,
+    PlanAgain,
+    Step,
+    WaitForCompletion,
+    WaitForSafeLoad,
+    WithdrawSafeLoad,
+)
+
+SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
+"""What can be waited for before a node is taken; each once in a run."""
+
+END_HOLDER = "end what holds it"
+LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or end the pod"
+
+
+@dataclass(frozen=True)
+class Clearing:
+    """`first` comes before the node is taken and ends in planning anew, `steps` after its operands have left."""
+
+    first: tuple[Step, ...] = ()
+    steps: tuple[Step, ...] = ()
+    found: tuple[Workload, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def is_managed(obs: Observation, profile: Profile) -> bool:
+    """Whether an operator manages this node's upgrades: it cordons and evicts, not we."""
+    key = profile.keys.upgrade_enabled
+    return bool(key) and obs.node.annotations.get(key) == "true"
+
+
+def clearing(obs: Observation, profile: Profile, policy: Policy) -> Clearing:
+    """How the pods that use the driver leave. Raises PodsRemain where they would not."""
+    scene = scene_of(obs)
+    if is_managed(obs, profile):
+        return _by_operator(obs, profile, policy, workloads(scene, profile, policy.eviction))
+    completing = _completing(obs, policy)
+    if completing:
+        wait = WaitForCompletion(policy.completion, tuple(map(str, completing)), policy.completion_timeout_s)
+        ending = {pod.uid for pod in completing}
+        given_time = tuple(
+            replace(one, fate=Fate.WAIT, why="it is given time to complete", remedy="")
+            for one in workloads(scene, profile, policy.eviction)
+            if one.pod.uid in ending
+        )
+        others = replace(scene, pods=tuple(pod for pod in scene.pods if pod.uid not in ending))
+        steps, found = _by_eviction(others, profile, policy)
+        return Clearing((wait, PlanAgain(COMPLETION)), steps, by_name((*found, *given_time)))
+    steps, found = _by_eviction(scene, profile, policy)
+    warnings = tuple(f"{one.pod} {one.uses}: {one.why}" for one in found if _is_tolerated(one, found))
+    return Clearing((), steps, found, warnings)
+
+
+def safe_load(obs: Observation, profile: Profile, policy: Policy) -> tuple[Step, ...]:
+    """The wait for the operator's word before a driver is loaded; none where it was not asked for, or is over.
+
+    Raises ConfigError where it cannot be asked: the operator answers to a pod.
+    """
+    if not policy.safe_load or SAFE_LOAD in policy.waited:
+        return ()
+    if obs.own_pod is None or not profile.keys.safe_load:
+        lack = "by hand there is none" if profile.keys.safe_load else f"profile {profile.name} has no key for it"
+        raise ConfigError(
+            f"the wait for a safe load needs a pod of ours for the operator to answer to, and {lack}",
+            "Leave SAFE_LOAD (--safe-load) out.",
+        )
+    return (WaitForSafeLoad(profile.keys.safe_load, obs.own_pod.name, policy.operator_timeout_s), PlanAgain(SAFE_LOAD))
+
+
+def stale_safe_load(obs: Observation, profile: Profile) -> tuple[Step, ...]:
+    """The step that withdraws what a dead run asked for: in our own pod's name, or in that of one that is gone."""
+    key = profile.keys.safe_load
+    asked = obs.node.annotations.get(key) if key else None
+    if asked is None or any(pod.name == asked and pod != obs.own_pod for pod in obs.pods.pods):
+        return ()
+    return (WithdrawSafeLoad(key, asked),)
+
+
+def is_completing(pod: Pod, selector: Selector, own: Pod | None) -> bool:
+    """Whether `pod` is one of those that may complete, and has not yet."""
+    return not pod.is_over and (own is None or pod.uid != own.uid) and selector.matches(pod.labels)
+
+
+def eviction_timeout_s(policy: Policy, targets: tuple[Workload, ...]) -> float:
+    """Seconds within which `targets` are gone once they are let go: each pod's grace is honoured, however long."""
+    usual_s = policy.eviction.timeout_s
+    longer = (grace_s(one.pod) + AFTER_GRACE_S for one in targets if grace_s(one.pod) > usual_s)
+    return max([usual_s, *longer])
+
+
+def refuse_blocked(found: tuple[Workload, ...]) -> None:
+    """Raise PodsRemain for pods that would not leave, naming all of them."""
+    blocked = tuple(one for one in with_fate(found, Fate.BLOCK) if not _is_tolerated(one, found))
+    if blocked:
+        raise refusal(blocked, f"{len(blocked)} pod(s) that use the accelerator would not leave", found)
+
+
+def drain(scene: Scene, profile: Profile, policy: Policy) -> tuple[Workload, ...]:
+    """The pods that a drain evicts or waits for, and those outside of it that would be evicted anyway.
+
+    Raises PodsRemain for pods of both kinds that may not be evicted.
+    """
+    found = _in_time(drained(scene, profile, policy.eviction), policy)
+    inside = {one.pod.uid for one in found}
+    outside = [one for one in workloads(scene, profile, policy.eviction) if one.pod.uid not in inside]
+    blocked = (*with_fate(found, Fate.BLOCK), *with_fate(outside, Fate.BLOCK))
+    if blocked:
+        raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained", by_name((*found, *outside)))
+    return by_name((*found, *with_fate(outside, Fate.EVICT, Fate.WAIT)))
+
+
+def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
+    """Whether a pod that only has the device open may have it a little longer.
+
+    It may let go by itself while the device is waited for. Where others would be evicted meanwhile, for nothing if it
+    does not, it is a blocker.
+    """
+    return one.fate is Fate.BLOCK and not one.has_asked and not with_fate(found, Fate.EVICT)
+
+
+def _by_eviction(scene: Scene, profile: Profile, policy: Policy) -> tuple[tuple[Step, ...], tuple[Workload, ...]]:
+    """The step that makes the workloads leave, where there are any, and what becomes of each. Raises PodsRemain."""
+    found, rules = _in_time(workloads(scene, profile, policy.eviction), policy), policy.eviction
+    try:
+        refuse_blocked(found)
+    except EvictionRefused:
+        if not rules.drains:
+            raise
+        going = drain(scene, profile, policy)
+        uids = {one.pod.uid for one in going}
+        step = DrainNode(tuple(str(one.pod) for one in going), rules.drain_timeout_s)
+        return (step,), by_name((*going, *(one for one in found if one.pod.uid not in uids)))
+    targets, leaving = with_fate(found, Fate.EVICT), with_fate(found, Fate.WAIT)
+    if not targets and not leaving:
+        return (), found
+    timeout_s = eviction_timeout_s(policy, (*targets, *leaving))
+    pods, terminating = tuple(str(one.pod) for one in targets), tuple(str(one.pod) for one in leaving)
+    return (EvictWorkloads(pods, terminating, timeout_s, rules.drains),), found
+
+
+def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...]:
+    """`found`, with those blocked whose grace is longer than the whole run: they would be told to end for nothing."""
+    return tuple(
+        replace(one, fate=Fate.BLOCK, why=f"its grace of {grace_s(one.pod):g} s is longer than the run", remedy=LONGER)
+        if one.fate is Fate.EVICT and grace_s(one.pod) > policy.deadline_s
+        else one
+        for one in found
+    )
+
+
+def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tuple[Workload, ...]) -> Clearing:
+    """An operator moves the workloads; it is asked once, and waited for."""
+    holding = tuple(one for one in with_fate(found, Fate.EVICT, Fate.WAIT, Fate.BLOCK) if one.has_asked)
+    found = tuple(map(_left_to_operator, found))
+    warnings = ("the operator manages upgrades on this node: no cordon and no eviction of ours",)
+    if not holding:
+        return Clearing(found=found, warnings=warnings)
+    keys, pods = profile.keys, tuple(str(one.pod) for one in holding)
+    state = obs.node.labels.get(keys.upgrade_state, "")
+    if OPERATOR in policy.waited or not keys.upgrade_requested:
+        raise PodsRemain(
+            f"the operator manages upgrades on this node (its state: {state or 'none'}) and these pods still use the "
+            f"driver: {several(pods)}",
+            "Look at the operator's log for why it does not move them, or end them; the next run tries again.",
+        )
+    ask = AskOperator(
+        key=keys.upgrade_requested,
+        state_key=keys.upgrade_state,
+        state=state,
+        pods=pods,
+        timeout_s=policy.operator_timeout_s,
+        asks=state in ("", *profile.idle_states)
+        and not all(one.fate is Fate.WAIT for one in holding)
+        and obs.node.annotations.get(keys.upgrade_requested) != "true",
+    )
+    return Clearing((ask, PlanAgain(OPERATOR)), (), found, warnings)
+
+
+def _left_to_operator(one: Workload) -> Workload:
+    """What becomes of a pod on a node where we evict nothing."""
+    if one.fate is Fate.STAY or one.pod.deleting:
+        return one
+    if one.has_asked:
+        return replace(one, fate=Fate.WAIT, why="the operator, who manages upgrades on this node, moves it", remedy="")
+    why = "the operator, who manages upgrades on this node, does not know that it has the device"
+    return replace(one, fate=Fate.BLOCK, why=why, remedy=END_HOLDER)
+
+
+def _completing(obs: Observation, policy: Policy) -> tuple[Pod, ...]:
+    """Pods that get time to complete; none once they had it."""
+    if not policy.completion or COMPLETION in policy.waited:
+        return ()
+    return tuple(pod for pod in obs.pods.pods if is_completing(pod, policy.completion, obs.own_pod))

@@ -1,0 +1,159 @@
+"""Taking a node and giving it back, as patches computed from facts.
+
+Owns what goes into the one patch of each. Pure; the cordon and label rules are those of the wire contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+
+from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
+from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation
+from driver_manager.domain.modules import driver_version, has_root, unload_order
+from driver_manager.domain.pods import labels as label_rules
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.steps import GiveBack, TakeNode
+
+CORDON_MARK = "true"
+"""Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
+
+
+def has_managers_cordon(node: Node, profile: Profile) -> bool:
+    """Whether the node is cordoned and the cordon is marked as a driver manager's."""
+    return node.unschedulable and profile.keys.cordon in node.annotations
+
+
+def paused_keys(node: Node, profile: Profile) -> frozenset[str]:
+    """Deploy-label keys that hold a paused value now."""
+    keys = profile.deploy.keys_in(dict(node.labels))
+    return frozenset(key for key in keys if label_rules.is_paused(node.labels[key], profile.deploy.paused_value))
+
+
+def paused_by_others(obs: Observation, profile: Profile) -> frozenset[str]:
+    """Keys that hold a paused value which no run of ours wrote: every one of those is in the journal."""
+    if obs.journal is None:
+        return frozenset()
+    return paused_keys(obs.node, profile) - obs.journal.labels.keys()
+
+
+def pausable_keys(node: Node, profile: Profile) -> frozenset[str]:
+    """Deploy-label keys that are paused or can be."""
+    keys = profile.deploy.keys_in(dict(node.labels))
+    return frozenset(key for key in keys if label_rules.is_pausable(node.labels[key]))
+
+
+def take(
+    obs: Observation, profile: Profile, pause: Set[str], *, cordon: bool, services: tuple[str, ...] = ()
+) -> TakeNode | None:
+    """The step that takes the node with the labels in `pause` paused; None where it is ours already, just so.
+
+    Labels found paused are adopted, so that giving the node back restores them too, but for those that somebody paused
+    while the node was taken. `services` will be stopped: they join those that an earlier run noted.
+    """
+    node, deploy = obs.node, profile.deploy
+    journaled = obs.journal.labels if obs.journal else {}
+    adopted = (frozenset(pause) | paused_keys(node, profile)) - paused_by_others(obs, profile)
+    originals = label_rules.originals(node.labels, journaled, adopted, deploy.paused_value)
+    paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
+    sets_cordon = cordon and not node.unschedulable
+    cordoned = sets_cordon or has_managers_cordon(node, profile)
+    journal = Journal(
+        owner=obs.me,
+        boot_id=obs.host.boot_id if obs.host else "",
+        labels=originals,
+        cordoned=cordoned,
+        cordon_manager=_cordon_manager(obs, sets_cordon=sets_cordon) if cordoned else "",
+        node_uid=node.uid,
+        driver=_old_driver(obs, profile),
+        services=tuple(sorted({*services, *(obs.journal.services if obs.journal else ())})),
+    )
+    annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
+    if sets_cordon:
+        annotations[profile.keys.cordon] = CORDON_MARK
+    elif not node.unschedulable:
+        # The mark of a cordon that somebody lifted would make the next one, whoever sets it, look like ours.
+        annotations[profile.keys.cordon] = None
+    change = NodeChange(
+        labels={key: value for key, value in paused.items() if node.labels[key] != value},
+        annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},
+        unschedulable=True if sets_cordon else None,
+    )
+    return None if change.is_empty else TakeNode(journal, change, node.resource_version)
+
+
+def pause_more(node: Node, journal: Journal, profile: Profile, keys: Set[str]) -> tuple[Journal, NodeChange]:
+    """The journal with the labels in `keys` added as they are on `node` now, and the one patch that pauses them."""
+    deploy = profile.deploy
+    there = frozenset(key for key in keys if label_rules.is_pausable(node.labels.get(key)))
+    originals = label_rules.originals(node.labels, journal.labels, there, deploy.paused_value)
+    paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
+    longer = replace(journal, labels={**journal.labels, **originals})
+    labels = {key: value for key, value in paused.items() if node.labels[key] != value}
+    return longer, NodeChange(labels=labels, annotations={profile.keys.journal: encode(longer)} if labels else {})
+
+
+def found_journal(obs: Observation, profile: Profile) -> Journal | None:
+    """The journal to give back by: the node's own, or one decoded from labels that some dead manager left paused."""
+    if obs.journal is not None:
+        return obs.journal
+    return decoded_journal(obs.node, profile, obs.me)
+
+
+def decoded_journal(node: Node, profile: Profile, me: Owner) -> Journal | None:
+    """What the labels and the cordon mark tell without a journal; None where nothing is paused or marked as ours."""
+    keys = paused_keys(node, profile)
+    marked = has_managers_cordon(node, profile)
+    if not keys and not marked:
+        return None
+    saved = label_rules.originals(node.labels, {}, keys, profile.deploy.paused_value)
+    return Journal(owner=me, boot_id="", labels=saved, cordoned=marked)
+
+
+def give_back(journal: Journal | None) -> tuple[GiveBack, ...]:
+    """The step that gives a taken node back; none where there is nothing to give back."""
+    return (GiveBack(journal),) if journal is not None else ()
+
+
+def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
+    """The one patch that gives `node` back by `journal`: what somebody changed meanwhile stays as they made it."""
+    restored = label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
+    annotations: dict[str, str | None] = {}
+    if profile.keys.journal in node.annotations:
+        annotations[profile.keys.journal] = None
+    unschedulable = None
+    if journal.cordoned and profile.keys.cordon in node.annotations:
+        annotations[profile.keys.cordon] = None
+        unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None
+    return NodeChange(labels=dict(restored), annotations=annotations, unschedulable=unschedulable)
+
+
+def _was_set_anew(node: Node, journal: Journal) -> bool:
+    """Whether an administrator lifted our cordon and set it again: it is no longer ours, whatever the mark says.
+
+    A Node that was made again from a copy is on record for whoever made it.
+    """
+    is_told = bool(journal.cordon_manager and node.cordon_manager)
+    is_same_node = journal.node_uid in ("", node.uid)
+    return is_told and is_same_node and journal.cordon_manager != node.cordon_manager
+
+
+def _cordon_manager(obs: Observation, *, sets_cordon: bool) -> str:
+    """Who is on record for the cordon that will be lifted; "" where nothing tells."""
+    if sets_cordon:
+        return FIELD_MANAGER
+    if obs.journal is not None and obs.journal.cordoned:
+        return obs.journal.cordon_manager
+    return obs.node.cordon_manager
+
+
+def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
+    """The driver to go back to. Of one boot the first journal knows: what is loaded later may be a failed attempt."""
+    host, known = obs.host, obs.journal.driver if obs.journal else None
+    if host is None or not has_root(host.modules, profile.modules):
+        return known
+    if known is not None and obs.journal is not None and obs.journal.boot_id == host.boot_id:
+        return known
+    root = host.previous_source.root if host.previous_source else ""
+    version = driver_version(host.modules)
+    return OldDriver(version=version, root=root, modules=unload_order(host.modules), digest=host.digest or "")

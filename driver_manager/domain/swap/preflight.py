@@ -1,0 +1,233 @@
+"""What would make a run fail, found before anything is changed. Pure; the facts are read by the adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from driver_manager.domain.model import DriverSource, Host, Loader, ModuleFile, Policy
+from driver_manager.domain.modules import is_own
+from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.swap.steps import (
+    AskOperator,
+    ClearRebootRequest,
+    DrainNode,
+    EvictWorkloads,
+    GiveBack,
+    PauseLast,
+    RequestReboot,
+    StandDown,
+    Step,
+    TakeNode,
+    WaitForCompletion,
+    WaitForOperands,
+    WaitForSafeLoad,
+    WithdrawSafeLoad,
+)
+
+_BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at. `ok` is None where it could not be found out, which stops nothing."""
+
+    name: str
+    ok: bool | None
+    what: str
+    remedy: str = ""
+
+
+def remedies(found: Iterable[Check]) -> str:
+    """What to do about all of `found`, each remedy once."""
+    return " ".join(dict.fromkeys(check.remedy for check in found))
+
+
+def checks(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
+    """Everything that decides whether the driver can be loaded or replaced, apart from access rights."""
+    return (
+        _deadline(policy),
+        *_driver(host, policy),
+        *_conflicts(host, profile),
+        _users(host, profile),
+        # Where the container loads, we write no file, but what an earlier one left has to go.
+        *((_state(host),) if policy.loader is Loader.MANAGER or host.artifacts else ()),
+    )
+
+
+def problems(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
+    """Those of `checks` that would stop the run."""
+    return tuple(check for check in checks(host, profile, policy) if check.ok is False)
+
+
+def rights(steps: Iterable[Step]) -> tuple[tuple[str, str], ...]:
+    """(verb, resource) of what `steps` need beyond the reads that made the plan."""
+    needed: dict[tuple[str, str], None] = {}
+    for step in steps:
+        match step:
+            case TakeNode() | PauseLast() | GiveBack() | StandDown() | RequestReboot() | ClearRebootRequest():
+                needed["patch", "nodes"] = None
+            case WithdrawSafeLoad():
+                needed["patch", "nodes"] = None
+            case WaitForSafeLoad():
+                needed |= {("patch", "nodes"): None, ("watch", "nodes"): None}
+            case AskOperator():
+                needed |= ({("patch", "nodes"): None} if step.asks else {}) | {("watch", "pods"): None}
+            case EvictWorkloads() if not step.pods and not step.drains:
+                needed["watch", "pods"] = None
+            case EvictWorkloads() | DrainNode():
+                needed |= {("create", "pods/eviction"): None, ("watch", "pods"): None}
+            case WaitForOperands() if step.pods:
+                needed["watch", "pods"] = None
+            case WaitForCompletion():
+                needed["watch", "pods"] = None
+    return tuple(needed)
+
+
+def rights_to_replace(profile: Profile, policy: Policy) -> tuple[tuple[str, str], ...]:
+    """(verb, resource) of a run that replaces the driver, whatever is on the node now."""
+    needed = [("patch", "nodes")]
+    if profile.strategy is Strategy.IN_PLACE:
+        needed.append(("watch", "pods"))
+        if policy.eviction.is_enabled or policy.eviction.drains:
+            needed.append(("create", "pods/eviction"))
+    if policy.safe_load:
+        needed.append(("watch", "nodes"))
+    return tuple(needed)
+
+
+def access(refused: Iterable[tuple[str, str]], needed: Iterable[tuple[str, str]]) -> tuple[Check, ...]:
+    """One check per needed right. One to watch stops nothing: what may be read can be looked at again and again."""
+    gone = set(refused)
+    return tuple(_right(verb, resource, has=(verb, resource) not in gone) for verb, resource in needed)
+
+
+def _right(verb: str, resource: str, *, has: bool) -> Check:
+    what = f"this account may {'' if has else 'not '}{verb} {resource}"
+    can_do_without = verb == "watch"
+    if not has and can_do_without:
+        what += ": a run looks every few seconds instead"
+    ok = True if has else None if can_do_without else False
+    return Check(f"may {verb} {resource}", ok, what, f"Give this service account the verb {verb} on {resource}.")
+
+
+def _deadline(policy: Policy) -> Check:
+    rules = policy.eviction
+    budget_s = policy.pod_termination_timeout_s + policy.device_free_timeout_s
+    budget_s += rules.timeout_s if rules.is_enabled else 0.0
+    budget_s += policy.completion_timeout_s if policy.completion else 0.0
+    budget_s += policy.operator_timeout_s if policy.safe_load else 0.0
+    fits = policy.deadline_s >= budget_s
+    relation = "holds" if fits else "is shorter than"
+    return Check(
+        "deadline",
+        fits,
+        f"the deadline of {policy.deadline_s:g} s {relation} the waits in it ({budget_s:g} s)",
+        "Raise RECONCILE_DEADLINE, or lower POD_TERMINATION_TIMEOUT, POD_EVICTION_TIMEOUT, "
+        "DEVICE_FREE_TIMEOUT, WAIT_FOR_COMPLETION_TIMEOUT or OPERATOR_TIMEOUT.",
+    )
+
+
+def _driver(host: Host, policy: Policy) -> tuple[Check, ...]:
+    if policy.loader is Loader.CONTAINER:
+        return (Check("driver", None, "the driver's container brings the driver: it checks its own modules"),)
+    source = host.source
+    if source is None:
+        return (Check("driver", False, "there is no driver root to load from", "Set DRIVER_ROOT to a driver tree."),)
+    if source.problem:
+        return (Check("driver", False, source.problem, source.remedy),)
+    return tuple(check for file in (*source.modules, *source.dependencies) for check in _file(file, host, source))
+
+
+def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ...]:
+    return (
+        _kernel(file, host.kernel_release),
+        Check(
+            f"dependencies of {file.name}",
+            not file.missing_dependencies,
+            f"{file.name} needs {', '.join(file.missing_dependencies)}, which is neither in {source.root} nor loaded"
+            if file.missing_dependencies
+            else f"all dependencies of {file.name} are there",
+            "Complete the driver tree.",
+        ),
+        _symbols(file),
+        _signature(file, enforced=host.enforces_signatures),
+    )
+
+
+def _kernel(file: ModuleFile, kernel: str) -> Check:
+    """The kernel compares vermagic, but leaves the release out where both sides have symbol checksums."""
+    name, release = f"{file.name} for this kernel", file.vermagic.split(" ")[0]
+    if file.layout_matches is False:
+        what = f"{file.path} was built for kernel {release or 'unknown'} and its checksums are not those of {kernel}"
+        return Check(name, False, what, _BUILD_IT)
+    if file.flags_match is False:
+        return Check(
+            name, False, f"{file.path} is built with other options than this kernel: {file.vermagic}", _BUILD_IT
+        )
+    if release == kernel:
+        return Check(name, True, f"{file.path} {file.version} is built for {kernel}")
+    if file.layout_matches:
+        return Check(name, True, f"{file.path} is built for {release}, and its symbol checksums fit {kernel}")
+    return Check(
+        name, False, f"{file.path} is built for kernel {release or 'unknown'}, this one is {kernel}", _BUILD_IT
+    )
+
+
+def _symbols(file: ModuleFile) -> Check:
+    name = f"symbols of {file.name}"
+    if file.unknown_symbols is None:
+        return Check(name, None, f"the symbols that {file.name} needs cannot be listed")
+    if file.unknown_symbols:
+        shown = ", ".join(file.unknown_symbols[:5])
+        return Check(name, False, f"{file.name} needs symbols that nobody exports: {shown}", _BUILD_IT)
+    return Check(name, True, f"every symbol that {file.name} needs is exported")
+
+
+def _signature(file: ModuleFile, *, enforced: bool) -> Check:
+    name = f"signature of {file.name}"
+    if not enforced:
+        return Check(name, True, "this kernel does not enforce module signatures")
+    return Check(
+        name,
+        file.is_signed,
+        f"this kernel enforces signatures and {file.name} is {'signed' if file.is_signed else 'not signed'}",
+        "Sign the module with a key the kernel trusts (a machine owner key), or use a signed driver.",
+    )
+
+
+def _conflicts(host: Host, profile: Profile) -> tuple[Check, ...]:
+    if not host.conflicting:
+        return (Check("conflicts", True, "no conflicting module is loaded"),) if profile.modules.conflicting else ()
+    return tuple(
+        Check(
+            "conflicts",
+            False,
+            f"module {name} is loaded and conflicts with the {profile.name} driver",
+            f"Blacklist {name} on the host and reboot, or unload it by hand.",
+        )
+        for name in host.conflicting
+    )
+
+
+def _users(host: Host, profile: Profile) -> Check:
+    """Modules above the driver that are not part of it: nobody would load them again."""
+    foreign = [name for name in host.modules if not is_own(name, profile.modules)]
+    if not foreign:
+        return Check("modules above", True, "no foreign module uses the driver")
+    return Check(
+        "modules above",
+        False,
+        f"foreign module {', '.join(foreign)} uses the driver and would not be loaded again",
+        "Unload it by hand first, or add it to modules.own of the profile if it is part of the driver.",
+    )
+
+
+def _state(host: Host) -> Check:
+    return Check(
+        "state file",
+        not host.state_problem,
+        host.state_problem or "the folder of the state file can be written and has room",
+        "Mount the vendor's folder of the host read-write (for Rebellions: /run/rbln), free some space, remove what is "
+        "in the way.",
+    )

@@ -1,0 +1,149 @@
+"""A host as a folder: /proc, /sys, /dev, /run and driver trees, with stand-in tools that act on it.
+
+Owns the layout; what the tools do is in `standins`. Nothing here needs privileges.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from driver_manager.domain.profile import Profile
+from driver_manager.sandbox import fake_tools
+
+KERNEL = "6.1.0-sandbox"
+MACHINE_ID = "5a9db0c5a9db0c5a9db0c5a9db0c5a9d"
+UPTIME = "86400.00 86400.00"
+ROOT_MOUNT = "36 25 0:31 / {} rw,relatime shared:1 - overlay overlay rw\n"
+TOOLS = ("rmmod", "modprobe", "insmod", "modinfo", "umount", "systemctl")
+
+
+@dataclass(frozen=True)
+class HostTree:
+    """A sandbox host below `root`; its tools are in `bin`."""
+
+    root: Path
+    bin: Path
+    profile: Profile
+
+    def build(self) -> None:
+        """Lay out a host with one device on PCI and no driver."""
+        for folder in ("etc", "sys/module", "dev", "run", "proc/1", "proc/sys/kernel/random", "lib/modules"):
+            (self.root / folder).mkdir(parents=True)
+        self._write("etc/machine-id", MACHINE_ID)
+        self._write("proc/sys/kernel/osrelease", KERNEL)
+        self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
+        self._write("proc/uptime", UPTIME)
+        device = self.profile.pci_devices[0] if self.profile.pci_devices else "1120"
+        kind = self.profile.pci_classes[0] if self.profile.pci_classes else "1200"
+        for name, value in (("vendor", self.profile.pci_vendor), ("device", device), ("class", f"{kind}00")):
+            self._write(f"sys/bus/pci/devices/0000:c1:00.0/{name}", f"0x{value}")
+        self.bin.mkdir(parents=True)
+        for tool in TOOLS:
+            self._tool(self.bin / tool, tool)
+        self._new_boot()
+
+    def add_driver(self, root: str, version: str, *, fails: bool = False, seconds: float = 0.0) -> None:
+        """Install a driver tree at `root` on the host: modules for this kernel, modules.dep, the vendor's smi tool."""
+        main = self.profile.modules.roots[0]
+        folder = self._inside(root) / "lib/modules" / KERNEL / "extra"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, broken, delay_s in ((f"{main}_core", False, 0.0), (main, fails, seconds)):
+            facts: dict[str, Any] = {"version": version, "vermagic": f"{KERNEL} SMP mod_unload"}
+            facts |= {"fails": broken, "seconds": delay_s, "depends": [f"{main}_core"] if name == main else []}
+            (folder / f"{name}.ko").write_text(json.dumps(facts))
+        dependencies = f"extra/{main}_core.ko:\nextra/{main}.ko: extra/{main}_core.ko\n"
+        (folder.parent / "modules.dep").write_text(dependencies)
+        probe = self.profile.probe
+        if probe is not None:
+            self._tool(self._inside(root) / probe.search[0] / probe.tool, probe.tool)
+
+    def load(self, root: str) -> None:
+        """Load the driver of the tree at `root`, as somebody did before."""
+        argv = ["--dirname", str(self._inside(root)), "--set-version", KERNEL, self.profile.modules.roots[0]]
+        if fake_tools.modprobe(self.root, argv):
+            raise RuntimeError(f"the sandbox's driver at {root} does not load")
+
+    def record(self, digest: str, root: str, version: str) -> None:
+        """Leave what a finished install leaves: the digest, and where the driver came from."""
+        paths = self.profile.paths
+        note = {"schema": 1, "bootId": self.boot_id, "root": root, "version": version}
+        self._write(paths.state_file.lstrip("/"), digest)
+        self._write(paths.load_record.lstrip("/"), json.dumps(note))
+
+    def mount_driver_root(self) -> None:
+        """Show a mount at the driver root, as a driver container leaves one."""
+        with (self.root / "proc/1/mountinfo").open("a") as table:
+            table.write(ROOT_MOUNT.format(self.profile.paths.driver_root))
+
+    def hold_device(self) -> None:
+        """Make the driver busy, as a process with the device open does."""
+        fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], 1)
+
+    def wedge(self) -> None:
+        """Let the chip wedge: from now on only a reboot helps."""
+        self._write(fake_tools.WEDGED, "")
+
+    def start_service(self, name: str) -> None:
+        """Let a host service run."""
+        fake_tools.systemctl(self.root, ["start", name])
+
+    @property
+    def services(self) -> list[str]:
+        """Names of the host services that run."""
+        folder = self.root / "sys/fs/cgroup/system.slice"
+        return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+
+    def reboot(self) -> None:
+        """A new boot: no modules, empty /run, no mounts."""
+        for module in [*(self.root / "sys/module").iterdir(), *(self.root / "run").iterdir()]:
+            fake_tools.remove(module) if module.is_dir() else module.unlink()
+        for node in (self.root / "dev").iterdir():
+            node.unlink()
+        self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
+        (self.root / fake_tools.REBOOT_ASKED).unlink(missing_ok=True)
+        self._new_boot()
+
+    @property
+    def is_told_to_reboot(self) -> bool:
+        """Whether the reboot command was given in this boot."""
+        return (self.root / fake_tools.REBOOT_ASKED).exists()
+
+    @property
+    def boot_id(self) -> str:
+        """The id of this boot."""
+        return (self.root / "proc/sys/kernel/random/boot_id").read_text().strip()
+
+    @property
+    def driver_version(self) -> str:
+        """Version of the loaded driver, "not loaded" if none."""
+        path = self.root / "sys/module" / self.profile.modules.roots[0] / "version"
+        return path.read_text().strip() if path.exists() else "not loaded"
+
+    @property
+    def digest(self) -> str:
+        """The recorded digest, "" if none."""
+        path = self._inside(self.profile.paths.state_file)
+        return path.read_text().strip() if path.exists() else ""
+
+    def _inside(self, path: str) -> Path:
+        return self.root / path.lstrip("/")
+
+    def _write(self, path: str, text: str) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text + "\n")
+
+    def _new_boot(self) -> None:
+        self._write("proc/sys/kernel/random/boot_id", str(uuid.uuid4()))
+
+    def _tool(self, path: Path, name: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        argv = shlex.join([sys.executable, "-I", "-S", fake_tools.__file__, name, str(self.root)])
+        path.write_text(f'#!/bin/sh\nexec {argv} "$@"\n')
+        path.chmod(0o755)
