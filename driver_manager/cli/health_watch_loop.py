@@ -23,7 +23,7 @@ from driver_manager.cli import lean
 from driver_manager.core.health.loop import HealthWatch, WatchPolicy
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.errors import ExitCode, Terminated
-from driver_manager.domain.health.metrics import Report
+from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.profile import Profile
 
 TARGET = __name__
@@ -32,7 +32,7 @@ GRACE_S = 10.0
 
 RELOAD_S = 30.0
 
-Publish = Callable[[Report], None]
+Publish = Callable[[HealthReport], None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
 
         found.append(ServiceNotifier(os.environ["NOTIFY_SOCKET"]).publish)
 
-    def publish(report: Report) -> None:
+    def publish(report: HealthReport) -> None:
         for one in found:
             one(report)
 

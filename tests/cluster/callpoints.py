@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from driver_manager.adapters.host import fence as host_fence
-from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.report.log import LogReporter
 from tests.cluster.callnames import API, EFFECTS, LOG
@@ -31,7 +31,7 @@ class Gate:
 
     def install(self) -> None:
         """Stand before the product's adapters."""
-        for kind, names in ((KubeCluster, API), (HostSystem, EFFECTS), (LogReporter, LOG)):
+        for kind, names in ((KubeCluster, API), (LinuxHost, EFFECTS), (LogReporter, LOG)):
             for name in names:
                 setattr(kind, name, self._gated(name, getattr(kind, name)))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from driver_manager.core.swap import settling
-from driver_manager.core.swap.fence import Hold
+from driver_manager.core.swap.fence import Fence
 from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.pods import labels
 from driver_manager.domain.swap import node_patches, planner
@@ -62,7 +62,7 @@ def _no_owner_check() -> None:
 
 
 def _no_fence() -> None:
-    _replace(Hold, "effect", lambda *_: contextlib.nullcontext())
+    _replace(Fence, "effect", lambda *_: contextlib.nullcontext())
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

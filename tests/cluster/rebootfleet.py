@@ -20,7 +20,7 @@ from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.domain.reboot.decision import Decision
+from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.slots import Slots, SlotsSeen
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.ports import Cluster
@@ -101,7 +101,7 @@ class RealSite:
         if approved:
             self.fleet.api.patch(self.path, {"metadata": {"annotations": {KEYS.approve_reboot: "true"}}})
 
-    def round(self, prepare: Callable[[Killer], None] = lambda _: None) -> Decision | None:
+    def round(self, prepare: Callable[[Killer], None] = lambda _: None) -> RebootDecision | None:
         """One round of a fresh process; None where it was killed. A host that is down comes back first."""
         if self.host.is_down:
             self.come_back()

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-from driver_manager.domain.health.machine import TRANSITIONS, WRITER, Act, History, State, Surroundings, due
+from driver_manager.domain.health.machine import (
+    TRANSITIONS,
+    WRITER,
+    HealthState,
+    History,
+    MarkChange,
+    Surroundings,
+    due,
+)
 from driver_manager.domain.markers import RECOVERY, Marker
 from tests.docs.markdown import table
 
@@ -19,20 +27,20 @@ MARKERS = (
 
 def picture() -> str:
     """The transitions as a Mermaid state diagram; what leads to the same state shares an arrow."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.STARTING.value}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {HealthState.STARTING.value}"]
     for state, found in TRANSITIONS.items():
-        for target in State:
+        for target in HealthState:
             causes = [finding.value for finding, to in found.items() if to is target]
             if causes and target is not state:
                 lines.append(f"    {state.value} --> {target.value}: {', '.join(causes)}")
     return "\n".join(lines)
 
 
-def acts() -> dict[State, list[Act]]:
+def acts() -> dict[HealthState, list[MarkChange]]:
     """What each state may do to the marks on the host: `due` asked about every mixture of surroundings."""
-    found: dict[State, list[Act]] = {}
+    found: dict[HealthState, list[MarkChange]] = {}
     flags = (True, False)
-    for state, failures in itertools.product(State, (0, 3)):
+    for state, failures in itertools.product(HealthState, (0, 3)):
         for ready, withdrawn, loaded, busy, can, marker in itertools.product(
             (None, True, False), flags, flags, flags, flags, MARKERS
         ):
@@ -46,7 +54,7 @@ def acts() -> dict[State, list[Act]]:
                 marker=marker,
             )
             found.setdefault(state, []).extend(due(History(state, failures=failures), seen))
-    return {state: [act for act in Act if act in done] for state, done in found.items()}
+    return {state: [act for act in MarkChange if act in done] for state, done in found.items()}
 
 
 def marks() -> str:

@@ -10,9 +10,9 @@ from unittest import mock
 from driver_manager.core.reboot import loop as reboot_loop
 from driver_manager.domain.reboot import decision as reboot_decision
 from driver_manager.domain.reboot import slots
-from driver_manager.domain.reboot.decision import ASKS, GUARDS, Act, Decision
+from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct, RebootDecision
 from driver_manager.domain.reboot.slots import Slots
-from driver_manager.domain.reboot.state import RebootPolicy, State
+from driver_manager.domain.reboot.state import RebootPolicy, RebootState
 from driver_manager.domain.reboot.windows import parse
 from tests.docs.markdown import table
 from tests.fakes.rebooting import APPROVE, KEYS, Fleet, Site
@@ -25,24 +25,24 @@ DAY_S = 24 * 3600.0
 class Seen:
     """What was decided in all stories: acts and reasons by guard, and which act followed which on one node."""
 
-    by_guard: dict[str, dict[Act, str]] = field(default_factory=dict)
-    followers: dict[Act, set[Act]] = field(default_factory=dict)
-    last: dict[str, Act] = field(default_factory=dict)
+    by_guard: dict[str, dict[RebootAct, str]] = field(default_factory=dict)
+    followers: dict[RebootAct, set[RebootAct]] = field(default_factory=dict)
+    last: dict[str, RebootAct] = field(default_factory=dict)
 
-    def decide(self, state: State) -> Decision:
+    def decide(self, state: RebootState) -> RebootDecision:
         """The product's decision, noted."""
         decision = reboot_decision.decide(state)
         guard = next(guard for guard in GUARDS if guard(state) is not None)
         self.by_guard.setdefault(_name(guard), {}).setdefault(decision.act, decision.reason)
         if decision.act not in ASKS:
-            before = self.last.get(state.policy.node, Act.NOTHING)
+            before = self.last.get(state.policy.node, RebootAct.NOTHING)
             self.last[state.policy.node] = decision.act
             if before is not decision.act:
                 self.followers.setdefault(before, set()).add(decision.act)
         return decision
 
 
-def _name(guard: Callable[[State], Decision | None]) -> str:
+def _name(guard: Callable[[RebootState], RebootDecision | None]) -> str:
     return guard.__name__.strip("_").replace("_", " ")
 
 
@@ -212,16 +212,16 @@ def seen() -> Seen:
 
 def picture() -> str:
     """The acts that followed each other, as a Mermaid state diagram."""
-    names = {act: act.name.lower() for act in Act}
-    lines = ["stateDiagram-v2", f"    [*] --> {names[Act.NOTHING]}"]
-    lines += [f"    {names[act]}: {act.value}" for act in Act if act not in ASKS and act in _drawn()]
-    for act in Act:
+    names = {act: act.name.lower() for act in RebootAct}
+    lines = ["stateDiagram-v2", f"    [*] --> {names[RebootAct.NOTHING]}"]
+    lines += [f"    {names[act]}: {act.value}" for act in RebootAct if act not in ASKS and act in _drawn()]
+    for act in RebootAct:
         followers = seen().followers.get(act, set())
-        lines += [f"    {names[act]} --> {names[other]}" for other in Act if other in followers]
+        lines += [f"    {names[act]} --> {names[other]}" for other in RebootAct if other in followers]
     return "\n".join(lines)
 
 
-def _drawn() -> set[Act]:
+def _drawn() -> set[RebootAct]:
     followers = seen().followers
     return set(followers) | {act for found in followers.values() for act in found}
 
@@ -236,5 +236,5 @@ def guards() -> str:
     return table(("", "guard", "decides", "for example"), rows)
 
 
-def _rank(act: Act) -> int:
-    return list(Act).index(act)
+def _rank(act: RebootAct) -> int:
+    return list(RebootAct).index(act)

@@ -15,10 +15,10 @@ from driver_manager.cli.main import COMMANDS, cli
 from driver_manager.domain.errors import EXIT_MEANINGS
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health.machine import History
-from driver_manager.domain.health.metrics import PREFIX, Report, families
+from driver_manager.domain.health.metrics import PREFIX, HealthReport, families
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from driver_manager.profiles import builtin
-from driver_manager.settings import Kind, Setting
+from driver_manager.settings import Setting, SettingKind
 from tests.docs import profilekeys
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
 from tests.mutants.catalogue import MUTANTS
@@ -103,12 +103,14 @@ def _options() -> Iterator[str]:
 
 def _takes(setting: Setting) -> str:
     return (
-        " or ".join(code(choice) for choice in setting.choices) if setting.kind is Kind.CHOICE else setting.kind.value
+        " or ".join(code(choice) for choice in setting.choices)
+        if setting.kind is SettingKind.CHOICE
+        else setting.kind.value
     )
 
 
 def _default(setting: Setting) -> str:
-    if setting.kind is Kind.FLAG:
+    if setting.kind is SettingKind.FLAG:
         return "off"
     if setting.default is not None:
         return code(str(setting.default))
@@ -156,7 +158,7 @@ def _events() -> str:
 
 
 def _metrics() -> str:
-    found = families(Report(History(), DEVICE_METRIC))
+    found = families(HealthReport(History(), DEVICE_METRIC))
     rows = [
         (code(one.name.removeprefix(PREFIX)), one.kind, codes(one.values[0][0]) if one.values else "", one.help)
         for one in found

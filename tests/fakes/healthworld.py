@@ -10,7 +10,7 @@ from driver_manager.core.health.loop import HealthWatch, WatchPolicy
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.machine import Surroundings, is_own
-from driver_manager.domain.health.metrics import Report
+from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker, MarkerUnreadable
 from driver_manager.domain.model import Health, ProbeResult
@@ -42,7 +42,7 @@ class HealthWorld:
     broken: set[str] = field(default_factory=set)
     probes: int = 0
     stuck_probe: Owner | None = None
-    reports: list[Report] = field(default_factory=list)
+    reports: list[HealthReport] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.killer = Killer()

@@ -12,10 +12,10 @@ from driver_manager.domain.errors import ApiUnavailable, Conflict, PodsRemain
 from driver_manager.domain.markers import Marker, MarkerUnreadable
 from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot import slots
-from driver_manager.domain.reboot.decision import Decision
+from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.reboot.slots import Slots, SlotsSeen
-from driver_manager.domain.reboot.snapshot import Look
+from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.fakes.builders import ASCEND, node
 from tests.fakes.clock import FakeClock, RecordingReporter
@@ -66,15 +66,15 @@ class FakeRebootHost:
 
     # the port
 
-    def look(self) -> Look:
+    def look(self) -> Snapshot:
         with self.site.killer.call("look"):
             uptime_s = self.site.clock.now - self.booted_at
             if self.marker is None:
-                return Look(self.boot_id, uptime_s)
+                return Snapshot(self.boot_id, uptime_s)
             try:
-                return Look(self.boot_id, uptime_s, markers.decode(self.marker))
+                return Snapshot(self.boot_id, uptime_s, markers.decode(self.marker))
             except MarkerUnreadable as error:
-                return Look(self.boot_id, uptime_s, marker_problem=error.what)
+                return Snapshot(self.boot_id, uptime_s, marker_problem=error.what)
 
     def machine_id(self) -> str:
         with self.site.killer.call("machine id"):
@@ -197,7 +197,7 @@ class Site:
             self.cluster.edit(annotations=APPROVE)
         return self
 
-    def round(self) -> Decision | None:
+    def round(self) -> RebootDecision | None:
         """One round of a fresh process; None where it was killed, or the host is down."""
         if self.host.is_down:
             return None
@@ -207,7 +207,7 @@ class Site:
         except Killed:
             return None
 
-    def round_with(self, prepare: Callable[[Killer], None]) -> Decision | None:
+    def round_with(self, prepare: Callable[[Killer], None]) -> RebootDecision | None:
         """The same, with what `prepare` asks of the killer."""
         if self.host.is_down:
             return None
@@ -218,7 +218,7 @@ class Site:
         except Killed:
             return None
 
-    def second_process(self) -> Decision | None:
+    def second_process(self) -> RebootDecision | None:
         """A whole round of another process on this node, while the first stands still; a reboot ends both."""
         first, self.killer = self.killer, Killer()
         self.cluster.killer = self.killer

@@ -30,7 +30,7 @@ from driver_manager.domain.journal import OldDriver, Owner
 from driver_manager.domain.model import DriverSource, Holder, Host, Policy
 from driver_manager.domain.profile import LoadScope
 from driver_manager.domain.reboot.record import Record
-from driver_manager.domain.reboot.snapshot import Look
+from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.swap.planner import plan
 from tests.fakes.builders import ASCEND, PROFILE, journal, observation
 from tests.fakes.clock import FakeClock
@@ -213,7 +213,7 @@ def read_marks(data: bytes) -> None:
     """What health-watch and the rebooter look at, for ever."""
     with laid_out(data, PROFILE.paths.work_lock) as tree:
         files = RebootFiles(tree.roots, ASCEND.paths.reboot_marker, ASCEND.paths.rebooter_record)
-        for read, kind in ((files.look, Look), (files.record, Record)):
+        for read, kind in ((files.look, Snapshot), (files.record, Record)):
             _refusing(read, kind)
         marks = HostMarks(tree.roots, PROFILE, FakeClock())
         assert_conforms(marks.recall(), str)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.reboot.node_drain import NodeClearance
+from driver_manager.core.reboot.node_drain import NodeDrain
 from driver_manager.domain.errors import PodsRemain
 from driver_manager.domain.model import EvictionRules, Pod
 from tests.fakes.builders import ASCEND, node
@@ -29,8 +29,8 @@ def cluster(*pods: Pod) -> FakeCluster:
     return made
 
 
-def clearance(on: FakeCluster, rules: EvictionRules = RULES) -> NodeClearance:
-    return NodeClearance(on, on.clock, RecordingReporter(), ASCEND, rules)
+def clearance(on: FakeCluster, rules: EvictionRules = RULES) -> NodeDrain:
+    return NodeDrain(on, on.clock, RecordingReporter(), ASCEND, rules)
 
 
 def test_pods_that_use_the_accelerator_leave_and_the_others_stay() -> None:

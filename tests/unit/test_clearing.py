@@ -11,13 +11,13 @@ import pytest
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain
 from driver_manager.domain.model import EvictionRules, Holder, Observation, Pod, Policy
-from driver_manager.domain.pods.workloads import AFTER_GRACE_S, Fate, scene_of
+from driver_manager.domain.pods.workloads import AFTER_GRACE_S, PodAction, node_pods
 from driver_manager.domain.swap import eviction_plan as module
 from driver_manager.domain.swap.eviction_plan import (
     COMPLETION,
     OPERATOR,
     SAFE_LOAD,
-    Clearing,
+    EvictionPlan,
     clearing,
     drain,
     eviction_timeout_s,
@@ -43,11 +43,11 @@ COMPLETES = replace(EVICTS, completion=selectors.parse("job"), completion_timeou
 MANAGED = {KEYS.upgrade_enabled: "true"}
 
 
-def cleared(*pods: Pod, policy: Policy = EVICTS, **fields: Any) -> Clearing:
+def cleared(*pods: Pod, policy: Policy = EVICTS, **fields: Any) -> EvictionPlan:
     return clearing(observation(pods=pods, **fields), PROFILE, policy)
 
 
-def fates(found: Clearing) -> dict[str, str]:
+def fates(found: EvictionPlan) -> dict[str, str]:
     return {one.pod.name: one.fate.value for one in found.found}
 
 
@@ -194,7 +194,7 @@ def test_a_drain_found_while_the_run_is_under_way_is_judged_alike() -> None:
     policy = Policy(eviction=EvictionRules(drains=True, drain_selector=selectors.parse("drain")))
     outside = observation(pods=(workload("a"), workload("d", labels={"drain": ""})))
     with pytest.raises(PodsRemain, match="tenant/a"):
-        drain(scene_of(outside), PROFILE, policy)
+        drain(node_pods(outside), PROFILE, policy)
 
 
 # pods that may complete
@@ -322,7 +322,7 @@ def test_no_consent_of_the_users_counts_on_a_managed_node() -> None:
     obs = replace(managed(holder), **holder_of(holder))
     found = clearing(obs, PROFILE, replace(COMPLETES, eviction=every))
     assert (found.first, found.steps) == ((), ())
-    assert all(one.fate is not Fate.EVICT for one in found.found)
+    assert all(one.fate is not PodAction.EVICT for one in found.found)
 
 
 # a safe load
@@ -403,4 +403,4 @@ def test_a_blocked_pod_that_is_tolerated_refuses_nothing() -> None:
     pod = workload("h", resources=())
     found = cleared(pod, **holder_of(pod)).found
     refuse_blocked(found)
-    assert [one.fate for one in found] == [Fate.BLOCK]
+    assert [one.fate for one in found] == [PodAction.BLOCK]

@@ -10,7 +10,7 @@ import pytest
 from driver_manager.core.pods.eviction import Evictor
 from driver_manager.domain.errors import ApiRefused, ExitCode, PodsRemain, Terminated
 from driver_manager.domain.model import Eviction, EvictionOutcome, Pod
-from driver_manager.domain.pods.workloads import Fate, Workload
+from driver_manager.domain.pods.workloads import PodAction, Workload
 from tests.fakes.builders import node, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster, Tenant
@@ -30,10 +30,10 @@ class Ground:
         for name, tenant in tenants.items():
             self.cluster.add_tenant(workload(name), tenant)
 
-    def clear(self, *fates: Fate, timeout_s: float = 60.0) -> None:
+    def clear(self, *fates: PodAction, timeout_s: float = 60.0) -> None:
         """Evict every pod there is, the first ones by `fates`."""
         known = self.cluster.pods()
-        wanted = [*fates, *[Fate.EVICT] * len(known.pods)]
+        wanted = [*fates, *[PodAction.EVICT] * len(known.pods)]
         leaving = [Workload(pod, "", fate, "") for pod, fate in zip(known.pods, wanted, strict=False)]
         self.evictor().clear(known, leaving, timeout_s, 1_000.0)
 
@@ -60,7 +60,7 @@ def test_one_request_a_pod_and_one_watch() -> None:
 def test_a_pod_that_terminates_already_is_waited_for_and_not_evicted_again() -> None:
     ground = Ground(a=Tenant(stop_s=3.0))
     ground.cluster.stop(ground.cluster.listed["a"], 9.0)
-    ground.clear(Fate.WAIT)
+    ground.clear(PodAction.WAIT)
     assert ground.cluster.evicted == []
     assert ground.clock.now == 1_000.0 + 9.0
 
@@ -129,7 +129,7 @@ def test_a_pod_that_terminates_already_gets_the_grace_it_was_given() -> None:
     pod = workload("a", deleting=True, grace_period_s=120)
     ground.cluster.add_tenant(pod)
     ground.clock.after(115.0, lambda: ground.cluster.remove_pod("a"))
-    ground.clear(Fate.WAIT, timeout_s=60.0)
+    ground.clear(PodAction.WAIT, timeout_s=60.0)
     assert ground.clock.now == 1_115.0
 
 
@@ -161,7 +161,7 @@ def test_a_pod_that_is_gone_already_counts_as_gone() -> None:
     ground = Ground(a=Tenant())
     known = ground.cluster.pods()
     ground.cluster.remove_pod("a")
-    ground.evictor().clear(known, [Workload(known.pods[0], "", Fate.EVICT, "")], 10.0, 10.0)
+    ground.evictor().clear(known, [Workload(known.pods[0], "", PodAction.EVICT, "")], 10.0, 10.0)
     assert ground.reporter.infos[0] == "tenant/a was gone already"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.model import Loader, Policy
@@ -152,7 +152,7 @@ def test_the_host_removes_the_marker_it_was_shown_and_no_other(tmp_path: Path) -
     path = tmp_path / ASCEND.paths.reboot_marker.lstrip("/")
     path.parent.mkdir(parents=True)
     stale, fresh = Marker("upgrade", "boot-0"), Marker("recovery", "boot-1")
-    system = HostSystem(roots, ASCEND, FakeClock())
+    system = LinuxHost(roots, ASCEND, FakeClock())
     for there, left in ((fresh, True), (stale, False)):
         path.write_text(encode(there))
         system.remove_marker(stale)
@@ -178,7 +178,7 @@ def test_no_path_of_strategy_reboot_unloads(loader: Loader, force: bool, loaded:
 def test_the_host_itself_refuses_to_unload_a_driver_of_strategy_reboot(tmp_path: Path) -> None:
     roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
     with pytest.raises(ModuleFailed, match="refused to unload drv_pcie_host"):
-        HostSystem(roots, ASCEND, FakeClock()).unload("drv_pcie_host")
+        LinuxHost(roots, ASCEND, FakeClock()).unload("drv_pcie_host")
 
 
 def test_a_marker_that_vanishes_while_a_run_holds_is_written_again_with_labels_and_event() -> None:

@@ -13,9 +13,9 @@ from driver_manager import settings
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health import machine
-from driver_manager.domain.health.machine import Finding, State
+from driver_manager.domain.health.machine import Finding, HealthState
 from driver_manager.domain.profile import Strategy
-from driver_manager.domain.reboot.decision import ASKS, GUARDS, Act
+from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap import steps
 from driver_manager.domain.swap.steps import Decision
 from driver_manager.profiles import builtin
@@ -36,7 +36,7 @@ def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_transition_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(machine.TRANSITIONS[State.SUSPECT], Finding.UNKNOWN, State.WEDGED)
+    monkeypatch.setitem(machine.TRANSITIONS[HealthState.SUSPECT], Finding.UNKNOWN, HealthState.WEDGED)
     with pytest.raises(Drift, match=r"docs/states\.md"):
         markdown.check(pictures.pages())
 
@@ -65,13 +65,13 @@ def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     drawn = {name.split()[0] for order in planpicture.orders() for name in order.steps}
     assert drawn == {kind.__name__ for kind in typing.get_args(steps.Step)}
     assert {order.decision for order in planpicture.orders()} == set(Decision)
-    assert set(healthpicture.acts()) == set(State)
-    assert {act for found in healthpicture.acts().values() for act in found} == set(machine.Act)
+    assert set(healthpicture.acts()) == set(HealthState)
+    assert {act for found in healthpicture.acts().values() for act in found} == set(machine.MarkChange)
     assert len(rebootpicture.seen().by_guard) == len(GUARDS)
     acts = {act for found in rebootpicture.seen().by_guard.values() for act in found}
-    assert acts == set(Act)
+    assert acts == set(RebootAct)
     assert set(re.findall(r"^    (\w+): ", rebootpicture.picture(), re.MULTILINE)) == {
-        act.name.lower() for act in set(Act) - ASKS
+        act.name.lower() for act in set(RebootAct) - ASKS
     }
 
 

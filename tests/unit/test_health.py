@@ -13,11 +13,11 @@ from driver_manager.domain.health import machine
 from driver_manager.domain.health.machine import (
     TRANSITIONS,
     WRITER,
-    Act,
     Finding,
+    HealthState,
     History,
+    MarkChange,
     Sample,
-    State,
     Surroundings,
     due,
     judge,
@@ -82,22 +82,22 @@ def test_samples_in_a_row_lead_to_a_state(samples: str, name: str) -> None:
 
 @pytest.mark.parametrize("threshold", [1, 2, 3, 10])
 def test_the_threshold_is_met_and_not_passed(threshold: int) -> None:
-    assert judged("-" * (threshold - 1), threshold=threshold).state is not State.WEDGED
-    assert judged("-" * threshold, threshold=threshold).state is State.WEDGED
+    assert judged("-" * (threshold - 1), threshold=threshold).state is not HealthState.WEDGED
+    assert judged("-" * threshold, threshold=threshold).state is HealthState.WEDGED
 
 
 def test_every_state_knows_every_finding() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(HealthState)
     for row in TRANSITIONS.values():
         assert set(row) == set(Finding)
 
 
 def test_only_a_failure_leads_into_a_wedge_and_only_a_healthy_sample_or_a_mute_out_of_it() -> None:
-    for state, finding in product(State, Finding):
+    for state, finding in product(HealthState, Finding):
         after = TRANSITIONS[state][finding]
-        if after is State.WEDGED and state is not State.WEDGED:
+        if after is HealthState.WEDGED and state is not HealthState.WEDGED:
             assert finding is Finding.LAST_BAD
-        if state is State.WEDGED and after is not State.WEDGED:
+        if state is HealthState.WEDGED and after is not HealthState.WEDGED:
             assert finding in (Finding.GOOD, Finding.MUTE)
 
 
@@ -110,7 +110,7 @@ def test_unknown_samples_are_as_if_they_were_not_there(samples: str, threshold: 
 @given(st.text(alphabet="+-?m", max_size=40), st.integers(1, 5))
 def test_a_wedge_is_so_many_failures_since_the_last_good_sample_or_mute(samples: str, threshold: int) -> None:
     counted = samples[max(samples.rfind("+"), samples.rfind("m")) + 1 :].count("-")
-    is_wedged = judged(samples, threshold=threshold).state is State.WEDGED
+    is_wedged = judged(samples, threshold=threshold).state is HealthState.WEDGED
     assert is_wedged is (counted >= threshold)
 
 
@@ -188,7 +188,7 @@ def test_nothing_is_judged_while_the_driver_is_changed_or_not_ready(seen: Surrou
 
 # what the marks on the host lack
 
-WEDGED, HEALTHY, SUSPECT = History(State.WEDGED, 3), History(State.HEALTHY), History(State.SUSPECT, 1)
+WEDGED, HEALTHY, SUSPECT = History(HealthState.WEDGED, 3), History(HealthState.HEALTHY), History(HealthState.SUSPECT, 1)
 UPGRADE_MARKER = Marker(UPGRADE, "boot")
 FOREIGN = Marker(RECOVERY, "boot", writer="somebody")
 LEGACY = Marker(RECOVERY, "")
@@ -198,33 +198,45 @@ OUTDATED = replace(OWN, boot_id="earlier")
 @pytest.mark.parametrize(
     ("history", "seen", "acts"),
     [
-        (WEDGED, SEEN, (Act.WITHDRAW_READY, Act.REQUEST_RECOVERY)),
-        (WEDGED, replace(SEEN, ready=False, is_withdrawn=True), (Act.REQUEST_RECOVERY,)),
-        (WEDGED, replace(SEEN, is_withdrawn=True), (Act.WITHDRAW_READY, Act.REQUEST_RECOVERY)),
-        (WEDGED, replace(SEEN, marker=OWN), (Act.WITHDRAW_READY,)),
-        (WEDGED, replace(SEEN, marker=OUTDATED), (Act.WITHDRAW_READY, Act.REQUEST_RECOVERY)),
-        (WEDGED, replace(SEEN, marker=UPGRADE_MARKER), (Act.WITHDRAW_READY,)),
-        (WEDGED, replace(SEEN, marker=replace(UPGRADE_MARKER, boot_id="earlier")), (Act.WITHDRAW_READY,)),
-        (WEDGED, replace(SEEN, marker=FOREIGN), (Act.WITHDRAW_READY,)),
-        (WEDGED, replace(SEEN, marker=LEGACY), (Act.WITHDRAW_READY,)),
-        (WEDGED, replace(SEEN, marker_problem="garbage"), (Act.WITHDRAW_READY,)),
-        (WEDGED, replace(SEEN, can_request=False), (Act.WITHDRAW_READY,)),
+        (WEDGED, SEEN, (MarkChange.WITHDRAW_READY, MarkChange.REQUEST_RECOVERY)),
+        (WEDGED, replace(SEEN, ready=False, is_withdrawn=True), (MarkChange.REQUEST_RECOVERY,)),
+        (WEDGED, replace(SEEN, is_withdrawn=True), (MarkChange.WITHDRAW_READY, MarkChange.REQUEST_RECOVERY)),
+        (WEDGED, replace(SEEN, marker=OWN), (MarkChange.WITHDRAW_READY,)),
+        (WEDGED, replace(SEEN, marker=OUTDATED), (MarkChange.WITHDRAW_READY, MarkChange.REQUEST_RECOVERY)),
+        (WEDGED, replace(SEEN, marker=UPGRADE_MARKER), (MarkChange.WITHDRAW_READY,)),
+        (WEDGED, replace(SEEN, marker=replace(UPGRADE_MARKER, boot_id="earlier")), (MarkChange.WITHDRAW_READY,)),
+        (WEDGED, replace(SEEN, marker=FOREIGN), (MarkChange.WITHDRAW_READY,)),
+        (WEDGED, replace(SEEN, marker=LEGACY), (MarkChange.WITHDRAW_READY,)),
+        (WEDGED, replace(SEEN, marker_problem="garbage"), (MarkChange.WITHDRAW_READY,)),
+        (WEDGED, replace(SEEN, can_request=False), (MarkChange.WITHDRAW_READY,)),
         (WEDGED, replace(NO_READY, can_request=False), ()),
         (HEALTHY, SEEN, ()),
-        (HEALTHY, replace(SEEN, marker=OWN, ready=False, is_withdrawn=True), (Act.CLEAR_REQUEST, Act.RESTORE_READY)),
-        (SUSPECT, replace(SEEN, marker=OWN, ready=False, is_withdrawn=True), (Act.CLEAR_REQUEST, Act.RESTORE_READY)),
-        (HEALTHY, replace(SEEN, is_withdrawn=True), (Act.RESTORE_READY,)),
+        (
+            HEALTHY,
+            replace(SEEN, marker=OWN, ready=False, is_withdrawn=True),
+            (MarkChange.CLEAR_REQUEST, MarkChange.RESTORE_READY),
+        ),
+        (
+            SUSPECT,
+            replace(SEEN, marker=OWN, ready=False, is_withdrawn=True),
+            (MarkChange.CLEAR_REQUEST, MarkChange.RESTORE_READY),
+        ),
+        (HEALTHY, replace(SEEN, is_withdrawn=True), (MarkChange.RESTORE_READY,)),
         (HEALTHY, replace(SEEN, ready=False), ()),
         *[(HEALTHY, replace(SEEN, marker=marker), ()) for marker in (UPGRADE_MARKER, FOREIGN, LEGACY, OUTDATED)],
         (HEALTHY, replace(SEEN, marker_problem="garbage"), ()),
-        (History(State.STARTING), replace(SEEN, is_withdrawn=True, marker=OWN), ()),
-        (History(State.MUTED), replace(SEEN, is_withdrawn=True, marker=OWN, ready=False), ()),
-        (History(State.MUTED), replace(SEEN, is_withdrawn=True, ready=False, is_loaded=False), (Act.FORGET_READY,)),
-        (History(State.MUTED), replace(SEEN, is_withdrawn=True, is_loaded=False, is_reconciling=True), ()),
+        (History(HealthState.STARTING), replace(SEEN, is_withdrawn=True, marker=OWN), ()),
+        (History(HealthState.MUTED), replace(SEEN, is_withdrawn=True, marker=OWN, ready=False), ()),
+        (
+            History(HealthState.MUTED),
+            replace(SEEN, is_withdrawn=True, ready=False, is_loaded=False),
+            (MarkChange.FORGET_READY,),
+        ),
+        (History(HealthState.MUTED), replace(SEEN, is_withdrawn=True, is_loaded=False, is_reconciling=True), ()),
     ],
 )
 def test_a_state_calls_for_marks_and_never_touches_those_of_others(
-    history: History, seen: Surroundings, acts: tuple[Act, ...]
+    history: History, seen: Surroundings, acts: tuple[MarkChange, ...]
 ) -> None:
     assert due(history, seen) == acts
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from driver_manager.core.health.loop import HealthWatch
 from driver_manager.domain import markers
 from driver_manager.domain.health import machine
-from driver_manager.domain.health.machine import Act, History, State, Surroundings
+from driver_manager.domain.health.machine import HealthState, History, MarkChange, Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.model import Health, ProbeResult
 from tests.fakes.healthworld import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
@@ -278,19 +278,21 @@ def mute_only_before_the_probe(self: HealthWatch, result: ProbeResult | None, se
     JUDGE_TURN(self, result, replace(seen, is_reconciling=False) if result is not None else seen, begun)
 
 
-def write_over_anything(history: History, seen: Surroundings) -> tuple[Act, ...]:
+def write_over_anything(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
     acts = DUE(history, seen)
-    missing = history.state is State.WEDGED and not seen.has_request_of_ours and Act.REQUEST_RECOVERY not in acts
-    return (*acts, Act.REQUEST_RECOVERY) if missing else acts
+    missing = (
+        history.state is HealthState.WEDGED and not seen.has_request_of_ours and MarkChange.REQUEST_RECOVERY not in acts
+    )
+    return (*acts, MarkChange.REQUEST_RECOVERY) if missing else acts
 
 
-def only_at_transitions(history: History, seen: Surroundings) -> tuple[Act, ...]:
-    is_first = history.state is not State.WEDGED or history.failures == THRESHOLD
+def only_at_transitions(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
+    is_first = history.state is not HealthState.WEDGED or history.failures == THRESHOLD
     return DUE(history, seen) if is_first else ()
 
 
-def never_put_back(history: History, seen: Surroundings) -> tuple[Act, ...]:
-    return tuple(act for act in DUE(history, seen) if act is not Act.RESTORE_READY)
+def never_put_back(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
+    return tuple(act for act in DUE(history, seen) if act is not MarkChange.RESTORE_READY)
 
 
 def forgetful(_: str, seen: Surroundings, now_s: float, patience_s: float, threshold: int) -> History:

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from driver_manager.adapters.report.metrics import Endpoint, Heartbeat
 from driver_manager.adapters.report.systemd import ServiceNotifier
 from driver_manager.adapters.report.textfile import Textfile
-from driver_manager.domain.health.machine import History, State
-from driver_manager.domain.health.metrics import Report, exposition, families
+from driver_manager.domain.health.machine import HealthState, History
+from driver_manager.domain.health.metrics import HealthReport, exposition, families
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from tests.fakes.clock import FakeClock, RecordingReporter
 
@@ -22,8 +22,8 @@ DEVICES = (
     DeviceVerdict("npu 0 chip 0", Health.HEALTHY, "OK", "0000:c1:00.0"),
     DeviceVerdict("npu 1 chip 0", Health.UNHEALTHY, "Critical", "0000:01:00.0"),
 )
-REPORT = Report(
-    History(State.SUSPECT, failures=2, is_flapping=True),
+REPORT = HealthReport(
+    History(HealthState.SUSPECT, failures=2, is_flapping=True),
     ProbeResult(Health.UNHEALTHY, "npu 1 chip 0 is Critical", DEVICES),
     probe_s=0.25,
     last_success_wall_s=1_700_000_000.5,
@@ -66,12 +66,12 @@ def test_every_figure_of_a_report_is_there() -> None:
 @given(st.text(max_size=20))
 def test_no_device_name_breaks_the_exposition(name: str) -> None:
     devices = (DeviceVerdict(name, Health.HEALTHY, "OK"),)
-    text = exposition(families(Report(History(), ProbeResult(Health.HEALTHY, "", devices))))
+    text = exposition(families(HealthReport(History(), ProbeResult(Health.HEALTHY, "", devices))))
     if "\r" not in name and not set(name) & set("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"):
         assert ("device_health", (("device", name), ("health", "healthy"))) in read(text)
 
 
-def endpoint(clock: FakeClock, report: Report = REPORT) -> Endpoint:
+def endpoint(clock: FakeClock, report: HealthReport = REPORT) -> Endpoint:
     made = Endpoint(Heartbeat(clock, 93.0))
     made.publish(report)
     return made
@@ -86,7 +86,7 @@ def test_the_endpoint_and_the_textfile_say_the_same(accept: str) -> None:
 
 
 def test_metrics_before_the_first_turn_and_while_muted_are_fine() -> None:
-    muted = endpoint(FakeClock(), Report(History(State.MUTED)))
+    muted = endpoint(FakeClock(), HealthReport(History(HealthState.MUTED)))
     assert b'health_state{state="muted"} 1.0' in muted.respond("/metrics", "").body
     assert Endpoint(Heartbeat(FakeClock(), 1.0)).respond("/metrics", "").status == 200
 
@@ -96,7 +96,7 @@ def test_healthz_is_about_the_loop_and_not_about_the_driver(age_s: float, status
     clock = FakeClock()
     heartbeat = Heartbeat(clock, 93.0)
     made = Endpoint(heartbeat)
-    wedged = Report(History(State.WEDGED, 3))
+    wedged = HealthReport(History(HealthState.WEDGED, 3))
     heartbeat.beat(wedged)
     made.publish(wedged)
     clock.now += age_s
@@ -125,6 +125,6 @@ def test_the_state_that_systemd_is_told_is_one_line(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0driver-manager-test")
         systemd.settimeout(5.0)
-        report = Report(History(State.SUSPECT, failures=2, reason="two\nlines"))
+        report = HealthReport(History(HealthState.SUSPECT, failures=2, reason="two\nlines"))
         ServiceNotifier("@driver-manager-test").publish(report)
         assert systemd.recv(4096) == b"READY=1\nWATCHDOG=1\nSTATUS=suspect(2) two lines"

@@ -11,7 +11,7 @@ import pytest
 from driver_manager.adapters.host import system as host_system
 from driver_manager.adapters.host import udev
 from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.system import NODE_POLL_S, HostSystem
+from driver_manager.adapters.host.system import NODE_POLL_S, LinuxHost
 from driver_manager.adapters.process.run import NOT_FOUND, Result
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.model import DriverSource, Health, ModuleFile
@@ -63,8 +63,8 @@ class Machine(Tree):
         (folder / "holders").rmdir()
         folder.rmdir()
 
-    def system(self, profile: Profile = PROFILE) -> HostSystem:
-        return HostSystem(self.roots, profile, self.clock)
+    def system(self, profile: Profile = PROFILE) -> LinuxHost:
+        return LinuxHost(self.roots, profile, self.clock)
 
 
 @pytest.fixture

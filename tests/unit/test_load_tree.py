@@ -11,7 +11,7 @@ import pytest
 
 from driver_manager.adapters.host.facts import read_host
 from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import ModuleFailed
 from driver_manager.domain.model import DriverSource
 from driver_manager.domain.profile import LoadScope, Profile, decode, encode
@@ -77,7 +77,7 @@ def test_all_that_can_be_loaded_is_and_each_module_after_what_it_needs(tree: Hos
         ("drv_aa_device", "ts_agent"),
     ):
         assert names.index(first) < names.index(then)
-    HostSystem(roots(tree), ASCEND, FakeClock()).load(offered)
+    LinuxHost(roots(tree), ASCEND, FakeClock()).load(offered)
     assert loaded(tree) == {"drv_pcie_host", "drv_zz_base", "drv_aa_device", "ts_agent"}
 
 
@@ -85,14 +85,14 @@ def test_a_need_that_no_module_tells_is_met_by_a_further_pass(tree: HostTree) ->
     driver(tree, "host")
     offered = source(tree)
     backwards = replace(offered, tree=tuple(reversed(offered.tree)))
-    HostSystem(roots(tree), ASCEND, FakeClock()).load(backwards)
+    LinuxHost(roots(tree), ASCEND, FakeClock()).load(backwards)
     assert "ts_agent" in loaded(tree)
 
 
 def test_loading_again_over_what_a_killed_run_left_completes_it(tree: HostTree) -> None:
     driver(tree, "host")
     offered = source(tree)
-    host = HostSystem(roots(tree), ASCEND, FakeClock())
+    host = LinuxHost(roots(tree), ASCEND, FakeClock())
     host.load(replace(offered, tree=offered.tree[:3]))
     assert "ts_agent" not in loaded(tree)
     host.load(offered)
@@ -103,7 +103,7 @@ def test_loading_again_over_what_a_killed_run_left_completes_it(tree: HostTree) 
 def test_a_root_module_that_does_not_load_is_a_failure_with_its_words_and_nothing_is_unloaded(tree: HostTree) -> None:
     driver(tree, "host", fails=True)
     with pytest.raises(ModuleFailed, match=r"drv_pcie_host cannot be loaded .*Input/output error"):
-        HostSystem(roots(tree), ASCEND, FakeClock()).load(source(tree))
+        LinuxHost(roots(tree), ASCEND, FakeClock()).load(source(tree))
     assert loaded(tree) == {"drv_zz_base"}
 
 

@@ -16,7 +16,7 @@ import pytest
 from driver_manager.adapters.host import files
 from driver_manager.adapters.host.fence import TURN_S
 from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import OwnedElsewhere
 from driver_manager.domain.journal import Owner
 from driver_manager.profiles import builtin
@@ -33,12 +33,12 @@ time.sleep(60)
 """
 
 
-def system(folder: Path, clock: FakeClock | None = None) -> HostSystem:
+def system(folder: Path, clock: FakeClock | None = None) -> LinuxHost:
     roots = HostRoots(folder, folder / "proc", folder / "sys", folder / "dev")
-    return HostSystem(roots, PROFILE, clock or FakeClock())
+    return LinuxHost(roots, PROFILE, clock or FakeClock())
 
 
-def take(host: HostSystem, owner: Owner) -> bool:
+def take(host: LinuxHost, owner: Owner) -> bool:
     with host.turn() as noted:
         return noted(owner)
 

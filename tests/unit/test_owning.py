@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.core.swap.executor import Executor
-from driver_manager.core.swap.fence import Hold
+from driver_manager.core.swap.fence import Fence
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Owner
@@ -118,7 +118,7 @@ def caught(check: Callable[[], None]) -> bool:
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
     [
-        (Hold, "effect", lambda *_: contextlib.nullcontext()),
+        (Fence, "effect", lambda *_: contextlib.nullcontext()),
         (FakeHost, "owned", lambda *_: contextlib.nullcontext()),
         (Executor, "_check_owner", lambda _: None),
     ],

@@ -11,7 +11,7 @@ from driver_manager.domain import selectors
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Observation, Policy
-from driver_manager.domain.pods.workloads import Fate
+from driver_manager.domain.pods.workloads import PodAction
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
 from driver_manager.domain.swap.planner import plan
@@ -166,11 +166,13 @@ def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy) -> No
     kinds = [type(step) for step in found.steps]
     is_loaded = obs.host is not None and "rebellions" in obs.host.modules
     clears = {EvictWorkloads, DrainNode} & set(kinds)
-    evicted = [one.pod for one in found.workloads if one.fate is Fate.EVICT]
+    evicted = [one.pod for one in found.workloads if one.fate is PodAction.EVICT]
     assert len(clears) <= 1
     assert bool(evicted) <= bool(clears), "it tells of evictions that it does not make"
     assert len({one.pod.uid for one in found.workloads}) == len(found.workloads)
-    assert not [one for one in found.workloads if one.fate is Fate.BLOCK and one.has_asked], "it begins all the same"
+    assert not [one for one in found.workloads if one.fate is PodAction.BLOCK and one.has_asked], (
+        "it begins all the same"
+    )
     if clears or PauseLast in kinds or AskOperator in kinds or WaitForCompletion in kinds:
         assert is_loaded, "nobody has to leave where nothing is unloaded"
     for clear in clears:

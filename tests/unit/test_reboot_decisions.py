@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.markers import REASONS, Marker
 from driver_manager.domain.model import Node
-from driver_manager.domain.reboot.decision import ASKS, ENDS, Act, decide
+from driver_manager.domain.reboot.decision import ASKS, ENDS, RebootAct, decide
 from driver_manager.domain.reboot.patches import how_long
-from driver_manager.domain.reboot.record import Attempt, Pending, Record, Request, request_of
+from driver_manager.domain.reboot.record import Attempt, Pending, RebootRequest, Record, request_of
 from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
-from driver_manager.domain.reboot.snapshot import Look, is_idle
-from driver_manager.domain.reboot.state import RebootPolicy, State
+from driver_manager.domain.reboot.snapshot import Snapshot, is_idle
+from driver_manager.domain.reboot.state import RebootPolicy, RebootState
 from driver_manager.domain.reboot.windows import parse
 from tests.fakes.builders import ASCEND, node
 
@@ -29,20 +29,20 @@ TOLD = Record(announced=REQUEST, told=REQUEST.key)
 APPROVED = {KEYS.approve_reboot: "true"}
 GRANT = {KEYS.pre_reboot_boot_id: BOOT, KEYS.reboot_in_progress: "upgrade"}
 PENDING = Pending(REQUEST, "uid-1", 100, approved=True, counted=True)
-OLD = replace(PENDING, request=Request("boot-0", "upgrade"))
+OLD = replace(PENDING, request=RebootRequest("boot-0", "upgrade"))
 READY = node({}, is_ready=True)
 ROOM = SlotsSeen(version="1")
 MINE = SlotsSeen(Slots((SlotHolder("node-1", "uid-1", BOOT),)), "1")
 FULL = SlotsSeen(Slots((SlotHolder("node-7", "uid-7", "b"),)), "1")
-LOOK = Look(BOOT, 10_000.0, MARKER)
-QUIET = Look(BOOT, 10_000.0)
+LOOK = Snapshot(BOOT, 10_000.0, MARKER)
+QUIET = Snapshot(BOOT, 10_000.0)
 
 
 def policy(**fields: Any) -> RebootPolicy:
     return RebootPolicy("node-1", KEYS, **fields)
 
 
-def state(**fields: Any) -> State:
+def state(**fields: Any) -> RebootState:
     """An announced and approved upgrade, nothing taken yet."""
     known: dict[str, Any] = {
         "look": LOOK,
@@ -51,186 +51,201 @@ def state(**fields: Any) -> State:
         "policy": policy(),
         "wall_s": NOW_S,
     }
-    return State(**{**known, **fields})
+    return RebootState(**{**known, **fields})
 
 
-def under_way(**fields: Any) -> State:
+def under_way(**fields: Any) -> RebootState:
     """All is granted."""
     known: dict[str, Any] = {"record": replace(TOLD, pending=PENDING), "node": replace(READY, annotations=GRANT)}
     return state(**{**known, **fields})
 
 
 TRIED = tuple(Attempt(int(NOW_S) - 60, "upgrade") for _ in range(3))
-TABLE: list[tuple[str, State, Act, str]] = [
-    ("no node", state(node=None), Act.WAIT, "Node node-1 does not exist"),
-    ("elsewhere", state(is_here=False), Act.WAIT, "this host is not node node-1"),
-    ("stale marker", state(look=Look("boot-2", 9.0, MARKER)), Act.CLEAN_UP, "marker is of an earlier boot"),
-    ("stale request", state(look=Look("boot-2", 9.0)), Act.CLEAN_UP, "request was of an earlier boot"),
+TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
+    ("no node", state(node=None), RebootAct.WAIT, "Node node-1 does not exist"),
+    ("elsewhere", state(is_here=False), RebootAct.WAIT, "this host is not node node-1"),
+    ("stale marker", state(look=Snapshot("boot-2", 9.0, MARKER)), RebootAct.CLEAN_UP, "marker is of an earlier boot"),
+    ("stale request", state(look=Snapshot("boot-2", 9.0)), RebootAct.CLEAN_UP, "request was of an earlier boot"),
     (
         "traces",
         state(look=QUIET, record=Record(pending=OLD), node=replace(READY, labels={KEYS.reboot_required: "true"})),
-        Act.CLEAN_UP,
+        RebootAct.CLEAN_UP,
         "the node has rebooted",
     ),
-    ("withdrawn", state(look=QUIET), Act.WITHDRAW, "no reboot is required"),
-    ("garbage", state(look=replace(QUIET, marker_problem="it cannot be read")), Act.WITHDRAW, "cannot be read"),
+    ("withdrawn", state(look=QUIET), RebootAct.WITHDRAW, "no reboot is required"),
+    ("garbage", state(look=replace(QUIET, marker_problem="it cannot be read")), RebootAct.WITHDRAW, "cannot be read"),
     (
         "too late to withdraw",
         state(look=QUIET, record=replace(TOLD, pending=replace(PENDING, commanded_s=9_900.0))),
-        Act.WAIT,
+        RebootAct.WAIT,
         "the host was told to reboot: waiting 200 s",
     ),
     (
         "withdrawn and not gone down",
         state(look=QUIET, record=replace(TOLD, pending=replace(PENDING, commanded_s=9_000.0, given=True))),
-        Act.WITHDRAW,
+        RebootAct.WITHDRAW,
         "no reboot is required",
     ),
-    ("not ready", state(look=QUIET, record=Record(pending=OLD), node=node({})), Act.WAIT, "the Node is not Ready"),
+    (
+        "not ready",
+        state(look=QUIET, record=Record(pending=OLD), node=node({})),
+        RebootAct.WAIT,
+        "the Node is not Ready",
+    ),
     (
         "kubelet late",
         state(look=QUIET, record=Record(pending=OLD), node=replace(READY, boot_id="boot-0")),
-        Act.WAIT,
+        RebootAct.WAIT,
         "its kubelet has not told of this boot yet",
     ),
     (
         "driver late",
         state(look=QUIET, record=Record(pending=OLD), node=READY, driver_problem="no device node"),
-        Act.WAIT,
+        RebootAct.WAIT,
         "keeps its slot: no device node",
     ),
-    ("back", state(look=QUIET, record=Record(pending=OLD), node=READY), Act.COMPLETE, "driver is loaded"),
+    ("back", state(look=QUIET, record=Record(pending=OLD), node=READY), RebootAct.COMPLETE, "driver is loaded"),
     (
         "back, and asked again",
         state(record=replace(TOLD, pending=OLD)),
-        Act.COMPLETE,
+        RebootAct.COMPLETE,
         "driver is loaded",
     ),
     (
         "asked again before it is back",
         state(record=replace(TOLD, pending=OLD), driver_problem="not loaded", node=READY),
-        Act.WAIT,
+        RebootAct.WAIT,
         "waits for approval",
     ),
-    ("nothing", state(look=QUIET, record=Record()), Act.NOTHING, "no reboot is required"),
+    ("nothing", state(look=QUIET, record=Record()), RebootAct.NOTHING, "no reboot is required"),
     (
         "foreign",
         state(look=replace(LOOK, marker=replace(MARKER, node="x")), record=Record()),
-        Act.NOTHING,
+        RebootAct.NOTHING,
         "for node x, not for node-1",
     ),
     (
         "another reason",
         under_way(look=replace(LOOK, marker=replace(MARKER, reason="recovery"))),
-        Act.RELEASE,
+        RebootAct.RELEASE,
         "for recovery, not for upgrade",
     ),
     (
         "told",
         under_way(record=replace(TOLD, pending=replace(PENDING, commanded_s=9_999.0, given=True))),
-        Act.WAIT,
+        RebootAct.WAIT,
         "waiting up to 299 s",
     ),
     (
         "does not obey",
         under_way(record=replace(TOLD, pending=replace(PENDING, commanded_s=9_700.0, given=True))),
-        Act.FORCE,
+        RebootAct.FORCE,
         "still runs 300 s after",
     ),
     (
         "forced",
         under_way(record=replace(TOLD, pending=replace(PENDING, commanded_s=9_000.0, given=True, forced_s=9_990.0))),
-        Act.WAIT,
+        RebootAct.WAIT,
         "by sysrq",
     ),
     (
         "hopeless",
         under_way(record=replace(TOLD, pending=replace(PENDING, commanded_s=9_000.0, given=True, forced_s=9_940.0))),
-        Act.GIVE_UP,
+        RebootAct.GIVE_UP,
         "neither",
     ),
     (
         "maybe not told",
         under_way(record=replace(TOLD, pending=replace(PENDING, commanded_s=9_999.0)), slots=MINE),
-        Act.REBOOT,
+        RebootAct.REBOOT,
         "everything allows",
     ),
-    ("new", state(record=Record()), Act.ANNOUNCE, "a reboot is required (upgrade)"),
-    ("rewritten", state(look=replace(LOOK, marker=replace(MARKER, written_s=6))), Act.ANNOUNCE, "is required"),
-    ("granted", under_way(), Act.ASK_SLOTS, "is the slot still ours"),
-    ("slot lost", under_way(slots=ROOM), Act.TAKE_SLOT, "not ours any more"),
-    ("slot lost to another", under_way(slots=FULL), Act.WAIT, "1 of 1 in use, by node-7"),
+    ("new", state(record=Record()), RebootAct.ANNOUNCE, "a reboot is required (upgrade)"),
+    ("rewritten", state(look=replace(LOOK, marker=replace(MARKER, written_s=6))), RebootAct.ANNOUNCE, "is required"),
+    ("granted", under_way(), RebootAct.ASK_SLOTS, "is the slot still ours"),
+    ("slot lost", under_way(slots=ROOM), RebootAct.TAKE_SLOT, "not ours any more"),
+    ("slot lost to another", under_way(slots=FULL), RebootAct.WAIT, "1 of 1 in use, by node-7"),
     (
         "not counted",
         under_way(slots=MINE, record=replace(TOLD, pending=replace(PENDING, counted=False))),
-        Act.COUNT,
+        RebootAct.COUNT,
         "is granted",
     ),
-    ("workloads", under_way(slots=MINE, policy=policy(clear_workloads=True)), Act.CLEAR_WORKLOADS, "workloads leave"),
-    ("all", under_way(slots=MINE), Act.REBOOT, "everything allows the reboot (upgrade)"),
-    ("not approved", state(node=READY), Act.WAIT, f"annotate the Node with {KEYS.approve_reboot}=true"),
+    (
+        "workloads",
+        under_way(slots=MINE, policy=policy(clear_workloads=True)),
+        RebootAct.CLEAR_WORKLOADS,
+        "workloads leave",
+    ),
+    ("all", under_way(slots=MINE), RebootAct.REBOOT, "everything allows the reboot (upgrade)"),
+    ("not approved", state(node=READY), RebootAct.WAIT, f"annotate the Node with {KEYS.approve_reboot}=true"),
     (
         "approval taken back",
         state(node=READY, record=replace(TOLD, pending=PENDING)),
-        Act.RELEASE,
+        RebootAct.RELEASE,
         "waits for approval",
     ),
-    ("too young", state(look=replace(LOOK, uptime_s=500.0)), Act.WAIT, "100 s are left"),
+    ("too young", state(look=replace(LOOK, uptime_s=500.0)), RebootAct.WAIT, "100 s are left"),
     (
         "capped",
         state(record=replace(TOLD, attempts=TRIED)),
-        Act.ESCALATE,
+        RebootAct.ESCALATE,
         "3 attempt(s) to reboot within 24 h did not help",
     ),
     (
         "escalated",
         state(record=replace(TOLD, attempts=TRIED, escalated=REQUEST.key)),
-        Act.WAIT,
+        RebootAct.WAIT,
         "3 attempt(s) to reboot within 24 h did not help",
     ),
-    ("long ago", state(record=replace(TOLD, attempts=TRIED), wall_s=NOW_S + 86_400), Act.ASK_SLOTS, "room"),
-    ("clock went back", state(record=replace(TOLD, attempts=TRIED), wall_s=0.0), Act.ESCALATE, "did not help"),
-    ("closed", state(policy=policy(schedule=parse("00:00-00:01"))), Act.WAIT, "maintenance window: 00:00-00:01 (UTC)"),
+    ("long ago", state(record=replace(TOLD, attempts=TRIED), wall_s=NOW_S + 86_400), RebootAct.ASK_SLOTS, "room"),
+    ("clock went back", state(record=replace(TOLD, attempts=TRIED), wall_s=0.0), RebootAct.ESCALATE, "did not help"),
+    (
+        "closed",
+        state(policy=policy(schedule=parse("00:00-00:01"))),
+        RebootAct.WAIT,
+        "maintenance window: 00:00-00:01 (UTC)",
+    ),
     (
         "taken by a run",
         state(node=replace(READY, annotations={**APPROVED, KEYS.journal: "{}"})),
-        Act.WAIT,
+        RebootAct.WAIT,
         "a driver-manager run has taken the node",
     ),
-    ("ask blockers", state(policy=policy(clear_workloads=True)), Act.ASK_BLOCKERS, "would the workloads leave"),
-    ("blocked", state(policy=policy(clear_workloads=True), blockers=("pod x",)), Act.WAIT, "is blocked: pod x"),
-    ("ask slots", state(), Act.ASK_SLOTS, "is there room"),
-    ("unknown slots", state(slots=SlotsSeen(problem="they cannot be read")), Act.WAIT, "they cannot be read"),
-    ("full", state(slots=FULL), Act.WAIT, "waits for a slot: 1 of 1 in use, by node-7"),
-    ("gone", state(slots=replace(FULL, gone=frozenset({"uid-7"}))), Act.TAKE_SLOT, "the reboot may begin"),
-    ("two slots", state(slots=FULL, policy=policy(max_concurrent=2)), Act.TAKE_SLOT, "the reboot may begin"),
-    ("room", state(slots=ROOM), Act.TAKE_SLOT, "the reboot may begin (upgrade)"),
-    ("slot", state(slots=MINE), Act.GRANT, "the slot is ours (upgrade)"),
-    ("dry", state(slots=ROOM, policy=policy(dry_run=True)), Act.WAIT, "dry run: would take a slot"),
-    ("dry and new", state(record=Record(), policy=policy(dry_run=True)), Act.ASK_SLOTS, "is there room"),
+    ("ask blockers", state(policy=policy(clear_workloads=True)), RebootAct.ASK_BLOCKERS, "would the workloads leave"),
+    ("blocked", state(policy=policy(clear_workloads=True), blockers=("pod x",)), RebootAct.WAIT, "is blocked: pod x"),
+    ("ask slots", state(), RebootAct.ASK_SLOTS, "is there room"),
+    ("unknown slots", state(slots=SlotsSeen(problem="they cannot be read")), RebootAct.WAIT, "they cannot be read"),
+    ("full", state(slots=FULL), RebootAct.WAIT, "waits for a slot: 1 of 1 in use, by node-7"),
+    ("gone", state(slots=replace(FULL, gone=frozenset({"uid-7"}))), RebootAct.TAKE_SLOT, "the reboot may begin"),
+    ("two slots", state(slots=FULL, policy=policy(max_concurrent=2)), RebootAct.TAKE_SLOT, "the reboot may begin"),
+    ("room", state(slots=ROOM), RebootAct.TAKE_SLOT, "the reboot may begin (upgrade)"),
+    ("slot", state(slots=MINE), RebootAct.GRANT, "the slot is ours (upgrade)"),
+    ("dry", state(slots=ROOM, policy=policy(dry_run=True)), RebootAct.WAIT, "dry run: would take a slot"),
+    ("dry and new", state(record=Record(), policy=policy(dry_run=True)), RebootAct.ASK_SLOTS, "is there room"),
 ]
 
 
 @pytest.mark.parametrize(("name", "seen", "act", "said"), TABLE, ids=[row[0] for row in TABLE])
-def test_a_state_has_its_decision_and_its_reason(name: str, seen: State, act: Act, said: str) -> None:
+def test_a_state_has_its_decision_and_its_reason(name: str, seen: RebootState, act: RebootAct, said: str) -> None:
     decision = decide(seen)
     assert (decision.act, said in decision.reason) == (act, True), decision
 
 
 def test_the_table_has_every_act() -> None:
-    assert {row[2] for row in TABLE} == set(Act)
+    assert {row[2] for row in TABLE} == set(RebootAct)
 
 
 BOOTS = st.sampled_from([BOOT, "boot-0", ""])
 MARKERS = st.builds(Marker, reason=st.sampled_from(REASONS), boot_id=BOOTS, node=st.sampled_from(["", "node-1", "x"]))
 LOOKS = st.builds(
-    Look,
+    Snapshot,
     st.just(BOOT),
     st.floats(0, 20_000),
     st.none() | MARKERS,
     st.sampled_from(["", "it cannot be read"]),
 ).map(lambda look: replace(look, marker=None) if look.marker_problem else look)
-REQUESTS = st.builds(Request, st.sampled_from([BOOT, "boot-0"]), st.sampled_from(REASONS))
+REQUESTS = st.builds(RebootRequest, st.sampled_from([BOOT, "boot-0"]), st.sampled_from(REASONS))
 UPTIMES = st.none() | st.floats(0, 20_000)
 PENDINGS = st.builds(
     Pending,
@@ -246,8 +261,8 @@ PENDINGS = st.builds(
 RECORDS = st.builds(
     Record,
     announced=st.none() | REQUESTS,
-    told=st.sampled_from(["", *(Request(BOOT, reason).key for reason in REASONS)]),
-    escalated=st.sampled_from(["", Request(BOOT, "upgrade").key]),
+    told=st.sampled_from(["", *(RebootRequest(BOOT, reason).key for reason in REASONS)]),
+    escalated=st.sampled_from(["", RebootRequest(BOOT, "upgrade").key]),
     pending=st.none() | PENDINGS,
     attempts=st.lists(st.builds(Attempt, st.integers(0, 2 * int(NOW_S)), st.just("upgrade")), max_size=4).map(tuple),
 )
@@ -287,7 +302,7 @@ POLICIES = st.builds(
     schedule=st.sampled_from([parse(""), parse("00:00-00:01")]),
 )
 STATES = st.builds(
-    State,
+    RebootState,
     LOOKS,
     RECORDS,
     NODES,
@@ -302,23 +317,23 @@ STATES = st.builds(
 
 @settings(max_examples=500)
 @given(STATES)
-def test_what_holds_of_every_decision(seen: State) -> None:
+def test_what_holds_of_every_decision(seen: RebootState) -> None:
     decision = decide(seen)
     assert decision.reason
     current: Node | None = seen.node
     assert current is not None
-    if decision.act in (Act.REBOOT, Act.FORCE):
+    if decision.act in (RebootAct.REBOOT, RebootAct.FORCE):
         assert seen.request is not None
         assert seen.pending is not None
         assert seen.pending.request.boot_id == BOOT
-    if decision.act is Act.REBOOT:
+    if decision.act is RebootAct.REBOOT:
         assert seen.is_granted
         assert seen.holds_slot
         assert seen.pending is not None
         assert seen.pending.counted
-    if decision.act is Act.GRANT:
+    if decision.act is RebootAct.GRANT:
         assert seen.holds_slot
-    if decision.act in (Act.GRANT, Act.TAKE_SLOT) and not seen.is_granted:
+    if decision.act in (RebootAct.GRANT, RebootAct.TAKE_SLOT) and not seen.is_granted:
         allowed = seen.policy.auto_upgrade if seen.reason == "upgrade" else seen.policy.auto_recover
         assert allowed or current.annotations.get(KEYS.approve_reboot) == "true"
         assert seen.look.uptime_s >= seen.policy.min_uptime_s
@@ -326,21 +341,21 @@ def test_what_holds_of_every_decision(seen: State) -> None:
         assert seen.record.attempts_since(NOW_S - 86_400) < 3
         assert not seen.blockers
         assert KEYS.journal not in current.annotations
-    if decision.act is Act.COMPLETE:
+    if decision.act is RebootAct.COMPLETE:
         assert current.is_ready
         assert not seen.driver_problem
 
 
 @settings(max_examples=300)
 @given(STATES)
-def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: State) -> None:
-    if decide(seen).act is Act.NOTHING:
+def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: RebootState) -> None:
+    if decide(seen).act is RebootAct.NOTHING:
         assert is_idle(seen.look, seen.record, "node-1")
 
 
 @settings(max_examples=300)
 @given(STATES)
-def test_a_dry_run_has_no_effect_whatever_it_sees(seen: State) -> None:
+def test_a_dry_run_has_no_effect_whatever_it_sees(seen: RebootState) -> None:
     decision = decide(replace(seen, policy=replace(seen.policy, dry_run=True)))
     assert decision.act in ENDS | ASKS
 

@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager.domain.errors import Terminated
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.reboot.decision import Act
+from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.domain.reboot.windows import parse
@@ -27,7 +27,7 @@ def said(site: Site) -> str:
     """Why it waits."""
     decision = site.round()
     assert decision is not None
-    assert decision.act is Act.WAIT, decision
+    assert decision.act is RebootAct.WAIT, decision
     return decision.reason
 
 
@@ -245,7 +245,7 @@ def test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone(text: str) 
     site.host.marker = text
     decision = site.round()
     assert decision is not None
-    assert decision.act is Act.NOTHING
+    assert decision.act is RebootAct.NOTHING
     assert site.host.marker == text
     assert site.notes == {}
 

@@ -21,8 +21,8 @@ from driver_manager.domain.reboot import decision
 from driver_manager.domain.reboot import state as reboot_state
 from driver_manager.domain.reboot.record import Pending
 from driver_manager.domain.reboot.slots import SlotHolder
-from driver_manager.domain.reboot.snapshot import Look
-from driver_manager.domain.reboot.state import RebootPolicy, State
+from driver_manager.domain.reboot.snapshot import Snapshot
+from driver_manager.domain.reboot.state import RebootPolicy, RebootState
 from tests.fakes.killer import Killer
 from tests.fakes.rebootchecks import (
     API_CALLS,
@@ -215,7 +215,7 @@ def over(points: list[Any], *checks: Callable[..., None]) -> Callable[[], None]:
     return run
 
 
-def reboot_without_second_look(self: Rebooter, state: State, _: str) -> None:
+def reboot_without_second_look(self: Rebooter, state: RebootState, _: str) -> None:
     self._save_evidence(state)
     pending = state.pending
     assert pending is not None
@@ -223,12 +223,12 @@ def reboot_without_second_look(self: Rebooter, state: State, _: str) -> None:
     self._ports.host.reboot()
 
 
-def wanted_however_old(self: Rebooter, look: Look) -> bool:
+def wanted_however_old(self: Rebooter, look: Snapshot) -> bool:
     now = self._ports.host.look()
     return (now.boot_id, now.marker) == (look.boot_id, look.marker)
 
 
-def slot_before_the_note(self: Rebooter, state: State, reason: str) -> None:
+def slot_before_the_note(self: Rebooter, state: RebootState, reason: str) -> None:
     node, request, seen = state.node, state.request, state.slots
     assert node is not None
     assert request is not None
@@ -245,13 +245,13 @@ def grant_without_precondition(self: Rebooter, change: NodeChange, _: str | None
         self._ports.cluster.patch_node(change, None)
 
 
-def slots_without_compare(self: Rebooter, state: State, reason: str) -> None:
+def slots_without_compare(self: Rebooter, state: RebootState, reason: str) -> None:
     assert state.slots is not None
     fresh = self._ports.slots.read(self._policy.max_concurrent)
     TAKE_SLOT(self, replace(state, slots=replace(state.slots, version=fresh.version)), reason)
 
 
-def forget_before_giving_back(self: Rebooter, state: State, reason: str) -> None:
+def forget_before_giving_back(self: Rebooter, state: RebootState, reason: str) -> None:
     self._forget(state, keeps_request=False)
     self._undo(state, keeps_request=False)
 

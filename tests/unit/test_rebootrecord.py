@@ -17,15 +17,15 @@ from driver_manager.domain.reboot.record import (
     MAX_ATTEMPTS_KEPT,
     Attempt,
     Pending,
+    RebootRequest,
     Record,
     RecordUnreadable,
-    Request,
     decode,
     encode,
 )
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("rebooter-v*.json"))
-REQUESTS = st.builds(Request, st.text(max_size=40), st.sampled_from(REASONS), st.integers(0, 2**40))
+REQUESTS = st.builds(RebootRequest, st.text(max_size=40), st.sampled_from(REASONS), st.integers(0, 2**40))
 SECONDS = st.none() | st.floats(0, 1e9)
 RECORDS = st.builds(
     Record,
@@ -102,6 +102,6 @@ def test_a_record_stays_small_enough_to_be_read_again() -> None:
 
 
 @given(REQUESTS)
-def test_the_key_of_a_request_can_be_part_of_an_objects_name(request: Request) -> None:
+def test_the_key_of_a_request_can_be_part_of_an_objects_name(request: RebootRequest) -> None:
     assert len(request.key) <= 70
     assert set(request.key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from driver_manager import settings
 from driver_manager.profiles import builtin
-from driver_manager.settings import Kind, Setting, Values, parse_duration
+from driver_manager.settings import Setting, SettingKind, Values, parse_duration
 
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
 
@@ -95,11 +95,11 @@ def test_every_option_has_one_name_and_one_variable() -> None:
 def test_every_default_is_a_value_of_its_option(setting: Setting) -> None:
     assert setting.flag.startswith("--")
     assert "_" not in setting.flag
-    if setting.kind is Kind.DURATION and setting.default is not None:
+    if setting.kind is SettingKind.DURATION and setting.default is not None:
         assert parse_duration(setting.default) >= 0
-    elif setting.kind is Kind.CHOICE:
+    elif setting.kind is SettingKind.CHOICE:
         assert setting.default in setting.choices
-    elif setting.kind is Kind.FLAG:
+    elif setting.kind is SettingKind.FLAG:
         assert setting.default is False
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.report import http as report_http
-from driver_manager.adapters.report.http import Answer, StatusServer, parse_address
+from driver_manager.adapters.report.http import HttpResponse, StatusServer, parse_address
 from driver_manager.domain.errors import ConfigError
 
 BOUND_S = 5.0
@@ -25,7 +25,9 @@ def clock() -> LoopClock:
 
 @pytest.fixture
 def server(clock: LoopClock) -> Iterator[StatusServer]:
-    made = StatusServer(clock, "127.0.0.1:0", lambda path, accept: Answer(200, "OK", f"{path} {accept}\n".encode()))
+    made = StatusServer(
+        clock, "127.0.0.1:0", lambda path, accept: HttpResponse(200, "OK", f"{path} {accept}\n".encode())
+    )
     yield made
     made.close()
 
@@ -109,7 +111,7 @@ def test_one_client_more_than_allowed_takes_the_place_of_the_oldest(clock: LoopC
 def test_without_a_host_both_families_are_served(clock: LoopClock, host: str) -> None:
     if host == "::1" and not socket.has_dualstack_ipv6():
         pytest.skip("this kernel has no IPv6")
-    server = StatusServer(clock, ":0", lambda *_: Answer(200, "OK", b"both\n"))
+    server = StatusServer(clock, ":0", lambda *_: HttpResponse(200, "OK", b"both\n"))
     with socket.create_connection((host, server.port), timeout=BOUND_S) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         turn(clock)
@@ -119,7 +121,7 @@ def test_without_a_host_both_families_are_served(clock: LoopClock, host: str) ->
 
 def test_a_large_answer_to_a_slow_reader_is_sent_piece_by_piece(clock: LoopClock) -> None:
     body = b"x" * 8_000_000
-    server = StatusServer(clock, "127.0.0.1:0", lambda *_: Answer(200, "OK", body))
+    server = StatusServer(clock, "127.0.0.1:0", lambda *_: HttpResponse(200, "OK", body))
     with connect(server) as client:
         client.sendall(b"GET /x HTTP/1.1\r\n\r\n")
         client.setblocking(False)

@@ -17,15 +17,15 @@ from driver_manager.domain.pods.workloads import (
     FORCE_IT,
     MIRROR,
     USE_LABEL,
-    Fate,
-    Scene,
+    NodePods,
+    PodAction,
     Workload,
     drained,
     holds_claim,
     namespaces_with_claims,
     refusal,
     staying,
-    with_fate,
+    with_action,
     workloads,
 )
 from driver_manager.domain.profile import Profile
@@ -36,8 +36,8 @@ EVICTS = EvictionRules(is_enabled=True)
 (CLASS,) = PROFILE.device_classes
 
 
-def scene(*pods: Pod, claims: tuple[Claim, ...] = (), holders: tuple[Holder, ...] = (), **fields: Any) -> Scene:
-    return Scene(pods, claims, holders, fields.pop("own_pod", None), **fields)
+def scene(*pods: Pod, claims: tuple[Claim, ...] = (), holders: tuple[Holder, ...] = (), **fields: Any) -> NodePods:
+    return NodePods(pods, claims, holders, fields.pop("own_pod", None), **fields)
 
 
 def holds(pod: Pod, how: str = "open") -> Holder:
@@ -45,7 +45,7 @@ def holds(pod: Pod, how: str = "open") -> Holder:
     return Holder(7, "python", "/dev/rbln0", how, pod_uid=pod.uid)
 
 
-def found_in(seen: Scene, rules: EvictionRules = EVICTS, profile: Profile = PROFILE) -> list[Workload]:
+def found_in(seen: NodePods, rules: EvictionRules = EVICTS, profile: Profile = PROFILE) -> list[Workload]:
     return list(workloads(seen, profile, rules))
 
 
@@ -79,7 +79,7 @@ def judged(pod: Pod, rules: EvictionRules = EVICTS, **rest: Any) -> Workload:
 def test_a_resource_of_the_profile_is_a_use(profile: Profile, resource: str, uses: bool) -> None:
     pod = workload("p", resources=("cpu.example.com/shares", resource))
     found = found_in(scene(pod), profile=profile)
-    assert [(one.uses, one.fate) for one in found] == [(f"requests {resource}", Fate.EVICT)] * uses
+    assert [(one.uses, one.fate) for one in found] == [(f"requests {resource}", PodAction.EVICT)] * uses
 
 
 def test_a_profile_without_prefixes_finds_nobody_by_resource() -> None:
@@ -107,7 +107,7 @@ OURS = Claim("tenant", "c", (CLASS,))
 def test_a_claim_of_the_profiles_class_is_a_use(claim: Claim, uses: bool) -> None:
     pod = workload("p", resources=(), claims=("c",))
     found = found_in(scene(pod, claims=(claim,)))
-    assert [(one.uses, one.fate) for one in found] == [("holds claim c", Fate.EVICT)] * uses
+    assert [(one.uses, one.fate) for one in found] == [("holds claim c", PodAction.EVICT)] * uses
     assert holds_claim(scene(pod, claims=(claim,)), PROFILE, EVICTS) is uses
 
 
@@ -219,34 +219,34 @@ ALL: dict[str, Any] = {**FORCES, **DELETES, "evicts_holders": True}
 @pytest.mark.parametrize(
     ("fields", "rules", "fate", "why", "remedy"),
     [
-        ({}, {}, Fate.EVICT, "its ReplicaSet makes it anew", ""),
-        ({"owner_kind": "Job"}, {}, Fate.EVICT, "its Job makes it anew", ""),
-        ({"phase": "Pending"}, {}, Fate.EVICT, "its ReplicaSet makes it anew", ""),
-        ({}, {"is_enabled": False}, Fate.BLOCK, "eviction is not enabled", ENABLE_IT),
-        (BARE, {}, Fate.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
-        (BARE, FORCES, Fate.EVICT, "forced", ""),
-        (SCRATCH, {}, Fate.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
-        (SCRATCH, FORCES, Fate.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
-        (SCRATCH, DELETES, Fate.EVICT, "its ReplicaSet makes it anew", ""),
-        ({**BARE, **SCRATCH}, FORCES, Fate.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
-        ({**BARE, **SCRATCH}, DELETES, Fate.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
-        (DAEMON, ALL, Fate.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
-        (DAEMON, {"is_enabled": False}, Fate.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
-        ({"deleting": True}, {}, Fate.WAIT, "it is terminating already", ""),
-        ({"deleting": True, **BARE, **SCRATCH}, {"is_enabled": False}, Fate.WAIT, "it is terminating already", ""),
-        ({"deleting": True, **DAEMON}, {}, Fate.WAIT, "it is terminating already", ""),
-        ({"phase": "Succeeded"}, ALL, Fate.STAY, "it has ended (Succeeded)", ""),
-        ({"phase": "Failed", "deleting": True}, ALL, Fate.STAY, "it has ended (Failed)", ""),
-        ({"is_mirror": True, "owner_kind": "Node"}, ALL, Fate.STAY, "mirror pod of a static manifest", ""),
-        ({"selector_keys": frozenset({PLUGIN}), **DAEMON}, ALL, Fate.STAY, "an operand", ""),
-        ({"selector_keys": frozenset({DRIVER}), **DAEMON}, ALL, Fate.STAY, "an operand", ""),
-        ({"selector_keys": frozenset({key("dra-kubelet-plugin")}), **DAEMON}, ALL, Fate.STAY, "an operand", ""),
-        ({"selector_keys": frozenset({PLUGIN})}, {}, Fate.EVICT, "its ReplicaSet", ""),
-        ({"selector_keys": frozenset({"kubernetes.io/arch"})}, {}, Fate.EVICT, "its ReplicaSet", ""),
+        ({}, {}, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
+        ({"owner_kind": "Job"}, {}, PodAction.EVICT, "its Job makes it anew", ""),
+        ({"phase": "Pending"}, {}, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
+        ({}, {"is_enabled": False}, PodAction.BLOCK, "eviction is not enabled", ENABLE_IT),
+        (BARE, {}, PodAction.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
+        (BARE, FORCES, PodAction.EVICT, "forced", ""),
+        (SCRATCH, {}, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
+        (SCRATCH, FORCES, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
+        (SCRATCH, DELETES, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
+        ({**BARE, **SCRATCH}, FORCES, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
+        ({**BARE, **SCRATCH}, DELETES, PodAction.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
+        (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
+        (DAEMON, {"is_enabled": False}, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
+        ({"deleting": True}, {}, PodAction.WAIT, "it is terminating already", ""),
+        ({"deleting": True, **BARE, **SCRATCH}, {"is_enabled": False}, PodAction.WAIT, "it is terminating already", ""),
+        ({"deleting": True, **DAEMON}, {}, PodAction.WAIT, "it is terminating already", ""),
+        ({"phase": "Succeeded"}, ALL, PodAction.STAY, "it has ended (Succeeded)", ""),
+        ({"phase": "Failed", "deleting": True}, ALL, PodAction.STAY, "it has ended (Failed)", ""),
+        ({"is_mirror": True, "owner_kind": "Node"}, ALL, PodAction.STAY, "mirror pod of a static manifest", ""),
+        ({"selector_keys": frozenset({PLUGIN}), **DAEMON}, ALL, PodAction.STAY, "an operand", ""),
+        ({"selector_keys": frozenset({DRIVER}), **DAEMON}, ALL, PodAction.STAY, "an operand", ""),
+        ({"selector_keys": frozenset({key("dra-kubelet-plugin")}), **DAEMON}, ALL, PodAction.STAY, "an operand", ""),
+        ({"selector_keys": frozenset({PLUGIN})}, {}, PodAction.EVICT, "its ReplicaSet", ""),
+        ({"selector_keys": frozenset({"kubernetes.io/arch"})}, {}, PodAction.EVICT, "its ReplicaSet", ""),
     ],
 )
 def test_the_fate_of_a_pod_that_asked(
-    fields: dict[str, Any], rules: dict[str, Any], fate: Fate, why: str, remedy: str
+    fields: dict[str, Any], rules: dict[str, Any], fate: PodAction, why: str, remedy: str
 ) -> None:
     one = judged(workload("p", **fields), replace(EVICTS, **rules))
     assert (one.fate, one.remedy) == (fate, remedy)
@@ -257,28 +257,28 @@ def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> No
     switch = "nvidia.com/dra-kubelet-plugin"
     assert switch in NVIDIA.deploy.last_keys
     pod = workload("p", resources=("nvidia.com/gpu",), selector_keys=frozenset({switch}), **DAEMON)
-    assert [one.fate for one in found_in(scene(pod), profile=NVIDIA)] == [Fate.STAY]
-    assert [one.fate for one in found_in(scene(replace(pod, resources=("rebellions.ai/ATOM",))))] == [Fate.BLOCK]
+    assert [one.fate for one in found_in(scene(pod), profile=NVIDIA)] == [PodAction.STAY]
+    assert [one.fate for one in found_in(scene(replace(pod, resources=("rebellions.ai/ATOM",))))] == [PodAction.BLOCK]
 
 
 @pytest.mark.parametrize(
     ("fields", "rules", "fate", "why", "remedy"),
     [
-        ({}, {}, Fate.BLOCK, "not evicted without being asked", EVICT_HOLDERS),
-        ({}, {"evicts_holders": True}, Fate.EVICT, "its ReplicaSet makes it anew", ""),
-        ({}, {"evicts_holders": True, "is_enabled": False}, Fate.EVICT, "its ReplicaSet makes it anew", ""),
-        (BARE, {}, Fate.BLOCK, "not evicted without being asked", EVICT_HOLDERS),
-        (BARE, {"evicts_holders": True}, Fate.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
-        (DAEMON, {}, Fate.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
-        (DAEMON, ALL, Fate.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
-        ({"deleting": True}, {}, Fate.WAIT, "it is terminating already", ""),
-        ({"is_mirror": True}, ALL, Fate.BLOCK, "mirror pod of a static manifest", MIRROR),
-        ({"phase": "Failed"}, ALL, Fate.STAY, "it has ended", ""),
-        ({"selector_keys": frozenset({PLUGIN})}, {}, Fate.STAY, "an operand", ""),
+        ({}, {}, PodAction.BLOCK, "not evicted without being asked", EVICT_HOLDERS),
+        ({}, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
+        ({}, {"evicts_holders": True, "is_enabled": False}, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
+        (BARE, {}, PodAction.BLOCK, "not evicted without being asked", EVICT_HOLDERS),
+        (BARE, {"evicts_holders": True}, PodAction.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
+        (DAEMON, {}, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
+        (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
+        ({"deleting": True}, {}, PodAction.WAIT, "it is terminating already", ""),
+        ({"is_mirror": True}, ALL, PodAction.BLOCK, "mirror pod of a static manifest", MIRROR),
+        ({"phase": "Failed"}, ALL, PodAction.STAY, "it has ended", ""),
+        ({"selector_keys": frozenset({PLUGIN})}, {}, PodAction.STAY, "an operand", ""),
     ],
 )
 def test_the_fate_of_a_pod_that_only_holds_the_device(
-    fields: dict[str, Any], rules: dict[str, Any], fate: Fate, why: str, remedy: str
+    fields: dict[str, Any], rules: dict[str, Any], fate: PodAction, why: str, remedy: str
 ) -> None:
     pod = workload("p", resources=(), **fields)
     one = judged(pod, replace(EVICTS, **rules), holders=(holds(pod),))
@@ -289,18 +289,18 @@ def test_the_fate_of_a_pod_that_only_holds_the_device(
 @pytest.mark.parametrize(
     ("fields", "fate"),
     [
-        ({}, Fate.BLOCK),
-        ({"selector_keys": frozenset({PLUGIN})}, Fate.BLOCK),
-        ({"phase": "Failed"}, Fate.STAY),
+        ({}, PodAction.BLOCK),
+        ({"selector_keys": frozenset({PLUGIN})}, PodAction.BLOCK),
+        ({"phase": "Failed"}, PodAction.STAY),
     ],
 )
 def test_a_mirror_pod_that_has_the_device_open_blocks_as_nothing_makes_it_leave(
-    fields: dict[str, Any], fate: Fate
+    fields: dict[str, Any], fate: PodAction
 ) -> None:
     pod = workload("p", is_mirror=True, **fields)
     one = judged(pod, replace(EVICTS, **ALL), holders=(holds(pod),))
     assert one.fate is fate
-    assert ("has /dev/rbln0 open" in one.why) is (fate is Fate.BLOCK)
+    assert ("has /dev/rbln0 open" in one.why) is (fate is PodAction.BLOCK)
 
 
 @pytest.mark.parametrize("whose", ["own_pod", "enclosing_uid"])
@@ -310,19 +310,19 @@ def test_our_own_pod_stays_whatever_it_uses(fields: dict[str, Any], whose: str) 
     us: dict[str, Any] = {"own_pod": pod} if whose == "own_pod" else {"enclosing_uid": pod.uid}
     for asks in (pod, replace(pod, resources=())):
         (one,) = found_in(scene(asks, holders=(holds(pod),), **us), replace(EVICTS, **ALL))
-        assert (one.fate, one.why) == (Fate.STAY, "our own pod")
+        assert (one.fate, one.why) == (PodAction.STAY, "our own pod")
 
 
 def test_a_pod_of_another_uid_but_our_name_is_not_ours() -> None:
     own = workload("p", uid="old")
-    assert judged(workload("p", uid="new"), own_pod=own).fate is Fate.EVICT
+    assert judged(workload("p", uid="new"), own_pod=own).fate is PodAction.EVICT
 
 
 def test_where_nobody_has_to_leave_every_user_stays_for_the_same_reason() -> None:
     pods = (workload("a"), workload("b", owner_kind=""), workload("c", phase="Failed"), workload("d", resources=()))
     found = staying(scene(*pods), PROFILE, EvictionRules(), "no need")
     assert [(one.pod.name, one.fate, one.why, one.remedy) for one in found] == [
-        (name, Fate.STAY, "no need", "") for name in "ab"
+        (name, PodAction.STAY, "no need", "") for name in "ab"
     ]
 
 
@@ -332,21 +332,21 @@ def test_where_nobody_has_to_leave_every_user_stays_for_the_same_reason() -> Non
 @pytest.mark.parametrize(
     ("fields", "fate"),
     [
-        ({}, Fate.EVICT),
-        ({"resources": ()}, Fate.EVICT),
-        ({"deleting": True}, Fate.WAIT),
-        (BARE, Fate.BLOCK),
-        (SCRATCH, Fate.BLOCK),
+        ({}, PodAction.EVICT),
+        ({"resources": ()}, PodAction.EVICT),
+        ({"deleting": True}, PodAction.WAIT),
+        (BARE, PodAction.BLOCK),
+        (SCRATCH, PodAction.BLOCK),
         (DAEMON, None),
         ({"is_mirror": True}, None),
         ({"phase": "Succeeded"}, None),
         ({"phase": "Failed"}, None),
         ({"labels": {"app": "web", "tier": "db"}}, None),
         ({"labels": {}}, None),
-        ({"selector_keys": frozenset({PLUGIN})}, Fate.EVICT),
+        ({"selector_keys": frozenset({PLUGIN})}, PodAction.EVICT),
     ],
 )
-def test_a_drain_concerns_all_pods_but_those_it_ignores(fields: dict[str, Any], fate: Fate | None) -> None:
+def test_a_drain_concerns_all_pods_but_those_it_ignores(fields: dict[str, Any], fate: PodAction | None) -> None:
     rules = EvictionRules(drains=True, drain_selector=selectors.parse("app=web,tier!=db"))
     pod = workload("p", **{"labels": {"app": "web"}, **fields})
     own = replace(driver_pod(), labels={"app": "web"}, owner_kind="ReplicaSet")
@@ -359,8 +359,8 @@ def test_a_drain_concerns_all_pods_but_those_it_ignores(fields: dict[str, Any], 
 def test_a_drain_without_a_selector_concerns_everybody_and_tells_what_uses_the_accelerator() -> None:
     found = drained(scene(workload("a"), workload("b", resources=())), PROFILE, EvictionRules(drains=True))
     assert [(str(one), one.fate) for one in found] == [
-        ("tenant/a (requests rebellions.ai/ATOM)", Fate.EVICT),
-        ("tenant/b", Fate.EVICT),
+        ("tenant/a (requests rebellions.ai/ATOM)", PodAction.EVICT),
+        ("tenant/b", PodAction.EVICT),
     ]
     assert found[1].told() == "tenant/b: evict, its ReplicaSet makes it anew"
 
@@ -370,7 +370,7 @@ def test_a_drain_without_a_selector_concerns_everybody_and_tells_what_uses_the_a
 
 def blocked(number: int, *remedies: str) -> list[Workload]:
     return [
-        Workload(workload(f"p{index}"), "u", Fate.BLOCK, f"why {index}", remedies[index % len(remedies)])
+        Workload(workload(f"p{index}"), "u", PodAction.BLOCK, f"why {index}", remedies[index % len(remedies)])
         for index in range(number)
     ]
 
@@ -394,6 +394,9 @@ def test_at_most_ten_pods_are_named_and_the_rest_is_counted(number: int, named: 
 
 
 def test_pods_are_chosen_by_their_fates() -> None:
-    found = [Workload(workload(fate.value), "", fate, "") for fate in Fate]
-    assert [one.fate for one in with_fate(found, Fate.WAIT, Fate.EVICT)] == [Fate.EVICT, Fate.WAIT]
-    assert with_fate(found) == ()
+    found = [Workload(workload(fate.value), "", fate, "") for fate in PodAction]
+    assert [one.fate for one in with_action(found, PodAction.WAIT, PodAction.EVICT)] == [
+        PodAction.EVICT,
+        PodAction.WAIT,
+    ]
+    assert with_action(found) == ()

@@ -17,7 +17,7 @@ from driver_manager.domain import selectors
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Pod
 from driver_manager.domain.pods import workloads as module
 from driver_manager.domain.pods.operands import asks_by_itself
-from driver_manager.domain.pods.workloads import Fate, Scene, Workload, drained, workloads
+from driver_manager.domain.pods.workloads import NodePods, PodAction, Workload, drained, workloads
 from tests.fakes.builders import DRIVER, PLUGIN, PROFILE, workload
 
 (CLASS,) = PROFILE.device_classes
@@ -55,7 +55,7 @@ def pods(draw: st.DrawFn, uid: str) -> Pod:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> Scene:
+def scenes(draw: st.DrawFn) -> NodePods:
     """Up to five pods, some of which hold the device, and one of which may be ours."""
     uids = [f"pod-{number}" for number in range(draw(st.integers(0, 5)))]
     found = tuple(draw(pods(uid)) for uid in uids)
@@ -63,7 +63,7 @@ def scenes(draw: st.DrawFn) -> Scene:
     holding = draw(st.lists(some, max_size=3))
     own = draw(st.sampled_from([None, *found]))
     holders = tuple(Holder(number, "x", "/dev/rbln0", "open", pod_uid=uid) for number, uid in enumerate(holding))
-    return Scene(found, CLAIMS, holders, own, enclosing_uid=draw(some))
+    return NodePods(found, CLAIMS, holders, own, enclosing_uid=draw(some))
 
 
 RULES = st.builds(EvictionRules, **{name: st.booleans() for name in CONSENTS}, drain_selector=st.just(DRAINED))
@@ -73,7 +73,7 @@ def asks(pod: Pod) -> bool:
     return "rebellions.ai/ATOM" in pod.resources or not USING_CLAIMS.isdisjoint(pod.claims)
 
 
-def check_each_user_has_one_fate(scene: Scene, rules: EvictionRules) -> None:
+def check_each_user_has_one_fate(scene: NodePods, rules: EvictionRules) -> None:
     holding = {holder.pod_uid for holder in scene.holders}
     found = workloads(scene, PROFILE, rules)
     assert sorted(one.pod.uid for one in found) == [pod.uid for pod in scene.pods if asks(pod) or pod.uid in holding]
@@ -81,22 +81,22 @@ def check_each_user_has_one_fate(scene: Scene, rules: EvictionRules) -> None:
         assert one.has_asked is asks(one.pod)
         assert one.uses
         assert one.why
-        assert bool(one.remedy) is (one.fate is Fate.BLOCK)
+        assert bool(one.remedy) is (one.fate is PodAction.BLOCK)
 
 
-def check_only_the_right_pods_are_evicted(scene: Scene, rules: EvictionRules) -> None:
+def check_only_the_right_pods_are_evicted(scene: NodePods, rules: EvictionRules) -> None:
     for one in workloads(scene, PROFILE, rules):
-        if one.fate is Fate.EVICT:
+        if one.fate is PodAction.EVICT:
             assert rules.is_enabled if one.has_asked else rules.evicts_holders, "nobody allowed to evict it"
             assert asks_by_itself(one.pod) or not one.pod.selector_keys & {PLUGIN, DRIVER}, "an operand"
             check_evicted(one, scene, rules)
     for one in drained(scene, PROFILE, rules):
-        if one.fate is Fate.EVICT:
+        if one.fate is PodAction.EVICT:
             assert "drain" in one.pod.labels
             check_evicted(one, scene, rules)
 
 
-def check_evicted(one: Workload, scene: Scene, rules: EvictionRules) -> None:
+def check_evicted(one: Workload, scene: NodePods, rules: EvictionRules) -> None:
     pod = one.pod
     assert not any((pod.is_mirror, pod.is_over, pod.deleting)), "it cannot be evicted, or need not"
     assert pod.owner_kind != "DaemonSet", "it would come back"
@@ -110,15 +110,15 @@ def with_consent(rules: EvictionRules, name: str) -> EvictionRules:
     return replace(rules, **consent)
 
 
-def check_consent_only_adds(scene: Scene, rules: EvictionRules) -> None:
+def check_consent_only_adds(scene: NodePods, rules: EvictionRules) -> None:
     for judge in (workloads, drained):
-        before = {one.pod.uid for one in judge(scene, PROFILE, rules) if one.fate is Fate.EVICT}
+        before = {one.pod.uid for one in judge(scene, PROFILE, rules) if one.fate is PodAction.EVICT}
         for name in CONSENTS:
             more = with_consent(rules, name)
-            assert before <= {one.pod.uid for one in judge(scene, PROFILE, more) if one.fate is Fate.EVICT}, name
+            assert before <= {one.pod.uid for one in judge(scene, PROFILE, more) if one.fate is PodAction.EVICT}, name
 
 
-def check_blocked_ones_name_a_consent_that_helps(scene: Scene, rules: EvictionRules) -> None:
+def check_blocked_ones_name_a_consent_that_helps(scene: NodePods, rules: EvictionRules) -> None:
     """Whoever is told to give consents until none is left to give has given one each time, and then is told none."""
     consent_of = {
         module.ENABLE_IT: "is_enabled",
@@ -132,7 +132,7 @@ def check_blocked_ones_name_a_consent_that_helps(scene: Scene, rules: EvictionRu
         for name in asked:
             assert not getattr(rules, name), f"{name} is given already"
             rules = with_consent(rules, name)
-    assert {one.remedy for one in found if one.fate is Fate.BLOCK} <= {module.USE_LABEL, module.MIRROR}
+    assert {one.remedy for one in found if one.fate is PodAction.BLOCK} <= {module.USE_LABEL, module.MIRROR}
 
 
 CHECKS = (
@@ -144,10 +144,10 @@ CHECKS = (
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_any_pods_fate_is_sound(check: Callable[[Scene, EvictionRules], None]) -> None:
+def test_any_pods_fate_is_sound(check: Callable[[NodePods, EvictionRules], None]) -> None:
     @settings(max_examples=300)
     @given(scenes(), RULES)
-    def holds(scene: Scene, rules: EvictionRules) -> None:
+    def holds(scene: NodePods, rules: EvictionRules) -> None:
         check(scene, rules)
 
     holds()
@@ -161,7 +161,7 @@ def is_caught() -> bool:
 
     @settings(max_examples=1_000, database=None, derandomize=True, report_multiple_bugs=False, phases=(Phase.generate,))
     @given(scenes(), RULES)
-    def holds(scene: Scene, rules: EvictionRules) -> None:
+    def holds(scene: NodePods, rules: EvictionRules) -> None:
         for check in CHECKS:
             check(scene, rules)
 

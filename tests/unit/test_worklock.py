@@ -16,7 +16,7 @@ from driver_manager.adapters.host import locks as host_locks
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.profiles import builtin
 from tests.fakes.clock import FakeClock
 
@@ -86,7 +86,7 @@ def test_no_descriptor_stays_open(files: HostFiles) -> None:
 def test_the_host_adapter_holds_the_lock_of_its_profile(tmp_path: Path) -> None:
     profile = builtin()["rebellions"]
     roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
-    with HostSystem(roots, profile, FakeClock()).at_work() as held:
+    with LinuxHost(roots, profile, FakeClock()).at_work() as held:
         assert held
         with WorkLock(roots.files(), profile.paths.work_lock).alone(FakeClock()) as alone:
             assert not alone
@@ -96,7 +96,7 @@ def test_a_host_without_room_for_the_lock_is_worked_on_all_the_same(tmp_path: Pa
     (tmp_path / "run").write_text("not a folder")
     roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
     begun = time.monotonic()
-    with HostSystem(roots, builtin()["rebellions"], FakeClock()).at_work() as held:
+    with LinuxHost(roots, builtin()["rebellions"], FakeClock()).at_work() as held:
         assert not held
     assert time.monotonic() - begun < 1.0
 

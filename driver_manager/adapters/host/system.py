@@ -32,7 +32,7 @@ NODE_POLL_S = 0.25
 """Between two looks at /dev where no event comes: not every container gets the kernel's events."""
 
 
-class HostSystem:
+class LinuxHost:
     """See `driver_manager.ports.HostSystem`."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:

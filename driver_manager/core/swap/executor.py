@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from driver_manager.core.swap.fence import Hold
+from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.operator_handoff import Handoff
 from driver_manager.core.swap.pod_removal import Departures
 from driver_manager.core.swap.reboot_request import RebootRequests
@@ -90,7 +90,7 @@ class Executor:
         policy: Policy,
         obs: Observation,
         settler: Settler,
-        hold: Hold,
+        hold: Fence,
         deadline: float,
     ) -> None:
         self._ports = ports

@@ -13,7 +13,7 @@ from driver_manager.domain.journal import Owner
 from driver_manager.ports import HostSystem, Reporter
 
 
-class Hold:
+class Fence:
     """The hold of one process, through all of its plans."""
 
     def __init__(self, host: HostSystem, reporter: Reporter) -> None:

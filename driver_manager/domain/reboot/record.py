@@ -20,7 +20,7 @@ LAST_MOMENT_S = 253_402_300_799
 
 
 @dataclass(frozen=True)
-class Request:
+class RebootRequest:
     """One request for a reboot: of one boot, for one reason, written at `written_s` seconds after the epoch."""
 
     boot_id: str
@@ -38,9 +38,9 @@ def event_key(reason: str, key: str) -> str:
     return f"{reason.lower()}-{key}"
 
 
-def request_of(marker: Marker, boot_id: str) -> Request:
+def request_of(marker: Marker, boot_id: str) -> RebootRequest:
     """The request that `marker` makes in the boot `boot_id`."""
-    return Request(marker.boot_id or boot_id, marker.reason, marker.written_s)
+    return RebootRequest(marker.boot_id or boot_id, marker.reason, marker.written_s)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Pending:
     command is known to have been given; `forced_s` is the same for sysrq.
     """
 
-    request: Request
+    request: RebootRequest
     node_uid: str
     started_s: int = 0
     approved: bool = False
@@ -78,7 +78,7 @@ class Record:
     `announced` is the request that the Node may speak of, `told` the key of the one whose announcement is complete.
     """
 
-    announced: Request | None = None
+    announced: RebootRequest | None = None
     told: str = ""
     escalated: str = ""
     pending: Pending | None = None
@@ -148,12 +148,12 @@ def decode(text: str) -> Record:
         raise _unreadable(f"it is not what it should be ({type(error).__name__})") from error
 
 
-def _request_body(request: Request) -> dict[str, Any]:
+def _request_body(request: RebootRequest) -> dict[str, Any]:
     return {"bootId": request.boot_id, "reason": request.reason, "written": request.written_s}
 
 
-def _request(body: Any) -> Request:
-    request = Request(_typed(body["bootId"], str), body["reason"], _typed(body["written"], int))
+def _request(body: Any) -> RebootRequest:
+    request = RebootRequest(_typed(body["bootId"], str), body["reason"], _typed(body["written"], int))
     if request.reason not in REASONS:
         raise ValueError(request.reason)
     return request

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.core.swap import executor, settling
 from driver_manager.domain import markers
 from driver_manager.domain.model import Node, NodeChange
@@ -17,7 +17,7 @@ from driver_manager.domain.pods import labels
 from driver_manager.domain.swap import node_patches
 from driver_manager.domain.swap.steps import TakeNode
 
-_RELEASE, _REMOVE = node_patches.release, HostSystem.remove
+_RELEASE, _REMOVE = node_patches.release, LinuxHost.remove
 
 
 def two_patch_pause(self: executor.Executor, step: TakeNode) -> None:
@@ -37,7 +37,7 @@ def always_uncordon(node: Node, *rest: Any) -> NodeChange:
     return replace(_RELEASE(node, *rest), unschedulable=False if node.unschedulable else None)
 
 
-def remove_and_note(self: HostSystem, path: str) -> None:
+def remove_and_note(self: LinuxHost, path: str) -> None:
     """A write to the host that was not there when the points were recorded."""
     self.write_text("/run/removed", path)
     _REMOVE(self, path)
@@ -49,7 +49,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "always-uncordon": (settling, "release", always_uncordon),
     "no-boot-id-check": (markers.Marker, "is_stale", lambda *_: False),
     "never-hold": (settling.Settler, "_must_hold", lambda *_: False),
-    "an-effect-that-is-not-listed": (HostSystem, "remove", remove_and_note),
+    "an-effect-that-is-not-listed": (LinuxHost, "remove", remove_and_note),
 }
 
 
