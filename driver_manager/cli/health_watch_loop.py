@@ -151,6 +151,6 @@ def _read_again(launch: Launch, clock: LoopClock) -> tuple[Launch, LogForm]:
     argv = [sys.executable, "-P", "-m", "driver_manager", *launch.argv, "--handover"]
     ran = Supervisor(clock).run(argv, dict(os.environ), RELOAD_S)
     if ran.status:
-        raise ValueError(" ".join(ran.err.splitlines()[-2:]) or ran.said)
+        raise ValueError(" ".join(ran.err.splitlines()[-2:]) or ran.last_line)
     handed = json.loads(ran.out)
     return replace(Launch.from_document(handed["document"]), argv=launch.argv), LogForm(**handed["log"])

@@ -244,7 +244,7 @@ class RebootPlay:
             self._start(machine)
         if machine.tree.is_told_to_reboot:
             self._reboot(machine)
-        if machine.record.said and machine.name not in self._approved:
+        if machine.record.reason and machine.name not in self._approved:
             self._approved.add(machine.name)
             self._answer(machine)
 

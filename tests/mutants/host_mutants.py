@@ -29,13 +29,13 @@ HOST_MUTANTS = (
         "the ready marker goes before the recovery is asked for",
         "domain/health/machine.py",
         "            if seen.ready:\n"
-        "                acts.append(Act.WITHDRAW_READY)\n"
+        "                acts.append(MarkChange.WITHDRAW_READY)\n"
         "            if seen.may_request and history.failures:\n"
-        "                acts.append(Act.REQUEST_RECOVERY)\n",
+        "                acts.append(MarkChange.REQUEST_RECOVERY)\n",
         "            if seen.may_request and history.failures:\n"
-        "                acts.append(Act.REQUEST_RECOVERY)\n"
+        "                acts.append(MarkChange.REQUEST_RECOVERY)\n"
         "            if seen.ready:\n"
-        "                acts.append(Act.WITHDRAW_READY)\n",
+        "                acts.append(MarkChange.WITHDRAW_READY)\n",
         ("unit/test_health_watch.py",),
     ),
     Mutant(
@@ -50,8 +50,8 @@ HOST_MUTANTS = (
         "unknown-clears",
         "an unknown sample does not clear a wedge",
         "domain/health/machine.py",
-        "        Finding.UNKNOWN: State.WEDGED,",
-        "        Finding.UNKNOWN: State.HEALTHY,",
+        "        Finding.UNKNOWN: HealthState.WEDGED,",
+        "        Finding.UNKNOWN: HealthState.HEALTHY,",
         ("unit/test_health.py::test_samples_in_a_row_lead_to_a_state",),
     ),
     Mutant(
@@ -82,7 +82,7 @@ HOST_MUTANTS = (
         "other-boot-marker-acted-on",
         "a marker of another boot is cleared and never acted on",
         "domain/reboot/snapshot.py",
-        '    return boot not in ("", look.boot_id)',
+        '    return boot not in ("", snapshot.boot_id)',
         "    return False",
         ("unit/test_rebooter.py::test_a_stale_marker_is_cleared_and_never_acted_on",),
     ),
@@ -170,7 +170,7 @@ HOST_MUTANTS = (
         "suspended-process-reboots",
         "a process that was suspended does not reboot on what it knew before",
         "core/reboot/loop.py",
-        "        return is_fresh and (now.boot_id, now.marker) == (look.boot_id, look.marker)",
+        "        return is_fresh and (now.boot_id, now.marker) == (snapshot.boot_id, snapshot.marker)",
         "        return True",
         (PROPERTIES + "test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on",),
     ),

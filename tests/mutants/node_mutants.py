@@ -153,10 +153,10 @@ NODE_MUTANTS = (
         "a patch whose answer is lost is given back",
         "core/swap/executor.py",
         "        self._settler.took(step.journal)\n"
-        "        with self._hold.taking(step.journal.owner):\n"
+        "        with self._fence.taking(step.journal.owner):\n"
         "            self._paused_at = self._ports.cluster."
         "patch_node(step.change, step.resource_version).resource_version\n",
-        "        with self._hold.taking(step.journal.owner):\n"
+        "        with self._fence.taking(step.journal.owner):\n"
         "            self._paused_at = self._ports.cluster."
         "patch_node(step.change, step.resource_version).resource_version\n"
         "        self._settler.took(step.journal)\n",
@@ -174,7 +174,7 @@ NODE_MUTANTS = (
         "evicts-without-consent",
         "users' pods are evicted only where that was asked for",
         "domain/pods/workloads.py",
-        "    if is_given or judged.fate is Fate.WAIT or judged.remedy == USE_LABEL:",
+        "    if is_given or judged.action is PodAction.WAIT or judged.remedy == USE_LABEL:",
         "    if True:",
         ("unit/test_workloads.py",),
     ),

@@ -48,7 +48,7 @@ def cleared(*pods: Pod, policy: Policy = EVICTS, **fields: Any) -> EvictionPlan:
 
 
 def fates(found: EvictionPlan) -> dict[str, str]:
-    return {one.pod.name: one.fate.value for one in found.found}
+    return {one.pod.name: one.action.value for one in found.found}
 
 
 def refused(*pods: Pod, policy: Policy = EVICTS, **fields: Any) -> PodsRemain:
@@ -322,7 +322,7 @@ def test_no_consent_of_the_users_counts_on_a_managed_node() -> None:
     obs = replace(managed(holder), **holder_of(holder))
     found = clearing(obs, PROFILE, replace(COMPLETES, eviction=every))
     assert (found.first, found.steps) == ((), ())
-    assert all(one.fate is not PodAction.EVICT for one in found.found)
+    assert all(one.action is not PodAction.EVICT for one in found.found)
 
 
 # a safe load
@@ -403,4 +403,4 @@ def test_a_blocked_pod_that_is_tolerated_refuses_nothing() -> None:
     pod = workload("h", resources=())
     found = cleared(pod, **holder_of(pod)).found
     refuse_blocked(found)
-    assert [one.fate for one in found] == [PodAction.BLOCK]
+    assert [one.action for one in found] == [PodAction.BLOCK]

@@ -65,7 +65,7 @@ def test_nothing_is_read_from_our_standard_input() -> None:
 def test_a_tool_that_cannot_run_is_a_status_not_an_exception(argv: list[str], status: int) -> None:
     result = run(argv)
     assert result.status == status
-    assert argv[0] in result.said
+    assert argv[0] in result.last_line
 
 
 def test_output_is_bounded_and_bytes_that_are_no_text_are_replaced() -> None:
@@ -78,7 +78,7 @@ def test_output_is_bounded_and_bytes_that_are_no_text_are_replaced() -> None:
     [("a\nb\n", "", "b"), ("a", "x\n y \n\n", "y"), ("", "", "exit status 3, no output"), ("", "z" * 999, "z" * 300)],
 )
 def test_the_last_line_speaks_for_a_tool(out: str, err: str, said: str) -> None:
-    assert Result(3, out, err).said == said
+    assert Result(3, out, err).last_line == said
 
 
 def test_a_killed_tool_has_a_negative_status() -> None:
@@ -94,7 +94,7 @@ def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     begin = time.monotonic()
     result = run(leaving("sleep 60", tmp_path / "pid"), timeout_s=0.6)
     assert result.status == TIMED_OUT
-    assert result.said.endswith("no end after 0.6 s")
+    assert result.last_line.endswith("no end after 0.6 s")
     assert time.monotonic() - begin < 0.6 + KILLED_S
     assert ends(int((tmp_path / "pid").read_text()))
 

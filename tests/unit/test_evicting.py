@@ -30,10 +30,10 @@ class Ground:
         for name, tenant in tenants.items():
             self.cluster.add_tenant(workload(name), tenant)
 
-    def clear(self, *fates: PodAction, timeout_s: float = 60.0) -> None:
+    def clear(self, *actions: PodAction, timeout_s: float = 60.0) -> None:
         """Evict every pod there is, the first ones by `fates`."""
         known = self.cluster.pods()
-        wanted = [*fates, *[PodAction.EVICT] * len(known.pods)]
+        wanted = [*actions, *[PodAction.EVICT] * len(known.pods)]
         leaving = [Workload(pod, "", fate, "") for pod, fate in zip(known.pods, wanted, strict=False)]
         self.evictor().clear(known, leaving, timeout_s, 1_000.0)
 

@@ -121,7 +121,7 @@ def test_any_other_failure_is_told_with_the_tools_last_line(
     tools(monkeypatch, result)
     with pytest.raises(ModuleFailed) as caught:
         kmod.unload(sys, "rebellions")
-    assert result.said in caught.value.what
+    assert result.last_line in caught.value.what
 
 
 def test_a_count_above_nought_is_busy_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,11 +166,11 @@ def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy) -> No
     kinds = [type(step) for step in found.steps]
     is_loaded = obs.host is not None and "rebellions" in obs.host.modules
     clears = {EvictWorkloads, DrainNode} & set(kinds)
-    evicted = [one.pod for one in found.workloads if one.fate is PodAction.EVICT]
+    evicted = [one.pod for one in found.workloads if one.action is PodAction.EVICT]
     assert len(clears) <= 1
     assert bool(evicted) <= bool(clears), "it tells of evictions that it does not make"
     assert len({one.pod.uid for one in found.workloads}) == len(found.workloads)
-    assert not [one for one in found.workloads if one.fate is PodAction.BLOCK and one.has_asked], (
+    assert not [one for one in found.workloads if one.action is PodAction.BLOCK and one.has_asked], (
         "it begins all the same"
     )
     if clears or PauseLast in kinds or AskOperator in kinds or WaitForCompletion in kinds:

@@ -98,13 +98,13 @@ def test_with_nothing_loaded_nobody_is_evicted_nor_blocks(policy: Policy) -> Non
     found = planned(policy, pods=pods, claims=(CLAIM,), host=host(**ABSENT, source=source()))
     assert found.decision is Decision.NOT_LOADED
     assert not {EvictWorkloads, DrainNode, PauseLast, AskOperator, WaitForDevice} & set(kinds(found))
-    assert {user.fate.value for user in found.workloads} == {"stay"}
+    assert {user.action.value for user in found.workloads} == {"stay"}
 
 
 def test_a_current_driver_moves_nobody() -> None:
     found = planned(pods=(workload("a"),), host=host(digest=NEW_DIGEST))
     assert found.steps == ()
-    assert [user.told() for user in found.workloads] == [
+    assert [user.to_text() for user in found.workloads] == [
         "tenant/a requests rebellions.ai/ATOM: stay, the driver stays loaded"
     ]
 

@@ -25,7 +25,7 @@ NOW_S = 1_700_000_000.0
 BOOT = "boot-1"
 MARKER = Marker("upgrade", BOOT, node="node-1", written_s=5)
 REQUEST = request_of(MARKER, BOOT)
-TOLD = Record(announced=REQUEST, told=REQUEST.key)
+TOLD = Record(announced=REQUEST, announced_key=REQUEST.key)
 APPROVED = {KEYS.approve_reboot: "true"}
 GRANT = {KEYS.pre_reboot_boot_id: BOOT, KEYS.reboot_in_progress: "upgrade"}
 PENDING = Pending(REQUEST, "uid-1", 100, approved=True, counted=True)
@@ -45,7 +45,7 @@ def policy(**fields: Any) -> RebootPolicy:
 def state(**fields: Any) -> RebootState:
     """An announced and approved upgrade, nothing taken yet."""
     known: dict[str, Any] = {
-        "look": LOOK,
+        "snapshot": LOOK,
         "record": TOLD,
         "node": replace(READY, annotations=APPROVED),
         "policy": policy(),
@@ -64,47 +64,57 @@ TRIED = tuple(Attempt(int(NOW_S) - 60, "upgrade") for _ in range(3))
 TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
     ("no node", state(node=None), RebootAct.WAIT, "Node node-1 does not exist"),
     ("elsewhere", state(is_here=False), RebootAct.WAIT, "this host is not node node-1"),
-    ("stale marker", state(look=Snapshot("boot-2", 9.0, MARKER)), RebootAct.CLEAN_UP, "marker is of an earlier boot"),
-    ("stale request", state(look=Snapshot("boot-2", 9.0)), RebootAct.CLEAN_UP, "request was of an earlier boot"),
+    (
+        "stale marker",
+        state(snapshot=Snapshot("boot-2", 9.0, MARKER)),
+        RebootAct.CLEAN_UP,
+        "marker is of an earlier boot",
+    ),
+    ("stale request", state(snapshot=Snapshot("boot-2", 9.0)), RebootAct.CLEAN_UP, "request was of an earlier boot"),
     (
         "traces",
-        state(look=QUIET, record=Record(pending=OLD), node=replace(READY, labels={KEYS.reboot_required: "true"})),
+        state(snapshot=QUIET, record=Record(pending=OLD), node=replace(READY, labels={KEYS.reboot_required: "true"})),
         RebootAct.CLEAN_UP,
         "the node has rebooted",
     ),
-    ("withdrawn", state(look=QUIET), RebootAct.WITHDRAW, "no reboot is required"),
-    ("garbage", state(look=replace(QUIET, marker_problem="it cannot be read")), RebootAct.WITHDRAW, "cannot be read"),
+    ("withdrawn", state(snapshot=QUIET), RebootAct.WITHDRAW, "no reboot is required"),
+    (
+        "garbage",
+        state(snapshot=replace(QUIET, marker_problem="it cannot be read")),
+        RebootAct.WITHDRAW,
+        "cannot be read",
+    ),
     (
         "too late to withdraw",
-        state(look=QUIET, record=replace(TOLD, pending=replace(PENDING, commanded_s=9_900.0))),
+        state(snapshot=QUIET, record=replace(TOLD, pending=replace(PENDING, commanded_s=9_900.0))),
         RebootAct.WAIT,
         "the host was told to reboot: waiting 200 s",
     ),
     (
         "withdrawn and not gone down",
-        state(look=QUIET, record=replace(TOLD, pending=replace(PENDING, commanded_s=9_000.0, given=True))),
+        state(snapshot=QUIET, record=replace(TOLD, pending=replace(PENDING, commanded_s=9_000.0, given=True))),
         RebootAct.WITHDRAW,
         "no reboot is required",
     ),
     (
         "not ready",
-        state(look=QUIET, record=Record(pending=OLD), node=node({})),
+        state(snapshot=QUIET, record=Record(pending=OLD), node=node({})),
         RebootAct.WAIT,
         "the Node is not Ready",
     ),
     (
         "kubelet late",
-        state(look=QUIET, record=Record(pending=OLD), node=replace(READY, boot_id="boot-0")),
+        state(snapshot=QUIET, record=Record(pending=OLD), node=replace(READY, boot_id="boot-0")),
         RebootAct.WAIT,
         "its kubelet has not told of this boot yet",
     ),
     (
         "driver late",
-        state(look=QUIET, record=Record(pending=OLD), node=READY, driver_problem="no device node"),
+        state(snapshot=QUIET, record=Record(pending=OLD), node=READY, driver_problem="no device node"),
         RebootAct.WAIT,
         "keeps its slot: no device node",
     ),
-    ("back", state(look=QUIET, record=Record(pending=OLD), node=READY), RebootAct.COMPLETE, "driver is loaded"),
+    ("back", state(snapshot=QUIET, record=Record(pending=OLD), node=READY), RebootAct.COMPLETE, "driver is loaded"),
     (
         "back, and asked again",
         state(record=replace(TOLD, pending=OLD)),
@@ -117,16 +127,16 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         RebootAct.WAIT,
         "waits for approval",
     ),
-    ("nothing", state(look=QUIET, record=Record()), RebootAct.NOTHING, "no reboot is required"),
+    ("nothing", state(snapshot=QUIET, record=Record()), RebootAct.NOTHING, "no reboot is required"),
     (
         "foreign",
-        state(look=replace(LOOK, marker=replace(MARKER, node="x")), record=Record()),
+        state(snapshot=replace(LOOK, marker=replace(MARKER, node="x")), record=Record()),
         RebootAct.NOTHING,
         "for node x, not for node-1",
     ),
     (
         "another reason",
-        under_way(look=replace(LOOK, marker=replace(MARKER, reason="recovery"))),
+        under_way(snapshot=replace(LOOK, marker=replace(MARKER, reason="recovery"))),
         RebootAct.RELEASE,
         "for recovery, not for upgrade",
     ),
@@ -161,7 +171,12 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         "everything allows",
     ),
     ("new", state(record=Record()), RebootAct.ANNOUNCE, "a reboot is required (upgrade)"),
-    ("rewritten", state(look=replace(LOOK, marker=replace(MARKER, written_s=6))), RebootAct.ANNOUNCE, "is required"),
+    (
+        "rewritten",
+        state(snapshot=replace(LOOK, marker=replace(MARKER, written_s=6))),
+        RebootAct.ANNOUNCE,
+        "is required",
+    ),
     ("granted", under_way(), RebootAct.ASK_SLOTS, "is the slot still ours"),
     ("slot lost", under_way(slots=ROOM), RebootAct.TAKE_SLOT, "not ours any more"),
     ("slot lost to another", under_way(slots=FULL), RebootAct.WAIT, "1 of 1 in use, by node-7"),
@@ -185,7 +200,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         RebootAct.RELEASE,
         "waits for approval",
     ),
-    ("too young", state(look=replace(LOOK, uptime_s=500.0)), RebootAct.WAIT, "100 s are left"),
+    ("too young", state(snapshot=replace(LOOK, uptime_s=500.0)), RebootAct.WAIT, "100 s are left"),
     (
         "capped",
         state(record=replace(TOLD, attempts=TRIED)),
@@ -261,7 +276,7 @@ PENDINGS = st.builds(
 RECORDS = st.builds(
     Record,
     announced=st.none() | REQUESTS,
-    told=st.sampled_from(["", *(RebootRequest(BOOT, reason).key for reason in REASONS)]),
+    announced_key=st.sampled_from(["", *(RebootRequest(BOOT, reason).key for reason in REASONS)]),
     escalated=st.sampled_from(["", RebootRequest(BOOT, "upgrade").key]),
     pending=st.none() | PENDINGS,
     attempts=st.lists(st.builds(Attempt, st.integers(0, 2 * int(NOW_S)), st.just("upgrade")), max_size=4).map(tuple),
@@ -336,7 +351,7 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
     if decision.act in (RebootAct.GRANT, RebootAct.TAKE_SLOT) and not seen.is_granted:
         allowed = seen.policy.auto_upgrade if seen.reason == "upgrade" else seen.policy.auto_recover
         assert allowed or current.annotations.get(KEYS.approve_reboot) == "true"
-        assert seen.look.uptime_s >= seen.policy.min_uptime_s
+        assert seen.snapshot.uptime_s >= seen.policy.min_uptime_s
         assert seen.policy.schedule.is_open(NOW_S)
         assert seen.record.attempts_since(NOW_S - 86_400) < 3
         assert not seen.blockers
@@ -350,7 +365,7 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
 @given(STATES)
 def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: RebootState) -> None:
     if decide(seen).act is RebootAct.NOTHING:
-        assert is_idle(seen.look, seen.record, "node-1")
+        assert is_idle(seen.snapshot, seen.record, "node-1")
 
 
 @settings(max_examples=300)

@@ -49,7 +49,7 @@ def test_without_an_approval_it_waits_and_holds_nothing() -> None:
     assert "waits for approval" in said(site)
     assert site.notes[KEYS.reboot_required] == "true"
     assert site.fleet.holders == []
-    assert site.host.remembered().said.startswith("waits for approval")
+    assert site.host.remembered().reason.startswith("waits for approval")
     site.cluster.edit(annotations=APPROVE)
     site.fleet.settle()
     check_rebooted_once(site)

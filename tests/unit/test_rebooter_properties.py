@@ -219,7 +219,7 @@ def reboot_without_second_look(self: Rebooter, state: RebootState, _: str) -> No
     self._save_evidence(state)
     pending = state.pending
     assert pending is not None
-    self._ports.host.keep(replace(state.record, pending=replace(pending, commanded_s=state.look.uptime_s)))
+    self._ports.host.keep(replace(state.record, pending=replace(pending, commanded_s=state.snapshot.uptime_s)))
     self._ports.host.reboot()
 
 

@@ -85,14 +85,14 @@ def test_a_symlink_in_the_way_is_not_followed_out_of_the_host(tree: HostTree, tm
     outside = tmp_path / "outside"
     outside.mkdir()
     (tree.root / "var/lib/ascend").symlink_to(outside)
-    host(tree).keep(Record(said="here"))
+    host(tree).keep(Record(reason="here"))
     assert list(outside.iterdir()) == []
-    assert host(tree).record() == Record(said="here")
+    assert host(tree).record() == Record(reason="here")
 
 
 def test_the_record_is_kept_and_read_again(tree: HostTree) -> None:
     assert host(tree).record() == Record()
-    record = Record(attempts=(Attempt(1, "upgrade"),), said="waits")
+    record = Record(attempts=(Attempt(1, "upgrade"),), reason="waits")
     host(tree).keep(record)
     assert host(tree).record() == record
     put(tree, PATHS.rebooter_record, "garbage")
@@ -251,6 +251,6 @@ def test_the_hosts_machine_id_is_read_and_none_is_no_error(tree: HostTree) -> No
 
 
 def test_what_is_recorded_is_one_line_of_json(tree: HostTree) -> None:
-    host(tree).keep(Record(said="waits"))
+    host(tree).keep(Record(reason="waits"))
     (line,) = (tree.root / PATHS.rebooter_record.lstrip("/")).read_text().splitlines()
     assert json.loads(line)["schema"] == 1

@@ -30,7 +30,7 @@ SECONDS = st.none() | st.floats(0, 1e9)
 RECORDS = st.builds(
     Record,
     announced=st.none() | REQUESTS,
-    told=st.text(max_size=20),
+    announced_key=st.text(max_size=20),
     escalated=st.text(max_size=20),
     pending=st.none()
     | st.builds(
@@ -48,7 +48,7 @@ RECORDS = st.builds(
     attempts=st.lists(st.builds(Attempt, st.integers(0, LAST_MOMENT_S), st.sampled_from(REASONS)), max_size=3).map(
         tuple
     ),
-    said=st.text(max_size=20),
+    reason=st.text(max_size=20),
 )
 GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
 
@@ -93,7 +93,7 @@ def test_attempts_of_the_future_count_and_old_ones_do_not() -> None:
 
 
 def test_a_record_stays_small_enough_to_be_read_again() -> None:
-    record = Record(said="x" * 500)
+    record = Record(reason="x" * 500)
     for number in range(1_000):
         record = record.counting(Attempt(1_700_000_000 + number, "recovery"))
     assert len(record.attempts) == MAX_ATTEMPTS_KEPT

@@ -426,7 +426,7 @@ def test_the_plan_names_every_pod_that_uses_the_accelerator_and_what_becomes_of_
     world = replace_with_claims()
     world.cluster.add_tenant(workload("done", phase="Succeeded"))
     _, plan = decide(world.ports, world.observe(), world.profile, world.policy)
-    assert {str(one.pod): one.fate.value for one in plan.workloads} == {
+    assert {str(one.pod): one.action.value for one in plan.workloads} == {
         "tenant/bare": "evict",
         "tenant/done": "stay",
         "tenant/dra": "evict",

@@ -60,8 +60,8 @@ def descriptors() -> int:
 def test_output_and_status_are_those_of_the_tool(clock: LoopClock, tool: StandIn) -> None:
     assert run(clock, tool, "healthy") == Ran(0, HEALTHY, "")
     dead = run(clock, tool, "dead")
-    assert (dead.status, dead.said) == (187, "dcmi module initialize failed. ret is -8005")
-    assert run(clock, tool, "nothing").said == "exit status 0, no output"
+    assert (dead.status, dead.last_line) == (187, "dcmi module initialize failed. ret is -8005")
+    assert run(clock, tool, "nothing").last_line == "exit status 0, no output"
 
 
 @pytest.mark.parametrize(("mood", "status"), [("crash", -signal.SIGSEGV), ("killed", -signal.SIGKILL)])
@@ -77,7 +77,7 @@ def test_a_hung_tool_is_ended_with_everything_it_started(clock: LoopClock, tool:
     supervisor = Supervisor(clock)
     tool.be(mood)
     ran = supervisor.run([str(tool.path)], {}, QUICK_S)
-    assert (ran.status, ran.said) == (124, f"{tool.path}: no end after 0.2 s")
+    assert (ran.status, ran.last_line) == (124, f"{tool.path}: no end after 0.2 s")
     assert time.monotonic() - begun < 2.0
     assert [pid for pid in tool.starts + tool.children if is_alive(pid)] == []
     assert (supervisor.abandoned, supervisor.stuck) == (0, None)
@@ -124,7 +124,7 @@ def test_what_cannot_be_run_ends_as_in_a_shell(
         path.chmod(mode)
     ran = Supervisor(clock).run([str(path)], {}, 10.0)
     assert ran.status == status
-    assert str(path) in ran.said
+    assert str(path) in ran.last_line
 
 
 def test_the_tool_gets_a_short_environment_and_no_descriptor_of_ours(

@@ -79,7 +79,7 @@ def judged(pod: Pod, rules: EvictionRules = EVICTS, **rest: Any) -> Workload:
 def test_a_resource_of_the_profile_is_a_use(profile: Profile, resource: str, uses: bool) -> None:
     pod = workload("p", resources=("cpu.example.com/shares", resource))
     found = found_in(scene(pod), profile=profile)
-    assert [(one.uses, one.fate) for one in found] == [(f"requests {resource}", PodAction.EVICT)] * uses
+    assert [(one.uses, one.action) for one in found] == [(f"requests {resource}", PodAction.EVICT)] * uses
 
 
 def test_a_profile_without_prefixes_finds_nobody_by_resource() -> None:
@@ -107,7 +107,7 @@ OURS = Claim("tenant", "c", (CLASS,))
 def test_a_claim_of_the_profiles_class_is_a_use(claim: Claim, uses: bool) -> None:
     pod = workload("p", resources=(), claims=("c",))
     found = found_in(scene(pod, claims=(claim,)))
-    assert [(one.uses, one.fate) for one in found] == [("holds claim c", PodAction.EVICT)] * uses
+    assert [(one.uses, one.action) for one in found] == [("holds claim c", PodAction.EVICT)] * uses
     assert holds_claim(scene(pod, claims=(claim,)), PROFILE, EVICTS) is uses
 
 
@@ -150,7 +150,7 @@ def test_a_resource_and_a_claim_are_both_told() -> None:
     one = judged(pod, claims=(OURS,))
     assert one.uses == "requests rebellions.ai/ATOM, rebellions.ai/REBEL and holds claim c"
     assert str(one) == f"tenant/p ({one.uses})"
-    assert one.told() == f"tenant/p {one.uses}: evict, its ReplicaSet makes it anew"
+    assert one.to_text() == f"tenant/p {one.uses}: evict, its ReplicaSet makes it anew"
 
 
 def test_a_pod_that_has_ended_holds_no_claim() -> None:
@@ -249,7 +249,7 @@ def test_the_fate_of_a_pod_that_asked(
     fields: dict[str, Any], rules: dict[str, Any], fate: PodAction, why: str, remedy: str
 ) -> None:
     one = judged(workload("p", **fields), replace(EVICTS, **rules))
-    assert (one.fate, one.remedy) == (fate, remedy)
+    assert (one.action, one.remedy) == (fate, remedy)
     assert one.why.startswith(why)
 
 
@@ -257,8 +257,8 @@ def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> No
     switch = "nvidia.com/dra-kubelet-plugin"
     assert switch in NVIDIA.deploy.last_keys
     pod = workload("p", resources=("nvidia.com/gpu",), selector_keys=frozenset({switch}), **DAEMON)
-    assert [one.fate for one in found_in(scene(pod), profile=NVIDIA)] == [PodAction.STAY]
-    assert [one.fate for one in found_in(scene(replace(pod, resources=("rebellions.ai/ATOM",))))] == [PodAction.BLOCK]
+    assert [one.action for one in found_in(scene(pod), profile=NVIDIA)] == [PodAction.STAY]
+    assert [one.action for one in found_in(scene(replace(pod, resources=("rebellions.ai/ATOM",))))] == [PodAction.BLOCK]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_the_fate_of_a_pod_that_only_holds_the_device(
 ) -> None:
     pod = workload("p", resources=(), **fields)
     one = judged(pod, replace(EVICTS, **rules), holders=(holds(pod),))
-    assert (one.fate, one.remedy) == (fate, remedy)
+    assert (one.action, one.remedy) == (fate, remedy)
     assert one.why.startswith(why)
 
 
@@ -299,7 +299,7 @@ def test_a_mirror_pod_that_has_the_device_open_blocks_as_nothing_makes_it_leave(
 ) -> None:
     pod = workload("p", is_mirror=True, **fields)
     one = judged(pod, replace(EVICTS, **ALL), holders=(holds(pod),))
-    assert one.fate is fate
+    assert one.action is fate
     assert ("has /dev/rbln0 open" in one.why) is (fate is PodAction.BLOCK)
 
 
@@ -310,18 +310,18 @@ def test_our_own_pod_stays_whatever_it_uses(fields: dict[str, Any], whose: str) 
     us: dict[str, Any] = {"own_pod": pod} if whose == "own_pod" else {"enclosing_uid": pod.uid}
     for asks in (pod, replace(pod, resources=())):
         (one,) = found_in(scene(asks, holders=(holds(pod),), **us), replace(EVICTS, **ALL))
-        assert (one.fate, one.why) == (PodAction.STAY, "our own pod")
+        assert (one.action, one.why) == (PodAction.STAY, "our own pod")
 
 
 def test_a_pod_of_another_uid_but_our_name_is_not_ours() -> None:
     own = workload("p", uid="old")
-    assert judged(workload("p", uid="new"), own_pod=own).fate is PodAction.EVICT
+    assert judged(workload("p", uid="new"), own_pod=own).action is PodAction.EVICT
 
 
 def test_where_nobody_has_to_leave_every_user_stays_for_the_same_reason() -> None:
     pods = (workload("a"), workload("b", owner_kind=""), workload("c", phase="Failed"), workload("d", resources=()))
     found = staying(scene(*pods), PROFILE, EvictionRules(), "no need")
-    assert [(one.pod.name, one.fate, one.why, one.remedy) for one in found] == [
+    assert [(one.pod.name, one.action, one.why, one.remedy) for one in found] == [
         (name, PodAction.STAY, "no need", "") for name in "ab"
     ]
 
@@ -351,18 +351,18 @@ def test_a_drain_concerns_all_pods_but_those_it_ignores(fields: dict[str, Any], 
     pod = workload("p", **{"labels": {"app": "web"}, **fields})
     own = replace(driver_pod(), labels={"app": "web"}, owner_kind="ReplicaSet")
     found = drained(scene(pod, own, own_pod=own), PROFILE, rules)
-    assert [one.fate for one in found] == ([] if fate is None else [fate])
+    assert [one.action for one in found] == ([] if fate is None else [fate])
     debugger = replace(own, uid="around-us")
     assert drained(scene(debugger, enclosing_uid="around-us"), PROFILE, rules) == ()
 
 
 def test_a_drain_without_a_selector_concerns_everybody_and_tells_what_uses_the_accelerator() -> None:
     found = drained(scene(workload("a"), workload("b", resources=())), PROFILE, EvictionRules(drains=True))
-    assert [(str(one), one.fate) for one in found] == [
+    assert [(str(one), one.action) for one in found] == [
         ("tenant/a (requests rebellions.ai/ATOM)", PodAction.EVICT),
         ("tenant/b", PodAction.EVICT),
     ]
-    assert found[1].told() == "tenant/b: evict, its ReplicaSet makes it anew"
+    assert found[1].to_text() == "tenant/b: evict, its ReplicaSet makes it anew"
 
 
 # how a refusal reads
@@ -395,7 +395,7 @@ def test_at_most_ten_pods_are_named_and_the_rest_is_counted(number: int, named: 
 
 def test_pods_are_chosen_by_their_fates() -> None:
     found = [Workload(workload(fate.value), "", fate, "") for fate in PodAction]
-    assert [one.fate for one in with_action(found, PodAction.WAIT, PodAction.EVICT)] == [
+    assert [one.action for one in with_action(found, PodAction.WAIT, PodAction.EVICT)] == [
         PodAction.EVICT,
         PodAction.WAIT,
     ]

@@ -81,17 +81,17 @@ def check_each_user_has_one_fate(scene: NodePods, rules: EvictionRules) -> None:
         assert one.has_asked is asks(one.pod)
         assert one.uses
         assert one.why
-        assert bool(one.remedy) is (one.fate is PodAction.BLOCK)
+        assert bool(one.remedy) is (one.action is PodAction.BLOCK)
 
 
 def check_only_the_right_pods_are_evicted(scene: NodePods, rules: EvictionRules) -> None:
     for one in workloads(scene, PROFILE, rules):
-        if one.fate is PodAction.EVICT:
+        if one.action is PodAction.EVICT:
             assert rules.is_enabled if one.has_asked else rules.evicts_holders, "nobody allowed to evict it"
             assert asks_by_itself(one.pod) or not one.pod.selector_keys & {PLUGIN, DRIVER}, "an operand"
             check_evicted(one, scene, rules)
     for one in drained(scene, PROFILE, rules):
-        if one.fate is PodAction.EVICT:
+        if one.action is PodAction.EVICT:
             assert "drain" in one.pod.labels
             check_evicted(one, scene, rules)
 
@@ -112,10 +112,10 @@ def with_consent(rules: EvictionRules, name: str) -> EvictionRules:
 
 def check_consent_only_adds(scene: NodePods, rules: EvictionRules) -> None:
     for judge in (workloads, drained):
-        before = {one.pod.uid for one in judge(scene, PROFILE, rules) if one.fate is PodAction.EVICT}
+        before = {one.pod.uid for one in judge(scene, PROFILE, rules) if one.action is PodAction.EVICT}
         for name in CONSENTS:
             more = with_consent(rules, name)
-            assert before <= {one.pod.uid for one in judge(scene, PROFILE, more) if one.fate is PodAction.EVICT}, name
+            assert before <= {one.pod.uid for one in judge(scene, PROFILE, more) if one.action is PodAction.EVICT}, name
 
 
 def check_blocked_ones_name_a_consent_that_helps(scene: NodePods, rules: EvictionRules) -> None:
@@ -132,7 +132,7 @@ def check_blocked_ones_name_a_consent_that_helps(scene: NodePods, rules: Evictio
         for name in asked:
             assert not getattr(rules, name), f"{name} is given already"
             rules = with_consent(rules, name)
-    assert {one.remedy for one in found if one.fate is PodAction.BLOCK} <= {module.USE_LABEL, module.MIRROR}
+    assert {one.remedy for one in found if one.action is PodAction.BLOCK} <= {module.USE_LABEL, module.MIRROR}
 
 
 CHECKS = (
@@ -159,7 +159,7 @@ def test_any_pods_fate_is_sound(check: Callable[[NodePods, EvictionRules], None]
 def is_caught() -> bool:
     """Whether any property fails."""
 
-    @settings(max_examples=1_000, database=None, derandomize=True, report_multiple_bugs=False, phases=(Phase.generate,))
+    @settings(max_examples=10_000, database=None, derandomize=True, report_multiple_bugs=False, phases=(Phase.generate,))
     @given(scenes(), RULES)
     def holds(scene: NodePods, rules: EvictionRules) -> None:
         for check in CHECKS:

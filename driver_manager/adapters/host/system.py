@@ -105,7 +105,7 @@ class LinuxHost:
         if command is None:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
         result = run(command.argv, timeout_s=probe.timeout_s, env=command.env)
-        return parse(probe.parser, result.status, result.out, result.said)
+        return parse(probe.parser, result.status, result.out, result.last_line)
 
     def unmount(self, mount_point: str) -> None:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
@@ -120,7 +120,7 @@ class LinuxHost:
             result = run([*command, "--lazy", "--", target])
         if before and self._times_mounted(mount_point) >= before:  # whatever the tool says
             raise ModuleFailed(
-                f"cannot unmount {mount_point}: {result.said}", "Find what holds it with `fuser -vm` on the host."
+                f"cannot unmount {mount_point}: {result.last_line}", "Find what holds it with `fuser -vm` on the host."
             )
 
     def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class Evictor:
 
     def _evict(self, pending: dict[str, Workload], end: float, timeout_s: float) -> float:
         """Ask until each of `pending` was let go; the moment by which the last of them has to be gone."""
-        pause_s, said, latest = FIRST_RETRY_S, dict[str, str](), 0.0
+        backoff_s, said, latest = FIRST_RETRY_S, dict[str, str](), 0.0
         while pending:
             if said:
                 self._forget_gone(pending)
@@ -82,8 +82,8 @@ class Evictor:
             if pending:
                 # Jitter: agents on many nodes wait for the same budget, and were told the same.
                 wished_s, random = min(asked_s, LAST_RETRY_S), self._clock.random()
-                self._clock.sleep(min(left_s, max(wished_s * (1.0 + random), around_s(pause_s, random))))
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
+                self._clock.sleep(min(left_s, max(wished_s * (1.0 + random), around_s(backoff_s, random))))
+            backoff_s = min(2 * backoff_s, LAST_RETRY_S)
         return latest
 
     def _forget_gone(self, pending: dict[str, Workload]) -> None:

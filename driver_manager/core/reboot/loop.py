@@ -32,7 +32,7 @@ ROUND_SHARE = 0.1
 """Pauses between two rounds differ by so much of the interval."""
 
 HURRY_S = 1.5
-SAID_CHARS = 500
+REASON_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Rebooter:
         self._policy = policy
         self._interval_s = interval_s
         self._last_trouble = ""
-        self._last_said = ""
+        self._last_reason = ""
         self._acts: dict[RebootAct, Callable[[RebootState, str], None]] = {
             RebootAct.CLEAN_UP: self._clean_up,
             RebootAct.COMPLETE: self._complete,
@@ -127,23 +127,23 @@ class Rebooter:
 
     def _observed(self) -> RebootState:
         host = self._ports.host
-        look, record = host.look(), host.record()
+        snapshot, record = host.look(), host.record()
         try:
             node = self._ports.cluster.node()
         except NodeMissing:
             node = None
-        is_here = node is None or is_this_host(node, host.machine_id(), look.boot_id)
+        is_here = node is None or is_this_host(node, host.machine_id(), snapshot.boot_id)
         wall_s, problem = self._ports.clock.wall(), host.why_not_ready()
-        return RebootState(look, record, node, self._policy, wall_s, problem, is_here)
+        return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here)
 
     def _say(self, record: Record, decision: RebootDecision) -> None:
         """Log the last word where it is a new one, and keep it for `status`. Numbers that run down are not news."""
-        said = decision.reason[:SAID_CHARS] if decision.act is RebootAct.WAIT else ""
-        if said and _without_numbers(said) != _without_numbers(self._last_said):
-            self._ports.reporter.info(said)
-        self._last_said = said
-        if _without_numbers(said) != _without_numbers(record.said) and not self._policy.dry_run:
-            self._ports.host.keep(replace(record, said=said))
+        reason = decision.reason[:REASON_CHARS] if decision.act is RebootAct.WAIT else ""
+        if reason and _without_numbers(reason) != _without_numbers(self._last_reason):
+            self._ports.reporter.info(reason)
+        self._last_reason = reason
+        if _without_numbers(reason) != _without_numbers(record.reason) and not self._policy.dry_run:
+            self._ports.host.keep(replace(record, reason=reason))
 
     def _say_trouble(self, error: ManagerError) -> None:
         if error.what != self._last_trouble:
@@ -157,12 +157,12 @@ class Rebooter:
         if node is None or request is None:
             return
         # Noted before the Node speaks of it: a request withdrawn meanwhile must find what to take back.
-        record = replace(state.record, announced=request, told="")
+        record = replace(state.record, announced=request, announced_key="")
         if state.record.announced != request:
             self._ports.host.keep(record)
         self._patch(NodeChange(labels_of(node, self._policy.keys, request.reason)), None)
         self._post(events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
-        self._ports.host.keep(replace(record, told=request.key))
+        self._ports.host.keep(replace(record, announced_key=request.key))
 
     def _escalate(self, state: RebootState, reason: str) -> None:
         request = state.request
@@ -220,34 +220,34 @@ class Rebooter:
         if decision.act is not RebootAct.REBOOT or pending is None or again.request != state.request:
             self._ports.reporter.info("the facts changed while the evidence was saved; looking again")
             return
-        told = replace(again.record, pending=replace(pending, commanded_s=again.look.uptime_s))
-        host.keep(told)
-        if not self._still_wanted(again.look):
+        commanded = replace(again.record, pending=replace(pending, commanded_s=again.snapshot.uptime_s))
+        host.keep(commanded)
+        if not self._still_wanted(again.snapshot):
             host.keep(again.record)
             return
         problem = host.reboot()
         if problem:
             self._ports.reporter.warn(f"the reboot command failed: {problem}")
-        host.keep(replace(told, pending=replace(pending, commanded_s=again.look.uptime_s, given=True)))
+        host.keep(replace(commanded, pending=replace(pending, commanded_s=again.snapshot.uptime_s, given=True)))
 
     def _force(self, state: RebootState, _: str) -> None:
         pending = state.here
         if pending is None:
             return
-        self._ports.host.keep(replace(state.record, pending=replace(pending, forced_s=state.look.uptime_s)))
-        if not self._still_wanted(state.look):
+        self._ports.host.keep(replace(state.record, pending=replace(pending, forced_s=state.snapshot.uptime_s)))
+        if not self._still_wanted(state.snapshot):
             self._ports.host.keep(state.record)
             return
         self._ports.host.force_reboot()
 
-    def _still_wanted(self, look: Snapshot) -> bool:
+    def _still_wanted(self, snapshot: Snapshot) -> bool:
         """A last look without any request: a process that slept meanwhile must not act on what it knew before."""
         now = self._ports.host.look()
-        is_fresh = now.uptime_s - look.uptime_s <= FENCE_S
-        return is_fresh and (now.boot_id, now.marker) == (look.boot_id, look.marker)
+        is_fresh = now.uptime_s - snapshot.uptime_s <= FENCE_S
+        return is_fresh and (now.boot_id, now.marker) == (snapshot.boot_id, snapshot.marker)
 
     def _save_evidence(self, state: RebootState) -> None:
-        marker = state.look.marker
+        marker = state.snapshot.marker
         lines = (f"{marker.reason} reboot of {self._policy.node}", *marker.evidence) if marker else ()
         try:
             self._ports.host.save_evidence(f"{int(state.wall_s)}-{state.reason}", lines)
@@ -258,12 +258,12 @@ class Rebooter:
 
     def _clean_up(self, state: RebootState, _: str) -> None:
         self._patch(cleaned(state), None)
-        marker = state.look.marker
+        marker = state.snapshot.marker
         if marker is not None and state.is_stale:
             self._ports.host.remove_marker(marker)
         announced = state.record.announced
         if announced is not None and announced.boot_id != state.boot_id:
-            self._ports.host.keep(replace(state.record, announced=None, told=""))
+            self._ports.host.keep(replace(state.record, announced=None, announced_key=""))
 
     def _complete(self, state: RebootState, _: str) -> None:
         node, pending = state.node, state.pending
@@ -271,7 +271,7 @@ class Rebooter:
             return
         self._patch(completed(node, self._policy.keys), None)
         self._leave_slot({node.uid, pending.node_uid})
-        took = how_long(pending.started_s, state.wall_s, state.look.uptime_s)
+        took = how_long(pending.started_s, state.wall_s, state.snapshot.uptime_s)
         text = f"reason={pending.request.reason}, {took} from the grant until node and driver were ready"
         self._post(events.REBOOT_COMPLETED, text, pending.request.key, warning=False)
         self._ports.host.keep(replace(state.record, pending=None))
@@ -305,7 +305,7 @@ class Rebooter:
         record = state.record
         pending = None if state.here is not None else record.pending
         if not keeps_request:
-            record = replace(record, announced=None, told="")
+            record = replace(record, announced=None, announced_key="")
         self._ports.host.keep(replace(record, pending=pending))
 
     def _leave_slot(self, uids: set[str]) -> None:

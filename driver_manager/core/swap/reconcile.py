@@ -95,7 +95,7 @@ class _Run:
         self._profile = profile
         self._policy = policy
         self._deadline = deadline
-        self._hold = Fence(ports.host, ports.reporter)
+        self._fence = Fence(ports.host, ports.reporter)
         self._kept: tuple[Settler, Observation] | None = None
         self._is_rehearsed = False
 
@@ -112,7 +112,7 @@ class _Run:
             return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
         try:
             self._prepare(decided)
-            executor = Executor(ports, self._profile, self._policy, obs, settler, self._hold, self._deadline)
+            executor = Executor(ports, self._profile, self._policy, obs, settler, self._fence, self._deadline)
             waited_for = executor.run(decided)
         except (Conflict, OwnedElsewhere):
             raise

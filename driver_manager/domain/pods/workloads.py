@@ -50,7 +50,7 @@ class Workload:
 
     pod: Pod
     uses: str
-    fate: PodAction
+    action: PodAction
     why: str
     remedy: str = ""
     has_asked: bool = True
@@ -60,11 +60,11 @@ class Workload:
 
     def to_json(self) -> dict[str, str]:
         """The same for machines."""
-        return {"pod": str(self.pod), "uses": self.uses, "fate": self.fate.value, "why": self.why}
+        return {"pod": str(self.pod), "uses": self.uses, "fate": self.action.value, "why": self.why}
 
-    def told(self) -> str:
+    def to_text(self) -> str:
         """One line: the pod, how it uses the accelerator, what becomes of it and why."""
-        return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.fate.value}, {self.why}"
+        return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.action.value}, {self.why}"
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def unread_claims(scene: NodePods) -> tuple[str, ...]:
 def staying(scene: NodePods, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
     """The pods that ask for the accelerator where nobody has to leave; claims that were not read are none."""
     found = workloads(scene, profile, rules)
-    return tuple(replace(one, fate=PodAction.STAY, why=why, remedy="") for one in found if not one.pod.is_over)
+    return tuple(replace(one, action=PodAction.STAY, why=why, remedy="") for one in found if not one.pod.is_over)
 
 
 def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
@@ -152,9 +152,9 @@ def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
     return tuple(sorted(found, key=lambda one: (one.pod.namespace, one.pod.name)))
 
 
-def with_action(found: Iterable[Workload], *fates: PodAction) -> tuple[Workload, ...]:
-    """Those with one of `fates`."""
-    return tuple(workload for workload in found if workload.fate in fates)
+def with_action(found: Iterable[Workload], *actions: PodAction) -> tuple[Workload, ...]:
+    """Those with one of `actions`."""
+    return tuple(workload for workload in found if workload.action in actions)
 
 
 def refusal(blocked: Iterable[Workload], why: str, found: Iterable[Workload] = ()) -> EvictionRefused:
@@ -246,9 +246,9 @@ def _why_never(pod: Pod, scene: NodePods, profile: Profile) -> str:
 
 def _consented(judged: Workload, why: str, remedy: str, *, is_given: bool) -> Workload:
     """`judged`, blocked where the first consent is missing; one that no consent would evict keeps its own reason."""
-    if is_given or judged.fate is PodAction.WAIT or judged.remedy == USE_LABEL:
+    if is_given or judged.action is PodAction.WAIT or judged.remedy == USE_LABEL:
         return judged
-    return replace(judged, fate=PodAction.BLOCK, why=why, remedy=remedy)
+    return replace(judged, action=PodAction.BLOCK, why=why, remedy=remedy)
 
 
 def _evictable(pod: Pod, uses: str, rules: EvictionRules) -> Workload:

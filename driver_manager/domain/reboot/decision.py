@@ -93,7 +93,7 @@ def _withdrawn(state: RebootState) -> RebootDecision | None:
         return None
     pending, why = state.here, _why_no_request(state)
     if pending is not None and pending.commanded_s is not None:
-        left_s = pending.commanded_s + state.policy.grace_s - state.look.uptime_s
+        left_s = pending.commanded_s + state.policy.grace_s - state.snapshot.uptime_s
         if left_s > 0:
             return RebootDecision(
                 RebootAct.WAIT, f"{why}, but the host was told to reboot: waiting {left_s:.0f} s for it"
@@ -142,7 +142,7 @@ def _under_way(state: RebootState) -> RebootDecision | None:
     pending = state.here
     if pending is None or pending.commanded_s is None or not pending.given:
         return None
-    uptime_s, grace_s = state.look.uptime_s, state.policy.grace_s
+    uptime_s, grace_s = state.snapshot.uptime_s, state.policy.grace_s
     left_s = pending.commanded_s + grace_s - uptime_s
     if left_s > 0:
         return RebootDecision(RebootAct.WAIT, f"the host was told to reboot: waiting up to {left_s:.0f} s for it")
@@ -155,7 +155,7 @@ def _under_way(state: RebootState) -> RebootDecision | None:
 
 def _announce(state: RebootState) -> RebootDecision | None:
     request = state.request
-    if request is None or state.policy.dry_run or request.key == state.record.told:
+    if request is None or state.policy.dry_run or request.key == state.record.announced_key:
         return None
     return RebootDecision(RebootAct.ANNOUNCE, f"a reboot is required ({state.reason})")
 
@@ -189,7 +189,7 @@ def _granted(state: RebootState) -> RebootDecision | None:
 
 def _may_go_down(state: RebootState, pending: Pending) -> bool:
     """Whether a command that may have been given can still take the host down."""
-    return pending.commanded_s is not None and state.look.uptime_s < pending.commanded_s + state.policy.grace_s
+    return pending.commanded_s is not None and state.snapshot.uptime_s < pending.commanded_s + state.policy.grace_s
 
 
 def _approval(state: RebootState) -> RebootDecision | None:
@@ -201,7 +201,7 @@ def _approval(state: RebootState) -> RebootDecision | None:
 
 
 def _uptime(state: RebootState) -> RebootDecision | None:
-    left_s = state.policy.min_uptime_s - state.look.uptime_s
+    left_s = state.policy.min_uptime_s - state.snapshot.uptime_s
     if left_s <= 0:
         return None
     least_s = state.policy.min_uptime_s
@@ -287,9 +287,9 @@ def _held_back(state: RebootState, why: str) -> RebootDecision:
 
 
 def _why_no_request(state: RebootState) -> str:
-    marker = state.look.marker
-    if state.look.marker_problem:
-        return state.look.marker_problem
+    marker = state.snapshot.marker
+    if state.snapshot.marker_problem:
+        return state.snapshot.marker_problem
     if marker is not None and is_foreign(marker, state.policy.node):
         return f"the marker is for node {marker.node}, not for {state.policy.node}"
     return "no reboot is required"

@@ -52,7 +52,7 @@ class RebootState:
     its devices yet, "" when it does.
     """
 
-    look: Snapshot
+    snapshot: Snapshot
     record: Record
     node: Node | None
     policy: RebootPolicy
@@ -65,12 +65,12 @@ class RebootState:
     @property
     def boot_id(self) -> str:
         """This boot."""
-        return self.look.boot_id
+        return self.snapshot.boot_id
 
     @property
     def request(self) -> RebootRequest | None:
         """The request of this boot and node, None where there is none that may be acted on."""
-        marker = self.look.marker
+        marker = self.snapshot.marker
         if marker is None or self.is_stale or is_foreign(marker, self.policy.node):
             return None
         return request_of(marker, self.boot_id)
@@ -78,7 +78,7 @@ class RebootState:
     @property
     def is_stale(self) -> bool:
         """Whether the marker was written before this boot. An older operator's is of the boot it was announced in."""
-        return is_stale(self.look, self.record)
+        return is_stale(self.snapshot, self.record)
 
     @property
     def pending(self) -> Pending | None:

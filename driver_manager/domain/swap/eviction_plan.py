@@ -69,7 +69,7 @@ def clearing(obs: Observation, profile: Profile, policy: Policy) -> EvictionPlan
         wait = WaitForCompletion(policy.completion, tuple(map(str, completing)), policy.completion_timeout_s)
         ending = {pod.uid for pod in completing}
         given_time = tuple(
-            replace(one, fate=PodAction.WAIT, why="it is given time to complete", remedy="")
+            replace(one, action=PodAction.WAIT, why="it is given time to complete", remedy="")
             for one in workloads(scene, profile, policy.eviction)
             if one.pod.uid in ending
         )
@@ -145,7 +145,7 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
     It may let go by itself while the device is waited for. Where others would be evicted meanwhile, for nothing if it
     does not, it is a blocker.
     """
-    return one.fate is PodAction.BLOCK and not one.has_asked and not with_action(found, PodAction.EVICT)
+    return one.action is PodAction.BLOCK and not one.has_asked and not with_action(found, PodAction.EVICT)
 
 
 def _by_eviction(scene: NodePods, profile: Profile, policy: Policy) -> tuple[tuple[Step, ...], tuple[Workload, ...]]:
@@ -172,9 +172,12 @@ def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...
     """`found`, with those blocked whose grace is longer than the whole run: they would be told to end for nothing."""
     return tuple(
         replace(
-            one, fate=PodAction.BLOCK, why=f"its grace of {grace_s(one.pod):g} s is longer than the run", remedy=LONGER
+            one,
+            action=PodAction.BLOCK,
+            why=f"its grace of {grace_s(one.pod):g} s is longer than the run",
+            remedy=LONGER,
         )
-        if one.fate is PodAction.EVICT and grace_s(one.pod) > policy.deadline_s
+        if one.action is PodAction.EVICT and grace_s(one.pod) > policy.deadline_s
         else one
         for one in found
     )
@@ -204,7 +207,7 @@ def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tupl
         pods=pods,
         timeout_s=policy.operator_timeout_s,
         asks=state in ("", *profile.idle_states)
-        and not all(one.fate is PodAction.WAIT for one in holding)
+        and not all(one.action is PodAction.WAIT for one in holding)
         and obs.node.annotations.get(keys.upgrade_requested) != "true",
     )
     return EvictionPlan((ask, PlanAgain(OPERATOR)), (), found, warnings)
@@ -212,14 +215,14 @@ def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tupl
 
 def _left_to_operator(one: Workload) -> Workload:
     """What becomes of a pod on a node where we evict nothing."""
-    if one.fate is PodAction.STAY or one.pod.deleting:
+    if one.action is PodAction.STAY or one.pod.deleting:
         return one
     if one.has_asked:
         return replace(
-            one, fate=PodAction.WAIT, why="the operator, who manages upgrades on this node, moves it", remedy=""
+            one, action=PodAction.WAIT, why="the operator, who manages upgrades on this node, moves it", remedy=""
         )
     why = "the operator, who manages upgrades on this node, does not know that it has the device"
-    return replace(one, fate=PodAction.BLOCK, why=why, remedy=END_HOLDER)
+    return replace(one, action=PodAction.BLOCK, why=why, remedy=END_HOLDER)
 
 
 def _completing(obs: Observation, policy: Policy) -> tuple[Pod, ...]:
