@@ -17,14 +17,14 @@ from typing import NoReturn
 
 import pytest
 
-from tests.cluster.api import Api, Json, gone, wait_until
-from tests.cluster.container import why_not
-from tests.cluster.controlplane import NAMESPACE, ControlPlane, User, missing_assets
-from tests.cluster.kubelet import COMPONENTS, Kubelet, Node, NodeFactory, Operands, OperandsFactory
-from tests.cluster.oldserver import DRA_GROUP, dra_definitions
-from tests.cluster.processes import STARTED
-from tests.cluster.proxy import Proxy
-from tests.cluster.workloads import Workloads, WorkloadsFactory
+from tests.control_plane.api import Api, Json, gone, wait_until
+from tests.control_plane.container import why_not
+from tests.control_plane.kubelet import COMPONENTS, Kubelet, Node, NodeFactory, Operands, OperandsFactory
+from tests.control_plane.old_server import DRA_GROUP, dra_definitions
+from tests.control_plane.processes import STARTED
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.servers import NAMESPACE, ControlPlane, User, missing_assets
+from tests.control_plane.workloads import Workloads, WorkloadsFactory
 
 NODE_KEY = "cluster-tests/node"  # ties a DaemonSet to one node, so that nodes do not get each other's pods
 

@@ -17,10 +17,10 @@ from driver_manager.domain.escaping import one_line, shown
 from driver_manager.domain.profile import LoadScope
 from tests.fuzz.answers import CLAIM, LEASE, NODE, POD, PODS
 from tests.fuzz.documents import HEALTH, SHIPPED, probe_seed
-from tests.fuzz.hosttrees import KERNEL, TOOLS, part
+from tests.fuzz.host_trees import KERNEL, TOOLS, part
 from tests.fuzz.target import check, parts
 from tests.fuzz.targets import TARGETS
-from tests.unit.test_elf import GLOBAL, SECTION_BYTES, elf
+from tests.unit.adapters.test_elf import GLOBAL, SECTION_BYTES, elf
 
 SHIPPED_PROFILE = (SHIPPED / "rebellions.toml").read_bytes()
 DEEP = b"[" * 100_000

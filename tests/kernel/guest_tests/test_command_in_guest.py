@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Api
 from tests.cluster.conftest import create_node, create_operands
-from tests.cluster.kubelet import Node
-from tests.kernel.forked import Ended, Forked
+from tests.control_plane.api import Api
+from tests.control_plane.kubelet import Node
+from tests.kernel.forked_command import Ended, Forked
 from tests.kernel.guest_fixtures import DriverRoots, holding_mapped, holding_open, is_loaded, modprobe, module_fact
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import wait_until
 from tests.cluster.conftest import create_operands
+from tests.control_plane.api import wait_until
 from tests.kernel.containers import HOST, WITHOUT_IMAGE_VARIABLE, image_root, run_in_image
 from tests.kernel.guest_fixtures import DriverRoots, module_fact
 from tests.kernel.guest_tests.test_command_in_guest import (
