@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster.conftest import create_node
+from tests.control_plane.objects import create_node
 from tests.control_plane.runner import Rig
 from tests.control_plane.servers import ControlPlane
 

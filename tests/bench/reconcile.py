@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.conftest import create_node, create_operands
 from tests.control_plane.api import wait_until
 from tests.control_plane.kubelet import Operands
 from tests.control_plane.many_nodes import COUNTED_OUT
+from tests.control_plane.objects import create_node, create_operands
 from tests.control_plane.runner import Rig
 from tests.control_plane.servers import ControlPlane
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from driver_manager.profiles import builtin
-from tests.cluster.conftest import create_operands
 from tests.control_plane.api import Api, Json, refusal, wait_until
 from tests.control_plane.driver_node import OLD, Site, old_driver, settled
 from tests.control_plane.kubelet import NodeFactory
+from tests.control_plane.objects import create_operands
 from tests.control_plane.pod_process import PodRunner, wait_pod
 from tests.control_plane.processes import RUN_TIMEOUT_S, Running
 from tests.control_plane.proxy import Proxy

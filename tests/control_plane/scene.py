@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.cluster.conftest import create_node
 from tests.control_plane.api import Api, Json
 from tests.control_plane.forked_commands import Nursed, Nursery
 from tests.control_plane.kubelet import Node
+from tests.control_plane.objects import create_node
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.runner import CORDON, JOURNAL, PREFIX, Rig
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from driver_manager.sandbox import fake_tools
-from tests.cluster.conftest import create_operands
 from tests.control_plane.api import wait_until
 from tests.control_plane.kubelet import NEVER
+from tests.control_plane.objects import create_operands
 from tests.control_plane.scene import Stage
 from tests.control_plane.workloads import Pod, Shape
 

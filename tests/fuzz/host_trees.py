@@ -34,10 +34,10 @@ from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.swap.planner import plan
 from tests.fakes.builders import ASCEND, PROFILE, journal, observation
 from tests.fakes.clock import FakeClock
+from tests.fakes.elf_files import MODULE
 from tests.fuzz.documents import MOUNTS, golden
 from tests.fuzz.oracle import assert_conforms
 from tests.fuzz.target import Form, Target, parts, parts_of, text_of
-from tests.unit.adapters.test_elf import MODULE
 
 KERNEL = "6.1.0-fuzz"
 TREE = f"lib/modules/{KERNEL}"

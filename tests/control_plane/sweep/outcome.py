@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from driver_manager.domain.profile import Profile
-from tests.cluster.conftest import NODE_KEY
 from tests.control_plane.api import wait_until
 from tests.control_plane.faults import Hold
+from tests.control_plane.objects import NODE_KEY
 from tests.control_plane.runner import JOURNAL
 from tests.control_plane.sweep.scene import OPERAND, REQUESTED, STATE, Scene
 

@@ -12,10 +12,10 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path as Folder
 
-from tests.cluster.conftest import create_node, create_operands
 from tests.control_plane.api import Api, Json, gone, wait_until
 from tests.control_plane.faults import Fault, Hold
 from tests.control_plane.kubelet import Node
+from tests.control_plane.objects import create_node, create_operands
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.runner import PREFIX, Rig
 from tests.control_plane.servers import ControlPlane, User

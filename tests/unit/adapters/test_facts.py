@@ -11,55 +11,20 @@ from typing import Any
 
 import pytest
 
-from driver_manager.adapters.host.facts import read_host
 from driver_manager.adapters.host.modules import tree as module_tree
 from driver_manager.adapters.host.pci import pci_devices, served_devices
-from driver_manager.adapters.host.roots import HostRoots, boot_id
+from driver_manager.adapters.host.roots import boot_id
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Host, Loader, Policy
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import UnmountDriverRoot
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
-from tests.unit.adapters.test_identity import mountinfo
-from tests.unit.adapters.test_kmod import KERNEL, load
+from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
 
 PATHS = PROFILE.paths
-
-
-class Tree:
-    """A host with a kernel, a machine id and nothing loaded."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.roots = HostRoots(root, root / "proc", root / "sys", root / "dev")
-        self.put("/proc/sys/kernel/random/boot_id", "boot-1\n")
-        self.put("/proc/sys/kernel/osrelease", f"{KERNEL}\n")
-        self.put("/proc/1/mountinfo", mountinfo("/"))
-        self.put("/etc/machine-id", "machine\n")
-        (root / "sys/module").mkdir(parents=True)
-
-    def put(self, path: str, content: str | bytes) -> Path:
-        file = self.root / path.lstrip("/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, bytes):
-            file.write_bytes(content)
-        else:
-            file.write_text(content)
-        return file
-
-    def pci(self, address: str, vendor: str, kind: str = "0x120000", device: str = "0x1220") -> None:
-        for name, text in (("vendor", vendor), ("class", kind), ("device", device)):
-            self.put(f"/sys/bus/pci/devices/{address}/{name}", f"{text}\n")
-
-    def read(self, profile: Profile = PROFILE, **options: Any) -> Host:
-        journal = options.get("journal")
-        return read_host(
-            self.roots, profile, options.get("driver_root", ""), journal, loads=options.get("loads", False)
-        )
 
 
 @pytest.fixture

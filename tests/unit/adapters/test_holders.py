@@ -15,7 +15,7 @@ from driver_manager.adapters.host import holders
 from driver_manager.adapters.host.holders import bound_to, find_holders, whose
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import Holder
-from tests.unit.adapters.test_identity import mountinfo
+from tests.fakes.host_folders import mountinfo
 
 UID = "0b0d7f0e-1111-4222-8333-000000000002"
 STATIC_UID = "3f2a9c0de1b84756aabbccddeeff0011"

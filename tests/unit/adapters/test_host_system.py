@@ -19,9 +19,7 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.tool_status import TIMED_OUT
 from tests.fakes.builders import ASCEND, PROFILE, source
 from tests.fakes.clock import FakeClock
-from tests.unit.adapters.test_facts import Tree
-from tests.unit.adapters.test_identity import mountinfo
-from tests.unit.adapters.test_kmod import KERNEL, load
+from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
 
 ROOT = PROFILE.paths.driver_root
 SOURCE = DriverSource("/opt/new", (ModuleFile("rebellions", "/opt/new/rebellions.ko", "2.0"),))

@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from driver_manager.adapters.host.mounts import devices_of, mount_points_below
 from driver_manager.adapters.process.identity import lives, this_process
 from driver_manager.domain.journal import Owner
+from tests.fakes.host_folders import mountinfo
 
 ROOT = "/run/rbln/driver"
-
-
-def mountinfo(*points: str) -> str:
-    return "".join(
-        f"{number} 1 0:{number} / {point} rw,relatime shared:1 - overlay overlay rw\n"
-        for number, point in enumerate(points, 30)
-    )
 
 
 def test_mounts_at_and_below_the_root_come_last_mounted_first() -> None:

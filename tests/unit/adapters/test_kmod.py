@@ -13,18 +13,9 @@ from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
 from driver_manager.domain.model import Module
 from tests.fakes.builders import PROFILE
+from tests.fakes.host_folders import KERNEL, load
 
-KERNEL = "6.1.0-fake"
 Tool = Callable[[Sequence[str]], Result]
-
-
-def load(sys: Path, name: str, *holders: str, **files: str) -> None:
-    folder = sys / "module" / name
-    (folder / "holders").mkdir(parents=True)
-    for holder in holders:
-        (folder / "holders" / holder).touch()
-    for file, text in {"initstate": "live\n", "refcnt": f"{len(holders)}\n", **files}.items():
-        (folder / file).write_text(text)
 
 
 @pytest.fixture

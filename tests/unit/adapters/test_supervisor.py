@@ -16,6 +16,7 @@ from driver_manager.adapters.process import supervisor as module
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.supervisor import Ran, StillStuckError, Supervisor
 from driver_manager.domain.errors import Terminated
+from tests.fakes.host_folders import is_alive
 from tests.fakes.npu_smi_tool import HEALTHY, StandIn
 
 QUICK_S = 0.2
@@ -43,14 +44,6 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def run(clock: LoopClock, tool: StandIn, mood: str, timeout_s: float = 10.0) -> Ran:
     tool.be(mood)
     return Supervisor(clock).run([str(tool.path)], {}, timeout_s)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs; one that ended and was not reaped by its parent does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
-        return False
 
 
 def descriptors() -> int:

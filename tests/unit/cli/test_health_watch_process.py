@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.ascend_tree import AscendTree
-from tests.unit.adapters.test_supervisor import is_alive
+from tests.fakes.host_folders import is_alive
 
 BOUND_S = 20.0
 INTERVAL = ("--interval", "50ms")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.controllers import DaemonSetController, Kubelet
-from driver_manager.sandbox.store import Store
-from tests.unit.sandbox.test_sandbox_apiserver import (
+from tests.fakes.sandbox_calls import (
     MERGE,
     PODS,
-    TOKENS,
     call,
     daemonset,
     label_patch,
@@ -24,12 +21,6 @@ from tests.unit.sandbox.test_sandbox_apiserver import (
     until,
     watch,
 )
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with ApiServer(Store(), tokens=TOKENS) as running:
-        yield running
 
 
 def test_a_bound_pod_stays_until_its_kubelet_confirms(server: ApiServer) -> None:

@@ -7,32 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.swap.reconcile import Outcome
 from driver_manager.domain.errors import ApiRefused, ExitCode, ModuleFailed
 from driver_manager.domain.journal import encode
 from driver_manager.domain.model import Holder, Policy
 from tests.fakes.builders import DRIVER, EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
+from tests.fakes.executions import is_given_back, is_held, run
 from tests.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS
 from tests.fakes.world import World
 
 PATHS = PROFILE.paths
 SERVICE = "rbln_daemon.service"
-
-
-def run(world: World) -> Outcome:
-    outcome = world.run()
-    assert outcome is not None
-    return outcome
-
-
-def is_given_back(world: World) -> bool:
-    state = world.state()
-    return state.labels == LABELS and not state.annotations and not state.unschedulable
-
-
-def is_held(world: World) -> bool:
-    state = world.state()
-    return state.labels[PLUGIN] == PAUSED and PROFILE.keys.journal in state.annotations
 
 
 # before the driver is touched

@@ -6,10 +6,9 @@ import pytest
 
 from driver_manager.domain.errors import ExitCode
 from tests.fakes.builders import NEW_DIGEST, PROFILE
+from tests.fakes.executions import ascend, run
 from tests.fakes.scenarios import SCENARIOS, undisturbed
 from tests.fakes.world import World
-from tests.unit.swap.test_executor import run
-from tests.unit.swap.test_executor_reboot import ascend
 
 DRIVER_WORK = ("unload", "load", "reload", "unmount", "remove", "write")
 WITHDRAWN = PROFILE.paths.ready_withdrawn

@@ -10,9 +10,9 @@ from driver_manager.core.swap.executor import DEVICE_NODES_S
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import Policy
 from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PLUGIN, PROFILE, pod
+from tests.fakes.executions import is_given_back, is_held, run
 from tests.fakes.scenarios import LABELS, OLD_ROOT, SCENARIOS, undisturbed
 from tests.fakes.world import World
-from tests.unit.swap.test_executor import is_given_back, is_held, run
 
 PATHS = PROFILE.paths
 

@@ -15,18 +15,10 @@ from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.fakes.clock import FakeClock
+from tests.fakes.executions import ascend, run
 from tests.fakes.host import FakeHost
 from tests.fakes.scenarios import NEW_ROOT
 from tests.fakes.world import World
-from tests.unit.swap.test_executor import run
-
-
-def ascend(*, no_wait: bool) -> World:
-    world = World({"openfuyao.com/npu.present": "true"}, Policy(no_wait=no_wait), profile=ASCEND)
-    world.host.needs = {}
-    world.host.loaded = {"drv_pcie_host": "23.0"}
-    world.host.files[ASCEND.paths.state_file] = OLD_DIGEST
-    return world
 
 
 def test_a_driver_of_strategy_reboot_gets_a_marker_and_is_never_unloaded() -> None:

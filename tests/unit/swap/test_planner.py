@@ -43,19 +43,11 @@ from tests.fakes.builders import (
     pod,
     source,
 )
-
-CONTAINER, MANAGER = Policy(), Policy(loader=Loader.MANAGER)
-STATE, READY, WITHDRAWN = PROFILE.paths.state_file, PROFILE.paths.ready_marker, PROFILE.paths.ready_withdrawn
-TAKEN = {PLUGIN: PAUSED, EXPORTER: PAUSED, DRIVER: "true"}
+from tests.fakes.plans import CONTAINER, MANAGER, READY, STATE, TAKEN, WITHDRAWN, one
 
 
 def steps(obs: Observation, policy: Policy = CONTAINER) -> list[type]:
     return [type(step) for step in plan(obs, PROFILE, policy).steps]
-
-
-def one(found: Plan, kind: type) -> Any:
-    (step,) = [step for step in found.steps if type(step) is kind]
-    return step
 
 
 # host-installed driver

@@ -49,8 +49,7 @@ from tests.fakes.builders import (
     source,
     workload,
 )
-from tests.unit.swap.test_planner import READY, STATE, TAKEN
-from tests.unit.swap.test_planner_reboot import ASCEND_LOADED
+from tests.fakes.plans import ASCEND_LOADED, READY, STATE, TAKEN
 
 DRA = {key("dra-kubelet-plugin"): "true"}
 USERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Loader, Module, Policy
+from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.steps import (
@@ -17,9 +17,7 @@ from driver_manager.domain.swap.steps import (
     RequestReboot,
 )
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, node, observation, source
-from tests.unit.swap.test_planner import CONTAINER, MANAGER, one
-
-ASCEND_LOADED = {"modules": {"drv_pcie_host": Module("drv_pcie_host", "23.0", 3)}}
+from tests.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
 
 
 def test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested() -> None:

@@ -19,7 +19,7 @@ from driver_manager.domain.model import Module, Policy
 from driver_manager.domain.swap.planner import plan, refuse_if_owned
 from driver_manager.domain.swap.steps import Decision
 from tests.fakes.builders import NEW_DIGEST, PROFILE, SOMEBODY, host, journal, modules, node, observation, source
-from tests.unit.swap.test_planner import CONTAINER, MANAGER
+from tests.fakes.plans import CONTAINER, MANAGER
 
 FULL = host(state_problem="/run is full", artifacts=(PROFILE.paths.state_file,))
 
