@@ -1,4 +1,4 @@
-"""Proves the ground that evictions are tested on: users' pods, budgets, claims, and today's API on an old server."""
+"""Proves what evictions are tested on: users' pods, budgets, claims, and today's API on an old server."""
 
 from __future__ import annotations
 
