@@ -1,4 +1,4 @@
-"""Owns the commands forked for a test by a fork server: begun, stopped, continued, ended. Must not import the product."""
+"""Owns commands that a fork server forks for a test: begun, stopped, continued, ended. Must not import the product."""
 
 from __future__ import annotations
 
