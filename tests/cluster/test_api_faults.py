@@ -27,6 +27,9 @@ from tests.control_plane.fault_routes import ROUTES
 from tests.control_plane.fault_runner import Bench, FaultSetup, Verdict
 from tests.control_plane.servers import ControlPlane, User
 
+pytestmark = pytest.mark.long
+
+
 PROCESSES = 6
 """More than processors: many a cell waits for an answer that does not come."""
 

@@ -19,6 +19,9 @@ from tests.control_plane.proxy import Proxy
 from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.control_plane.servers import ControlPlane
 
+pytestmark = pytest.mark.long
+
+
 POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)
 ROUNDS_DISTURBED, ROUNDS = 5, 10
 MOST_REQUESTS = ROUNDS_DISTURBED * 2 * MAX_ACTS

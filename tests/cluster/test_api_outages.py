@@ -28,6 +28,9 @@ from tests.control_plane.runner import (
 )
 from tests.control_plane.servers import ControlPlane, User
 
+pytestmark = pytest.mark.long
+
+
 Build = Callable[..., CommandRunner]
 
 

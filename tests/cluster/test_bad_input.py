@@ -12,6 +12,9 @@ from tests.control_plane.processes import Ended
 from tests.control_plane.runner import JOURNAL, OLD, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
 
+pytestmark = pytest.mark.long
+
+
 LABELS = {f"{PREFIX}device-plugin": "paused-for-driver-upgrade", f"{PREFIX}metrics-exporter": "true"}
 
 

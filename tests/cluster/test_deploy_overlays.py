@@ -27,6 +27,9 @@ from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied, apply
 from tests.deploy.kustomize import OVERLAYS, only, render
 
+pytestmark = pytest.mark.long
+
+
 NEW = "2.0.1"
 NPU = "npu.openfuyao.com/"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

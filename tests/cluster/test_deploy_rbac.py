@@ -25,6 +25,9 @@ from tests.control_plane.workloads import Shape, Workloads, WorkloadsFactory
 from tests.deploy.apply import Right, applied, apply, may, rights_of, rules_of
 from tests.deploy.kustomize import only, render
 
+pytestmark = pytest.mark.long
+
+
 EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 UPGRADE = "rebellions.ai/npu-driver-upgrade"
 ASCEND = "npu.openfuyao.com/"

@@ -29,6 +29,9 @@ from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied
 from tests.deploy.kustomize import only
 
+pytestmark = pytest.mark.long
+
+
 FOLDER = Path(__file__).parents[1] / "deploy/dropin"
 MANAGER = "k8s-driver-manager"
 OLD_DIGEST, DIGEST, NEW = "digest-of-1.2.92", "digest-of-2.0.1", "2.0.1"

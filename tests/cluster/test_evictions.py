@@ -28,6 +28,9 @@ from tests.control_plane.runner import (
 from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
 
+pytestmark = pytest.mark.long
+
+
 EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 KEY = "rebellions.ai/npu-driver-upgrade"
 STATE, REQUESTED, ENABLED, SAFE_LOAD = (

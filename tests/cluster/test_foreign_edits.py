@@ -19,6 +19,9 @@ from tests.control_plane.scene import Left, World, make_stage, open_world
 from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.waits import WAITS, Wait
 
+pytestmark = pytest.mark.long
+
+
 AT_ONCE = 8
 PAIRS = [(wait, hand) for hand in HANDS for wait in WAITS if hand.fits(wait)]
 MUTANTS = [

@@ -12,6 +12,9 @@ from tests.control_plane.kubelet import NodeFactory
 from tests.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
 
+pytestmark = pytest.mark.long
+
+
 SERVICE = "rbln_daemon.service"
 LABELS = {f"{PREFIX}device-plugin": "true"}
 

@@ -18,6 +18,9 @@ from tests.control_plane.scene import NodeScene, World, make_stage, open_world
 from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
 
+pytestmark = pytest.mark.long
+
+
 ASCEND, REBELLIONS = builtin()["ascend"], builtin()["rebellions"]
 KEYS = ASCEND.keys
 

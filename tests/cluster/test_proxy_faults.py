@@ -37,6 +37,8 @@ from tests.control_plane.raw_streams import opened, read_on, watch_path
 from tests.control_plane.runner import JOURNAL, NEW, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def through(control_plane: ControlPlane, agent: User, proxy: Proxy) -> Iterator[Api]:

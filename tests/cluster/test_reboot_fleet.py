@@ -23,6 +23,9 @@ from tests.control_plane.runner import CommandRunner
 from tests.control_plane.servers import AuditRecord, ControlPlane
 from tests.fakes.killer import Killer
 
+pytestmark = pytest.mark.long
+
+
 NODES = 50
 WORKERS = 4
 LIMIT_S = 90.0

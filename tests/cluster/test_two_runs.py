@@ -25,6 +25,9 @@ from tests.control_plane.scene import Left, NodeScene, World, make_stage, open_w
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.control_plane.workloads import Shape
 
+pytestmark = pytest.mark.long
+
+
 SERVICE = "rbln_daemon.service"
 AGAIN = ("--force-reinstall", "--stop-host-services")
 BY_HAND = {"POD_NAME": ""}

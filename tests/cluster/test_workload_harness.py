@@ -29,6 +29,9 @@ from tests.control_plane.workloads import (
     pod_body,
 )
 
+pytestmark = pytest.mark.long
+
+
 DRA = "/apis/resource.k8s.io"
 CLAIM_LIST = f"{DRA}/v1/namespaces/{TEAM}/resourceclaims"
 PODS = f"/api/v1/namespaces/{TEAM}/pods"

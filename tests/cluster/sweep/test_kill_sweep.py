@@ -25,6 +25,9 @@ from tests.control_plane.sweep.recording import Effect, Place
 from tests.control_plane.sweep.scene import Kill, SweepNode
 from tests.control_plane.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
 
+pytestmark = pytest.mark.long
+
+
 Record = Callable[[Path], Recording]
 BY_NAME = {path.name: path for path in PATHS}
 PAUSE = Effect(Place.API, "patch nodes", 1)

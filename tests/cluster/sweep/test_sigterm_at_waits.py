@@ -18,6 +18,9 @@ from tests.control_plane.sweep.figures import Figures
 from tests.control_plane.sweep.paths import MANAGED, PATHS, Path
 from tests.control_plane.sweep.scene import OPERAND, REQUESTED, Scene, SweepNode
 
+pytestmark = pytest.mark.long
+
+
 LIMIT_S = 5.0
 BY_NAME = {path.name: path for path in PATHS}
 PAUSED = "paused-for-driver-upgrade"
