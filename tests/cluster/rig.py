@@ -62,7 +62,7 @@ class Rig:
         server = self._proxy.url if self._proxy else None
         return {
             "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
-            "KUBECONFIG": str(self._plane.kubeconfig(self._user.token, server)),
+            **self._plane.service_account(self._user.token, server),
             "NODE_NAME": self.node.name if self.node else "",
             "OPERATOR_NAMESPACE": "rbln-system",
             "HOST_ROOT": str(self.tree.root),

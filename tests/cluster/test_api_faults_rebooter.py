@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from driver_manager.adapters.kube.client import load_client
 from driver_manager.core.reboot.loop import MAX_ACTS
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.cluster.api import Api
@@ -16,6 +15,7 @@ from tests.cluster.faultbench import enumerate_requests
 from tests.cluster.faultkinds import ALL, Cell, Family, share
 from tests.cluster.faults import Fault
 from tests.cluster.faultscript import to_text
+from tests.cluster.podtransport import pod_transport
 from tests.cluster.proxy import Proxy
 from tests.cluster.rebootfleet import KEYS, RealFleet, RealSite, real_fleet
 
@@ -48,7 +48,7 @@ class Track:
         self._fleet.sites.append(site)
         site.request()
         with Proxy(self._plane.url, self._plane.ca, faults=faults) as proxy:
-            self._fleet.client = load_client(str(self._plane.kubeconfig(self._plane.rebooter.token, proxy.url)))
+            self._fleet.client = pod_transport(self._plane, self._plane.rebooter.token, proxy.url)
             rounds(site, ROUNDS_DISTURBED if faults else ROUNDS)
         self._fleet.client = self._good
         rounds(site, ROUNDS)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.kube.client import load_client
 from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.reboot.decision import Act
 from driver_manager.domain.reboot.record import Record, encode
@@ -19,6 +18,7 @@ from driver_manager.domain.reboot.state import RebootPolicy
 from tests.cluster.api import Api, wait_until
 from tests.cluster.controlplane import AuditRecord, ControlPlane
 from tests.cluster.kubelet import NodeFactory
+from tests.cluster.podtransport import pod_transport
 from tests.cluster.rebootfleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.cluster.rig import Rig
 from tests.fakes.killer import Killer
@@ -231,8 +231,7 @@ def test_a_dead_api_server_is_waited_for(control_plane: ControlPlane, admin_api:
         (site,) = fleet.sites
         site.request()
         good = fleet.client
-        dead = control_plane.kubeconfig(control_plane.rebooter.token, server="https://127.0.0.1:9")
-        fleet.client = load_client(str(dead))
+        fleet.client = pod_transport(control_plane, control_plane.rebooter.token, "https://127.0.0.1:9")
         decision = site.round()
         assert decision is not None
         assert (decision.act, "did not answer" in decision.reason) == (Act.WAIT, True)
