@@ -26,11 +26,22 @@ PREFIX = "rebellions.ai/npu.deploy."
 
 
 class Rig:
-    """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one."""
+    """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one.
+
+    It finds itself in a pod. `through` is a command that starts it.
+    """
 
     def __init__(
-        self, plane: ControlPlane, user: User, folder: Path, profile: str = "rebellions", *, proxy: Proxy | None = None
+        self,
+        plane: ControlPlane,
+        user: User,
+        folder: Path,
+        profile: str = "rebellions",
+        *,
+        proxy: Proxy | None = None,
+        through: tuple[str, ...] = (),
     ) -> None:
+        self.through = through
         self._plane = plane
         self._user = user
         self._proxy = proxy
@@ -49,7 +60,7 @@ class Rig:
 
     def start(self, *arguments: str, **env: str) -> Running:
         """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
-        argv = [sys.executable, "-m", "driver_manager", *arguments]
+        argv = [*self.through, sys.executable, "-m", "driver_manager", *arguments]
         return Running(argv, self.environment(**env), self.new_last_line())
 
     def new_last_line(self) -> Path:

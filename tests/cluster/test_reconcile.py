@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from driver_manager.domain.json_patch import pointer
+from tests.bench.reconcile import PEAK
 from tests.cluster.api import Api, Json
 from tests.cluster.controlplane import NAMESPACE, AuditRecord, ControlPlane, User
 from tests.cluster.kubelet import NEVER, NodeFactory, Operands, OperandsFactory
@@ -69,6 +72,27 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
     assert len(node.kubelet.deletions) == 6
     assert ended.at_s - last_gone_s < 3.0  # the figure itself is scripts/bench's; this machine may be busy
     made.wait_running()
+
+
+LIBRARIES = r"(kubernetes|oauthlib|psutil|pydantic|pyudev|requests|tenacity|urllib3|websocket|yaml)"
+MOST_MIB = 36.0
+
+
+def test_an_upgrade_in_a_pod_imports_no_library_but_click(rig: Build, operands: OperandsFactory) -> None:
+    one = rig().with_upgrade()
+    operands(node_of(one), ("device-plugin",))
+    ended = one.reconcile(PYTHONPROFILEIMPORTTIME="1")
+    assert ended.code == 0, ended.err
+    assert re.search(r"^import time: .* click$", ended.err, re.MULTILINE)
+    assert not re.findall(rf"^import time: .* {LIBRARIES}$", ended.err, re.MULTILINE)
+
+
+def test_an_upgrade_in_a_pod_has_at_most_36_mib(rig: Build, operands: OperandsFactory, tmp_path: Path) -> None:
+    one = rig().with_upgrade()
+    operands(node_of(one))
+    one.through = (sys.executable, "-I", "-S", str(PEAK), str(tmp_path / "peak"))
+    assert one.reconcile().code == 0
+    assert float((tmp_path / "peak").read_text()) <= MOST_MIB
 
 
 def test_the_pause_is_one_patch_with_labels_cordon_and_journal(

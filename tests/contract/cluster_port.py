@@ -6,14 +6,14 @@ A subclass provides the fixture `target`. Every fact here is what the core relie
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
@@ -32,19 +32,17 @@ PODS = "/api/v1/namespaces/default/pods"
 
 @dataclass(frozen=True)
 class Target:
-    """A server under the contract: an administrator's client, and a kubeconfig for the adapter."""
+    """A server under the contract: an administrator's client, and the adapter's ways, its own and who may nothing's."""
 
     api: Api
-    kubeconfig: Path
-    refused_kubeconfig: Path
+    way: Callable[[], Transport]
+    refused_way: Callable[[], Transport]
 
     def cluster(self, node: str, *, refused: bool = False, budget_s: float = 5.0) -> KubeCluster:
         """The adapter for `node`, with a retry budget of so many seconds, half of which one answer may take."""
         clock = SystemClock()
-        kubeconfig = self.refused_kubeconfig if refused else self.kubeconfig
-        return KubeCluster(
-            load_client(str(kubeconfig)), node, clock, LogReporter(clock.wall, as_json=True, level="error"), budget_s
-        )
+        way = self.refused_way if refused else self.way
+        return KubeCluster(way(), node, clock, LogReporter(clock.wall, as_json=True, level="error"), budget_s)
 
     def make_node(self) -> str:
         """A new node with one deploy label and one annotation of somebody else; its name."""
