@@ -47,11 +47,16 @@ class InPod:
 
     def __init__(self, account: Path, environ: Mapping[str, str]) -> None:
         """Raises ConfigError for a service account that cannot be used."""
+        self._kept: http.client.HTTPConnection | None = None
         self._account = account
         self._host, self._port = _address(environ)
-        self._kept: http.client.HTTPConnection | None = None
         self._trust: ssl.SSLContext | None = None
         self._check()
+
+    def __del__(self) -> None:
+        """Nobody but this object knows the kept connection."""
+        if self._kept is not None:
+            self._kept.close()
 
     def send(
         self,
