@@ -21,8 +21,8 @@ from tests.bench.figure import Figure
 from tests.bench.floor import floor_s
 from tests.bench.health_watch import measure_watch
 from tests.bench.holders import measure_holders
-from tests.cluster.conftest import EVENTS, GENERATION_1, REBOOTER, bind_rights
-from tests.cluster.controlplane import NAMESPACE, ControlPlane, missing_assets
+from tests.control_plane.rights import EVENTS, GENERATION_1, REBOOTER, bind_rights
+from tests.control_plane.servers import NAMESPACE, ControlPlane, missing_assets
 
 RUNS = 10
 HOLDER_RUNS = 5

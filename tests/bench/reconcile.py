@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tests.bench.floor import floor_s
 from tests.bench.tools import quicken
-from tests.cluster.api import wait_until
-from tests.cluster.conftest import create_node, create_operands
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.crowd import COUNTED_OUT
-from tests.cluster.kubelet import Operands
-from tests.cluster.rig import NEW, Rig
+from tests.control_plane.api import wait_until
+from tests.control_plane.kubelet import Operands
+from tests.control_plane.many_nodes import COUNTED_OUT
+from tests.control_plane.objects import create_node, create_operands
+from tests.control_plane.runner import NEW, CommandRunner
+from tests.control_plane.servers import ControlPlane
 
 POD_STOP_S = 1.0
 PEAK = Path(__file__).with_name("peak.py")
@@ -45,19 +45,19 @@ def measure_peak(plane: ControlPlane, folder: Path) -> float:
 def _upgrade(plane: ControlPlane, folder: Path, through: tuple[str, ...] = ()) -> Sample:
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(plane.api(plane.admin))
-        rig = Rig(plane, plane.agent_with_events, folder, through=through).with_upgrade()
-        quicken(rig.tree, NEW)
-        node = create_node(stack, api, {}, boot_id=rig.tree.boot_id)
-        rig.node = node
+        command_runner = CommandRunner(plane, plane.agent_with_events, folder, through=through).with_upgrade()
+        quicken(command_runner.tree, NEW)
+        node = create_node(stack, api, {}, boot_id=command_runner.tree.boot_id)
+        command_runner.node = node
         made: Operands = create_operands(stack, api, node)
         for component in made.components:
             node.kubelet.stop_after(component, POD_STOP_S)
         labels, mark, floor = node.labels(), plane.audit_mark(), floor_s()
-        ended = rig.reconcile()
+        ended = command_runner.reconcile()
         if ended.code or node.labels() != labels:
             raise SystemExit(f"the run did not end as it has to: {ended.err}")
-        if rig.tree.driver_version != NEW:
-            raise SystemExit(f"the driver is {rig.tree.driver_version}")
+        if command_runner.tree.driver_version != NEW:
+            raise SystemExit(f"the driver is {command_runner.tree.driver_version}")
         wait_until(lambda: len(node.kubelet.deletions) == len(made.components), "every pod's end is recorded")
         gone_s = max(deletion.asked_at_s or 0.0 for deletion in node.kubelet.deletions)
         records = plane.audit(plane.agent_with_events.name, since=mark)

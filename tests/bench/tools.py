@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from driver_manager.sandbox.host_tree import HostTree
-from tests.cluster.sweep.lighttools import lighten
+from tests.control_plane.sweep.light_tools import lighten
 
 RMMOD = """\
 #!/bin/sh

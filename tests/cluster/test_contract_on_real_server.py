@@ -6,13 +6,13 @@ import pytest
 
 from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.transport import Transport
-from tests.cluster.api import Api
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.podtransport import pod_transport
-from tests.cluster.proxy import Proxy
 from tests.contract.cluster_port import ClusterContract, Target
 from tests.contract.slot_store import SlotContract
 from tests.contract.workloads_port import WorkloadsContract
+from tests.control_plane.api import Api
+from tests.control_plane.pod_transport import pod_transport
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.servers import ControlPlane
 
 
 def reached(plane: ControlPlane, api: Api, server: str | None = None, *, in_pod: bool) -> Target:

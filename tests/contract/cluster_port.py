@@ -22,7 +22,7 @@ from driver_manager.domain.json_patch import Operation, expect, pointer, replace
 from driver_manager.domain.model import NodeChange, PodEvent, PodEventKind
 from driver_manager.domain.swap.node_patches import tested_release
 from driver_manager.profiles import builtin
-from tests.cluster.api import Api, Json
+from tests.control_plane.api import Api, Json
 
 KEY = "rebellions.ai/npu.deploy.device-plugin"
 PROFILE = builtin()["rebellions"]
