@@ -23,7 +23,7 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.driver_state import is_loaded
 from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, release
 from driver_manager.domain.swap.planner import refuse_if_owned
-from driver_manager.domain.swap.steps import GiveBack
+from driver_manager.domain.swap.steps.node import GiveBack
 from driver_manager.settings import Values
 
 _TAKE_OVER = tuple(setting for setting in settings.DRIVER if setting.name == "take_over")

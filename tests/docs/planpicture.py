@@ -14,16 +14,10 @@ from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Claim, EvictionRules, Host, Loader, Node, Observation, Pod, Policy
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
+from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    Decision,
-    PauseLast,
-    Plan,
-    PlanAgain,
-    TakeNode,
-    WaitForCompletion,
-    WaitForOperands,
-)
+from driver_manager.domain.swap.steps.node import PauseLast, TakeNode
+from driver_manager.domain.swap.steps.pods import WaitForCompletion, WaitForOperands
 from tests.docs.markdown import table
 from tests.fakes import builders
 

@@ -206,8 +206,8 @@ NODE_MUTANTS = (
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
         "core/swap/executor.py",
-        "        return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)",
-        "        return False",
+        "                return self._departures.do(step, paused_at=self._paused_at, replaces=self._replaces)",
+        "                return Then.GO_ON",
         ("unit/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
     ),
     Mutant(

@@ -26,14 +26,9 @@ from driver_manager.domain.swap.eviction_plan import (
     refuse_blocked,
     safe_load,
 )
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    PlanAgain,
-    WaitForCompletion,
-    WaitForSafeLoad,
-)
+from driver_manager.domain.swap.plan import PlanAgain
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 from tests.fakes.builders import ASCEND, PROFILE, driver_pod, node, observation, workload
 
 KEYS = PROFILE.keys

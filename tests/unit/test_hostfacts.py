@@ -22,7 +22,7 @@ from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Host, Loader, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import UnmountDriverRoot
+from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
 from tests.unit.test_kmod import KERNEL, load
 from tests.unit.test_procfs import mountinfo

@@ -15,6 +15,7 @@ NAME = "driver_manager"
 THIRD_PARTY = {"click", "kubernetes", "prometheus_client", "psutil", "pyudev", "tenacity", "urllib3"}
 
 PURE = {
+    "abc",
     "__future__",
     "collections",
     "dataclasses",

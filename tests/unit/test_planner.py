@@ -9,21 +9,12 @@ import pytest
 
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.model import Loader, Module, Observation, Pod, Policy
+from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    Decision,
-    GiveBack,
-    LoadModules,
-    Plan,
-    RecordDigest,
-    RemoveArtifacts,
-    StandDown,
-    TakeNode,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForDevice,
-    WaitForOperands,
-)
+from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, UnloadModules, WaitForDevice
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, StandDown, TakeNode
+from driver_manager.domain.swap.steps.pods import WaitForOperands
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,

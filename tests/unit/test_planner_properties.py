@@ -14,23 +14,13 @@ from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Ob
 from driver_manager.domain.pods.workloads import PodAction
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
+from driver_manager.domain.swap.plan import Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    LoadModules,
-    PauseLast,
-    Plan,
-    PlanAgain,
-    StandDown,
-    TakeNode,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForCompletion,
-    WaitForSafeLoad,
-)
+from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
+from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 from tests.fakes.builders import (
     LABELS,
     NEW_DIGEST,
@@ -163,7 +153,7 @@ def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy) -> No
     found = plan_or_error(obs, PROFILE, policy)
     if isinstance(found, ManagerError):
         return
-    kinds = [type(step) for step in found.steps]
+    kinds: list[type] = [type(step) for step in found.steps]
     is_loaded = obs.host is not None and "rebellions" in obs.host.modules
     clears = {EvictWorkloads, DrainNode} & set(kinds)
     evicted = [one.pod for one in found.workloads if one.action is PodAction.EVICT]

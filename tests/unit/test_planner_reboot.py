@@ -7,15 +7,10 @@ import pytest
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Loader, Module, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
+from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    ClearRebootRequest,
-    Decision,
-    HoldForReboot,
-    LoadModules,
-    RecordDigest,
-    RequestReboot,
-)
+from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
+from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, HoldForReboot, RequestReboot
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, node, observation, source
 from tests.unit.test_planner import CONTAINER, MANAGER, one
 

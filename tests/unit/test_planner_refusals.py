@@ -16,8 +16,8 @@ from driver_manager.domain.errors import (
     RebootRequired,
 )
 from driver_manager.domain.model import Module, Policy
+from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan, refuse_if_owned
-from driver_manager.domain.swap.steps import Decision
 from tests.fakes.builders import NEW_DIGEST, PROFILE, SOMEBODY, host, journal, modules, node, observation, source
 from tests.unit.test_planner import CONTAINER, MANAGER
 

@@ -15,24 +15,13 @@ from driver_manager.domain.model import Claim, EvictionRules, Loader, Observatio
 from driver_manager.domain.swap import planner
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.node_patches import pausable_keys
+from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    Decision,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    PauseLast,
-    Plan,
-    PlanAgain,
-    TakeNode,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForCompletion,
-    WaitForDevice,
-    WaitForOperands,
-    WaitForSafeLoad,
-)
+from driver_manager.domain.swap.steps.modules import UnloadModules, WaitForDevice
+from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
 from tests.fakes.builders import (
     ASCEND,
     EXPORTER,

@@ -10,21 +10,13 @@ from driver_manager.cli.preflight import _text
 from driver_manager.domain import selectors
 from driver_manager.domain.model import DriverSource, EvictionRules, Loader, Module, ModuleFile, Policy
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.plan import PlanAgain
 from driver_manager.domain.swap.preflight import Check, access, checks, problems, remedies, rights, rights_to_replace
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    PauseLast,
-    PlanAgain,
-    RecordDigest,
-    Step,
-    WaitForCompletion,
-    WaitForDevice,
-    WaitForOperands,
-    WaitForSafeLoad,
-)
+from driver_manager.domain.swap.steps.base import Step
+from driver_manager.domain.swap.steps.modules import RecordDigest, WaitForDevice
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
 from tests.fakes.builders import ASCEND, PROFILE, host, journal, source
 
 MANAGER = Policy(loader=Loader.MANAGER)

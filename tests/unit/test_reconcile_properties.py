@@ -27,7 +27,8 @@ from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.swap import node_patches, planner
-from driver_manager.domain.swap.steps import Step, TakeNode
+from driver_manager.domain.swap.steps.base import Step
+from driver_manager.domain.swap.steps.node import TakeNode
 from tests.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.fakes.checks import (
     EDITS,

@@ -159,7 +159,9 @@ def test_any_pods_fate_is_sound(check: Callable[[NodePods, EvictionRules], None]
 def is_caught() -> bool:
     """Whether any property fails."""
 
-    @settings(max_examples=10_000, database=None, derandomize=True, report_multiple_bugs=False, phases=(Phase.generate,))
+    @settings(
+        max_examples=10_000, database=None, derandomize=True, report_multiple_bugs=False, phases=(Phase.generate,)
+    )
     @given(scenes(), RULES)
     def holds(scene: NodePods, rules: EvictionRules) -> None:
         for check in CHECKS:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import assert_never
 
 from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.operator_handoff import Handoff
-from driver_manager.core.swap.pod_removal import Departures
+from driver_manager.core.swap.pod_removal import Departures, Then
 from driver_manager.core.swap.reboot_request import RebootRequests
 from driver_manager.core.swap.settling import ATTEMPTS, Settler
 from driver_manager.domain.errors import (
@@ -32,33 +32,21 @@ from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.node_patches import pause_more
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    ClearRebootRequest,
-    Decision,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    HoldForReboot,
+from driver_manager.domain.swap.plan import AnyStep, Decision, Plan, PlanAgain
+from driver_manager.domain.swap.steps.modules import (
+    AnyModuleStep,
     LoadModules,
-    PauseLast,
-    Plan,
-    PlanAgain,
+    ModuleStep,
     RecordDigest,
-    RemoveArtifacts,
-    RequestReboot,
-    StandDown,
-    Step,
     StopServices,
-    TakeNode,
     UnloadModules,
-    UnmountDriverRoot,
-    WaitForCompletion,
     WaitForDevice,
-    WaitForOperands,
-    WaitForSafeLoad,
-    WithdrawSafeLoad,
 )
+from driver_manager.domain.swap.steps.mounts import AnyMountStep, MountStep, RemoveArtifacts, UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import AnyNodeStep, GiveBack, NodeStep, PauseLast, StandDown, TakeNode
+from driver_manager.domain.swap.steps.operator import OperatorStep
+from driver_manager.domain.swap.steps.pods import PodStep
+from driver_manager.domain.swap.steps.reboot import HoldForReboot, RebootStep
 from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
 
 DEVICE_POLL_S = 0.2
@@ -126,36 +114,66 @@ class Executor:
                 if isinstance(step, StandDown | HoldForReboot):  # nothing is done to the driver while we wait there
                     work.close()
                 self._ports.reporter.step(number, len(plan.steps), step.describe())
-                if self._do(step):
+                if self._do(step) is Then.PLAN_AGAIN:
                     return NEWCOMERS
         return ""
 
-    def _do(self, step: Step) -> bool:
-        """Whether the step found that the plan does not hold any more."""
-        handlers: dict[type, Callable[..., object]] = {
-            TakeNode: self._take_node,
-            WaitForOperands: self._wait_for_operands,
-            WaitForSafeLoad: self._handoff.wait_for_safe_load,
-            WithdrawSafeLoad: self._handoff.withdraw,
-            AskOperator: self._handoff.ask,
-            WaitForCompletion: self._departures.of_completing,
-            EvictWorkloads: self._departures.of_workloads,
-            DrainNode: self._departures.of_everybody,
-            PauseLast: self._pause_last,
-            StopServices: self._stop_services,
-            WaitForDevice: self._wait_for_device,
-            UnloadModules: self._unload_modules,
-            UnmountDriverRoot: self._unmount,
-            RemoveArtifacts: self._remove,
-            LoadModules: self._load_modules,
-            RecordDigest: self._record_digest,
-            GiveBack: self._give_back,
-            StandDown: self._stand_down,
-            RequestReboot: self._reboots.request,
-            HoldForReboot: self._reboots.hold,
-            ClearRebootRequest: self._reboots.clear,
-        }
-        return bool(handlers[type(step)](step))
+    def _do(self, step: AnyStep) -> Then:
+        match step:
+            case NodeStep():
+                self._do_to_node(step)
+            case PodStep():
+                return self._departures.do(step, paused_at=self._paused_at, replaces=self._replaces)
+            case OperatorStep():
+                self._handoff.do(step)
+            case ModuleStep():
+                self._do_to_modules(step)
+            case MountStep():
+                self._do_to_mounts(step)
+            case RebootStep():
+                self._reboots.do(step)
+            case PlanAgain():
+                return Then.PLAN_AGAIN
+            case _:
+                assert_never(step)
+        return Then.GO_ON
+
+    def _do_to_node(self, step: AnyNodeStep) -> None:
+        match step:
+            case TakeNode():
+                self._take_node(step)
+            case PauseLast():
+                self._pause_last(step)
+            case GiveBack():
+                self._settler.give_back(self._settler.held or step.journal)
+            case StandDown():
+                self._stand_down(step)
+            case _:
+                assert_never(step)
+
+    def _do_to_modules(self, step: AnyModuleStep) -> None:
+        match step:
+            case StopServices():
+                self._stop_services(step)
+            case WaitForDevice():
+                self._wait_for_device(step)
+            case UnloadModules():
+                self._unload_all(self._obs.host.previous_source if self._obs.host else None)
+            case LoadModules():
+                self._load_modules(step)
+            case RecordDigest():
+                self._record_digest(step)
+            case _:
+                assert_never(step)
+
+    def _do_to_mounts(self, step: AnyMountStep) -> None:
+        match step:
+            case UnmountDriverRoot():
+                self._unmount(step)
+            case RemoveArtifacts():
+                self._remove(step)
+            case _:
+                assert_never(step)
 
     def _bounded(self, timeout_s: float) -> float:
         """`timeout_s`, cut to what is left of the run's deadline."""
@@ -187,9 +205,6 @@ class Executor:
         self._settler.took(step.journal)
         with self._fence.taking(step.journal.owner):
             self._paused_at = self._ports.cluster.patch_node(step.change, step.resource_version).resource_version
-
-    def _wait_for_operands(self, step: WaitForOperands) -> bool:
-        return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)
 
     def _pause_last(self, step: PauseLast) -> None:
         """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
@@ -245,9 +260,6 @@ class Executor:
             "Stop what uses the device (`driver-manager holders` lists it; host services: --stop-host-services), "
             "then run again.",
         )
-
-    def _unload_modules(self, _: UnloadModules) -> None:
-        self._unload_all(self._obs.host.previous_source if self._obs.host else None)
 
     def _unload_all(self, source: DriverSource | None) -> None:
         """Unload the closure, looked up again before every module: a holder may have come meanwhile.
@@ -380,9 +392,6 @@ class Executor:
         with self._effect():
             host.write_text(step.record_path, json.dumps(record, sort_keys=True) + "\n")
             host.write_text(step.path, step.digest + "\n")
-
-    def _give_back(self, step: GiveBack) -> None:
-        self._settler.give_back(self._settler.held or step.journal)
 
     def _stand_down(self, step: StandDown) -> None:
         if not step.already_labelled:

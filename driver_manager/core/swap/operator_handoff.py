@@ -6,6 +6,7 @@ Owns asking by annotation, waiting, bounded, for the answer, and taking back wha
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import assert_never
 
 from driver_manager.core.pods.watch import NodeWait, PodWait
 from driver_manager.core.swap.settling import ATTEMPTS, HURRY_S
@@ -13,7 +14,7 @@ from driver_manager.domain import events
 from driver_manager.domain.errors import Conflict, ManagerError, PodsRemain
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Node, NodeChange, Observation
-from driver_manager.domain.swap.steps import AskOperator, WaitForSafeLoad, WithdrawSafeLoad
+from driver_manager.domain.swap.steps.operator import AnyOperatorStep, AskOperator, WaitForSafeLoad, WithdrawSafeLoad
 from driver_manager.ports import Clock, Cluster, Reporter
 
 ASKED = "true"
@@ -36,7 +37,19 @@ class Handoff:
         self._obs = obs
         self._bounded = bounded
 
-    def ask(self, step: AskOperator) -> None:
+    def do(self, step: AnyOperatorStep) -> None:
+        """Do `step`. Raises PodsRemain."""
+        match step:
+            case AskOperator():
+                self._ask(step)
+            case WaitForSafeLoad():
+                self._wait_for_safe_load(step)
+            case WithdrawSafeLoad():
+                self._withdraw(step.key, step.value)
+            case _:
+                assert_never(step)
+
+    def _ask(self, step: AskOperator) -> None:
         """Ask for an upgrade and return once its pods are gone. Raises PodsRemain when they are not, and says why."""
         if step.asks:
             self._cluster.patch_node(NodeChange(annotations={step.key: ASKED}), None)
@@ -53,7 +66,7 @@ class Handoff:
         if step.asks:
             self._withdraw(step.key, ASKED, lambda node: node.labels.get(step.state_key, "") == step.state)
 
-    def wait_for_safe_load(self, step: WaitForSafeLoad) -> None:
+    def _wait_for_safe_load(self, step: WaitForSafeLoad) -> None:
         """Return once the operator has taken our annotation away. Raises PodsRemain; withdrawn on every failure."""
         timeout_s = self._bounded(step.timeout_s)
         try:
@@ -71,10 +84,6 @@ class Handoff:
             f"the operator did not say within {timeout_s:g} s that it is safe to load: {step.key} was still there",
             "Look at the operator's log and at its state of this node; the next run asks again.",
         )
-
-    def withdraw(self, step: WithdrawSafeLoad) -> None:
-        """Take away what an ended run asked for."""
-        self._withdraw(step.key, step.value)
 
     def _not_moved(self, step: AskOperator, error: PodsRemain, timeout_s: float) -> PodsRemain:
         """What to say of pods that are still there: whether the operator did anything about them."""

@@ -6,7 +6,9 @@ Owns how each of these steps is done, not the decision for it. Depends on ports 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
+from typing import assert_never
 
 from driver_manager.core.pods.eviction import Evictor
 from driver_manager.core.pods.watch import PodWait
@@ -24,8 +26,22 @@ from driver_manager.domain.pods.workloads import (
 )
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.eviction_plan import drain, is_completing, refuse_blocked
-from driver_manager.domain.swap.steps import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
+from driver_manager.domain.swap.steps.pods import (
+    AnyPodStep,
+    DrainNode,
+    EvictWorkloads,
+    WaitForCompletion,
+    WaitForOperands,
+)
 from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+
+
+class Then(Enum):
+    """What follows a step."""
+
+    GO_ON = "go on"
+    PLAN_AGAIN = "plan again"
+    """Pods came that use the driver: the plan does not hold any more."""
 
 
 class Departures:
@@ -56,18 +72,33 @@ class Departures:
         self._bounded = bounded
         self._check_owner = check_owner
 
-    def of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> bool:
-        """Wait until the paused keys place no pod any more. Raises PodsRemain.
+    def do(self, step: AnyPodStep, *, paused_at: str, replaces: bool) -> Then:
+        """Do `step`, and say whether the plan still holds. Raises PodsRemain.
 
-        `paused_at`: the Node's version since which they are paused, "" where they were when the pods were listed.
-        `replaces`: whether the driver will go. Then True means that a pod came which uses it, before it was kept away.
+        `paused_at`: the Node's version since which operands are paused, "" where they were when the pods were listed.
+        `replaces`: whether the driver will go; else nobody cares for pods that use it.
         """
+        match step:
+            case WaitForOperands():
+                return self._of_operands(step, paused_at=paused_at, replaces=replaces)
+            case WaitForCompletion():
+                self._of_completing(step)
+                return Then.GO_ON
+            case EvictWorkloads():
+                return self._of_workloads(step)
+            case DrainNode():
+                return self._drain(step.timeout_s)
+            case _:
+                assert_never(step)
+
+    def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> Then:
+        """Wait until the paused keys place no pod any more; one that uses the driver may have come before that."""
         concerns = partial(is_placed_by, keys=frozenset(step.keys), own=self._obs.own_pod)
         wait = PodWait(self._cluster, self._clock, self._reporter, concerns)
         wait.until_gone(self._obs.pods, self._bounded(step.timeout_s), after=paused_at)
-        return replaces and self._has_new_users(self._obs.pods, wait.present)
+        return self._after(self._obs.pods, wait.present) if replaces else Then.GO_ON
 
-    def of_completing(self, step: WaitForCompletion) -> None:
+    def _of_completing(self, step: WaitForCompletion) -> None:
         """Wait for pods to complete; those that do not within the time are said, and are workloads like others."""
         concerns = partial(is_completing, selector=step.selector, own=self._obs.own_pod)
         wait = PodWait(self._cluster, self._clock, self._reporter, concerns)
@@ -76,11 +107,8 @@ class Departures:
         except PodsRemain as error:
             self._reporter.warn(f"not completed: {error.what}")
 
-    def of_workloads(self, step: EvictWorkloads) -> bool:
-        """Evict the pods that use the accelerator now; whether another one came meanwhile.
-
-        Raises PodsRemain; where a drain is allowed, only after it.
-        """
+    def _of_workloads(self, step: EvictWorkloads) -> Then:
+        """Evict the pods that use the accelerator now. Raises PodsRemain; where a drain is allowed, only after it."""
         known = self._cluster.pods()
         try:
             found = workloads(self._scene(known.pods), self._profile, self._policy.eviction)
@@ -92,30 +120,26 @@ class Departures:
                 raise
             self._reporter.warn(f"{error.what}; draining the node")
             return self._drain(self._policy.eviction.drain_timeout_s)
-        return self._has_new_users(known, left)
+        return self._after(known, left)
 
-    def of_everybody(self, step: DrainNode) -> bool:
-        """Drain the node; whether a pod that uses the accelerator came meanwhile. Raises PodsRemain."""
-        return self._drain(step.timeout_s)
-
-    def _drain(self, timeout_s: float) -> bool:
+    def _drain(self, timeout_s: float) -> Then:
         known = self._cluster.pods()
         going = drain(self._scene(known.pods), self._profile, self._policy)
-        return self._has_new_users(known, self._clear(known, going, timeout_s or self._policy.deadline_s))
+        return self._after(known, self._clear(known, going, timeout_s or self._policy.deadline_s))
 
     def _clear(self, known: PodList, going: tuple[Workload, ...], timeout_s: float) -> tuple[Pod, ...]:
         evictor = Evictor(self._cluster, self._clock, self._reporter, self._check_owner)
         return evictor.clear(known, going, timeout_s, self._bounded(self._policy.deadline_s))
 
-    def _has_new_users(self, before: PodList, now: tuple[Pod, ...]) -> bool:
-        """Whether one of the pods that are there `now` and were not `before` would have to leave too."""
+    def _after(self, before: PodList, now: tuple[Pod, ...]) -> Then:
+        """What follows where `now` are the pods that are there: one that was not `before` may have to leave too."""
         known = {pod.uid for pod in before.pods}
         came = tuple(pod for pod in now if pod.uid not in known)
         found = workloads(self._scene(came), self._profile, self._policy.eviction) if came else ()
         users = [one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked]
         if users:
             self._reporter.info(f"{several(users)} came meanwhile")
-        return bool(users)
+        return Then.PLAN_AGAIN if users else Then.GO_ON
 
     def _scene(self, pods: tuple[Pod, ...]) -> NodePods:
         """`pods` with their claims and, where holders may be evicted, who has the device open now."""

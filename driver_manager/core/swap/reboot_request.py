@@ -6,6 +6,7 @@ Owns how a reconcile does these steps; rebooting belongs to `driver_manager.core
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
 from driver_manager.domain import events, markers
 from driver_manager.domain.errors import ManagerError, RebootRequired, Terminated
@@ -14,7 +15,7 @@ from driver_manager.domain.model import NodeChange, Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.record import event_key, request_of
-from driver_manager.domain.swap.steps import ClearRebootRequest, HoldForReboot, RequestReboot
+from driver_manager.domain.swap.steps.reboot import AnyRebootStep, ClearRebootRequest, HoldForReboot, RequestReboot
 from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
 
 HEARTBEAT_S = 60.0
@@ -39,7 +40,19 @@ class RebootRequests:
         self._profile = profile
         self._obs = obs
 
-    def request(self, step: RequestReboot) -> None:
+    def do(self, step: AnyRebootStep) -> None:
+        """Do `step`. Raises ConfigError, ModuleFailed, and at the end of a hold RebootRequired."""
+        match step:
+            case RequestReboot():
+                self._request(step)
+            case HoldForReboot():
+                self._hold(step)
+            case ClearRebootRequest():
+                self._clear(step)
+            case _:
+                assert_never(step)
+
+    def _request(self, step: RequestReboot) -> None:
         """Write the marker where none of this boot is there, label the node, tell of it. Raises ConfigError."""
         there = self._obs.host.marker if self._obs.host else None
         marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
@@ -59,7 +72,7 @@ class RebootRequests:
         name = events.REBOOT_REQUIRED
         self._cluster.post_event(name, f"reason={markers.UPGRADE}", warning=True, key=event_key(name, key))
 
-    def hold(self, step: HoldForReboot) -> None:
+    def _hold(self, step: HoldForReboot) -> None:
         """Hold until the boot changes, asking again where the request goes meanwhile. Raises RebootRequired."""
         error = RebootRequired(
             "a reboot is required for the new driver; the marker is written and the old driver stays loaded",
@@ -91,7 +104,7 @@ class RebootRequests:
         except ManagerError as error:
             self._reporter.warn(f"{error.what}; trying again")
 
-    def clear(self, step: ClearRebootRequest) -> None:
+    def _clear(self, step: ClearRebootRequest) -> None:
         """Take back what an earlier boot asked for. Raises ModuleFailed."""
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:

@@ -26,9 +26,11 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import access, remedies, rights
-from driver_manager.domain.swap.steps import Decision, DrainNode, EvictWorkloads, LoadModules, Plan, PlanAgain
+from driver_manager.domain.swap.steps.modules import LoadModules
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads
 
 TAKE_ATTEMPTS = 10
 """How often a run observes and plans anew when the Node changes between its observation and its first patch."""

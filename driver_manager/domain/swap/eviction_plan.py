@@ -25,16 +25,9 @@ from driver_manager.domain.pods.workloads import (
 )
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    PlanAgain,
-    Step,
-    WaitForCompletion,
-    WaitForSafeLoad,
-    WithdrawSafeLoad,
-)
+from driver_manager.domain.swap.plan import AnyStep, PlanAgain
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad, WithdrawSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 
 SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
 """What can be waited for before a node is taken; each once in a run."""
@@ -47,8 +40,8 @@ LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or end the pod"
 class EvictionPlan:
     """`first` comes before the node is taken and ends in planning anew, `steps` after its operands have left."""
 
-    first: tuple[Step, ...] = ()
-    steps: tuple[Step, ...] = ()
+    first: tuple[AnyStep, ...] = ()
+    steps: tuple[AnyStep, ...] = ()
     found: tuple[Workload, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -81,7 +74,7 @@ def clearing(obs: Observation, profile: Profile, policy: Policy) -> EvictionPlan
     return EvictionPlan((), steps, found, warnings)
 
 
-def safe_load(obs: Observation, profile: Profile, policy: Policy) -> tuple[Step, ...]:
+def safe_load(obs: Observation, profile: Profile, policy: Policy) -> tuple[AnyStep, ...]:
     """The wait for the operator's word before a driver is loaded; none where it was not asked for, or is over.
 
     Raises ConfigError where it cannot be asked: the operator answers to a pod.
@@ -97,7 +90,7 @@ def safe_load(obs: Observation, profile: Profile, policy: Policy) -> tuple[Step,
     return (WaitForSafeLoad(profile.keys.safe_load, obs.own_pod.name, policy.operator_timeout_s), PlanAgain(SAFE_LOAD))
 
 
-def stale_safe_load(obs: Observation, profile: Profile) -> tuple[Step, ...]:
+def stale_safe_load(obs: Observation, profile: Profile) -> tuple[AnyStep, ...]:
     """The step that withdraws what a dead run asked for: in our own pod's name, or in that of one that is gone."""
     key = profile.keys.safe_load
     asked = obs.node.annotations.get(key) if key else None
@@ -148,7 +141,7 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
     return one.action is PodAction.BLOCK and not one.has_asked and not with_action(found, PodAction.EVICT)
 
 
-def _by_eviction(scene: NodePods, profile: Profile, policy: Policy) -> tuple[tuple[Step, ...], tuple[Workload, ...]]:
+def _by_eviction(scene: NodePods, profile: Profile, policy: Policy) -> tuple[tuple[AnyStep, ...], tuple[Workload, ...]]:
     """The step that makes the workloads leave, where there are any, and what becomes of each. Raises PodsRemain."""
     found, rules = _in_time(workloads(scene, profile, policy.eviction), policy), policy.eviction
     try:

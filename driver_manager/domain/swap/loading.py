@@ -10,11 +10,12 @@ from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.model import Host, Loader, Observation, Policy
 from driver_manager.domain.modules import beside
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.plan import AnyStep
 from driver_manager.domain.swap.preflight import problems, remedies
-from driver_manager.domain.swap.steps import LoadModules, RecordDigest, Step
+from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
 
 
-def loading(obs: Observation, host: Host, profile: Profile, policy: Policy) -> list[Step]:
+def loading(obs: Observation, host: Host, profile: Profile, policy: Policy) -> list[AnyStep]:
     """Steps that load the wanted driver and record its digest; none where its container does."""
     if policy.loader is Loader.CONTAINER or host.source is None:
         return []

@@ -26,22 +26,12 @@ from driver_manager.domain.swap.driver_state import is_host_driver, is_loaded, w
 from driver_manager.domain.swap.eviction_plan import clearing, is_managed, safe_load, stale_safe_load
 from driver_manager.domain.swap.loading import check, loading
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
+from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.reboot_rows import plan_reboot_driver
-from driver_manager.domain.swap.steps import (
-    Decision,
-    GiveBack,
-    PauseLast,
-    Plan,
-    RemoveArtifacts,
-    StandDown,
-    Step,
-    StopServices,
-    TakeNode,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForDevice,
-    WaitForOperands,
-)
+from driver_manager.domain.swap.steps.modules import StopServices, UnloadModules, WaitForDevice
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
+from driver_manager.domain.swap.steps.pods import WaitForOperands
 
 
 def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
@@ -155,7 +145,7 @@ def _stand_down(obs: Observation, host: Host, profile: Profile, policy: Policy) 
 def _first_install(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
     """No module loaded: nothing can hold the device, so nobody is evicted or waited for but pods of a stale root."""
     check(host, profile, policy)
-    work: list[Step] = []
+    work: list[AnyStep] = []
     if not _is_installing(obs, profile, policy):
         if host.modules:  # left behind by a load that failed or was killed
             work.append(UnloadModules(unload_order(host.modules)))
@@ -207,7 +197,7 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
     early = _taken(obs, profile, policy, frozenset(), cordon=True) if cordon and cleared.first else ()
     if not first:  # nobody to wait for, but somebody may have come before the cordon
         taken = (*taken, WaitForOperands((), (), policy.pod_termination_timeout_s))
-    steps: list[Step] = [
+    steps: list[AnyStep] = [
         *early,
         *cleared.first,
         *taken,
@@ -241,7 +231,7 @@ def _pause_in_two(obs: Observation, profile: Profile, policy: Policy) -> tuple[f
     return keys - last, (keys & last) - paused_keys(obs.node, profile)
 
 
-def _pause_last(obs: Observation, policy: Policy, keys: frozenset[str]) -> tuple[Step, ...]:
+def _pause_last(obs: Observation, policy: Policy, keys: frozenset[str]) -> tuple[AnyStep, ...]:
     if not keys:
         return ()
     names = tuple(sorted(keys))
@@ -257,14 +247,14 @@ def _taken(
     *,
     cordon: bool,
     services: tuple[str, ...] = (),
-) -> tuple[Step, ...]:
+) -> tuple[AnyStep, ...]:
     step = take(obs, profile, pause, cordon=cordon, services=services)
     pods = tuple(sorted(str(pod) for pod in placed_by(obs.pods.pods, pause, obs.own_pod)))
     wait = WaitForOperands(tuple(sorted(pause)), pods, policy.pod_termination_timeout_s) if pause else None
     return tuple(found for found in (step, wait) if found is not None)
 
 
-def _release(obs: Observation, profile: Profile, taken: tuple[Step, ...]) -> tuple[GiveBack, ...]:
+def _release(obs: Observation, profile: Profile, taken: tuple[AnyStep, ...]) -> tuple[GiveBack, ...]:
     for step in taken:
         if isinstance(step, TakeNode):
             return (GiveBack(step.journal),)
@@ -279,9 +269,9 @@ def _is_installing(obs: Observation, profile: Profile, policy: Policy) -> bool:
     return any(pod.main_started for pod in pods)
 
 
-def _clean(obs: Observation, host: Host, profile: Profile, policy: Policy, paths: tuple[str, ...]) -> list[Step]:
+def _clean(obs: Observation, host: Host, profile: Profile, policy: Policy, paths: tuple[str, ...]) -> list[AnyStep]:
     """Unmount what is mounted at the driver root, unless it is in use; remove those of `paths` that are there."""
-    steps: list[Step] = []
+    steps: list[AnyStep] = []
     wanted = [source.real_root or source.root for source in (host.source, host.previous_source) if source is not None]
     is_source = policy.loader is Loader.MANAGER and any(
         _overlap(root, mount) for root in wanted for mount in host.root_mounts

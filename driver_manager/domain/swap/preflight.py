@@ -8,22 +8,7 @@ from dataclasses import dataclass
 from driver_manager.domain.model import DriverSource, Host, Loader, ModuleFile, Policy
 from driver_manager.domain.modules import is_own
 from driver_manager.domain.profile import Profile, Strategy
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    ClearRebootRequest,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    PauseLast,
-    RequestReboot,
-    StandDown,
-    Step,
-    TakeNode,
-    WaitForCompletion,
-    WaitForOperands,
-    WaitForSafeLoad,
-    WithdrawSafeLoad,
-)
+from driver_manager.domain.swap.steps.base import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
 
 _BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
 
@@ -60,43 +45,24 @@ def problems(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
     return tuple(check for check in checks(host, profile, policy) if check.ok is False)
 
 
-def rights(steps: Iterable[Step]) -> tuple[tuple[str, str], ...]:
-    """(verb, resource) of what `steps` need beyond the reads that made the plan."""
-    needed: dict[tuple[str, str], None] = {}
-    for step in steps:
-        match step:
-            case TakeNode() | PauseLast() | GiveBack() | StandDown() | RequestReboot() | ClearRebootRequest():
-                needed["patch", "nodes"] = None
-            case WithdrawSafeLoad():
-                needed["patch", "nodes"] = None
-            case WaitForSafeLoad():
-                needed |= {("patch", "nodes"): None, ("watch", "nodes"): None}
-            case AskOperator():
-                needed |= ({("patch", "nodes"): None} if step.asks else {}) | {("watch", "pods"): None}
-            case EvictWorkloads() if not step.pods and not step.drains:
-                needed["watch", "pods"] = None
-            case EvictWorkloads() | DrainNode():
-                needed |= {("create", "pods/eviction"): None, ("watch", "pods"): None}
-            case WaitForOperands() if step.pods:
-                needed["watch", "pods"] = None
-            case WaitForCompletion():
-                needed["watch", "pods"] = None
-    return tuple(needed)
+def rights(steps: Iterable[Step]) -> tuple[Right, ...]:
+    """What `steps` need beyond the reads that made the plan, each right once."""
+    return tuple(dict.fromkeys(right for step in steps for right in step.rights()))
 
 
-def rights_to_replace(profile: Profile, policy: Policy) -> tuple[tuple[str, str], ...]:
-    """(verb, resource) of a run that replaces the driver, whatever is on the node now."""
-    needed = [("patch", "nodes")]
+def rights_to_replace(profile: Profile, policy: Policy) -> tuple[Right, ...]:
+    """The rights of a run that replaces the driver, whatever is on the node now."""
+    needed = [PATCH_NODES]
     if profile.strategy is Strategy.IN_PLACE:
-        needed.append(("watch", "pods"))
+        needed.append(WATCH_PODS)
         if policy.eviction.is_enabled or policy.eviction.drains:
-            needed.append(("create", "pods/eviction"))
+            needed.append(EVICT_PODS)
     if policy.safe_load:
-        needed.append(("watch", "nodes"))
+        needed.append(WATCH_NODES)
     return tuple(needed)
 
 
-def access(refused: Iterable[tuple[str, str]], needed: Iterable[tuple[str, str]]) -> tuple[Check, ...]:
+def access(refused: Iterable[Right], needed: Iterable[Right]) -> tuple[Check, ...]:
     """One check per needed right. One to watch stops nothing: what may be read can be looked at again and again."""
     gone = set(refused)
     return tuple(_right(verb, resource, has=(verb, resource) not in gone) for verb, resource in needed)

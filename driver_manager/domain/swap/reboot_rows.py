@@ -12,7 +12,8 @@ from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.snapshot import is_foreign
 from driver_manager.domain.swap.driver_state import is_loaded, why_replace
 from driver_manager.domain.swap.loading import check, loading
-from driver_manager.domain.swap.steps import ClearRebootRequest, Decision, HoldForReboot, Plan, RequestReboot
+from driver_manager.domain.swap.plan import Decision, Plan
+from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, HoldForReboot, RequestReboot
 
 
 def plan_reboot_driver(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:

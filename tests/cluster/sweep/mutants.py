@@ -15,7 +15,7 @@ from driver_manager.domain import markers
 from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.pods import labels
 from driver_manager.domain.swap import node_patches
-from driver_manager.domain.swap.steps import TakeNode
+from driver_manager.domain.swap.steps.node import TakeNode
 
 _RELEASE, _REMOVE = node_patches.release, LinuxHost.remove
 
