@@ -63,7 +63,7 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     ports, is_well = session.ports(), False
     session.log.step(1, 1, GiveBack(journal).describe())
     try:
-        settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs)
+        settler = Settler(ports, session.profile, obs)
         # On the node, a run that only sleeps must not go on with a driver that is in use again.
         with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
             settler.give_back(journal)

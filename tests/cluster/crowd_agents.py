@@ -19,11 +19,11 @@ from kubernetes import client as kube_client
 from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.core.swap.executor import Ports
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import reconcile
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.model import Host, Observation, Policy
+from driver_manager.ports import Ports
 from driver_manager.settings import API_TIMEOUT_S
 from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE
 from tests.fakes.clock import RecordingReporter

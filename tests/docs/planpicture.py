@@ -16,6 +16,7 @@ from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.node import PauseLast, TakeNode
 from driver_manager.domain.swap.steps.pods import WaitForCompletion, WaitForOperands
 from tests.docs.markdown import table
@@ -108,7 +109,7 @@ def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     for _ in range(MIXTURES):
         obs, policy = mixture(dice, profile)
         try:
-            decided = plan(obs, profile, policy)
+            decided = plan(Situation.of(obs, profile, policy))
         except ManagerError:
             continue
         found.setdefault(decided.decision, []).append(_names(decided))

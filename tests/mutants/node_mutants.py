@@ -8,14 +8,13 @@ NODE_MUTANTS = (
     Mutant(
         "two-patch-pause",
         "pause, cordon and journal are one patch",
-        "core/swap/executor.py",
-        "            self._paused_at = "
-        "self._ports.cluster.patch_node(step.change, step.resource_version).resource_version",
+        "core/swap/node_steps.py",
+        "            self.paused_at = cluster.patch_node(step.change, step.resource_version).resource_version",
         "            later = {key: step.change.annotations[key] for key in step.change.annotations}\n"
         "            first = NodeChange(step.change.labels, {}, step.change.unschedulable)\n"
-        "            taken = self._ports.cluster.patch_node(first, step.resource_version)\n"
-        "            self._ports.cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n"
-        "            self._paused_at = taken.resource_version",
+        "            taken = cluster.patch_node(first, step.resource_version)\n"
+        "            cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n"
+        "            self.paused_at = taken.resource_version",
         ("unit/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
     ),
     Mutant(
@@ -95,7 +94,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-resource-version",
         "a node edited between observation and pause is observed again",
-        "core/swap/executor.py",
+        "core/swap/node_steps.py",
         "patch_node(step.change, step.resource_version)",
         "patch_node(step.change, None)",
         ("unit/test_executor.py::test_a_node_edited_before_the_pause_is_observed_again",),
@@ -151,15 +150,13 @@ NODE_MUTANTS = (
     Mutant(
         "taken-before-it-is-noted",
         "a patch whose answer is lost is given back",
-        "core/swap/executor.py",
-        "        self._settler.took(step.journal)\n"
-        "        with self._fence.taking(step.journal.owner):\n"
-        "            self._paused_at = self._ports.cluster."
-        "patch_node(step.change, step.resource_version).resource_version\n",
-        "        with self._fence.taking(step.journal.owner):\n"
-        "            self._paused_at = self._ports.cluster."
-        "patch_node(step.change, step.resource_version).resource_version\n"
-        "        self._settler.took(step.journal)\n",
+        "core/swap/node_steps.py",
+        "        self._context.settler.took(step.journal)\n"
+        "        with self._context.fence.taking(step.journal.owner):\n"
+        "            self.paused_at = cluster.patch_node(step.change, step.resource_version).resource_version\n",
+        "        with self._context.fence.taking(step.journal.owner):\n"
+        "            self.paused_at = cluster.patch_node(step.change, step.resource_version).resource_version\n"
+        "        self._context.settler.took(step.journal)\n",
         ("unit/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
     Mutant(
@@ -190,15 +187,15 @@ NODE_MUTANTS = (
         "unloaded-driver-evicts",
         "with no driver loaded nobody is evicted or waited for",
         "domain/swap/planner.py",
-        "    taken = _taken(obs, profile, policy, stale, cordon=False) if owns else ()",
-        "    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False) if owns else ()",
+        "    taken = _taken(now, stale, cordon=False) if owns else ()",
+        "    taken = _taken(now, pausable_keys(now.obs.node, now.profile), cordon=False) if owns else ()",
         ("unit/test_planner.py::test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded",),
     ),
     Mutant(
         "dra-plugin-first",
         "the DRA plugin leaves after the last claim holder",
         "domain/swap/planner.py",
-        "    return keys - last, (keys & last) - paused_keys(obs.node, profile)",
+        "    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)",
         "    return keys, frozenset()",
         ("unit/test_planner_workloads.py::test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left",),
     ),
@@ -206,7 +203,7 @@ NODE_MUTANTS = (
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
         "core/swap/executor.py",
-        "                return self._departures.do(step, paused_at=self._paused_at, replaces=self._replaces)",
+        "                return self._pods.do(step, paused_at=self._node.paused_at, replaces=replaces)",
         "                return Then.GO_ON",
         ("unit/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
     ),
@@ -241,7 +238,7 @@ NODE_MUTANTS = (
         "unload-for-reboot-strategy",
         "a driver that must not leave a running kernel is never unloaded",
         "domain/swap/planner.py",
-        "    if profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
+        "    if now.profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
         "    if False:\n        return plan_reboot_driver",
         ("unit/test_planner_reboot.py::test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested",),
     ),
@@ -250,7 +247,7 @@ NODE_MUTANTS = (
         "the digest is recorded only of a driver that was verified",
         "domain/swap/loading.py",
         "    return [\n        LoadModules(",
-        "    return [\n        RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source),\n"
+        "    return [\n        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
         "        LoadModules(",
         ("unit/test_planner.py::test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back",),
     ),
@@ -258,14 +255,15 @@ NODE_MUTANTS = (
         "equal-digest-is-current",
         "an equal digest with no module loaded is not a current driver",
         "domain/swap/planner.py",
-        "    if not is_loaded(host, profile):\n        return _first_install",
-        "    if not is_loaded(host, profile) and host.digest != obs.digest:\n        return _first_install",
+        "    if not is_loaded(now.host, now.profile):\n        return _first_install",
+        "    if not is_loaded(now.host, now.profile) and now.host.digest != now.obs.digest:\n"
+        "        return _first_install",
         ("unit/test_planner.py::test_an_equal_digest_with_no_module_loaded_is_not_current",),
     ),
     Mutant(
         "no-rollback",
         "a driver that does not load is rolled back",
-        "core/swap/executor.py",
+        "core/swap/driver_swap.py",
         "        previous = step.previous\n",
         "        previous = None\n",
         ("unit/test_executor.py::test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so",),

@@ -13,6 +13,7 @@ from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
 from driver_manager.domain.model import Module
 from tests.fakes.builders import PROFILE
+from tests.fakes.deadlines import soon
 
 KERNEL = "6.1.0-fake"
 Tool = Callable[[Sequence[str]], Result]
@@ -102,7 +103,7 @@ def test_a_busy_module_is_busy_in_every_wording(sys: Path, monkeypatch: pytest.M
     load(sys, "rebellions")
     tools(monkeypatch, Result(1, "", said))
     with pytest.raises(ModuleBusy, match="is in use"):
-        kmod.unload(sys, "rebellions")
+        kmod.unload(sys, "rebellions", soon())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_any_other_failure_is_told_with_the_tools_last_line(
     load(sys, "rebellions")
     tools(monkeypatch, result)
     with pytest.raises(ModuleFailed) as caught:
-        kmod.unload(sys, "rebellions")
+        kmod.unload(sys, "rebellions", soon())
     assert result.last_line in caught.value.what
 
 
@@ -128,12 +129,12 @@ def test_a_count_above_nought_is_busy_whatever_the_tool_says(sys: Path, monkeypa
     load(sys, "rebellions", refcnt="2")
     tools(monkeypatch, Result(124, "", "rmmod: no end after 60 s"))
     with pytest.raises(ModuleBusy):
-        kmod.unload(sys, "rebellions")
+        kmod.unload(sys, "rebellions", soon())
 
 
 def test_a_module_that_is_gone_is_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(1, "", "rmmod: ERROR: Module rebellions is not currently loaded"))
-    kmod.unload(sys, "rebellions")
+    kmod.unload(sys, "rebellions", soon())
     assert ran == [["rmmod", "rebellions"]]
 
 
@@ -141,7 +142,7 @@ def test_a_module_that_stays_is_not_unloaded_whatever_the_tool_says(sys: Path, m
     load(sys, "rebellions")
     tools(monkeypatch, Result(0, "", ""))
     with pytest.raises(ModuleFailed, match="the kernel still has it"):
-        kmod.unload(sys, "rebellions")
+        kmod.unload(sys, "rebellions", soon())
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_modprobe_gets_root_kernel_and_name_as_arguments(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(0, "", ""))
-    kmod.load(root, KERNEL, "rebellions")
+    kmod.load(root, KERNEL, "rebellions", soon())
     assert ran == [["modprobe", "--dirname", str(root), "--set-version", KERNEL, "rebellions"]]
 
 
@@ -163,11 +164,11 @@ def test_a_tree_without_a_list_gets_one_first(root: Path, monkeypatch: pytest.Mo
     (root / "lib/modules" / KERNEL / "modules.dep").unlink()
     ran = tools(monkeypatch, lambda argv: Result(int(argv[0] == "depmod"), "", "depmod: read-only"))
     with pytest.raises(ModuleFailed, match="depmod cannot make it: depmod: read-only"):
-        kmod.load(root, KERNEL, "rebellions")
+        kmod.load(root, KERNEL, "rebellions", soon())
     assert ran == [["depmod", "-b", str(root), KERNEL]]
 
 
 def test_a_failed_modprobe_names_root_and_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(monkeypatch, Result(1, "", "modprobe: ERROR: could not insert 'rebellions': Exec format error"))
     with pytest.raises(ModuleFailed, match=r"/new: .*Exec format error"):
-        kmod.load(root, KERNEL, "rebellions")
+        kmod.load(root, KERNEL, "rebellions", soon())

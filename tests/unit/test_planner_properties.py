@@ -16,6 +16,7 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
 from driver_manager.domain.swap.plan import Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
 from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
@@ -108,7 +109,7 @@ ASKING = {WaitForSafeLoad, AskOperator, PlanAgain}
 
 def plan_or_error(obs: Observation, profile: Profile, policy: Policy) -> Plan | ManagerError:
     try:
-        return plan(obs, profile, policy)
+        return plan(Situation.of(obs, profile, policy))
     except ManagerError as error:
         return error
 
@@ -166,7 +167,7 @@ def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy) -> No
     if clears or PauseLast in kinds or AskOperator in kinds or WaitForCompletion in kinds:
         assert is_loaded, "nobody has to leave where nothing is unloaded"
     for clear in clears:
-        assert not is_managed(obs, PROFILE), "the operator evicts"
+        assert not is_managed(Situation.of(obs, PROFILE, Policy())), "the operator evicts"
         assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(UnloadModules)
         assert policy.eviction.is_enabled or policy.eviction.drains or policy.eviction.evicts_holders or not evicted
         assert PauseLast not in kinds or kinds.index(clear) < kinds.index(PauseLast) < kinds.index(UnloadModules)

@@ -17,6 +17,7 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.model import Observation
+from driver_manager.ports import Ports
 from tests.fakes.builders import (
     EXPORTER,
     LABELS,
@@ -54,7 +55,7 @@ class Scene:
         self.settler = self._settler(observation(node=node(annotations=before)))
 
     def _settler(self, obs: Observation) -> Settler:
-        return Settler(self.cluster, self.host, self.clock, self.reporter, PROFILE, obs)
+        return Settler(Ports(self.cluster, self.host, self.clock, self.reporter), PROFILE, obs)
 
     @property
     def is_given_back(self) -> bool:

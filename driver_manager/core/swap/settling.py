@@ -6,13 +6,14 @@ Owns that decision and the patch that gives a node back. Depends on ports only.
 from __future__ import annotations
 
 from driver_manager.domain import journal as journals
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import Node, Observation
 from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.node_patches import release
-from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+from driver_manager.ports import Ports
 
 ATTEMPTS = 10
 """How often the patch is computed anew when somebody else changes the Node at the same moment."""
@@ -20,17 +21,17 @@ ATTEMPTS = 10
 HURRY_S = 1.5
 """Bound of each of the last three API calls (read, patch, event) after SIGTERM: together they stay below 5 s."""
 
+SERVICE_S = 30.0
+
 
 class Settler:
     """Knows what this run holds, and gives it back."""
 
-    def __init__(
-        self, cluster: Cluster, host: HostSystem, clock: Clock, reporter: Reporter, profile: Profile, obs: Observation
-    ) -> None:
-        self._cluster = cluster
-        self._host = host
-        self._clock = clock
-        self._reporter = reporter
+    def __init__(self, ports: Ports, profile: Profile, obs: Observation) -> None:
+        self._cluster = ports.cluster
+        self._host = ports.host
+        self._clock = ports.clock
+        self._reporter = ports.reporter
         self._profile = profile
         self._obs = obs
         self._held: Journal | None = None
@@ -133,7 +134,7 @@ class Settler:
         """Start what was stopped, once; a service that does not start is said and keeps nobody from the node."""
         for name in () if self._services_started else journal.services:
             try:
-                self._host.start_service(name)
+                self._host.start_service(name, Deadline.after(SERVICE_S, self._clock.monotonic))
                 self._reporter.info(f"host service {name} is started")
             except ManagerError as error:
                 self._reporter.warn(f"{error.what}. {error.remedy}")
