@@ -159,7 +159,7 @@ class KubeApi:
         """From now on, spend at most `budget_s` seconds on the retries of one call, and on one read."""
         self._retries.limit(budget_s)
 
-    def call(
+    def call(  # noqa: PLR0913  # what a request may be; all but the body by keyword
         self,
         method: str,
         path: str,
@@ -254,7 +254,7 @@ class KubeApi:
         self._reporter.info("API: 401; the credentials were read anew")
         return True
 
-    def _send(
+    def _send(  # noqa: PLR0913  # the parts of one request
         self, method: str, path: str, body: Any, content_type: str, read_s: float, *, stream: bool = False
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", "User-Agent": "driver-manager"}

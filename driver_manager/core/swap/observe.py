@@ -135,7 +135,7 @@ def look_closer(now: Situation, ports: Ports) -> Situation:
     return replace(now, obs=replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None))
 
 
-def observe(
+def observe(  # noqa: PLR0913  # the facts that become one value here
     node: Node,
     pods: PodList,
     profile: Profile,
