@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 import urllib3
 
-from tests.cluster.api import Api, refusal, status_of, wait_until
-from tests.cluster.certificates import all_certificates
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.faults import (
+from tests.control_plane.api import Api, refusal, status_of, wait_until
+from tests.control_plane.certificates import all_certificates
+from tests.control_plane.faults import (
     ALWAYS,
     Action,
     Answer,
@@ -32,10 +31,11 @@ from tests.cluster.faults import (
     Rotate,
     Silence,
 )
-from tests.cluster.kubelet import Node, NodeFactory, OperandsFactory
-from tests.cluster.proxy import Proxy
-from tests.cluster.rawstreams import opened, read_on, watch_path
-from tests.cluster.rig import JOURNAL, NEW, PREFIX, Rig
+from tests.control_plane.kubelet import Node, NodeFactory, OperandsFactory
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.raw_streams import opened, read_on, watch_path
+from tests.control_plane.runner import JOURNAL, NEW, PREFIX, CommandRunner
+from tests.control_plane.servers import ControlPlane, User
 
 
 @pytest.fixture
@@ -291,14 +291,14 @@ def test_the_real_command_runs_through_the_proxy_and_survives_a_fault(
     node: NodeFactory,
     operands: OperandsFactory,
 ) -> None:
-    rig = Rig(control_plane, agent_for_workloads, tmp_path, proxy=proxy).with_upgrade()
-    rig.node = node({f"{PREFIX}driver": "true"}, boot_id=rig.tree.boot_id)
-    operands(rig.node, ("device-plugin",))
-    labels = rig.node.labels()
+    command_runner = CommandRunner(control_plane, agent_for_workloads, tmp_path, proxy=proxy).with_upgrade()
+    command_runner.node = node({f"{PREFIX}driver": "true"}, boot_id=command_runner.tree.boot_id)
+    operands(command_runner.node, ("device-plugin",))
+    labels = command_runner.node.labels()
     proxy.add(Fault(Answer(503), verb="patch", resource="nodes"))
-    ended = rig.reconcile()
+    ended = command_runner.reconcile()
     assert ended.code == 0, ended.err
-    assert (rig.tree.driver_version, rig.node.labels()) == (NEW, labels)
-    assert JOURNAL not in rig.node.annotations()
+    assert (command_runner.tree.driver_version, command_runner.node.labels()) == (NEW, labels)
+    assert JOURNAL not in command_runner.node.annotations()
     proxy.assert_all_fired()
     assert [e.status for e in proxy.exchanges("patch", "nodes", user=agent_for_workloads.name)] == [503, 200, 200]
