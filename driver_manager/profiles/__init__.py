@@ -167,6 +167,10 @@ def _check_patterns(profile: Profile, where: str) -> None:
     for name in ("device_classes", "idle_states"):
         if "" in getattr(profile, name):
             raise _bad(where, name, "", "a name")
+    _check_names(profile, where)
+
+
+def _check_names(profile: Profile, where: str) -> None:
     for prefix in profile.resource_prefixes:
         if not _PREFIXED_KEY.fullmatch(f"{prefix}x"):
             raise _bad(where, "resource_prefixes", prefix, "the beginning of a resource's name, as example.com/npu")

@@ -16,11 +16,11 @@ from typing import Any
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.core.swap.executor import Ports
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import reconcile
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.model import Host, Observation, Policy
+from driver_manager.ports import Ports
 from driver_manager.settings import API_TIMEOUT_S
 from tests.control_plane.pod_transport import of_environment
 from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE

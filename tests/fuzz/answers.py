@@ -17,6 +17,7 @@ from driver_manager.domain.model import Claim, Eviction, Node, NodeChange, PodEv
 from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
 from driver_manager.domain.reboot.slots import encode as encode_slots
 from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.situation import Situation
 from tests.fakes.builders import ASCEND, LABELS, ME, PROFILE, host, journal, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fuzz.oracle import assert_conforms
@@ -133,7 +134,7 @@ def read_and_plan(data: bytes) -> None:
             read_host=lambda _: host(),
             process_lives=lambda _: False,
         )
-        decided = plan(seen, PROFILE, Policy())
+        decided = plan(Situation.of(seen, PROFILE, Policy()))
         json.dumps(decided.to_json())
         decided.to_text()
     finally:

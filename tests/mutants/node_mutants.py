@@ -8,12 +8,12 @@ NODE_MUTANTS = (
     Mutant(
         "two-patch-pause",
         "pause, cordon and journal are one patch",
-        "core/swap/executor.py",
-        "            taken = self._ports.cluster.patch_node(step.change, step.resource_version)\n",
+        "core/swap/node_steps.py",
+        "            taken = cluster.patch_node(step.change, step.resource_version)\n",
         "            later = {key: step.change.annotations[key] for key in step.change.annotations}\n"
         "            first = NodeChange(step.change.labels, {}, step.change.unschedulable)\n"
-        "            taken = self._ports.cluster.patch_node(first, step.resource_version)\n"
-        "            taken = self._ports.cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n",
+        "            taken = cluster.patch_node(first, step.resource_version)\n"
+        "            taken = cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n",
         ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
@@ -135,7 +135,7 @@ NODE_MUTANTS = (
     Mutant(
         "no-resource-version",
         "a node edited between observation and pause is observed again",
-        "core/swap/executor.py",
+        "core/swap/node_steps.py",
         "patch_node(step.change, step.resource_version)",
         "patch_node(step.change, None)",
         ("unit/swap/test_executor.py::test_a_node_edited_before_the_pause_is_observed_again",),
@@ -191,9 +191,10 @@ NODE_MUTANTS = (
     Mutant(
         "taken-before-it-is-noted",
         "a patch whose answer is lost is given back",
-        "core/swap/executor.py",
-        "        self._settler.took(step.journal)\n        with self._fence.taking(step.journal.owner):\n",
-        "        with self._fence.taking(step.journal.owner):\n",
+        "core/swap/node_steps.py",
+        "        self._context.settler.took(step.journal)\n"
+        "        with self._context.fence.taking(step.journal.owner):\n",
+        "        with self._context.fence.taking(step.journal.owner):\n",
         ("unit/swap/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
     Mutant(
@@ -224,15 +225,15 @@ NODE_MUTANTS = (
         "unloaded-driver-evicts",
         "with no driver loaded nobody is evicted or waited for",
         "domain/swap/planner.py",
-        "    taken = _taken(obs, profile, policy, stale, cordon=False) if owns else ()",
-        "    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False) if owns else ()",
+        "    taken = _taken(now, stale, cordon=False) if owns else ()",
+        "    taken = _taken(now, pausable_keys(now.obs.node, now.profile), cordon=False) if owns else ()",
         ("unit/swap/test_planner.py::test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded",),
     ),
     Mutant(
         "dra-plugin-first",
         "the DRA plugin leaves after the last claim holder",
         "domain/swap/planner.py",
-        "    return keys - last, (keys & last) - paused_keys(obs.node, profile)",
+        "    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)",
         "    return keys, frozenset()",
         ("unit/swap/test_planner_workloads.py::test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left",),
     ),
@@ -240,8 +241,8 @@ NODE_MUTANTS = (
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
         "core/swap/executor.py",
-        "        return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)",
-        "        return False",
+        "                return self._pods.do(step, paused_at=self._node.paused_at, replaces=replaces)",
+        "                return Then.GO_ON",
         ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
@@ -275,7 +276,7 @@ NODE_MUTANTS = (
         "unload-for-reboot-strategy",
         "a driver that must not leave a running kernel is never unloaded",
         "domain/swap/planner.py",
-        "    if profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
+        "    if now.profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
         "    if False:\n        return plan_reboot_driver",
         (
             "unit/swap/test_planner_reboot.py::test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested",
@@ -286,7 +287,7 @@ NODE_MUTANTS = (
         "the digest is recorded only of a driver that was verified",
         "domain/swap/loading.py",
         "    return [\n        LoadModules(",
-        "    return [\n        RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source),\n"
+        "    return [\n        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
         "        LoadModules(",
         ("unit/swap/test_planner.py::test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back",),
     ),
@@ -294,14 +295,15 @@ NODE_MUTANTS = (
         "equal-digest-is-current",
         "an equal digest with no module loaded is not a current driver",
         "domain/swap/planner.py",
-        "    if not is_loaded(host, profile):\n        return _first_install",
-        "    if not is_loaded(host, profile) and host.digest != obs.digest:\n        return _first_install",
+        "    if not is_loaded(now.host, now.profile):\n        return _first_install",
+        "    if not is_loaded(now.host, now.profile) and now.host.digest != now.obs.digest:\n"
+        "        return _first_install",
         ("unit/swap/test_planner.py::test_an_equal_digest_with_no_module_loaded_is_not_current",),
     ),
     Mutant(
         "no-rollback",
         "a driver that does not load is rolled back",
-        "core/swap/executor.py",
+        "core/swap/driver_swap.py",
         "        previous = step.previous\n",
         "        previous = None\n",
         ("unit/swap/test_executor.py::test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so",),

@@ -23,6 +23,7 @@ from driver_manager.adapters.kube.transport import (
     StreamSilent,
     Transport,
     Unreachable,
+    WireRequest,
 )
 from driver_manager.domain.errors import ConfigError, WatchBroken
 from driver_manager.ports import Clock, Reporter
@@ -81,7 +82,7 @@ class KubeApi:
         """From now on, spend at most `budget_s` seconds on the retries of one call, and on one read."""
         self._retries.limit(budget_s)
 
-    def call(
+    def call(  # noqa: PLR0913  # what a request may be; all but the body by keyword
         self,
         method: str,
         path: str,
@@ -174,7 +175,7 @@ class KubeApi:
             self._reporter.info("API: 401; the credentials were read anew")
         return is_renewed
 
-    def _send(
+    def _send(  # noqa: PLR0913  # the parts of one request
         self, method: str, path: str, body: Any, content_type: str, read_s: float, *, stream: bool = False
     ) -> Response:
         headers = {"Accept": "application/json", "User-Agent": "driver-manager"}
@@ -183,9 +184,8 @@ class KubeApi:
         data = None if body is None else json.dumps(body).encode()
         connect_s = min(CONNECT_S, read_s)
         try:
-            response = self._transport.send(
-                method, path, data, headers, connect_s=connect_s, read_s=read_s, stream=stream
-            )
+            request = WireRequest(method, path, data, headers, stream)
+            response = self._transport.send(request, connect_s=connect_s, read_s=read_s)
         except Unreachable as error:
             raise self._unreachable(error) from error
         except CredentialsUnreadable as error:

@@ -309,7 +309,9 @@ def _refused_eviction(answer: Answer) -> Eviction:
     return Eviction(EvictionOutcome.BLOCKED, why, answer.retry_after_s)
 
 
-def _event(node: str, reason: str, message: str, wall_s: float, *, warning: bool, key: str) -> dict[str, Any]:
+def _event(  # noqa: PLR0913  # the fields of one object
+    node: str, reason: str, message: str, wall_s: float, *, warning: bool, key: str
+) -> dict[str, Any]:
     """A core/v1 Event about the Node; such events live in the namespace default. A `key` makes its name."""
     name = (
         {"name": f"{node[:150].rstrip('.-')}.driver-manager-{key}"}

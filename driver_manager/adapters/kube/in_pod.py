@@ -12,7 +12,7 @@ import select
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import Message
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from driver_manager.adapters.kube.transport import (
     StreamCut,
     StreamSilent,
     Unreachable,
+    WireRequest,
     no_way,
 )
 from driver_manager.domain.errors import ConfigError
@@ -58,26 +59,16 @@ class InPod:
         if self._kept is not None:
             self._kept.close()
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        *,
-        connect_s: float,
-        read_s: float,
-        stream: bool = False,
-    ) -> Response:
+    def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         """See the port."""
         try:
-            headers = {**headers, "Authorization": f"Bearer {self._token()}"}
+            headers = {**request.headers, "Authorization": f"Bearer {self._token()}"}
         except (OSError, ValueError) as error:
             raise CredentialsUnreadable(_said(error)) from error
-        connection = (None if stream else self._idle()) or self._connected(connect_s)
+        connection = (None if request.stream else self._idle()) or self._connected(connect_s)
         try:
             connection.sock.settimeout(read_s)
-            return self._asked(connection, method, path, body, headers, stream=stream)
+            return self._asked(connection, replace(request, headers=headers))
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise Unreachable(_why(error)) from error
@@ -157,21 +148,12 @@ class InPod:
             raise
         return connection
 
-    def _asked(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        *,
-        stream: bool,
-    ) -> Response:
+    def _asked(self, connection: http.client.HTTPConnection, request: WireRequest) -> Response:
         """The answer on `connection`, which is kept where it can serve again. Raises as http.client."""
         sock = connection.sock
-        connection.request(method, path, body, dict(headers))
+        connection.request(request.method, request.path, request.body, dict(request.headers))
         response = connection.getresponse()
-        if stream:
+        if request.stream:
             return _Stream(response, connection, sock)
         data = response.read()
         if response.will_close:

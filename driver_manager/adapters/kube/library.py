@@ -22,6 +22,7 @@ from driver_manager.adapters.kube.transport import (
     StreamCut,
     StreamSilent,
     Unreachable,
+    WireRequest,
     no_way,
 )
 from driver_manager.domain.errors import ConfigError
@@ -44,28 +45,18 @@ class Library:
         """The client's."""
         return self._client.configuration
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        *,
-        connect_s: float,
-        read_s: float,
-        stream: bool = False,
-    ) -> Response:
+    def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         """See the port."""
         configuration = self._client.configuration
-        headers = {**headers, **_authorization(configuration)}
+        headers = {**request.headers, **_authorization(configuration)}
         try:
             response = self._client.rest_client.pool_manager.request(
-                method,
-                configuration.host + path,
-                body=body,
+                request.method,
+                configuration.host + request.path,
+                body=request.body,
                 headers=headers,
                 timeout=urllib3.Timeout(connect=connect_s, read=read_s),
-                preload_content=not stream,
+                preload_content=not request.stream,
                 retries=False,
                 redirect=False,
             )

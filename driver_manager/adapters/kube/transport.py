@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -29,6 +30,17 @@ class StreamSilent(Exception):
 
 class StreamCut(Exception):
     """The connection ended before the answer did; the message is the kind of error."""
+
+
+@dataclass(frozen=True)
+class WireRequest:
+    """One request without its credentials. The answer to a `stream` is read bit by bit."""
+
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    stream: bool = False
 
 
 class Headers(Protocol):
@@ -73,18 +85,8 @@ class Response(Protocol):
 class Transport(Protocol):
     """Sends one request at a time to one API server, with credentials."""
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        *,
-        connect_s: float,
-        read_s: float,
-        stream: bool = False,
-    ) -> Response:
-        """The answer, whole unless `stream`. Nothing is repeated, no redirection is followed.
+    def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
+        """The answer, whole unless it is a stream. Nothing is repeated, no redirection is followed.
 
         `connect_s` and `read_s` bound, in seconds, the connection and each wait for a byte. Raises Unreachable,
         CredentialsUnreadable, and ValueError where the credentials hold what no header can.

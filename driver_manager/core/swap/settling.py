@@ -7,28 +7,29 @@ from __future__ import annotations
 
 from driver_manager.core.swap.node_cas import patch_until_current
 from driver_manager.domain import journal as journals
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.node_patches import release, tested_release
-from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+from driver_manager.ports import Ports
 
 HURRY_S = 1.2
 """Bound of each of the last four API calls (two patches, a read, the event) after SIGTERM: together below 5 s."""
+
+SERVICE_S = 30.0
 
 
 class Settler:
     """Knows what this run holds, and gives it back."""
 
-    def __init__(
-        self, cluster: Cluster, host: HostSystem, clock: Clock, reporter: Reporter, profile: Profile, obs: Observation
-    ) -> None:
-        self._cluster = cluster
-        self._host = host
-        self._clock = clock
-        self._reporter = reporter
+    def __init__(self, ports: Ports, profile: Profile, obs: Observation) -> None:
+        self._cluster = ports.cluster
+        self._host = ports.host
+        self._clock = ports.clock
+        self._reporter = ports.reporter
         self._profile = profile
         self._obs = obs
         self._held: Journal | None = None
@@ -139,7 +140,7 @@ class Settler:
         """Start what was stopped, once; a service that does not start is said and keeps nobody from the node."""
         for name in () if self._services_started else journal.services:
             try:
-                self._host.start_service(name)
+                self._host.start_service(name, Deadline.after(SERVICE_S, self._clock.monotonic))
                 self._reporter.info(f"host service {name} is started")
             except ManagerError as error:
                 self._reporter.warn(f"{error.what}. {error.remedy}")

@@ -14,7 +14,7 @@ from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observa
 from driver_manager.domain.modules import driver_version, has_root, unload_order
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.swap.steps import GiveBack, TakeNode
+from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
 
 CORDON_MARK = "true"
 """Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""

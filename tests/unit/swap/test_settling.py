@@ -20,6 +20,7 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.model import FIELD_MANAGER, Node, Observation
+from driver_manager.ports import Ports
 from tests.fakes.builders import (
     EXPORTER,
     LABELS,
@@ -57,7 +58,7 @@ class Scene:
         self.settler = self._settler(observation(node=node(annotations=before)))
 
     def _settler(self, obs: Observation) -> Settler:
-        return Settler(self.cluster, self.host, self.clock, self.reporter, PROFILE, obs)
+        return Settler(Ports(self.cluster, self.host, self.clock, self.reporter), PROFILE, obs)
 
     @property
     def is_given_back(self) -> bool:
