@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -21,9 +20,9 @@ from driver_manager.domain.escaping import shown
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.preflight import Check, access, checks, rights_to_replace
 from driver_manager.ports import Cluster
-from driver_manager.settings import Values
 
 _WISHED = ("create", "events")
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
@@ -39,13 +38,12 @@ _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
     help="auto: text on a terminal, else JSON.",
 )
 @with_options(settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
-def preflight_command(*, output: str, **options: Any) -> int:
+def preflight_command(*, output: str, values: Values) -> int:
     """Check whether the driver could be replaced now: modules, signatures, conflicts, rights, deadline.
 
     Changes nothing. Exit code 6 when something would stop the run; a run of reconcile-driver-state checks the same
     before its first change.
     """
-    values = Values(options)
     wanted = policy(values)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     obs = session.observe(session.node)

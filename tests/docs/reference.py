@@ -17,8 +17,8 @@ from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import PREFIX, HealthReport, families
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.setting import AnySetting, SettingKind
 from driver_manager.profiles import builtin
-from driver_manager.settings import Setting, SettingKind
 from tests.docs import profilekeys
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
 from tests.mutants.catalogue import MUTANTS
@@ -65,12 +65,12 @@ def commands() -> dict[str, click.Command]:
     return {name: command for name in COMMANDS if (command := cli.get_command(context, name)) is not None}
 
 
-def takers(setting: Setting) -> list[str]:
+def takers(setting: AnySetting) -> list[str]:
     """The commands that take `setting`."""
     return [name for name, command in commands().items() if setting in _settings_of(command)]
 
 
-def _settings_of(command: click.Command) -> list[Setting]:
+def _settings_of(command: click.Command) -> list[AnySetting]:
     return [option.setting for option in command.params if isinstance(option, SettingOption)]
 
 
@@ -101,7 +101,7 @@ def _options() -> Iterator[str]:
     yield _own_options()
 
 
-def _takes(setting: Setting) -> str:
+def _takes(setting: AnySetting) -> str:
     return (
         " or ".join(code(choice) for choice in setting.choices)
         if setting.kind is SettingKind.CHOICE
@@ -109,7 +109,7 @@ def _takes(setting: Setting) -> str:
     )
 
 
-def _default(setting: Setting) -> str:
+def _default(setting: AnySetting) -> str:
     if setting.kind is SettingKind.FLAG:
         return "off"
     if setting.default is not None:
@@ -117,7 +117,7 @@ def _default(setting: Setting) -> str:
     return setting.help.partition(SAID)[2].rstrip(".") or "none"
 
 
-def _help(setting: Setting) -> str:
+def _help(setting: AnySetting) -> str:
     """What it says but for the default, which has a column of its own."""
     return setting.help if setting.default is not None else setting.help.partition(SAID)[0]
 
