@@ -21,4 +21,28 @@ FORM_MUTANTS = (
         "        device_free_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],\n",
         ("unit/test_policy.py::test_each_setting_changes_the_policy_in_a_way_of_its_own",),
     ),
+    Mutant(
+        "newer-document-read",
+        "a document of a newer version is refused, whichever it is",
+        "domain/wire.py",
+        "        if version > self.version:\n",
+        "        if version > self.version + 1:\n",
+        ("unit/test_wire.py::test_a_newer_document_is_refused_in_the_same_words_and_asks_for_a_newer_manager",),
+    ),
+    Mutant(
+        "flag-for-a-number",
+        "true is no number in a document",
+        "domain/wire.py",
+        "        if type(value) is not int or (least is not None",
+        "        if not isinstance(value, int) or (least is not None",
+        ("unit/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
+    ),
+    Mutant(
+        "bad-field-unnamed",
+        "the error for a bad field says where in the document it is",
+        "domain/wire.py",
+        'self._refused(f"{self.at}{key} is missing',
+        'self._refused(f"{key} is missing',
+        ("unit/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
+    ),
 )
