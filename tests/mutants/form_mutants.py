@@ -11,7 +11,7 @@ FORM_MUTANTS = (
         "domain/setting.py",
         "        if setting not in self._values:\n",
         "        if setting not in self._values:\n            return setting.unset\n        if setting.name == '':\n",
-        ("unit/test_settings.py::test_a_setting_that_the_command_does_not_take_is_an_error_and_never_off",),
+        ("unit/domain/test_settings.py::test_a_setting_that_the_command_does_not_take_is_an_error_and_never_off",),
     ),
     Mutant(
         "setting-wired-twice",
@@ -19,7 +19,7 @@ FORM_MUTANTS = (
         "cli/wiring.py",
         "        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],\n",
         "        device_free_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],\n",
-        ("unit/test_policy.py::test_each_setting_changes_the_policy_in_a_way_of_its_own",),
+        ("unit/cli/test_policy.py::test_each_setting_changes_the_policy_in_a_way_of_its_own",),
     ),
     Mutant(
         "newer-document-read",
@@ -27,7 +27,7 @@ FORM_MUTANTS = (
         "domain/wire.py",
         "        if version > self.version:\n",
         "        if version > self.version + 1:\n",
-        ("unit/test_wire.py::test_a_newer_document_is_refused_in_the_same_words_and_asks_for_a_newer_manager",),
+        ("unit/domain/test_wire.py::test_a_newer_document_is_refused_in_the_same_words_and_asks_for_a_newer_manager",),
     ),
     Mutant(
         "flag-for-a-number",
@@ -35,7 +35,7 @@ FORM_MUTANTS = (
         "domain/wire.py",
         "        if type(value) is not int or (least is not None",
         "        if not isinstance(value, int) or (least is not None",
-        ("unit/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
+        ("unit/domain/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
     ),
     Mutant(
         "bad-field-unnamed",
@@ -43,6 +43,6 @@ FORM_MUTANTS = (
         "domain/wire.py",
         'self._refused(f"{self.at}{key} is missing',
         'self._refused(f"{key} is missing',
-        ("unit/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
+        ("unit/domain/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
     ),
 )
