@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 
 import click
 
 from driver_manager import settings
 from driver_manager.cli.help_screen import ScreenCommand
-from driver_manager.cli.options import styled, with_options
+from driver_manager.cli.options import output_option, styled, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.wiring import open_session, policy
 from driver_manager.core.swap.executor import Ports
@@ -29,14 +28,7 @@ _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 
 @click.command(cls=ScreenCommand, name="preflight", short_help="Check whether the driver could be replaced now.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["auto", "text", "json"]),
-    default="auto",
-    show_default=True,
-    help="auto: text on a terminal, else JSON.",
-)
+@output_option
 @with_options(settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 def preflight_command(*, output: str, values: Values) -> int:
     """Check whether the driver could be replaced now: modules, signatures, conflicts, rights, deadline.
@@ -56,8 +48,7 @@ def preflight_command(*, output: str, values: Values) -> int:
         *access(session.cluster.refused(needed), needed),
         *_wished(session.cluster),
     )
-    as_json = output == "json" or (output == "auto" and not sys.stdout.isatty())
-    put(json.dumps([asdict(check) for check in found], indent=2) if as_json else _text(found))
+    put(json.dumps([asdict(check) for check in found], indent=2) if output == "json" else _text(found))
     return ExitCode.PREFLIGHT_FAILED if any(check.ok is False for check in found) else ExitCode.DONE
 
 

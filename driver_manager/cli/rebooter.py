@@ -199,7 +199,7 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
 @contextlib.contextmanager
 def _alone(wired: Wired) -> Generator[bool, None, None]:
     """Whether no other process acts on this host's marker, for as long as the context lasts. Raises ConfigError."""
-    path = f"{wired.profile.paths.rebooter_record}.lock"
+    path = wired.profile.paths.rebooter_lock
     with contextlib.ExitStack() as stack:
         try:
             is_alone = stack.enter_context(WorkLock(wired.roots.files(), path).alone(wired.clock))

@@ -52,6 +52,9 @@ SAID = " Default: "
 DERIVED = {
     "ready_withdrawn": "the ready marker, put aside by health-watch",
     "work_lock": "held locked by a reconcile while it works on the driver",
+    "effect_lock": "held locked by a run during each change to the driver",
+    "owner_note": "names the run that may change the driver",
+    "rebooter_lock": "held locked by the one rebooter that works on this host",
     "health_record": "what health-watch remembers of this boot",
 }
 """Paths that follow from others, with their meanings."""
