@@ -45,4 +45,12 @@ FORM_MUTANTS = (
         'self._refused(f"{key} is missing',
         ("unit/domain/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
     ),
+    Mutant(
+        "half-a-file-left",
+        "a write that finds no room leaves nothing but the old file",
+        "adapters/host/files.py",
+        "    except BaseException:\n        _unlink(where, temporary)\n        raise\n    return temporary\n",
+        "    except KeyError:\n        raise\n    return temporary\n",
+        ("unit/adapters/test_full_file_system.py",),
+    ),
 )
