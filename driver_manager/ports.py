@@ -8,6 +8,7 @@ from typing import Protocol
 
 from driver_manager.domain.health.machine import Surroundings
 from driver_manager.domain.journal import Owner
+from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
     Claim,
@@ -66,6 +67,10 @@ class Cluster(Protocol):
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         """Apply `change` in one PATCH. Raises Conflict if `resource_version` is given and no longer current."""
+        ...
+
+    def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
+        """Apply `operations` in one PATCH. Raises Conflict, and changes nothing, where one of them does not apply."""
         ...
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:

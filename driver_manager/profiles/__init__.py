@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
@@ -30,8 +30,7 @@ MAX_TIMEOUT_S = 86_400
 
 def builtin() -> dict[str, Profile]:
     """The shipped profiles by name."""
-    folder = resources.files(__name__)
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
+    files = sorted(Path(__file__).parent.glob("*.toml"))
     found = (parse(entry.read_text(encoding="utf-8"), entry.name) for entry in files)
     return {profile.name: profile for profile in found}
 

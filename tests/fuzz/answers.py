@@ -10,6 +10,7 @@ from typing import Any
 
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.leases import LeaseSlots
+from driver_manager.adapters.kube.library import Library
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.domain.journal import encode
 from driver_manager.domain.model import Claim, Eviction, Node, NodeChange, PodEvent, PodList, Policy
@@ -81,7 +82,7 @@ def _server(data: bytes) -> Server:
 def _cluster(server: Server) -> KubeCluster:
     configuration = SimpleNamespace(host="http://fuzz", get_api_key_with_prefix=lambda *_: "Bearer token")
     client = SimpleNamespace(configuration=configuration, rest_client=SimpleNamespace(pool_manager=server))
-    return KubeCluster(client, "node-1", FakeClock(), RecordingReporter(), BUDGET_S)
+    return KubeCluster(Library(client), "node-1", FakeClock(), RecordingReporter(), BUDGET_S)
 
 
 def _first(events: Iterable[Any]) -> list[Any]:

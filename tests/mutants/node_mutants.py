@@ -9,14 +9,12 @@ NODE_MUTANTS = (
         "two-patch-pause",
         "pause, cordon and journal are one patch",
         "core/swap/executor.py",
-        "            self._paused_at = "
-        "self._ports.cluster.patch_node(step.change, step.resource_version).resource_version",
+        "            taken = self._ports.cluster.patch_node(step.change, step.resource_version)\n",
         "            later = {key: step.change.annotations[key] for key in step.change.annotations}\n"
         "            first = NodeChange(step.change.labels, {}, step.change.unschedulable)\n"
         "            taken = self._ports.cluster.patch_node(first, step.resource_version)\n"
-        "            self._ports.cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n"
-        "            self._paused_at = taken.resource_version",
-        ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
+        "            taken = self._ports.cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n",
+        ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
         "journal-after-the-pause",
@@ -95,6 +93,46 @@ NODE_MUTANTS = (
         ),
     ),
     Mutant(
+        "release-rests-on-nothing",
+        "a label edited while the release is on its way stays as edited",
+        "domain/json_patch.py",
+        "    return (expect(old, *where), change)",
+        "    return (change,)",
+        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+    ),
+    Mutant(
+        "release-without-the-record-of-the-cordon",
+        "a cordon that somebody lifted and set again is theirs, though no look precedes the release",
+        "domain/swap/node_patches.py",
+        "    if not node.cordon_manager:\n        return ()",
+        "    if True:\n        return ()",
+        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+    ),
+    Mutant(
+        "release-of-another-node",
+        "a Node that was made again is not given back by what was known of the old one",
+        "domain/swap/node_patches.py",
+        '    operations = [expect(node.uid, "metadata", "uid")]',
+        "    operations: list[Operation] = []",
+        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+    ),
+    Mutant(
+        "release-without-a-look-at-services",
+        "services are not started on a node that another run took over",
+        "core/swap/settling.py",
+        "        if self._taken is None or (journal.services and not self._services_started):",
+        "        if self._taken is None:",
+        ("unit/swap/test_settling.py::test_services_are_started_before_the_node_is_given_back",),
+    ),
+    Mutant(
+        "failed-test-is-final",
+        "a release of which a test fails is followed by a look and another one",
+        "adapters/kube/cluster.py",
+        "*((INVALID,) if isinstance(body, list) else ())",
+        "*()",
+        ("unit/adapters/test_kube_adapter.py::test_a_json_patch_of_which_a_test_fails_is_a_conflict",),
+    ),
+    Mutant(
         "no-resource-version",
         "a node edited between observation and pause is observed again",
         "core/swap/executor.py",
@@ -154,14 +192,8 @@ NODE_MUTANTS = (
         "taken-before-it-is-noted",
         "a patch whose answer is lost is given back",
         "core/swap/executor.py",
-        "        self._settler.took(step.journal)\n"
-        "        with self._fence.taking(step.journal.owner):\n"
-        "            self._paused_at = self._ports.cluster."
-        "patch_node(step.change, step.resource_version).resource_version\n",
-        "        with self._fence.taking(step.journal.owner):\n"
-        "            self._paused_at = self._ports.cluster."
-        "patch_node(step.change, step.resource_version).resource_version\n"
-        "        self._settler.took(step.journal)\n",
+        "        self._settler.took(step.journal)\n        with self._fence.taking(step.journal.owner):\n",
+        "        with self._fence.taking(step.journal.owner):\n",
         ("unit/swap/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
     Mutant(
@@ -210,7 +242,7 @@ NODE_MUTANTS = (
         "core/swap/executor.py",
         "        return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)",
         "        return False",
-        ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
+        ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
         "first-list-believed",

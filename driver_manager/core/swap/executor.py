@@ -12,13 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from driver_manager.core.swap.fence import Fence
+from driver_manager.core.swap.node_cas import patch_until_current
 from driver_manager.core.swap.operator_handoff import Handoff
 from driver_manager.core.swap.pod_removal import Departures
 from driver_manager.core.swap.reboot_request import RebootRequests
-from driver_manager.core.swap.settling import ATTEMPTS, Settler
+from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.errors import (
-    ApiUnavailable,
-    Conflict,
     DriverBusy,
     ManagerError,
     ModuleBusy,
@@ -27,7 +26,7 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation, Policy
+from driver_manager.domain.model import DriverSource, Health, Module, Node, NodeChange, Observation, Policy
 from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.profile import Profile
@@ -186,28 +185,30 @@ class Executor:
         # Noted before it is done: a patch whose answer is lost may have been applied.
         self._settler.took(step.journal)
         with self._fence.taking(step.journal.owner):
-            self._paused_at = self._ports.cluster.patch_node(step.change, step.resource_version).resource_version
+            taken = self._ports.cluster.patch_node(step.change, step.resource_version)
+            self._settler.took(step.journal, taken)
+            self._paused_at = taken.resource_version
 
     def _wait_for_operands(self, step: WaitForOperands) -> bool:
         return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)
 
     def _pause_last(self, step: PauseLast) -> None:
         """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
-        for _ in range(ATTEMPTS):
-            node, journal = self._ports.cluster.node(), self._settler.held
+
+        def paused(node: Node) -> NodeChange:
+            journal = self._settler.held
             if journal is None:
                 raise OwnedElsewhere("the node is not taken by this run", "Run again.")
             self._settler.refuse_foreign(node, journal)
             longer, change = pause_more(node, journal, self._profile, frozenset(step.keys))
-            if change.is_empty:
-                return
-            self._settler.took(longer)
-            try:
-                self._paused_at = self._ports.cluster.patch_node(change, node.resource_version).resource_version
-                return
-            except Conflict as error:
-                self._ports.reporter.info(f"{error.what}; looking again")
-        raise ApiUnavailable(f"the Node kept changing: {ATTEMPTS} patches conflicted", "Run again.")
+            if not change.is_empty:
+                self._settler.took(longer)
+            return change
+
+        taken = patch_until_current(self._ports.cluster, self._ports.reporter, paused)
+        if taken is not None and self._settler.held is not None:
+            self._settler.took(self._settler.held, taken)
+            self._paused_at = taken.resource_version
 
     def _wait_for_device(self, step: WaitForDevice) -> None:
         clock = self._ports.clock

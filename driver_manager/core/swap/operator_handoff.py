@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from driver_manager.core.pods.watch import NodeWait, PodWait
-from driver_manager.core.swap.settling import ATTEMPTS, HURRY_S
+from driver_manager.core.swap.node_cas import patch_until_current
+from driver_manager.core.swap.settling import HURRY_S
 from driver_manager.domain import events
-from driver_manager.domain.errors import Conflict, ManagerError, PodsRemain
+from driver_manager.domain.errors import ManagerError, PodsRemain
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.swap.steps import AskOperator, WaitForSafeLoad, WithdrawSafeLoad
@@ -89,18 +90,15 @@ class Handoff:
 
     def _withdraw(self, key: str, value: str, is_ours: Callable[[Node], bool] = lambda _: True) -> None:
         """Take an annotation away, if it still has our value and `is_ours`. What cannot be is said, and left."""
+
+        def without(node: Node) -> NodeChange:
+            is_there = node.annotations.get(key) == value and is_ours(node)
+            return NodeChange(annotations={key: None} if is_there else {})
+
         with self._clock.shielded():
             if self._clock.is_ending():
                 self._cluster.limit_retries(HURRY_S)
-            for _ in range(ATTEMPTS):
-                try:
-                    node = self._cluster.node()
-                    if node.annotations.get(key) == value and is_ours(node):
-                        self._cluster.patch_node(NodeChange(annotations={key: None}), node.resource_version)
-                    return
-                except Conflict:
-                    continue
-                except ManagerError as error:
-                    self._reporter.warn(f"{key} is not withdrawn: {error.what}")
-                    return
-            self._reporter.warn(f"{key} is not withdrawn: the Node kept changing")
+            try:
+                patch_until_current(self._cluster, self._reporter, without)
+            except ManagerError as error:
+                self._reporter.warn(f"{key} is not withdrawn: {error.what}")

@@ -46,7 +46,7 @@ def remove_and_note(self: LinuxHost, path: str) -> None:
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "two-patch-pause": (executor.Executor, "_take_node", two_patch_pause),
     "unconditional-restore": (labels, "restored", restore_whatever_is_there),
-    "always-uncordon": (settling, "release", always_uncordon),
+    "always-uncordon": (node_patches, "release", always_uncordon),
     "no-boot-id-check": (markers.Marker, "is_stale", lambda *_: False),
     "never-hold": (settling.Settler, "_must_hold", lambda *_: False),
     "an-effect-that-is-not-listed": (LinuxHost, "remove", remove_and_note),

@@ -306,7 +306,7 @@ ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, planner
         (label_rules, "restored", restore_all, check_all_edits),
         (executor.Executor, "_take_node", journal_in_a_second_patch, check_all_kills),
         (label_rules, "originals", originals_without_the_journal, check_all_kills),
-        (settling, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
+        (node_patches, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
         (settling.Settler, "_must_hold", lambda *_: False, check_all_terms),
         (planner, "refuse_if_owned", lambda *_, **__: None, lambda: check_all_seconds("first_install_by_manager")),
         (planner, "_taken", take_only_to_pause, lambda: check_all_seconds("first_install_by_manager")),
