@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -18,18 +17,18 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.model import Holder
 from driver_manager.domain.modules import users
 from driver_manager.domain.pods.operands import named
-from driver_manager.settings import Values
+from driver_manager.domain.setting import Values
 
 
 @click.command(cls=ScreenCommand, name="holders", short_help="List the processes that use the device.")
 @output_option
 @with_options(settings.CLUSTER, settings.HOST, settings.LOGGING)
-def holders_command(*, output: str, **options: Any) -> int:
+def holders_command(*, output: str, values: Values) -> int:
     """List the processes that have the device open or mapped, with their pods and containers. Changes nothing.
 
     Needs the host's /proc (PROC_ROOT) and, for the names of pods, the API server.
     """
-    session = open_session(Values(options), api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     if not session.is_here:
         raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
     loaded = session.ports().host.modules().values()

@@ -164,6 +164,11 @@ class HostPaths:
         """What health-watch remembers of this boot."""
         return self._of_ours("health-watch.json")
 
+    @property
+    def rebooter_lock(self) -> str:
+        """The file that the one rebooter of the host holds locked, "" where there is none."""
+        return f"{self.rebooter_record}.lock" if self.rebooter_record else ""
+
     def _of_ours(self, name: str) -> str:
         """A file beside our load record: in the vendor's folder under /run, gone with the boot."""
         return f"{self.load_record.rpartition('/')[0]}/{name}"
