@@ -15,6 +15,7 @@ from tests.control_plane.api import wait_until
 from tests.control_plane.certificates import all_certificates
 from tests.control_plane.faults import Certificate, Fault, Gone, Hold
 from tests.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.control_plane.processes import Ended
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.runner import (
     JOURNAL,
@@ -146,23 +147,37 @@ def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_n
     token = tmp_path / "token"
     token.write_text(agent_with_events.token)
     path = kubeconfig(tmp_path, proxy.url, control_plane.ca, token)
+    ended = rotated(command_runner, proxy, agent_with_events, token, KUBECONFIG=str(path))
+    assert "the credentials were read anew" in ended.err
+    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 401, 200]
+
+
+def test_a_pod_whose_token_is_rotated_sends_the_new_one_at_once(
+    command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User
+) -> None:
+    account = control_plane.service_account(agent_with_events.token, proxy.url)
+    rotated(command_runner, proxy, agent_with_events, Path(account["TEST_SERVICE_ACCOUNT"]) / "token", **account)
+    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 200]
+
+
+def rotated(command_runner: CommandRunner, proxy: Proxy, user: User, token: Path, **env: str) -> Ended:
+    """How a run ended whose token, in the file `token`, was replaced while it watched."""
     node, labels = node_of(command_runner), node_of(command_runner).labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    cut = Fault(Hold(), "get", "nodes", nth=2)
+    cut = Fault(Hold(), "patch", "nodes", nth=2)
     proxy.add(cut)
-    run = start_and_take(command_runner, KUBECONFIG=str(path))
+    run = start_and_take(command_runner, **env)
     wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
     token.write_text("rotated")
-    proxy.identity.rotate(agent_with_events.token, "rotated")
+    proxy.identity.rotate(user.token, "rotated")
     node.kubelet.release("device-plugin")  # said by the watch that the old token has opened
     proxy.wait_fired(cut)
     proxy.release()
     ended = run.end()
     assert ended.code == 0, ended.err
-    assert "the credentials were read anew" in ended.err
     assert_untouched(command_runner, labels)
-    assert [exchange.status for exchange in proxy.exchanges("get", "nodes")] == [200, 401, 200]
     assert len(proxy.exchanges("watch", "pods")) == 1
+    return ended
 
 
 def refuses(url: str) -> bool:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.kube.client import load_client
 from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.record import Record, encode
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.control_plane.api import Api, wait_until
 from tests.control_plane.kubelet import NodeFactory
+from tests.control_plane.pod_transport import pod_transport
 from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.control_plane.runner import CommandRunner
 from tests.control_plane.servers import AuditRecord, ControlPlane
@@ -234,8 +234,7 @@ def test_a_dead_api_server_is_waited_for(control_plane: ControlPlane, admin_api:
         (driver_node,) = fleet.sites
         driver_node.request()
         good = fleet.client
-        dead = control_plane.kubeconfig(control_plane.rebooter.token, server="https://127.0.0.1:9")
-        fleet.client = load_client(str(dead))
+        fleet.client = pod_transport(control_plane, control_plane.rebooter.token, "https://127.0.0.1:9")
         decision = driver_node.round()
         assert decision is not None
         assert (decision.act, "did not answer" in decision.reason) == (RebootAct.WAIT, True)

@@ -13,8 +13,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import Holder
 
@@ -41,7 +39,6 @@ def find_holders(proc: Path, dev: Path, patterns: tuple[str, ...], *, enough: in
         for pid in pids:
             for node in _mapped_nodes(proc / str(pid), nodes):
                 found.setdefault((pid, node), MAPPED)
-    psutil.PROCFS_PATH = str(proc)
     return tuple(_holder(proc, pid, node, how) for (pid, node), how in sorted(found.items()))
 
 
@@ -101,6 +98,9 @@ def _mapped_nodes(process: Path, nodes: dict[str, int | None]) -> set[str]:
 
 
 def _holder(proc: Path, pid: int, node: str, how: str) -> Holder:
+    import psutil  # noqa: PLC0415  # 2 MiB that a device in use pays for
+
+    psutil.PROCFS_PATH = str(proc)
     try:
         name = psutil.Process(pid).name()
     except (psutil.Error, OSError, ValueError, IndexError):  # psutil believes every stat that it gets
