@@ -20,7 +20,7 @@ from tests.kernel.guest_fixtures import DEVICE, DriverRoots, modprobe
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
 
-BOUND_S = 45.0
+BOUND_S = 225.0
 PROFILE: Profile = builtin()["rebellions"]
 READY = Path(PROFILE.paths.ready_marker)
 HANGING = 'echo $$ >> "{folder}/starts"; exec cat {device}'
