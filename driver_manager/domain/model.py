@@ -301,11 +301,12 @@ class DeviceVerdict:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One sample of a probe."""
+    """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself."""
 
     health: Health
     reason: str
     devices: tuple[DeviceVerdict, ...] = ()
+    is_tool_broken: bool = False
 
 
 class Loader(Enum):

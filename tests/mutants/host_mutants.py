@@ -8,6 +8,30 @@ PROPERTIES = "unit/test_rebooter_properties.py::"
 
 HOST_MUTANTS = (
     Mutant(
+        "tool-by-our-loader",
+        "the vendor's tool is run by the loader of its own root",
+        "adapters/host/probe_command.py",
+        "    words = foreign.command(tool, (driver.top, files.root), folders)\n",
+        "    words = (str(tool),)\n",
+        ("unit/test_foreign.py::test_a_tool_is_run_by_the_loader_in_its_root_with_the_libraries_there",),
+    ),
+    Mutant(
+        "loader-out-of-its-root",
+        "an absolute link in a driver root stays inside of it",
+        "adapters/host/foreign.py",
+        "        found = resolve(root, path)\n        return found if found.is_file() else None\n",
+        "        found = root / path.lstrip('/')\n        return found if found.is_file() else None\n",
+        ("unit/test_foreign.py::test_an_absolute_link_inside_the_root_stays_inside",),
+    ),
+    Mutant(
+        "loader-failure-is-the-device",
+        "a tool that its loader refuses says nothing of the device",
+        "domain/health/probe_output.py",
+        "    if unloadable:\n",
+        "    if False:\n",
+        ("unit/test_foreign.py::test_a_tool_that_its_loader_refuses_is_unknown",),
+    ),
+    Mutant(
         "join-on-a-stuck-child",
         "a probe that cannot be killed is never waited for",
         "adapters/process/supervisor.py",

@@ -105,7 +105,7 @@ class LinuxHost:
         if command is None:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
         result = run(command.argv, timeout_s=probe.timeout_s, env=command.env)
-        return parse(probe.parser, result.status, result.out, result.last_line)
+        return parse(probe.parser, result.status, result.out, result.last_line, err=result.err)
 
     def unmount(self, mount_point: str) -> None:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
