@@ -16,11 +16,11 @@ from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.record import Record, encode
 from driver_manager.domain.reboot.state import RebootPolicy
-from tests.cluster.api import Api, wait_until
-from tests.cluster.controlplane import AuditRecord, ControlPlane
-from tests.cluster.kubelet import NodeFactory
-from tests.cluster.rebootfleet import KEYS, RealFleet, RealSite, real_fleet
-from tests.cluster.rig import Rig
+from tests.control_plane.api import Api, wait_until
+from tests.control_plane.kubelet import NodeFactory
+from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
+from tests.control_plane.runner import Rig
+from tests.control_plane.servers import AuditRecord, ControlPlane
 from tests.fakes.killer import Killer
 
 NODES = 50

@@ -19,7 +19,7 @@ from driver_manager.domain.health.metrics import PREFIX, HealthReport, families
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from driver_manager.profiles import builtin
 from driver_manager.settings import Setting, SettingKind
-from tests.docs import profilekeys
+from tests.docs import profile_keys
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
 from tests.mutants.catalogue import MUTANTS
 
@@ -139,7 +139,9 @@ def _node_keys() -> Iterator[str]:
     yield KEYS
     for name, profile in builtin().items():
         rows = [
-            (code(value), profilekeys.MEANINGS[f"keys.{field}"]) for field, value in vars(profile.keys).items() if value
+            (code(value), profile_keys.MEANINGS[f"keys.{field}"])
+            for field, value in vars(profile.keys).items()
+            if value
         ]
         deploy = profile.deploy
         if deploy.prefix:
@@ -172,7 +174,7 @@ def _files() -> Iterator[str]:
     for name, profile in builtin().items():
         paths = profile.paths
         rows = [
-            (code(value), profilekeys.MEANINGS[f"paths.{field}"])
+            (code(value), profile_keys.MEANINGS[f"paths.{field}"])
             for field, value in vars(paths).items()
             if isinstance(value, str) and value
         ]
@@ -193,7 +195,7 @@ def pages() -> Mapping[Path, str]:
     profiles, reliability = DOCS / "profiles.md", DOCS / "reliability.md"
     return {
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
-        profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profilekeys.rows()),
+        profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
         reliability: with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
     }
 

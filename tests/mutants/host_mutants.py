@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PROPERTIES = "unit/test_rebooter_properties.py::"
+PROPERTIES = "unit/reboot/test_reboot_properties.py::"
 
 HOST_MUTANTS = (
     Mutant(
@@ -13,7 +13,7 @@ HOST_MUTANTS = (
         "adapters/host/probe_command.py",
         "    words = foreign.command(tool, (driver.top, files.root), folders)\n",
         "    words = (str(tool),)\n",
-        ("unit/test_foreign.py::test_a_tool_is_run_by_the_loader_in_its_root_with_the_libraries_there",),
+        ("unit/adapters/test_foreign.py::test_a_tool_is_run_by_the_loader_in_its_root_with_the_libraries_there",),
     ),
     Mutant(
         "loader-out-of-its-root",
@@ -21,7 +21,7 @@ HOST_MUTANTS = (
         "adapters/host/foreign.py",
         "        found = resolve(root, path)\n        return found if found.is_file() else None\n",
         "        found = root / path.lstrip('/')\n        return found if found.is_file() else None\n",
-        ("unit/test_foreign.py::test_an_absolute_link_inside_the_root_stays_inside",),
+        ("unit/adapters/test_foreign.py::test_an_absolute_link_inside_the_root_stays_inside",),
     ),
     Mutant(
         "loader-failure-is-the-device",
@@ -29,7 +29,7 @@ HOST_MUTANTS = (
         "domain/health/probe_output.py",
         "    if unloadable:\n",
         "    if False:\n",
-        ("unit/test_foreign.py::test_a_tool_that_its_loader_refuses_is_unknown",),
+        ("unit/adapters/test_foreign.py::test_a_tool_that_its_loader_refuses_is_unknown",),
     ),
     Mutant(
         "join-on-a-stuck-child",
@@ -37,7 +37,7 @@ HOST_MUTANTS = (
         "adapters/process/supervisor.py",
         "        self._clear(child.group)\n",
         "        os.waitpid(child.group, 0)\n        self._clear(child.group)\n",
-        ("unit/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
+        ("unit/adapters/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
         limit_s=10,
     ),
     Mutant(
@@ -46,7 +46,7 @@ HOST_MUTANTS = (
         "adapters/process/supervisor.py",
         "        if stuck is not None:\n            raise StillStuckError(stuck.pid)\n",
         "",
-        ("unit/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
+        ("unit/adapters/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
     ),
     Mutant(
         "marker-before-withdrawal",
@@ -60,7 +60,7 @@ HOST_MUTANTS = (
         "                acts.append(MarkChange.REQUEST_RECOVERY)\n"
         "            if seen.ready:\n"
         "                acts.append(MarkChange.WITHDRAW_READY)\n",
-        ("unit/test_health_watch.py",),
+        ("unit/health/test_health_loop.py",),
     ),
     Mutant(
         "unknown-is-a-failure",
@@ -68,7 +68,7 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         "    if finding is Finding.UNKNOWN:\n        return after\n",
         "",
-        ("unit/test_health.py::test_samples_in_a_row_lead_to_a_state",),
+        ("unit/health/test_machine.py::test_samples_in_a_row_lead_to_a_state",),
     ),
     Mutant(
         "unknown-clears",
@@ -76,7 +76,7 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         "        Finding.UNKNOWN: HealthState.WEDGED,",
         "        Finding.UNKNOWN: HealthState.HEALTHY,",
-        ("unit/test_health.py::test_samples_in_a_row_lead_to_a_state",),
+        ("unit/health/test_machine.py::test_samples_in_a_row_lead_to_a_state",),
     ),
     Mutant(
         "wedged-a-failure-early",
@@ -84,7 +84,7 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         "            return Finding.LAST_BAD if history.failures + 1 >= threshold else Finding.BAD",
         "            return Finding.LAST_BAD if history.failures + 2 >= threshold else Finding.BAD",
-        ("unit/test_health_watch.py::test_a_wedge_is_declared_at_the_third_failure_and_not_before",),
+        ("unit/health/test_health_loop.py::test_a_wedge_is_declared_at_the_third_failure_and_not_before",),
     ),
     Mutant(
         "upgrade-marker-replaced",
@@ -92,7 +92,7 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         "    return marker.reason == RECOVERY and marker.writer == WRITER",
         "    return marker.writer == WRITER or True",
-        ("unit/test_health.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
+        ("unit/health/test_machine.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
     ),
     Mutant(
         "judged-during-a-reconcile",
@@ -100,7 +100,7 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         '    if seen.is_reconciling:\n        return "a reconcile is under way"\n',
         "",
-        ("unit/test_health.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),
+        ("unit/health/test_machine.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),
     ),
     Mutant(
         "other-boot-marker-acted-on",
@@ -108,7 +108,7 @@ HOST_MUTANTS = (
         "domain/reboot/snapshot.py",
         '    return boot not in ("", snapshot.boot_id)',
         "    return False",
-        ("unit/test_rebooter.py::test_a_stale_marker_is_cleared_and_never_acted_on",),
+        ("unit/reboot/test_reboot_loop.py::test_a_stale_marker_is_cleared_and_never_acted_on",),
     ),
     Mutant(
         "foreign-marker-acted-on",
@@ -116,7 +116,7 @@ HOST_MUTANTS = (
         "domain/reboot/state.py",
         "        if marker is None or self.is_stale or is_foreign(marker, self.policy.node):",
         "        if marker is None or self.is_stale:",
-        ("unit/test_rebooter.py::test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone",),
+        ("unit/reboot/test_reboot_loop.py::test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone",),
     ),
     Mutant(
         "cut-marker-acted-on",
@@ -124,7 +124,7 @@ HOST_MUTANTS = (
         "domain/markers.py",
         '_LEGACY = re.compile(r"(?!\\s*[{\\[\\"])[^',
         '_LEGACY = re.compile(r"[^',
-        ("unit/test_markers.py::test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators",),
+        ("unit/domain/test_markers.py::test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators",),
     ),
     Mutant(
         "approval-not-consumed",
@@ -132,7 +132,7 @@ HOST_MUTANTS = (
         "domain/reboot/patches.py",
         "        notes[keys.approve_reboot] = None\n",
         "        pass\n",
-        ("unit/test_rebooter.py::test_an_approval_set_in_advance_is_good_for_one_reboot",),
+        ("unit/reboot/test_reboot_loop.py::test_an_approval_set_in_advance_is_good_for_one_reboot",),
     ),
     Mutant(
         "no-approval-needed",
@@ -140,7 +140,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    _approval,\n    _uptime,",
         "    _uptime,",
-        ("unit/test_rebooter.py::test_without_an_approval_it_waits_and_holds_nothing",),
+        ("unit/reboot/test_reboot_loop.py::test_without_an_approval_it_waits_and_holds_nothing",),
     ),
     Mutant(
         "young-host-rebooted",
@@ -148,7 +148,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    _uptime,\n    _attempts,",
         "    _attempts,",
-        ("unit/test_rebooter.py::test_a_host_that_is_not_up_for_long_waits",),
+        ("unit/reboot/test_reboot_loop.py::test_a_host_that_is_not_up_for_long_waits",),
     ),
     Mutant(
         "endless-attempts",
@@ -156,7 +156,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    _attempts,\n    _window,",
         "    _window,",
-        ("unit/test_rebooter.py::test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more",),
+        ("unit/reboot/test_reboot_loop.py::test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more",),
     ),
     Mutant(
         "no-room-needed",
@@ -164,7 +164,7 @@ HOST_MUTANTS = (
         "domain/reboot/slots.py",
         "        return Slots((*others, me)) if is_in or len(others) < limit else None",
         "        return Slots((*others, me))",
-        ("unit/test_slots.py::test_who_is_in_stays_in_with_its_new_boot_though_all_slots_are_taken",),
+        ("unit/reboot/test_slots.py::test_who_is_in_stays_in_with_its_new_boot_though_all_slots_are_taken",),
     ),
     Mutant(
         "slot-by-name",
@@ -172,7 +172,7 @@ HOST_MUTANTS = (
         "domain/reboot/slots.py",
         "        return next((holder for holder in self.holders if holder.uid == uid), None)",
         "        return self.holders[0] if self.holders else None",
-        ("unit/test_slots.py::test_a_node_of_the_same_name_and_another_uid_holds_nothing",),
+        ("unit/reboot/test_slots.py::test_a_node_of_the_same_name_and_another_uid_holds_nothing",),
     ),
     Mutant(
         "slot-freed-on-not-ready",
@@ -180,7 +180,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    if node is None or node.is_ready is not True:",
         "    if node is None:",
-        ("unit/test_reboot_decisions.py::test_a_state_has_its_decision_and_its_reason",),
+        ("unit/reboot/test_decision.py::test_a_state_has_its_decision_and_its_reason",),
     ),
     Mutant(
         "slots-without-precondition",
@@ -188,7 +188,7 @@ HOST_MUTANTS = (
         "adapters/kube/leases.py",
         'encode(slots)}, "resourceVersion": version}',
         "encode(slots)}}",
-        ("unit/test_contract_on_sandbox.py::TestSlotsOnSandbox",),
+        ("unit/sandbox/test_contract_on_sandbox.py::TestSlotsOnSandbox",),
     ),
     Mutant(
         "suspended-process-reboots",
@@ -204,7 +204,7 @@ HOST_MUTANTS = (
         "adapters/host/files.py",
         "with place(root, path, missing=missing) as where:",
         "with place(root, path, missing=missing, follow_last=True) as where:",
-        ("unit/test_rooted.py::test_a_link_in_the_files_place_is_replaced_not_followed",),
+        ("unit/adapters/test_files.py::test_a_link_in_the_files_place_is_replaced_not_followed",),
     ),
     Mutant(
         "link-leads-out",
@@ -212,7 +212,7 @@ HOST_MUTANTS = (
         "adapters/host/files.py",
         '            if target.startswith("/"):\n                done = []\n',
         '            if target.startswith("/"):\n                return Path(target)\n',
-        ("unit/test_rooted.py::test_no_path_leads_out_of_the_host",),
+        ("unit/adapters/test_files.py::test_no_path_leads_out_of_the_host",),
     ),
     Mutant(
         "torn-write",
@@ -225,6 +225,6 @@ HOST_MUTANTS = (
         "        with os.fdopen(open_in(where, os.O_WRONLY | os.O_CREAT, mode), 'w') as file:\n"
         "            file.write(text)\n"
         "            os.fsync(file.fileno())\n",
-        ("unit/test_rooted.py::test_a_failed_write_leaves_the_old_file_and_no_other",),
+        ("unit/adapters/test_files.py::test_a_failed_write_leaves_the_old_file_and_no_other",),
     ),
 )
