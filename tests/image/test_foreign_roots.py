@@ -22,7 +22,6 @@ from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
-from tests.image import builder
 from tests.image.distributions import NEWER, OLDER, Release, tree
 
 ROOT = "/run/vendor/driver"

@@ -3,8 +3,8 @@
 A driver root is as a rule another distribution's root file system. Its programs need its own C library: with ours they
 fail in ways that say nothing of the device (`version GLIBC_2.38 not found`, an exit status of 1 or 127).
 
-Why its loader, and not a chroot: the program goes on seeing our own /dev, /proc and /sys. A driver root need not have any
-of them mounted, and in a chroot without its device node a tool says "no device", which would pass for a dead driver.
+Why its loader, and not a chroot: the program goes on seeing our own /dev, /proc and /sys. A driver root need not have
+them mounted, and in a chroot without its device node a tool says "no device", which would pass for a dead driver.
 What does not work this way is a tool that starts other programs, or opens libraries, by absolute paths: it ends as one
 that cannot be run, which is unknown and not unhealthy.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from driver_manager.domain.health.parsers import npu_smi, nvidia_smi, rbln_smi
-from driver_manager.domain.health.parsers.verdicts import unhealthy, unknown
+from driver_manager.domain.health.parsers.verdicts import unhealthy
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT, loader_failure
 
