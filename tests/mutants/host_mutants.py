@@ -8,6 +8,30 @@ PROPERTIES = "unit/reboot/test_reboot_properties.py::"
 
 HOST_MUTANTS = (
     Mutant(
+        "waits-for-one-that-does-not-answer",
+        "a process whose /proc does not answer hides no other",
+        "adapters/process/forked.py",
+        "            asked.stuck.append(asked.left.pop(0))\n            return size\n",
+        "            asked.stuck += asked.left\n            asked.left.clear()\n            return size\n",
+        ("unit/adapters/test_forked.py::test_an_item_that_gives_no_answer_is_left_out_and_hides_no_other",),
+    ),
+    Mutant(
+        "unread-is-nobody",
+        "a process whose /proc does not answer is named",
+        "adapters/host/holders.py",
+        "        self.unread |= set(asked.stuck)\n",
+        "",
+        ("unit/adapters/test_holders.py::test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again",),
+    ),
+    Mutant(
+        "name-is-enough",
+        "a file that only has a device's name is not the device",
+        "adapters/host/holders.py",
+        "if number is not None and device == number)",
+        "if device == number)",
+        ("unit/adapters/test_holders.py::test_a_file_that_only_has_a_devices_name_is_none",),
+    ),
+    Mutant(
         "tool-by-our-loader",
         "the vendor's tool is run by the loader of its own root",
         "adapters/host/probe_command.py",

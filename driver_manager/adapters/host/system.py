@@ -8,7 +8,7 @@ from pathlib import Path
 
 from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.fence import Ownership
-from driver_manager.adapters.host.holders import bound_to, find_holders
+from driver_manager.adapters.host.holders import Looks, bound_to, find_holders
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
@@ -40,6 +40,7 @@ class LinuxHost:
         self._files = roots.files()
         self._profile = profile
         self._clock = clock
+        self._unread: set[int] = set()
         self._ownership = Ownership(self._files, profile.paths, clock)
 
     def modules(self) -> Mapping[str, Module]:
@@ -127,11 +128,16 @@ class LinuxHost:
         """See the port."""
         table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
         devices = mounts.devices_of(table, mount_points)
-        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices)))
+        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices, self._looks())))
 
     def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
         """See the port."""
-        return find_holders(self._roots.proc, self._roots.dev, self._profile.paths.device_nodes, enough=enough)
+        nodes = self._profile.paths.device_nodes
+        return find_holders(self._roots.proc, self._roots.dev, nodes, enough=enough, looks=self._looks())
+
+    def _looks(self) -> Looks:
+        """One look at all processes, without those that did not answer an earlier one of this run."""
+        return Looks(self._clock.is_ending, self._unread)
 
     def stop_service(self, name: str) -> None:
         """See the port."""

@@ -27,7 +27,7 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.model import DriverSource, Health, Module, NodeChange, Observation, Policy
+from driver_manager.domain.model import UNREAD, DriverSource, Health, Module, NodeChange, Observation, Policy
 from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.profile import Profile
@@ -235,8 +235,9 @@ class Executor:
         except ManagerError as error:
             return f" (holders unknown: {error.what})"
         texts = [str(holder) for holder in found]
-        if found and len(found) < count:
-            texts.append(f"{count - len(found)} more could not be found")
+        sure = [holder for holder in found if holder.how != UNREAD]
+        if sure and len(sure) < count:
+            texts.append(f"{count - len(sure)} more could not be found")
         return ": " + "; ".join(texts) if texts else ""
 
     def _busy(self, what: str) -> DriverBusy:

@@ -13,7 +13,18 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import Claim, Holder, Host, Node, Observation, Pod, PodList, Policy, is_this_host
+from driver_manager.domain.model import (
+    UNREAD,
+    Claim,
+    Holder,
+    Host,
+    Node,
+    Observation,
+    Pod,
+    PodList,
+    Policy,
+    is_this_host,
+)
 from driver_manager.domain.modules import users
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import namespaces_with_claims
@@ -83,7 +94,7 @@ def _checked(digest: str, where: str) -> str:
 
 
 def is_alive(
-    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool] | None
+    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool | None] | None
 ) -> bool | None:
     """Whether the journal's owner may still be at work; None where it cannot be told (`process_lives` None: off node).
 
@@ -128,6 +139,9 @@ def look_closer(
             holders = named(host.holders(count), obs.pods.pods)
         except ManagerError as error:
             reporter.warn(f"who has the device open is not known: {error.what}")
+    for holder in holders:
+        if holder.how == UNREAD:
+            reporter.warn(str(holder))
     return replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None)
 
 
@@ -139,7 +153,7 @@ def observe(
     *,
     digest: str,
     read_host: Callable[[Journal | None], Host | None],
-    process_lives: Callable[[Owner], bool],
+    process_lives: Callable[[Owner], bool | None],
 ) -> Observation:
     """All facts as one value. `read_host` gives None where no host can be read.
 
