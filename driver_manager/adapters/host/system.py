@@ -12,7 +12,7 @@ from driver_manager.adapters.host.holders import Looks, bound_to, find_holders
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.namespaces import in_host_mounts
+from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe_command import probe_command
 from driver_manager.adapters.host.roots import HostRoots
@@ -116,9 +116,9 @@ class LinuxHost:
         command = [*enter, "umount"]
         target = mount_point if enter else str(self._files.path(mount_point))
         before = self._times_mounted(mount_point)
-        result = run([*command, "--", target])
+        result = run([*command, "--", target], env=host_path())
         if result.status:
-            result = run([*command, "--lazy", "--", target])
+            result = run([*command, "--lazy", "--", target], env=host_path())
         if before and self._times_mounted(mount_point) >= before:  # whatever the tool says
             raise ModuleFailed(
                 f"cannot unmount {mount_point}: {result.last_line}", "Find what holds it with `fuser -vm` on the host."
