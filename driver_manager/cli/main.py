@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -63,7 +63,21 @@ def cli() -> None:
 
 def entry() -> None:
     """The console script: run, and end with the exit code of the wire contract."""
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with all that was written; nothing is taken down that ends with it.
+
+    Taking modules down one by one is 20 ms that a node is given back later. Where a stream cannot be written any more,
+    the interpreter ends as it ever does, and says so.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)
+    os._exit(code)
 
 
 def run(argv: list[str]) -> int:

@@ -14,7 +14,6 @@ from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import styled, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.wiring import open_session, policy
-from driver_manager.core.swap.executor import Ports
 from driver_manager.core.swap.reconcile import decide, rehearsed
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.escaping import shown
@@ -22,7 +21,8 @@ from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.preflight import Check, access, checks, rights_to_replace
-from driver_manager.ports import Cluster
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.ports import Cluster, Ports
 from driver_manager.settings import Values
 
 _WISHED = ("create", "events")
@@ -53,7 +53,7 @@ def preflight_command(*, output: str, **options: Any) -> int:
         raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
     needed = rights_to_replace(session.profile, wanted)
     found = (
-        *checks(obs.host, session.profile, wanted),
+        *checks(Situation.of(obs, session.profile, wanted)),
         *_workloads(session.ports(), obs, session.profile, wanted),
         *access(session.cluster.refused(needed), needed),
         *_wished(session.cluster),

@@ -23,7 +23,7 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.driver_state import is_loaded
 from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, release
 from driver_manager.domain.swap.planner import refuse_if_owned
-from driver_manager.domain.swap.steps import GiveBack
+from driver_manager.domain.swap.steps.node import GiveBack
 from driver_manager.settings import Values
 
 _TAKE_OVER = tuple(setting for setting in settings.DRIVER if setting.name == "take_over")
@@ -63,7 +63,7 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     ports, is_well = session.ports(), False
     session.log.step(1, 1, GiveBack(journal).describe())
     try:
-        settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs)
+        settler = Settler(ports, session.profile, obs)
         # On the node, a run that only sleeps must not go on with a driver that is in use again.
         with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
             settler.give_back(journal)

@@ -22,7 +22,7 @@ from driver_manager.domain.model import Host, Node, Observation, Policy
 from driver_manager.domain.modules import unload_order
 from driver_manager.domain.pods.labels import is_paused
 from driver_manager.domain.pods.operands import placed_by, why_still_there
-from driver_manager.domain.swap.steps import Plan
+from driver_manager.domain.swap.plan import Plan
 from driver_manager.settings import Values
 
 OFF_NODE = "not on the node"

@@ -20,7 +20,6 @@ from driver_manager.adapters.process import identity as process_identity
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.adapters.report.terminal import is_capable
-from driver_manager.core.swap.executor import Ports
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ManagerError
@@ -28,7 +27,7 @@ from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, PodList, Policy, is_this_host
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
-from driver_manager.ports import Cluster
+from driver_manager.ports import Cluster, Ports
 from driver_manager.settings import Values
 
 if TYPE_CHECKING:

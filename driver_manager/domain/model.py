@@ -21,7 +21,8 @@ FIELD_MANAGER = "driver-manager"
 class Node:
     """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told.
 
-    `is_ready` is None where its kubelet does not tell.
+    `cordon_record` is the place of the record of that in the managed fields. `is_ready` is None where its kubelet does
+    not tell.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Node:
     boot_id: str = ""
     machine_id: str = ""
     cordon_manager: str = ""
+    cordon_record: int = 0
     is_ready: bool | None = None
 
 

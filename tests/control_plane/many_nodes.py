@@ -136,8 +136,8 @@ class Crowd:
     @contextlib.contextmanager
     def _agents(self) -> Iterator[list[subprocess.Popen[str]]]:
         """The processes, ready to begin."""
-        kubeconfig = str(self._plane.kubeconfig(self._user.token))
-        argv = [sys.executable, "-m", "tests.control_plane.many_agents", kubeconfig]
+        environ = json.dumps(self._plane.service_account(self._user.token))
+        argv = [sys.executable, "-m", "tests.control_plane.many_agents", environ]
         agents = [
             subprocess.Popen([*argv, *self.nodes[first::PROCESSES]], stdin=-1, stdout=-1, text=True)
             for first in range(min(PROCESSES, len(self.nodes)))

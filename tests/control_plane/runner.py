@@ -25,12 +25,23 @@ CORDON = "rebellions.ai/npu-driver-upgrade-cordon"
 PREFIX = "rebellions.ai/npu.deploy."
 
 
-class Rig:
-    """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one."""
+class CommandRunner:
+    """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one.
+
+    It finds itself in a pod. `through` is a command that starts it.
+    """
 
     def __init__(
-        self, plane: ControlPlane, user: User, folder: Path, profile: str = "rebellions", *, proxy: Proxy | None = None
+        self,
+        plane: ControlPlane,
+        user: User,
+        folder: Path,
+        profile: str = "rebellions",
+        *,
+        proxy: Proxy | None = None,
+        through: tuple[str, ...] = (),
     ) -> None:
+        self.through = through
         self._plane = plane
         self._user = user
         self._proxy = proxy
@@ -39,7 +50,7 @@ class Rig:
         self.tree.build()
         self.node: Node | None = None
 
-    def with_upgrade(self) -> Rig:
+    def with_upgrade(self) -> CommandRunner:
         """The old driver is loaded, the new one installed."""
         self.tree.add_driver(OLD_ROOT, OLD)
         self.tree.load(OLD_ROOT)
@@ -49,7 +60,7 @@ class Rig:
 
     def start(self, *arguments: str, **env: str) -> Running:
         """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
-        argv = [sys.executable, "-m", "driver_manager", *arguments]
+        argv = [*self.through, sys.executable, "-m", "driver_manager", *arguments]
         return Running(argv, self.environment(**env), self.new_last_line())
 
     def new_last_line(self) -> Path:
@@ -62,7 +73,7 @@ class Rig:
         server = self._proxy.url if self._proxy else None
         return {
             "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
-            "KUBECONFIG": str(self._plane.kubeconfig(self._user.token, server)),
+            **self._plane.service_account(self._user.token, server),
             "NODE_NAME": self.node.name if self.node else "",
             "OPERATOR_NAMESPACE": "rbln-system",
             "HOST_ROOT": str(self.tree.root),
@@ -82,23 +93,23 @@ class Rig:
         return self.run("reconcile-driver-state", *arguments, **env)
 
 
-def node_of(rig: Rig) -> Node:
-    """The rig's node, which it has."""
-    assert rig.node is not None
-    return rig.node
+def node_of(command_runner: CommandRunner) -> Node:
+    """The runner's node, which it has."""
+    assert command_runner.node is not None
+    return command_runner.node
 
 
-def assert_untouched(rig: Rig, labels: dict[str, str]) -> None:
+def assert_untouched(command_runner: CommandRunner, labels: dict[str, str]) -> None:
     """The node is as it was before anything was taken."""
-    node = node_of(rig)
+    node = node_of(command_runner)
     assert node.labels() == labels
     assert JOURNAL not in node.annotations()
     assert CORDON not in node.annotations()
     assert "unschedulable" not in node.read()["spec"]
 
 
-def start_and_take(rig: Rig, **env: str) -> Running:
+def start_and_take(command_runner: CommandRunner, **env: str) -> Running:
     """A run that has taken the node, and waits for pods."""
-    run = rig.start("reconcile-driver-state", **env)
-    wait_until(lambda: JOURNAL in node_of(rig).annotations(), "the node is taken")
+    run = command_runner.start("reconcile-driver-state", **env)
+    wait_until(lambda: JOURNAL in node_of(command_runner).annotations(), "the node is taken")
     return run

@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import urllib3
 
@@ -192,6 +193,20 @@ class ControlPlane:
         path.touch(mode=0o600)
         path.write_text(json.dumps(config))  # JSON is YAML
         return path
+
+    def service_account(self, token: str, server: str | None = None) -> dict[str, str]:
+        """The environment of a process that finds itself in a pod: see `pod_site`. `server` as for `kubeconfig`."""
+        folder = self._folder / f"account-{secrets.token_hex(4)}"
+        folder.mkdir(mode=0o700)
+        (folder / "token").write_text(token)
+        (folder / "ca.crt").write_bytes(self.ca.read_bytes())
+        url = urlsplit(server or self.url)
+        return {
+            "KUBERNETES_SERVICE_HOST": str(url.hostname),
+            "KUBERNETES_SERVICE_PORT": str(url.port),
+            "TEST_SERVICE_ACCOUNT": str(folder),
+            "PYTHONPATH": str(Path(__file__).with_name("pod_site")),
+        }
 
     def audit_mark(self) -> int:
         """A place in the audit log: `audit(since=…)` counts the requests received after it, and no other."""

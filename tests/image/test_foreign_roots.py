@@ -19,6 +19,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.run import run
 from driver_manager.adapters.process.supervisor import Supervisor
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
@@ -61,7 +62,8 @@ class DriverRoot:
 
 def by_reconcile(root: DriverRoot, profile: Profile) -> ProbeResult:
     """The sample that verifies a load."""
-    return LinuxHost(root.roots, profile, SystemClock()).probe(ROOT)
+    clock = SystemClock()
+    return LinuxHost(root.roots, profile, clock).probe(ROOT, Deadline.after(TIMEOUT_S, clock.monotonic))
 
 
 def by_health_watch(root: DriverRoot, profile: Profile) -> ProbeResult:

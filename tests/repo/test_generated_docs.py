@@ -16,8 +16,8 @@ from driver_manager.domain.health import machine
 from driver_manager.domain.health.machine import Finding, HealthState
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
-from driver_manager.domain.swap import steps
-from driver_manager.domain.swap.steps import Decision
+from driver_manager.domain.swap import plan
+from driver_manager.domain.swap.plan import Decision
 from driver_manager.profiles import builtin
 from tests.docs import health_picture, markdown, pictures, plan_picture, profile_keys, reboot_picture, reference
 from tests.docs.markdown import Drift
@@ -63,7 +63,7 @@ def test_the_order_of_steps_is_kept_by_every_plan() -> None:
 
 def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     drawn = {name.split()[0] for order in plan_picture.orders() for name in order.steps}
-    assert drawn == {kind.__name__ for kind in typing.get_args(steps.Step)}
+    assert drawn == {kind.__name__ for kind in typing.get_args(plan.AnyStep)}
     assert {order.decision for order in plan_picture.orders()} == set(Decision)
     assert set(health_picture.acts()) == set(HealthState)
     assert {act for found in health_picture.acts().values() for act in found} == set(machine.MarkChange)

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from driver_manager.adapters.process.forked import each_within
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import UNREAD, Holder
@@ -90,7 +88,6 @@ def find_holders(
             for node in names:
                 found.setdefault((pid, node), MAPPED)
     unread = sorted(looks.unread & set(pids) - {pid for pid, _ in found})
-    psutil.PROCFS_PATH = str(proc)
     described = Looks(timeout_s=NAMES_S).at(sorted({pid for pid, _ in found} | set(unread)), partial(_described, proc))
     holders = [_holder(pid, node, how, described.get(pid, [])) for (pid, node), how in sorted(found.items())]
     # Nobody is evicted for what may be so: no pod is named.
@@ -177,6 +174,9 @@ def _described(proc: Path, pid: int) -> Iterator[str]:
     yield from whose(proc / str(pid))
     with contextlib.suppress(OSError):
         yield (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")[0]
+    import psutil  # noqa: PLC0415  # 2 MiB that a device in use pays for
+
+    psutil.PROCFS_PATH = str(proc)
     try:
         yield psutil.Process(pid).name()
     except (psutil.Error, OSError, ValueError, IndexError):  # psutil believes every stat that it gets

@@ -34,22 +34,24 @@ class WatchPolicy:
         return PATIENCE_INTERVALS * (self.interval_s + self.timeout_s)
 
 
+@dataclass(frozen=True)
+class WatchPorts:
+    """The outside of health-watch, wired once by the command line."""
+
+    prober: Prober
+    marks: HealthMarks
+    clock: Clock
+    reporter: Reporter
+
+
 class HealthWatch:
     """One watch of one driver. `publish` is called after each turn."""
 
-    def __init__(
-        self,
-        prober: Prober,
-        marks: HealthMarks,
-        clock: Clock,
-        reporter: Reporter,
-        policy: WatchPolicy,
-        publish: Callable[[HealthReport], None],
-    ) -> None:
-        self._prober = prober
-        self._marks = marks
-        self._clock = clock
-        self._reporter = reporter
+    def __init__(self, ports: WatchPorts, policy: WatchPolicy, publish: Callable[[HealthReport], None]) -> None:
+        self._prober = ports.prober
+        self._marks = ports.marks
+        self._clock = ports.clock
+        self._reporter = ports.reporter
         self._policy = policy
         self._publish = publish
         self._history: History | None = None

@@ -15,7 +15,7 @@ Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
 """Exit status, output, the last line for a reason, and the PCI functions that the driver should serve."""
 
 
-def parse(
+def parse(  # noqa: PLR0913  # all that a run of a tool leaves
     parser: str, status: int, out: str, last_line: str, present: tuple[str, ...] = (), *, err: str = ""
 ) -> ProbeResult:
     """The sample in a tool's exit `status` and output; `last_line` is its last line, for the reason.

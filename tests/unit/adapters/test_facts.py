@@ -20,7 +20,8 @@ from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import UnmountDriverRoot
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
 from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
 
@@ -347,7 +348,7 @@ def test_a_source_behind_a_link_is_known_to_be_what_is_mounted(tree: Tree, monke
     tree.put("/proc/1/mountinfo", mountinfo("/", PATHS.driver_root))
     load(tree.root / "sys", "rebellions", version="0.9\n")
     facts = replace(tree.read(driver_root=f"/var{PATHS.driver_root}", loads=True), digest=OLD_DIGEST)
-    found = plan(observation(host=facts), PROFILE, Policy(loader=Loader.MANAGER))
+    found = plan(Situation.of(observation(host=facts), PROFILE, Policy(loader=Loader.MANAGER)))
     assert (facts.root_mounts, facts.previous_source) == ((PATHS.driver_root,), None)
     assert UnmountDriverRoot not in [type(step) for step in found.steps]
 
