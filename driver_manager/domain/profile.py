@@ -176,7 +176,10 @@ class HostPaths:
 
 @dataclass(frozen=True)
 class Probe:
-    """A command that says whether the driver serves its devices, looked for inside the driver root."""
+    """A command that says whether the driver serves its devices, looked for inside the driver root.
+
+    `lists_virtual`: it lists SR-IOV virtual functions that the driver has, beside the physical ones.
+    """
 
     tool: str
     args: tuple[str, ...] = ()
@@ -185,6 +188,7 @@ class Probe:
     library_dirs: tuple[str, ...] = ()
     timeout_s: float = 20.0
     parser: str = "exit-status"
+    lists_virtual: bool = True
 
 
 @dataclass(frozen=True)
