@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.cluster.api import wait_until
 from tests.node.images import PAUSE
-from tests.node.namespaces import Daemon, Namespaces, NodeTierError
+from tests.node.namespaces import Daemon, Namespaces
 
 SOCKET = "/run/containerd/containerd.sock"
 CNI_PROGRAMS = "/usr/lib/cni"
@@ -96,5 +96,3 @@ def is_there(programs: str = CNI_PROGRAMS) -> bool:
     """Whether the network plugins are installed."""
     return all((Path(programs) / name).exists() for name in ("bridge", "host-local", "loopback"))
 
-
-__all__ = ["Containers", "NodeTierError", "is_there"]

@@ -10,6 +10,7 @@ import base64
 import json
 import secrets
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -79,9 +80,11 @@ class ControlPlane:
         (self._folder / name).write_text(json.dumps(config))
         return str(self._seen_inside / name)
 
-    def stop_server(self) -> None:
-        """Kill the API server; clients are refused from now on."""
+    def be_gone(self, seconds: float) -> None:
+        """Kill the API server, refuse connections for so long, and start it again."""
         self.server.kill()
+        time.sleep(seconds)
+        self.start_server()
 
     def start_server(self) -> None:
         """Start it again, and wait until it serves."""

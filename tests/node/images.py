@@ -23,7 +23,9 @@ from tests.node.namespaces import CHECKOUT, FOLDER, NodeTierError
 PAUSE = "docker.io/library/node-pause:test"
 OPERAND = "docker.io/library/operand:test"
 REPOSITORY = "docker.io/library"
-VERSIONS = ("2.0.1", "2.0.2")
+TAGS = {"2.0.1": "0.1.0", "2.0.2": "0.1.1"}
+"""Of the sample driver's images, by the version of the driver in them; the first is the one that deploy/ names."""
+
 KERNEL = os.uname().release
 
 STAND_INS = Path(__file__).with_name("stand_ins.py")
@@ -57,7 +59,7 @@ def tiny_archives() -> list[Path]:
 def driver_archives() -> list[Path]:
     """The built image and two sample drivers, named as the overlays of deploy/ name them. Raises ImageTierError."""
     image = builder.built()
-    key = hashlib.sha256(STAND_INS.read_bytes() + FAKE_TOOLS.read_bytes() + KERNEL.encode()).hexdigest()[:8]
+    key = hashlib.sha256(Path(__file__).read_bytes() + STAND_INS.read_bytes() + FAKE_TOOLS.read_bytes() + KERNEL.encode()).hexdigest()[:8]
     archive = FOLDER / "images" / f"driver-{image.name.rpartition(':')[2]}-{key}.tar"
     if not archive.exists():
         for old in archive.parent.glob("driver-*.tar"):
@@ -71,12 +73,12 @@ def _make_driver_archive(image: builder.Image, archive: Path) -> None:
     names = []
     manager = _with_stand_ins(image.name, "driver-manager:0.1.0")
     names.append(manager)
-    for version in VERSIONS:
+    for version, tag in TAGS.items():
         with tempfile.TemporaryDirectory() as folder:
             tree = Path(folder)
             _write_driver_tree(tree, version)
             sample = builder.build_sample_driver(
-                f"localhost/driver-manager-sample-driver:{version}", builder.Image(manager, 0.0), tree
+                f"localhost/driver-manager-sample-driver:{tag}", builder.Image(manager, 0.0), tree
             )
             names.append(sample.name)
     fresh = archive.with_suffix(".fresh")

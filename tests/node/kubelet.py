@@ -28,6 +28,7 @@ class Kubelet:
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{namespaces.group}",
             "failSwapOn": False,
+            "nodeStatusUpdateFrequency": "1s",  # the default, 10 s, is waited for at every start
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,

@@ -38,6 +38,9 @@ class NodeTierError(Exception):
 class Namespaces:
     """The node's namespaces, for as long as the context lasts."""
 
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+
     def __enter__(self) -> Self:
         FOLDER.mkdir(parents=True, exist_ok=True)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -67,6 +70,8 @@ class Namespaces:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._keeper.communicate(timeout=START_S)
+        for process in self.started:
+            process.wait(timeout=START_S)
         self._lock.close()
         Path(self._lock.name).unlink(missing_ok=True)
         if self._keeper.returncode:
@@ -121,6 +126,7 @@ class Daemon:
                 env={**os.environ, **self._env},
                 start_new_session=True,
             )
+        self._namespaces.started.append(self._process)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send it a signal that ends it, and wait for its end."""

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 
 NAME = "node-1"
+HOST_NAME = "machine-7"
+"""Not the Node's name: where the two differ, only NODE_NAME or --node-name tells."""
 ADDRESS = "10.77.0.1"
 SERVICE_ADDRESS = "10.0.0.1"
 READY = "ready"
@@ -59,8 +61,8 @@ def make_folders(state: Path) -> None:
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
     shutil.rmtree("/etc/cni", ignore_errors=True)
     Path("/etc/machine-id").write_text(f"{secrets.token_hex(16)}\n")
-    Path("/etc/hostname").write_text(f"{NAME}\n")
-    socket.sethostname(NAME)
+    Path("/etc/hostname").write_text(f"{HOST_NAME}\n")
+    socket.sethostname(HOST_NAME)
 
 
 def make_dev() -> None:
