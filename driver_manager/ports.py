@@ -24,7 +24,7 @@ from driver_manager.domain.model import (
 )
 from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.reboot.slots import Slots, SlotsSeen
-from driver_manager.domain.reboot.snapshot import Look
+from driver_manager.domain.reboot.snapshot import Snapshot
 
 
 class Cluster(Protocol):
@@ -224,7 +224,7 @@ class Prober(Protocol):
 class RebootHost(Protocol):
     """The host as the rebooter needs it."""
 
-    def look(self) -> Look:
+    def look(self) -> Snapshot:
         """Boot, uptime and marker now. Raises ConfigError where the host cannot be read."""
         ...
 
@@ -276,7 +276,7 @@ class SlotStore(Protocol):
         ...
 
 
-class Workloads(Protocol):
+class NodeDrainer(Protocol):
     """Users' pods on the node, for who has to clear it of them."""
 
     def blockers(self) -> tuple[str, ...]:

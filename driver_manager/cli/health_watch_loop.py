@@ -23,7 +23,7 @@ from driver_manager.cli import lean
 from driver_manager.core.health.loop import HealthWatch, WatchPolicy
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.errors import ExitCode, Terminated
-from driver_manager.domain.health.metrics import Report
+from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.profile import Profile
 
 TARGET = __name__
@@ -32,7 +32,7 @@ GRACE_S = 10.0
 
 RELOAD_S = 30.0
 
-Publish = Callable[[Report], None]
+Publish = Callable[[HealthReport], None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
 
         found.append(ServiceNotifier(os.environ["NOTIFY_SOCKET"]).publish)
 
-    def publish(report: Report) -> None:
+    def publish(report: HealthReport) -> None:
         for one in found:
             one(report)
 
@@ -151,6 +151,6 @@ def _read_again(launch: Launch, clock: LoopClock) -> tuple[Launch, LogForm]:
     argv = [sys.executable, "-P", "-m", "driver_manager", *launch.argv, "--handover"]
     ran = Supervisor(clock).run(argv, dict(os.environ), RELOAD_S)
     if ran.status:
-        raise ValueError(" ".join(ran.err.splitlines()[-2:]) or ran.said)
+        raise ValueError(" ".join(ran.err.splitlines()[-2:]) or ran.last_line)
     handed = json.loads(ran.out)
     return replace(Launch.from_document(handed["document"]), argv=launch.argv), LogForm(**handed["log"])

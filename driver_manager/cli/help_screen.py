@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from driver_manager.settings import COMMON, HEADINGS, Kind, Setting, heading_of
+from driver_manager.settings import COMMON, HEADINGS, Setting, SettingKind, heading_of
 
 _SENTENCE_END = re.compile(r"(?<=\.)(?<!e\.g\.) ")
 
@@ -38,7 +38,7 @@ class SettingOption(click.Option):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The flag with what it takes, and the text; its first sentence where not everything is wanted."""
         setting, is_whole = self.setting, bool(ctx.meta.get(ALL))
-        takes = "" if setting.kind is Kind.FLAG else f" {self.make_metavar(ctx)}"
+        takes = "" if setting.kind is SettingKind.FLAG else f" {self.make_metavar(ctx)}"
         text = setting.help if is_whole else first_sentence(setting.help)
         notes = ", ".join([setting.env, *setting.also]) if is_whole else setting.env
         if setting.default not in (None, False):

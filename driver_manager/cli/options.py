@@ -9,7 +9,7 @@ import click
 
 from driver_manager.adapters.report.terminal import allows_colour
 from driver_manager.cli.help_screen import SettingOption
-from driver_manager.settings import Kind, Setting, parse_duration
+from driver_manager.settings import Setting, SettingKind, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,17 +52,17 @@ def _profiles(_: click.Context, __: click.Parameter, incomplete: str) -> list[st
 
 def _type_of(setting: Setting) -> Any:
     match setting.kind:
-        case Kind.DURATION:
+        case SettingKind.DURATION:
             return Duration()
-        case Kind.CHOICE:
+        case SettingKind.CHOICE:
             return click.Choice(setting.choices)
-        case Kind.COUNT:
+        case SettingKind.COUNT:
             return click.IntRange(min=1)
-        case Kind.FLAG:
+        case SettingKind.FLAG:
             return Flag()
-        case Kind.FILE:
+        case SettingKind.FILE:
             return click.Path()  # whoever opens it says what is wrong with it; here it helps completion
-        case Kind.TEXT:
+        case SettingKind.TEXT:
             return click.STRING
 
 
@@ -78,10 +78,10 @@ def with_options(*groups: tuple[Setting, ...]) -> Callable[[F], F]:
                 setting=setting,
                 envvar=[setting.env, *setting.also],
                 type=_type_of(setting),
-                is_flag=setting.kind is Kind.FLAG,
+                is_flag=setting.kind is SettingKind.FLAG,
                 default=setting.default,
                 shell_complete=_profiles if setting.name == "profile" else None,
-                metavar="NUMBER" if setting.kind is Kind.COUNT else None,
+                metavar="NUMBER" if setting.kind is SettingKind.COUNT else None,
                 help=setting.help,
             )(command)
         return command

@@ -19,7 +19,7 @@ from driver_manager.core.swap.reconcile import decide, rehearsed
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.escaping import shown
 from driver_manager.domain.model import Observation, Policy
-from driver_manager.domain.pods.workloads import Fate, with_fate
+from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.preflight import Check, access, checks, rights_to_replace
 from driver_manager.ports import Cluster
@@ -74,7 +74,7 @@ def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy)
         return ()  # another check says so
     except ManagerError as error:
         return (Check("plan", False, error.what, error.remedy),)
-    targets = with_fate(decided.workloads, Fate.EVICT)
+    targets = with_action(decided.workloads, PodAction.EVICT)
     blocked = tuple(Check("workloads", None, warning) for warning in decided.warnings)
     return (*blocked, Check("workloads", True, f"{len(targets)} pod(s) that use the accelerator would be evicted"))
 

@@ -30,7 +30,7 @@ def facts(session: Session, node: Node, *, on_host: bool) -> dict[str, Any] | No
         "approved": is_approved(node, keys),
         "underWay": node.annotations.get(keys.reboot_in_progress),
         "preRebootBootId": node.annotations.get(keys.pre_reboot_boot_id),
-        "waitsFor": record.said,
+        "waitsFor": record.reason,
         "isAnnounced": record.announced is not None,
         "attempts": record.attempts_since(wall_s - window_s),
         "attemptsWindowSeconds": window_s,

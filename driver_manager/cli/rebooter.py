@@ -31,7 +31,7 @@ from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import with_options
 from driver_manager.cli.wiring import eviction_rules, host_roots, kube_cluster, log_form, node_name, refuse_zero
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
-from driver_manager.core.reboot.node_drain import NodeClearance
+from driver_manager.core.reboot.node_drain import NodeDrain
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot import windows
@@ -182,7 +182,7 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
         HostRebooter(wired.roots, profile, clock, wired.command),
         clock,
         log,
-        NodeClearance(cluster, clock, log, profile, rules) if wired.policy.clear_workloads else None,
+        NodeDrain(cluster, clock, log, profile, rules) if wired.policy.clear_workloads else None,
     )
     interval_s = values.seconds("interval")
     while True:

@@ -27,15 +27,15 @@ def run(document: Mapping[str, Any], log: LogForm) -> int:
     clock.install()
     reporter = log.reporter(clock.wall)
     files = RebootFiles(HostRoots(*map(Path, document["roots"])), document["marker"], document["record"])
-    said = ""
+    last_line = ""
     reporter.info(f"watching {document['marker']} every {document['interval_s']:g} s: no reboot is asked for")
     try:
         while True:
-            look, (record, problem) = files.look(), _record(files)
+            snapshot, (record, problem) = files.look(), _record(files)
             is_lost = document["keeps_record"] and not files.has_record()
-            if is_lost or not is_idle(look, record, document["node"]):
+            if is_lost or not is_idle(snapshot, record, document["node"]):
                 become_command(document["argv"], clock)
-            said = _say(reporter, look.marker_problem or problem, said)
+            last_line = _say(reporter, snapshot.marker_problem or problem, last_line)
             clock.sleep(document["interval_s"])
     except Terminated as ended:
         reporter.info(ended.what)
@@ -61,8 +61,8 @@ def _record(files: RebootFiles) -> tuple[Record | None, str]:
         return None, error.what
 
 
-def _say(reporter: LogReporter, problem: str, said: str) -> str:
-    """Say a problem once; the last one that was said."""
-    if problem and problem != said:
+def _say(reporter: LogReporter, problem: str, last_line: str) -> str:
+    """Say a problem once; the last one that was logged."""
+    if problem and problem != last_line:
         reporter.warn(problem)
     return problem

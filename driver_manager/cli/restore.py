@@ -14,7 +14,7 @@ from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.wiring import Session, open_session
-from driver_manager.core.swap.fence import Hold
+from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable
@@ -65,7 +65,7 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     try:
         settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs)
         # On the node, a run that only sleeps must not go on with a driver that is in use again.
-        with Hold(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
+        with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
             settler.give_back(journal)
         is_well = True
     finally:

@@ -13,7 +13,7 @@ from driver_manager.cli.options import output_option, styled
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.sandbox.reboot_runner import run_reboot_story
 from driver_manager.sandbox.reboot_scenarios import REBOOT_STORIES
-from driver_manager.sandbox.runner import NodeState, Report, Story, run_scenario
+from driver_manager.sandbox.runner import NodeState, ScenarioReport, Story, run_scenario
 from driver_manager.sandbox.scenarios import SCENARIOS
 
 STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES}
@@ -72,7 +72,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
     return ExitCode.INTERNAL if any(report.problems for report in reports) else ExitCode.DONE
 
 
-def _play(name: str, output: str) -> Report:
+def _play(name: str, output: str) -> ScenarioReport:
     screen = Screen(to_stderr=output == "json")
     screen.line(f"sandbox: {name}: {STORIES[name].tells}")
     report = (
@@ -82,7 +82,7 @@ def _play(name: str, output: str) -> Report:
     return report
 
 
-def _show(report: Report, screen: Screen) -> None:
+def _show(report: ScenarioReport, screen: Screen) -> None:
     screen.chapter("timeline: what the API server saw (… stands for the deploy labels' common prefix)")
     for happening in report.timeline:
         screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
@@ -120,7 +120,7 @@ def _mark(old: Any, new: Any) -> str:
     return str(new) if old == new else styled(f"{new}  (changed)", fg="yellow")
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: ScenarioReport) -> dict[str, Any]:
     return {
         "scenario": report.scenario.name,
         "exitCodes": report.exit_codes,

@@ -166,7 +166,7 @@ def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
             "decision": verdict.decision.value,
             "why": verdict.reason,
             "steps": [step.describe() for step in verdict.steps],
-            "workloads": [one.told() for one in verdict.workloads],
+            "workloads": [one.to_text() for one in verdict.workloads],
             "warnings": list(verdict.warnings),
         }
     return {

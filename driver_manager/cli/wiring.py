@@ -15,7 +15,7 @@ from driver_manager.adapters.host import facts as host_facts
 from driver_manager.adapters.host.holders import whose
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.roots import HostRoots, boot_id, machine_id
-from driver_manager.adapters.host.system import HostSystem
+from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.process import identity as process_identity
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
@@ -135,7 +135,7 @@ class Session:
 
     def ports(self) -> Ports:
         """The ports of a run on this host."""
-        return Ports(self.cluster, HostSystem(self.roots, self.profile, self.clock), self.clock, self.log)
+        return Ports(self.cluster, LinuxHost(self.roots, self.profile, self.clock), self.clock, self.log)
 
     def observe(self, node: Node | None = None, *, tolerant: bool = False, recent: bool = False) -> Observation:
         """All facts, of `node` as given or as it is now. `tolerant`: a host that cannot be read counts as none.

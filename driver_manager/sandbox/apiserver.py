@@ -19,8 +19,8 @@ from typing import Any, Self
 from driver_manager.sandbox.controllers import refuse_eviction
 from driver_manager.sandbox.http import HttpServer
 from driver_manager.sandbox.patches import PATCHES, json_patch
-from driver_manager.sandbox.requests import NOT_ALLOWED, REVIEW, Request, RequestRecord
-from driver_manager.sandbox.store import ApiError, Event, Kind, Match, Obj, Store, conflict, selection
+from driver_manager.sandbox.requests import NOT_ALLOWED, REVIEW, RequestRecord, SandboxRequest
+from driver_manager.sandbox.store import ApiError, Event, Match, Obj, ResourceKind, Store, conflict, selection
 
 _WATCH_LIMIT_S = 1800.0
 
@@ -37,7 +37,7 @@ class Deny:
         return self.verb in ("*", verb) and self.resource in ("*", resource) and self.user in ("*", user)
 
 
-def _success(kind: Kind, name: str) -> Obj:
+def _success(kind: ResourceKind, name: str) -> Obj:
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
@@ -112,7 +112,7 @@ class ApiServer:
     def is_denied(self, verb: str, resource: str, user: str) -> bool:
         return any(rule.covers(verb, resource, user) for rule in list(self.deny))
 
-    def answer(self, request: Request) -> tuple[int, Obj]:
+    def answer(self, request: SandboxRequest) -> tuple[int, Obj]:
         """The HTTP code and body for any request but a watch. Raises ApiError."""
         is_status = request.subresource == "status" and request.verb in ("get", "update", "patch")
         act = _ACTIONS.get((request.verb, "" if is_status else request.subresource))
@@ -120,10 +120,10 @@ class ApiServer:
             raise ApiError(405, "MethodNotAllowed", NOT_ALLOWED)
         return 201 if request.verb == "create" else 200, act(self, request)
 
-    def _get(self, request: Request) -> Obj:
+    def _get(self, request: SandboxRequest) -> Obj:
         return self.store.get(request.kind.plural, request.name, request.namespace)
 
-    def _create(self, request: Request) -> Obj:
+    def _create(self, request: SandboxRequest) -> Obj:
         body = request.object()
         if request.kind is REVIEW:
             return self._review(body, request.user)
@@ -131,7 +131,7 @@ class ApiServer:
             body["status"] = {"phase": "Pending"}
         return self.store.create(request.kind.plural, body, dry_run=request.is_dry_run)
 
-    def _change(self, request: Request) -> Obj:
+    def _change(self, request: SandboxRequest) -> Obj:
         return self.store.patch(
             request.kind.plural,
             request.name,
@@ -141,7 +141,7 @@ class ApiServer:
             dry_run=request.is_dry_run,
         )
 
-    def _list(self, request: Request) -> Obj:
+    def _list(self, request: SandboxRequest) -> Obj:
         kind, fields, labels = request.kind, request.option("fieldSelector"), request.option("labelSelector")
         found, revision = self.store.list_objects(
             kind.plural, namespace=request.namespace, fields=fields, labels=labels
@@ -156,11 +156,11 @@ class ApiServer:
         resource = "/".join(filter(None, (wanted.get("resource", ""), wanted.get("subresource", ""))))
         return review | {"status": {"allowed": not self.is_denied(wanted.get("verb", ""), resource, user)}}
 
-    def _delete(self, request: Request) -> Obj:
+    def _delete(self, request: SandboxRequest) -> Obj:
         """Pods answer with the pod, the rest with a Status once they are gone."""
         return self._delete_as(request, request.body or {})
 
-    def _delete_as(self, request: Request, options: Any) -> Obj:
+    def _delete_as(self, request: SandboxRequest, options: Any) -> Obj:
         if not isinstance(options, dict):
             raise ApiError(400, "BadRequest", "the request body is not a DeleteOptions object")
         kind, preconditions = request.kind, options.get("preconditions") or {}
@@ -179,7 +179,7 @@ class ApiServer:
         is_kept = kind.plural == "pods" or "deletionTimestamp" in deleted["metadata"]
         return deleted if is_kept else _success(kind, request.name)
 
-    def _evict(self, request: Request) -> Obj:
+    def _evict(self, request: SandboxRequest) -> Obj:
         options = request.object().get("deleteOptions") or {}
         with self.store.changed:
             pod = self.store.get("pods", request.name, request.namespace)
@@ -187,7 +187,7 @@ class ApiServer:
             self._delete_as(request, options)
         return _success(request.kind, request.name)
 
-    def _bind(self, request: Request) -> Obj:
+    def _bind(self, request: SandboxRequest) -> Obj:
         target = (request.object().get("target") or {}).get("name")
         if not target:
             raise ApiError(422, "Invalid", f'Binding "{request.name}" is invalid: target.name: Required value')
@@ -202,7 +202,7 @@ class ApiServer:
         self.store.patch("pods", request.name, bind, namespace=request.namespace)
         return _success(request.kind, request.name)
 
-    def watch(self, request: Request) -> Iterator[Obj]:
+    def watch(self, request: SandboxRequest) -> Iterator[Obj]:
         """The events of a watch until its timeout or the server's end. Raises ApiError 400 before the first."""
         fields, labels = request.option("fieldSelector"), request.option("labelSelector")
         matches = selection(request.kind.plural, namespace=request.namespace, fields=fields, labels=labels)
@@ -212,7 +212,9 @@ class ApiServer:
         has_bookmarks = request.option("allowWatchBookmarks") in ("true", "1")
         return self._watch(request.kind, matches, int(since), float(limit) or _WATCH_LIMIT_S, has_bookmarks)
 
-    def _watch(self, kind: Kind, matches: Match, since: int, limit_s: float, has_bookmarks: bool) -> Iterator[Obj]:
+    def _watch(
+        self, kind: ResourceKind, matches: Match, since: int, limit_s: float, has_bookmarks: bool
+    ) -> Iterator[Obj]:
         interval_s = self._bookmark_interval_s if has_bookmarks else math.inf
         now_s = time.monotonic()
         end_s, bookmark_s = now_s + limit_s, now_s + interval_s
@@ -236,7 +238,7 @@ class ApiServer:
             yield {"type": "ERROR", "object": expired.status()}
 
 
-_ACTIONS: dict[tuple[str, str], Callable[[ApiServer, Request], Obj]] = {
+_ACTIONS: dict[tuple[str, str], Callable[[ApiServer, SandboxRequest], Obj]] = {
     ("list", ""): ApiServer._list,
     ("get", ""): ApiServer._get,
     ("create", ""): ApiServer._create,
@@ -248,7 +250,7 @@ _ACTIONS: dict[tuple[str, str], Callable[[ApiServer, Request], Obj]] = {
 }
 
 
-def _change_of(request: Request) -> Callable[[Obj], Obj]:
+def _change_of(request: SandboxRequest) -> Callable[[Obj], Obj]:
     if request.verb == "update":
         body = request.object()
         return lambda _: body

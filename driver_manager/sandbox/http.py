@@ -15,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from driver_manager.sandbox.requests import SERVED, VERBS, Request, RequestRecord, route
-from driver_manager.sandbox.store import ApiError, Kind, Obj
+from driver_manager.sandbox.requests import SERVED, VERBS, RequestRecord, SandboxRequest, route
+from driver_manager.sandbox.store import ApiError, Obj, ResourceKind
 
 if TYPE_CHECKING:
     from driver_manager.sandbox.apiserver import ApiServer
@@ -39,7 +39,7 @@ def _public(path: str) -> Obj | str | None:
     return {"kind": "APIGroup", "apiVersion": "v1", **group} if group is not None else None
 
 
-def _group(kind: Kind) -> Obj:
+def _group(kind: ResourceKind) -> Obj:
     version = {"groupVersion": kind.api_version, "version": kind.version}
     return {"name": kind.group, "versions": [version], "preferredVersion": version}
 
@@ -91,8 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url, api = urlsplit(self.path), self.server.api
-        fallback = Kind(url.path, "")
-        request = Request(VERBS[self.command], fallback)
+        fallback = ResourceKind(url.path, "")
+        request = SandboxRequest(VERBS[self.command], fallback)
         try:
             if url.path in _OPEN_PATHS:
                 return self._reply(200, _public(url.path) or "")
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - names the base class calls
 
-    def _authorize(self, request: Request) -> None:
+    def _authorize(self, request: SandboxRequest) -> None:
         if not self.server.api.is_denied(request.verb, request.resource, request.user):
             return
         kind, name = request.kind, request.name
@@ -122,12 +122,12 @@ class _Handler(BaseHTTPRequestHandler):
         details = {"name": name, "group": kind.group, "kind": kind.plural}
         raise ApiError(403, "Forbidden", f"{what}: {who} {scope}", details)
 
-    def _record(self, request: Request, code: int) -> None:
+    def _record(self, request: SandboxRequest, code: int) -> None:
         """Before the answer leaves, so that a client that has its answer finds its record."""
         record = RequestRecord(request.verb, request.kind.plural, request.subresource, request.name, request.user, code)
         self.server.api.requests.append(record)
 
-    def _reply(self, code: int, body: Obj | str, request: Request | None = None) -> None:
+    def _reply(self, code: int, body: Obj | str, request: SandboxRequest | None = None) -> None:
         if request is not None:
             self._record(request, code)
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _stream(self, events: Iterator[Obj], request: Request) -> None:
+    def _stream(self, events: Iterator[Obj], request: SandboxRequest) -> None:
         self._record(request, 200)
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

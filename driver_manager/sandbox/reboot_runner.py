@@ -26,7 +26,7 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.reboot_scenarios import RebootStory
-from driver_manager.sandbox.runner import NodeState, Report, Show
+from driver_manager.sandbox.runner import NodeState, ScenarioReport, Show
 from driver_manager.sandbox.scenarios import NEW_DIGEST, OLD_DIGEST
 from driver_manager.sandbox.store import ApiError
 
@@ -138,7 +138,7 @@ class Machine:
                 self._show.line(self._prefix + line.rstrip())
 
 
-def run_reboot_story(story: RebootStory, show: Show) -> Report:
+def run_reboot_story(story: RebootStory, show: Show) -> ScenarioReport:
     """Play `story` and judge its end. Raises RuntimeError when the sandbox itself does not work."""
     with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name, ExitStack() as stack:
         folder = Path(name).resolve()
@@ -165,10 +165,10 @@ class RebootPlay:
         self._problems: list[str] = []
         self._approved: set[str] = set()
 
-    def report(self) -> Report:
+    def report(self) -> ScenarioReport:
         """Ask, wait for what has to come, compare."""
         begun_s, first_request = time.monotonic(), len(self._cluster.server.requests)
-        report = Report(self._story, self._state())
+        report = ScenarioReport(self._story, self._state())
         self._show.chapter("the rebooter runs on each node; without a marker it asks the API server nothing")
         for machine in self._machines:
             self._start(machine)
@@ -244,7 +244,7 @@ class RebootPlay:
             self._start(machine)
         if machine.tree.is_told_to_reboot:
             self._reboot(machine)
-        if machine.record.said and machine.name not in self._approved:
+        if machine.record.reason and machine.name not in self._approved:
             self._approved.add(machine.name)
             self._answer(machine)
 
@@ -310,7 +310,7 @@ class RebootPlay:
             digest=tree.digest,
         )
 
-    def _judge(self, report: Report) -> list[str]:
+    def _judge(self, report: ScenarioReport) -> list[str]:
         """How the end differs from how it has to be."""
         found = [
             f"{machine.name} rebooted {machine.reboots} time(s), expected {self._story.reboots}"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from driver_manager.sandbox.store import KINDS, ApiError, Kind, Obj
+from driver_manager.sandbox.store import KINDS, ApiError, Obj, ResourceKind
 
-REVIEW = Kind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
+REVIEW = ResourceKind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
 SERVED = (*KINDS.values(), REVIEW)
 NOT_ALLOWED = "the server does not allow this method on the requested resource"
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -32,9 +32,9 @@ class RequestRecord:
 
 
 @dataclass(frozen=True)
-class Request:
+class SandboxRequest:
     verb: str
-    kind: Kind
+    kind: ResourceKind
     namespace: str = ""
     name: str = ""
     subresource: str = ""
@@ -72,7 +72,7 @@ class Request:
         return body
 
 
-def route(method: str, path: str, query: Mapping[str, str]) -> Request:
+def route(method: str, path: str, query: Mapping[str, str]) -> SandboxRequest:
     """What the request is about. Raises ApiError 404 for a path that names no served resource, 405."""
     parts = [unquote(part) for part in path.strip("/").split("/")]
     api_version, rest = ("v1", parts[2:]) if parts[0] == "api" else ("/".join(parts[1:3]), parts[3:])
@@ -91,4 +91,4 @@ def route(method: str, path: str, query: Mapping[str, str]) -> Request:
     is_on_object = verb in ("get", "update", "patch", "delete") or bool(subresource)
     if is_on_object is not bool(name) or (kind is REVIEW and verb != "create"):
         raise ApiError(405, "MethodNotAllowed", NOT_ALLOWED)
-    return Request(verb, kind, namespace, name, subresource, query=query)
+    return SandboxRequest(verb, kind, namespace, name, subresource, query=query)

@@ -64,7 +64,7 @@ class Story(Protocol):
 
 
 @dataclass
-class Report:
+class ScenarioReport:
     """How a scenario went. `problems` is empty when it ended as it has to."""
 
     scenario: Story
@@ -77,7 +77,7 @@ class Report:
     problems: list[str] = field(default_factory=list)
 
 
-def run_scenario(scenario: Scenario, show: Show) -> Report:
+def run_scenario(scenario: Scenario, show: Show) -> ScenarioReport:
     """Play `scenario` and judge its end. Raises RuntimeError when the sandbox itself does not work."""
     with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name:
         folder = Path(name).resolve()
@@ -98,9 +98,9 @@ class _Play:
         self._show = show
         self._pod = cluster.driver_pod()
 
-    def report(self) -> Report:
+    def report(self) -> ScenarioReport:
         """Plan, run, interfere, compare."""
-        report = Report(self._scenario, self._state())
+        report = ScenarioReport(self._scenario, self._state())
         self._show.chapter("plan: what driver-manager would do")
         self._run("plan")
         begun_s = time.monotonic()
@@ -129,7 +129,7 @@ class _Play:
         watch = self._kill_without_driver if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER else None
         return self._run("reconcile-driver-state", watch or self._end_with_pod)
 
-    def _interfere(self, report: Report) -> None:
+    def _interfere(self, report: ScenarioReport) -> None:
         if self._scenario.interference is Interference.KILL_WITHOUT_DRIVER:
             self._show.chapter("killed (SIGKILL) without a driver; what status says now")
             self._run("status")
@@ -217,7 +217,7 @@ class _Play:
         )
 
 
-def _problems(scenario: Scenario, report: Report) -> list[str]:
+def _problems(scenario: Scenario, report: ScenarioReport) -> list[str]:
     """How the end differs from how it has to be."""
     found: list[str] = []
     before, after = report.before, report.after

@@ -30,7 +30,7 @@ _SERVER_OWNED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimes
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """One served resource: its names, its scope, and the field selectors and subresources it answers to."""
 
     plural: str
@@ -53,17 +53,19 @@ class Kind:
 
 _POD_FIELDS = ("spec.nodeName", "status.phase")
 _EVENT_FIELDS = tuple(f"involvedObject.{field}" for field in ("kind", "namespace", "name", "uid"))
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ResourceKind] = {
     kind.plural: kind
     for kind in (
-        Kind("nodes", "Node", namespaced=False, subresources=("status",)),
-        Kind("namespaces", "Namespace", namespaced=False),
-        Kind("pods", "Pod", fields=("spec.nodeName", "status.phase"), subresources=("status", "eviction", "binding")),
-        Kind("events", "Event", fields=(*_EVENT_FIELDS, "reason", "type")),
-        Kind("daemonsets", "DaemonSet", "apps", subresources=("status",)),
-        Kind("leases", "Lease", "coordination.k8s.io"),
-        Kind("poddisruptionbudgets", "PodDisruptionBudget", "policy"),
-        Kind("resourceclaims", "ResourceClaim", "resource.k8s.io", subresources=("status",)),
+        ResourceKind("nodes", "Node", namespaced=False, subresources=("status",)),
+        ResourceKind("namespaces", "Namespace", namespaced=False),
+        ResourceKind(
+            "pods", "Pod", fields=("spec.nodeName", "status.phase"), subresources=("status", "eviction", "binding")
+        ),
+        ResourceKind("events", "Event", fields=(*_EVENT_FIELDS, "reason", "type")),
+        ResourceKind("daemonsets", "DaemonSet", "apps", subresources=("status",)),
+        ResourceKind("leases", "Lease", "coordination.k8s.io"),
+        ResourceKind("poddisruptionbudgets", "PodDisruptionBudget", "policy"),
+        ResourceKind("resourceclaims", "ResourceClaim", "resource.k8s.io", subresources=("status",)),
     )
 }
 
@@ -82,11 +84,11 @@ class ApiError(Exception):
         return body | ({"details": self.details} if self.details else {})
 
 
-def _refusal(code: int, reason: str, kind: Kind, name: str, message: str) -> ApiError:
+def _refusal(code: int, reason: str, kind: ResourceKind, name: str, message: str) -> ApiError:
     return ApiError(code, reason, message, {"name": name, "group": kind.group, "kind": kind.plural})
 
 
-def conflict(kind: Kind, name: str, why: str) -> ApiError:
+def conflict(kind: ResourceKind, name: str, why: str) -> ApiError:
     """The 409 of a write whose precondition does not hold."""
     return _refusal(409, "Conflict", kind, name, f'Operation cannot be fulfilled on {kind.qualified} "{name}": {why}')
 
@@ -107,7 +109,7 @@ def timestamp(after_s: float = 0) -> str:
     return (datetime.now(UTC) + timedelta(seconds=after_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _field_term(kind: Kind, term: str) -> Match:
+def _field_term(kind: ResourceKind, term: str) -> Match:
     parsed = re.fullmatch(r"([^=!]+)(!=|==|=)(.*)", term)
     if not parsed:
         raise ApiError(400, "BadRequest", f"invalid selector: '{term}'; can't understand '{term}'")
@@ -165,7 +167,7 @@ def _drop_empty(obj: Obj) -> None:
                 obj[part].pop(key, None)
 
 
-def _check_names(kind: Kind, obj: Obj) -> None:
+def _check_names(kind: ResourceKind, obj: Obj) -> None:
     metadata = obj["metadata"]
     problems: list[str] = []
     for field in ("labels", "annotations"):
@@ -343,14 +345,14 @@ class Store:
             self._compacted = dropped[-1].revision if dropped else self._compacted
             del self._history[: len(dropped)]
 
-    def _find(self, kind: Kind, name: str, namespace: str) -> Obj:
+    def _find(self, kind: ResourceKind, name: str, namespace: str) -> Obj:
         found = self._objects[kind.plural].get((namespace if kind.namespaced else "", name))
         if found is None:
             raise _refusal(404, "NotFound", kind, name, f'{kind.qualified} "{name}" not found')
         return found
 
     @staticmethod
-    def _check_preconditions(kind: Kind, old: Obj, uid: str | None, resource_version: str | None) -> None:
+    def _check_preconditions(kind: ResourceKind, old: Obj, uid: str | None, resource_version: str | None) -> None:
         metadata = old["metadata"]
         if uid and uid != metadata["uid"]:
             why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {metadata['uid']}"
@@ -359,7 +361,7 @@ class Store:
             why = "the object has been modified; please apply your changes to the latest version and try again"
             raise conflict(kind, metadata["name"], why)
 
-    def _commit(self, kind: Kind, change: str, old: Obj | None, new: Obj, dry_run: bool) -> Obj:
+    def _commit(self, kind: ResourceKind, change: str, old: Obj | None, new: Obj, dry_run: bool) -> Obj:
         _drop_empty(new)
         _check_names(kind, new)
         if dry_run:
@@ -376,7 +378,7 @@ class Store:
         return copy.deepcopy(new)
 
 
-def _effective_grace_s(kind: Kind, obj: Obj, grace_s: int | None) -> int:
+def _effective_grace_s(kind: ResourceKind, obj: Obj, grace_s: int | None) -> int:
     """Only a pod that a kubelet may be running has a grace period (pod strategy, CheckGracefulDelete)."""
     spec, phase = obj.get("spec") or {}, (obj.get("status") or {}).get("phase")
     if kind.plural != "pods" or not spec.get("nodeName") or phase in ("Succeeded", "Failed"):

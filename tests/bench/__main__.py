@@ -20,8 +20,8 @@ from tests.bench import demo, figure, idle, reconcile, scale
 from tests.bench.figure import Figure
 from tests.bench.health_watch import measure_watch
 from tests.bench.holders import measure_holders
-from tests.cluster.conftest import EVENTS, GENERATION_1, REBOOTER, bind_rights
-from tests.cluster.controlplane import NAMESPACE, ControlPlane, missing_assets
+from tests.control_plane.rights import EVENTS, GENERATION_1, REBOOTER, bind_rights
+from tests.control_plane.servers import NAMESPACE, ControlPlane, missing_assets
 
 RUNS = 10
 HOLDER_RUNS = 5

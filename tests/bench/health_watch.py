@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fakes.ascendtree import AscendTree
+from tests.fakes.ascend_tree import AscendTree
 
 FIRST_PROBES = 1_000
 ALL_PROBES = 10_000

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster.conftest import create_node
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.rig import Rig
+from tests.control_plane.objects import create_node
+from tests.control_plane.runner import Rig
+from tests.control_plane.servers import ControlPlane
 
 PROCESSES = 5_000
 SPAWN = 'i=0; while [ $i -lt "$1" ]; do sleep 300 & i=$((i+1)); done; echo spawned; wait'

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from driver_manager.domain.reboot.record import Record, encode
 from tests.bench.health_watch import TOOL, resident_mib
-from tests.cluster.api import wait_until
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.proxy import Proxy
-from tests.cluster.rig import Rig
-from tests.fakes.ascendtree import AscendTree
+from tests.control_plane.api import wait_until
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.runner import Rig
+from tests.control_plane.servers import ControlPlane
+from tests.fakes.ascend_tree import AscendTree
 
 ROUNDS_S = 5.0
 INTERVAL = "10ms"

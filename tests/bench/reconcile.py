@@ -6,12 +6,12 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.api import wait_until
-from tests.cluster.conftest import create_node, create_operands
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.crowd import COUNTED_OUT
-from tests.cluster.kubelet import Operands
-from tests.cluster.rig import Rig
+from tests.control_plane.api import wait_until
+from tests.control_plane.kubelet import Operands
+from tests.control_plane.many_nodes import COUNTED_OUT
+from tests.control_plane.objects import create_node, create_operands
+from tests.control_plane.runner import Rig
+from tests.control_plane.servers import ControlPlane
 
 POD_STOP_S = 1.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.crowd import Crowd, Crowded
+from tests.control_plane.many_nodes import Crowd, Crowded
+from tests.control_plane.servers import ControlPlane
 from tests.fakes.storm import Outage, no_numbers, own_numbers, peak, requests_s
 
 NODES = 1_000

@@ -20,12 +20,12 @@ from driver_manager.adapters.kube.retries import Retries
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.model import Claim, Node, NodeChange
 from driver_manager.ports import Clock, Reporter
-from tests.cluster import faultbench
-from tests.cluster.certificates import all_certificates
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.faultbench import Bench, Ground, Verdict
-from tests.cluster.faultkinds import ALL, Asked, Cell, share
-from tests.cluster.faultscenes import ROUTES
+from tests.control_plane import fault_runner
+from tests.control_plane.certificates import all_certificates
+from tests.control_plane.fault_kinds import ALL, Asked, Cell, share
+from tests.control_plane.fault_routes import ROUTES
+from tests.control_plane.fault_runner import Bench, Ground, Verdict
+from tests.control_plane.servers import ControlPlane, User
 
 PROCESSES = 6
 """More than processors: many a cell waits for an answer that does not come."""
@@ -51,7 +51,7 @@ def ground(
 def pool(ground: Ground, processes: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes, each with a bench of its own: a command wants the main thread, for its signals."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, faultbench.set_up, (ground,)) as executor:
+    with ProcessPoolExecutor(processes, context, fault_runner.set_up, (ground,)) as executor:
         yield executor
 
 
@@ -64,14 +64,14 @@ def told(verdicts: Sequence[Verdict]) -> str:
 
 def matrix(executor: ProcessPoolExecutor) -> list[Verdict]:
     """The chosen cells, judged."""
-    records = dict(zip(ROUTES, executor.map(faultbench.record, ROUTES), strict=True))
+    records = dict(zip(ROUTES, executor.map(fault_runner.record, ROUTES), strict=True))
     asked = {route: record.asked for route, record in records.items()}
     only = re.compile(os.environ.get(ONLY, ""))
     chosen = [cell for cell in share(asked, os.environ.get(SHARE, "0")) if only.search(str(cell))]
     requests = sum(map(len, asked.values()))
     print(f"{requests} requests of {len(ROUTES)} routes; {len(chosen)} of {len(share(asked, ALL))} cells")
     verdicts: list[Verdict] = []
-    for verdict in executor.map(faultbench.judge, chosen, [records[cell.route] for cell in chosen]):
+    for verdict in executor.map(fault_runner.judge, chosen, [records[cell.route] for cell in chosen]):
         verdicts.append(verdict)
         if verdict.problems:  # at once: a run that is stopped has told what it found
             print("\n    ".join([str(verdict.cell), *verdict.problems]), flush=True)

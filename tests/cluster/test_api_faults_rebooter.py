@@ -10,14 +10,14 @@ import pytest
 from driver_manager.adapters.kube.client import load_client
 from driver_manager.core.reboot.loop import MAX_ACTS
 from driver_manager.domain.reboot.state import RebootPolicy
-from tests.cluster.api import Api
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.faultbench import enumerate_requests
-from tests.cluster.faultkinds import ALL, Cell, Family, share
-from tests.cluster.faults import Fault
-from tests.cluster.faultscript import to_text
-from tests.cluster.proxy import Proxy
-from tests.cluster.rebootfleet import KEYS, RealFleet, RealSite, real_fleet
+from tests.control_plane.api import Api
+from tests.control_plane.fault_kinds import ALL, Cell, Family, share
+from tests.control_plane.fault_runner import enumerate_requests
+from tests.control_plane.fault_script import to_text
+from tests.control_plane.faults import Fault
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
+from tests.control_plane.servers import ControlPlane
 
 POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)
 ROUNDS_DISTURBED, ROUNDS = 5, 10

@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.cluster.api import wait_until
-from tests.cluster.certificates import all_certificates
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.faults import Certificate, Fault, Gone, Hold
-from tests.cluster.kubelet import NEVER, NodeFactory, OperandsFactory
-from tests.cluster.proxy import Proxy
-from tests.cluster.rig import JOURNAL, NEW, OLD, PREFIX, Rig, assert_untouched, node_of, start_and_take
+from tests.control_plane.api import wait_until
+from tests.control_plane.certificates import all_certificates
+from tests.control_plane.faults import Certificate, Fault, Gone, Hold
+from tests.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, Rig, assert_untouched, node_of, start_and_take
+from tests.control_plane.servers import ControlPlane, User
 
 Build = Callable[..., Rig]
 

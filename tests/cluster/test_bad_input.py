@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.kubelet import NodeFactory
-from tests.cluster.processes import Ended
-from tests.cluster.rig import JOURNAL, OLD, PREFIX, Rig
+from tests.control_plane.kubelet import NodeFactory
+from tests.control_plane.processes import Ended
+from tests.control_plane.runner import JOURNAL, OLD, PREFIX, Rig
+from tests.control_plane.servers import ControlPlane, User
 
 LABELS = {f"{PREFIX}device-plugin": "paused-for-driver-upgrade", f"{PREFIX}metrics-exporter": "true"}
 

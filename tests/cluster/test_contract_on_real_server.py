@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.api import Api
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.proxy import Proxy
 from tests.contract.cluster_port import ClusterContract, Target
 from tests.contract.slot_store import SlotContract
 from tests.contract.workloads_port import WorkloadsContract
+from tests.control_plane.api import Api
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.servers import ControlPlane
 
 
 class TestOnRealServer(ClusterContract):

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from driver_manager.profiles import builtin
-from tests.cluster.api import Api, Json, refusal, wait_until
-from tests.cluster.conftest import create_operands
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.kubelet import NodeFactory
-from tests.cluster.podrunner import PodRunner, wait_pod
-from tests.cluster.processes import RUN_TIMEOUT_S, Running
-from tests.cluster.proxy import Proxy
-from tests.cluster.site import OLD, Site, old_driver, settled
-from tests.cluster.workloads import Shape, WorkloadsFactory
+from tests.control_plane.api import Api, Json, refusal, wait_until
+from tests.control_plane.driver_node import OLD, Site, old_driver, settled
+from tests.control_plane.kubelet import NodeFactory
+from tests.control_plane.objects import create_operands
+from tests.control_plane.pod_process import PodRunner, wait_pod
+from tests.control_plane.processes import RUN_TIMEOUT_S, Running
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.servers import ControlPlane
+from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied, apply
 from tests.deploy.kustomize import OVERLAYS, only, render
 

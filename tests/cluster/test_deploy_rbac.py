@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Api, Json, gone, wait_until
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.kubelet import NEVER, Node, NodeFactory, OperandsFactory
-from tests.cluster.oldserver import PodClaim
-from tests.cluster.podrunner import request_token
-from tests.cluster.processes import RUN_TIMEOUT_S, Ended, Running
-from tests.cluster.proxy import Proxy
-from tests.cluster.rig import PREFIX, Rig, node_of, start_and_take
-from tests.cluster.workloads import Shape, Workloads, WorkloadsFactory
+from tests.control_plane.api import Api, Json, gone, wait_until
+from tests.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
+from tests.control_plane.old_server import PodClaim
+from tests.control_plane.pod_process import request_token
+from tests.control_plane.processes import RUN_TIMEOUT_S, Ended, Running
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.runner import PREFIX, Rig, node_of, start_and_take
+from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.workloads import Shape, Workloads, WorkloadsFactory
 from tests.deploy.apply import Right, applied, apply, may, rights_of, rules_of
 from tests.deploy.kustomize import only, render
 

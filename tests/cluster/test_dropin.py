@@ -18,14 +18,14 @@ import yaml
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host_tree import HostTree
-from tests.cluster.api import Api, Json
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.kubelet import NodeFactory, OperandsFactory
-from tests.cluster.oldserver import PodClaim
-from tests.cluster.podrunner import PodRunner
-from tests.cluster.proxy import Proxy
-from tests.cluster.site import OLD, Site, old_driver, settled
-from tests.cluster.workloads import Shape, WorkloadsFactory
+from tests.control_plane.api import Api, Json
+from tests.control_plane.driver_node import OLD, Site, old_driver, settled
+from tests.control_plane.kubelet import NodeFactory, OperandsFactory
+from tests.control_plane.old_server import PodClaim
+from tests.control_plane.pod_process import PodRunner
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.servers import ControlPlane
+from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied
 from tests.deploy.kustomize import only
 

@@ -9,14 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Json, wait_until
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.faults import ALWAYS, Answer, Fault, Hold
-from tests.cluster.kubelet import NEVER, NodeFactory, OperandsFactory
-from tests.cluster.oldserver import PodClaim
-from tests.cluster.proxy import Proxy
-from tests.cluster.rig import CORDON, NEW, NEW_ROOT, OLD, PREFIX, Rig, assert_untouched, node_of, start_and_take
-from tests.cluster.workloads import Pod, Shape, Workloads, WorkloadsFactory
+from tests.control_plane.api import Json, wait_until
+from tests.control_plane.faults import ALWAYS, Answer, Fault, Hold
+from tests.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.control_plane.old_server import PodClaim
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.runner import (
+    CORDON,
+    NEW,
+    NEW_ROOT,
+    OLD,
+    PREFIX,
+    Rig,
+    assert_untouched,
+    node_of,
+    start_and_take,
+)
+from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
 
 EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 KEY = "rebellions.ai/npu-driver-upgrade"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Api, Json, status_of, wait_until
-from tests.cluster.controlplane import NAMESPACE, ControlPlane, ControlPlaneError, User, missing_assets
-from tests.cluster.kubelet import COMPONENTS, NEVER, NodeFactory, OperandsFactory
+from tests.control_plane.api import Api, Json, status_of, wait_until
+from tests.control_plane.kubelet import COMPONENTS, NEVER, NodeFactory, OperandsFactory
+from tests.control_plane.servers import NAMESPACE, ControlPlane, ControlPlaneError, User, missing_assets
 
 PAUSED = "paused-for-driver-upgrade"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import wait_until
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.kubelet import NodeFactory
-from tests.cluster.rig import JOURNAL, NEW, OLD, PREFIX, Rig
+from tests.control_plane.api import wait_until
+from tests.control_plane.kubelet import NodeFactory
+from tests.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, Rig
+from tests.control_plane.servers import ControlPlane, User
 
 SERVICE = "rbln_daemon.service"
 LABELS = {f"{PREFIX}device-plugin": "true"}

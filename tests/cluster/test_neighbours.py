@@ -11,12 +11,12 @@ import pytest
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
-from tests.cluster.api import Api, wait_until
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.handwaits import ASCEND_OLD, ASCEND_ROOT
-from tests.cluster.loops import running
-from tests.cluster.rig import OLD_ROOT
-from tests.cluster.stage import Stage, World, make_stage, open_world
+from tests.control_plane.api import Api, wait_until
+from tests.control_plane.loops import running
+from tests.control_plane.runner import OLD_ROOT
+from tests.control_plane.scene import Stage, World, make_stage, open_world
+from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
 
 ASCEND, REBELLIONS = builtin()["ascend"], builtin()["rebellions"]
 KEYS = ASCEND.keys

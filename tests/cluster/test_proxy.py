@@ -17,20 +17,13 @@ from urllib.parse import urlsplit
 import pytest
 import urllib3
 
-from tests.cluster import proxy_connection
-from tests.cluster.api import Api, refusal, wait_until
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.faults import (
-    Answer,
-    Delay,
-    Drop,
-    Fault,
-    Hold,
-    Silence,
-)
-from tests.cluster.kubelet import Node, NodeFactory
-from tests.cluster.proxy import CLOSE_LIMIT_S, Proxy
-from tests.cluster.rawstreams import opened, read_on, watch_path
+from tests.control_plane import proxy_connection
+from tests.control_plane.api import Api, refusal, wait_until
+from tests.control_plane.faults import Answer, Delay, Drop, Fault, Hold, Silence
+from tests.control_plane.kubelet import Node, NodeFactory
+from tests.control_plane.proxy import CLOSE_LIMIT_S, Proxy
+from tests.control_plane.raw_streams import opened, read_on, watch_path
+from tests.control_plane.servers import ControlPlane, User
 
 PODS = "/api/v1/pods"
 ABSENT = "/api/v1/nodes/none"  # no node: its kubelet's own threads and connections would disturb the counting

@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 import urllib3
 
-from tests.cluster.api import Api, refusal, status_of, wait_until
-from tests.cluster.certificates import all_certificates
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.faults import (
+from tests.control_plane.api import Api, refusal, status_of, wait_until
+from tests.control_plane.certificates import all_certificates
+from tests.control_plane.faults import (
     ALWAYS,
     Action,
     Answer,
@@ -32,10 +31,11 @@ from tests.cluster.faults import (
     Rotate,
     Silence,
 )
-from tests.cluster.kubelet import Node, NodeFactory, OperandsFactory
-from tests.cluster.proxy import Proxy
-from tests.cluster.rawstreams import opened, read_on, watch_path
-from tests.cluster.rig import JOURNAL, NEW, PREFIX, Rig
+from tests.control_plane.kubelet import Node, NodeFactory, OperandsFactory
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.raw_streams import opened, read_on, watch_path
+from tests.control_plane.runner import JOURNAL, NEW, PREFIX, Rig
+from tests.control_plane.servers import ControlPlane, User
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import pytest
 
 from driver_manager.adapters.kube.client import load_client
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.reboot.decision import Act
+from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.record import Record, encode
 from driver_manager.domain.reboot.state import RebootPolicy
-from tests.cluster.api import Api, wait_until
-from tests.cluster.controlplane import AuditRecord, ControlPlane
-from tests.cluster.kubelet import NodeFactory
-from tests.cluster.rebootfleet import KEYS, RealFleet, RealSite, real_fleet
-from tests.cluster.rig import Rig
+from tests.control_plane.api import Api, wait_until
+from tests.control_plane.kubelet import NodeFactory
+from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
+from tests.control_plane.runner import Rig
+from tests.control_plane.servers import AuditRecord, ControlPlane
 from tests.fakes.killer import Killer
 
 NODES = 50
@@ -235,7 +235,7 @@ def test_a_dead_api_server_is_waited_for(control_plane: ControlPlane, admin_api:
         fleet.client = load_client(str(dead))
         decision = site.round()
         assert decision is not None
-        assert (decision.act, "did not answer" in decision.reason) == (Act.WAIT, True)
+        assert (decision.act, "did not answer" in decision.reason) == (RebootAct.WAIT, True)
         fleet.client = good
         site.round()
         assert site.host.is_down

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Api, Json
-from tests.cluster.controlplane import NAMESPACE, AuditRecord, ControlPlane, User
-from tests.cluster.kubelet import NEVER, NodeFactory, Operands, OperandsFactory
-from tests.cluster.rig import (
+from tests.control_plane.api import Api, Json
+from tests.control_plane.kubelet import NEVER, NodeFactory, Operands, OperandsFactory
+from tests.control_plane.runner import (
     CORDON,
     JOURNAL,
     NEW,
@@ -23,6 +22,7 @@ from tests.cluster.rig import (
     node_of,
     start_and_take,
 )
+from tests.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
 
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 EXTRA_LABELS = {f"{PREFIX}vfio-manager": "false", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}driver": "true"}

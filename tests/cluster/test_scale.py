@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.cluster.api import Api
-from tests.cluster.controlplane import ControlPlane
-from tests.cluster.crowd import PREFIX, Crowd
-from tests.cluster.kubelet import COMPONENTS
+from tests.control_plane.api import Api
+from tests.control_plane.kubelet import COMPONENTS
+from tests.control_plane.many_nodes import PREFIX, Crowd
+from tests.control_plane.servers import ControlPlane
 
 NODES = 100
 LIMIT_S = 120.0

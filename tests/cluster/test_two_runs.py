@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import pytest
 
 from driver_manager.sandbox import fake_tools
-from tests.cluster.api import Api, wait_until
-from tests.cluster.callnames import EFFECTS
-from tests.cluster.controlplane import NAMESPACE, ControlPlane, User
-from tests.cluster.nursed import Nursed
-from tests.cluster.processes import Ended
-from tests.cluster.rig import NEW, NEW_DIGEST, OLD
-from tests.cluster.stage import Left, Stage, World, make_stage, open_world
-from tests.cluster.workloads import Shape
+from tests.control_plane.api import Api, wait_until
+from tests.control_plane.call_names import EFFECTS
+from tests.control_plane.forked_commands import Nursed
+from tests.control_plane.processes import Ended
+from tests.control_plane.runner import NEW, NEW_DIGEST, OLD
+from tests.control_plane.scene import Left, Stage, World, make_stage, open_world
+from tests.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.control_plane.workloads import Shape
 
 SERVICE = "rbln_daemon.service"
 AGAIN = ("--force-reinstall", "--stop-host-services")

@@ -18,7 +18,7 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
 from driver_manager.domain.model import NodeChange, PodEvent, PodEventKind
-from tests.cluster.api import Api, Json
+from tests.control_plane.api import Api, Json
 
 KEY = "rebellions.ai/npu.deploy.device-plugin"
 NOTE = "rebellions.ai/npu-driver-manager.journal"

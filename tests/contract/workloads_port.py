@@ -15,8 +15,8 @@ import pytest
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.domain.errors import ApiRefused, NodeMissing, WatchExpired
 from driver_manager.domain.model import FIELD_MANAGER, Claim, EvictionOutcome, NodeChange, Pod
-from tests.cluster.api import Json, wait_until
 from tests.contract.cluster_port import KEY, PODS, Target
+from tests.control_plane.api import Json, wait_until
 
 ACCEPTED, GONE, BLOCKED = EvictionOutcome.ACCEPTED, EvictionOutcome.GONE, EvictionOutcome.BLOCKED
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"

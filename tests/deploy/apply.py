@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from tests.cluster.api import Api, Json, gone, wait_until
+from tests.control_plane.api import Api, Json, gone, wait_until
 
 APPLY_PATCH = "application/apply-patch+yaml"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap import steps
 from driver_manager.domain.swap.steps import Decision
-from tests.docs import healthpicture, planpicture, rebootpicture
+from tests.docs import health_picture, plan_picture, reboot_picture
 from tests.docs.markdown import DOCS, main
 
 SCRIPT = "scripts/pictures"
@@ -53,22 +53,22 @@ def _mermaid(text: str) -> str:
 
 def _parts() -> Iterator[str]:
     yield HEAD
-    orders = planpicture.orders()
+    orders = plan_picture.orders()
     yield RECONCILE.format(count=sum(order.plans for order in orders))
     for order in orders:
         never = order.strategy is Strategy.REBOOT and order.decision is not Decision.REBOOT
         title = f"{order.decision.value}, of a driver that is never unloaded" if never else order.decision.value
         yield f"### {title}\n\n{WHEN[order.decision]}"
-        yield _mermaid(planpicture.picture(order))
+        yield _mermaid(plan_picture.picture(order))
     yield "### The steps"
-    yield planpicture.legend(what_steps_do())
+    yield plan_picture.legend(what_steps_do())
     yield HEALTH
-    yield _mermaid(healthpicture.picture())
-    yield healthpicture.marks()
-    yield REBOOTER.format(count=len(rebootpicture.STORIES))
-    yield rebootpicture.guards()
+    yield _mermaid(health_picture.picture())
+    yield health_picture.marks()
+    yield REBOOTER.format(count=len(reboot_picture.STORIES))
+    yield reboot_picture.guards()
     yield FOLLOWERS
-    yield _mermaid(rebootpicture.picture())
+    yield _mermaid(reboot_picture.picture())
 
 
 def what_steps_do() -> dict[str, str]:

@@ -15,11 +15,11 @@ from driver_manager.cli.main import COMMANDS, cli
 from driver_manager.domain.errors import EXIT_MEANINGS
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health.machine import History
-from driver_manager.domain.health.metrics import PREFIX, Report, families
+from driver_manager.domain.health.metrics import PREFIX, HealthReport, families
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from driver_manager.profiles import builtin
-from driver_manager.settings import Kind, Setting
-from tests.docs import profilekeys
+from driver_manager.settings import Setting, SettingKind
+from tests.docs import profile_keys
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
 from tests.mutants.catalogue import MUTANTS
 
@@ -103,12 +103,14 @@ def _options() -> Iterator[str]:
 
 def _takes(setting: Setting) -> str:
     return (
-        " or ".join(code(choice) for choice in setting.choices) if setting.kind is Kind.CHOICE else setting.kind.value
+        " or ".join(code(choice) for choice in setting.choices)
+        if setting.kind is SettingKind.CHOICE
+        else setting.kind.value
     )
 
 
 def _default(setting: Setting) -> str:
-    if setting.kind is Kind.FLAG:
+    if setting.kind is SettingKind.FLAG:
         return "off"
     if setting.default is not None:
         return code(str(setting.default))
@@ -137,7 +139,9 @@ def _node_keys() -> Iterator[str]:
     yield KEYS
     for name, profile in builtin().items():
         rows = [
-            (code(value), profilekeys.MEANINGS[f"keys.{field}"]) for field, value in vars(profile.keys).items() if value
+            (code(value), profile_keys.MEANINGS[f"keys.{field}"])
+            for field, value in vars(profile.keys).items()
+            if value
         ]
         deploy = profile.deploy
         if deploy.prefix:
@@ -156,7 +160,7 @@ def _events() -> str:
 
 
 def _metrics() -> str:
-    found = families(Report(History(), DEVICE_METRIC))
+    found = families(HealthReport(History(), DEVICE_METRIC))
     rows = [
         (code(one.name.removeprefix(PREFIX)), one.kind, codes(one.values[0][0]) if one.values else "", one.help)
         for one in found
@@ -170,7 +174,7 @@ def _files() -> Iterator[str]:
     for name, profile in builtin().items():
         paths = profile.paths
         rows = [
-            (code(value), profilekeys.MEANINGS[f"paths.{field}"])
+            (code(value), profile_keys.MEANINGS[f"paths.{field}"])
             for field, value in vars(paths).items()
             if isinstance(value, str) and value
         ]
@@ -191,7 +195,7 @@ def pages() -> Mapping[Path, str]:
     profiles, reliability = DOCS / "profiles.md", DOCS / "reliability.md"
     return {
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
-        profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profilekeys.rows()),
+        profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
         reliability: with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
     }
 

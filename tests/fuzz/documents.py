@@ -16,7 +16,7 @@ from driver_manager.domain import profile as profile_form
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.health import machine, probe_output
 from driver_manager.domain.health.machine import History, Surroundings
-from driver_manager.domain.health.metrics import Report, exposition, families
+from driver_manager.domain.health.metrics import HealthReport, exposition, families
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import ProbeResult
@@ -121,7 +121,7 @@ def read_health_record(data: bytes) -> None:
     found = machine.resume(text, SEEN, 100.0, 60.0, 3)
     assert_conforms(found, History)
     assert machine.recorded(machine.encode(found, BOOT), BOOT).state is found.state
-    assert_speakable(found.reason, *found.evidence, exposition(families(Report(found))))
+    assert_speakable(found.reason, *found.evidence, exposition(families(HealthReport(found))))
 
 
 def read_probe_output(data: bytes) -> None:
@@ -132,7 +132,7 @@ def read_probe_output(data: bytes) -> None:
     found = probe_output.parse(names[kind[0] % len(names)], status[0], out, said, PRESENT)
     assert_conforms(found, ProbeResult)
     assert_speakable(found.reason, *(one.name + one.reason + one.address for one in found.devices))
-    exposition(families(Report(History(), found)))
+    exposition(families(HealthReport(History(), found)))
 
 
 def probe_seed(parser: str, status: int, out: str | bytes) -> bytes:

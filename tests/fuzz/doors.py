@@ -20,7 +20,7 @@ from driver_manager.cli.main import COMMANDS, run
 from driver_manager.domain.errors import ExitCode
 from tests.fakes.clock import FakeClock
 from tests.fakes.signals import signals_kept
-from tests.fuzz.hosttrees import laid_out
+from tests.fuzz.host_trees import laid_out
 from tests.fuzz.target import Form, Target, parts, parts_of
 
 MOST_TURNS = 100

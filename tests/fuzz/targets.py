@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.fuzz import answers, documents, doors, hosttrees
+from tests.fuzz import answers, documents, doors, host_trees
 from tests.fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
-    target.name: target for target in (*documents.TARGETS, *hosttrees.TARGETS, *answers.TARGETS, *doors.TARGETS)
+    target.name: target for target in (*documents.TARGETS, *host_trees.TARGETS, *answers.TARGETS, *doors.TARGETS)
 }

@@ -15,12 +15,12 @@ from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import one_line, shown
 from driver_manager.domain.profile import LoadScope
+from tests.fakes.elf_files import GLOBAL, SECTION_BYTES, elf
 from tests.fuzz.answers import CLAIM, LEASE, NODE, POD, PODS
 from tests.fuzz.documents import HEALTH, SHIPPED, probe_seed
-from tests.fuzz.hosttrees import KERNEL, TOOLS, part
+from tests.fuzz.host_trees import KERNEL, TOOLS, part
 from tests.fuzz.target import check, parts
 from tests.fuzz.targets import TARGETS
-from tests.unit.test_elf import GLOBAL, SECTION_BYTES, elf
 
 SHIPPED_PROFILE = (SHIPPED / "rebellions.toml").read_bytes()
 DEEP = b"[" * 100_000

@@ -150,12 +150,12 @@ def test_a_reader_that_hangs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_that_writes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.fuzz import hosttrees  # noqa: PLC0415  # the module whose part is broken here
+    from tests.fuzz import host_trees  # noqa: PLC0415  # the module whose part is broken here
 
     def writes(roots: HostRoots, *_: object, **__: object) -> None:
         roots.files().write("/run/rbln/rbln-driver.state", "mine")
 
-    monkeypatch.setattr(hosttrees, "read_host", writes)
+    monkeypatch.setattr(host_trees, "read_host", writes)
     with pytest.raises(AssertionError, match="changed: "):
         check(TARGETS["host"], b"")
 

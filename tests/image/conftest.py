@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import (  # noqa: F401  # fixtures, used by their names
+from tests.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
     admin_api,
     agent_with_events,
     control_plane,

@@ -13,7 +13,7 @@ import pytest
 
 from images import prune, sbom
 from tests.image import builder
-from tests.image.bomform import refuse_malformed
+from tests.image.bom_form import refuse_malformed
 
 MAX_BYTES_OVER_BASE = 150 * 1024 * 1024
 TREE = "opt/driver-manager"

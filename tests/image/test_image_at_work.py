@@ -12,9 +12,9 @@ import pytest
 
 from driver_manager.cli.main import COMMANDS
 from driver_manager.sandbox import fake_tools
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.kubelet import NodeFactory, OperandsFactory
-from tests.cluster.rig import JOURNAL, NEW, NEW_DIGEST, PREFIX, Rig
+from tests.control_plane.kubelet import NodeFactory, OperandsFactory
+from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, PREFIX, Rig
+from tests.control_plane.servers import ControlPlane, User
 from tests.image.builder import Container, Said
 
 TREE = "/opt/driver-manager"

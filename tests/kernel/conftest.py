@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import control_plane  # noqa: F401  # a fixture, used by its name
-from tests.cluster.controlplane import ControlPlane
+from tests.control_plane.fixtures import control_plane  # noqa: F401  # a fixture, used by its name
+from tests.control_plane.servers import ControlPlane
 from tests.image import builder
 from tests.kernel import guest, tools
 from tests.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.api import MERGE_PATCH, Api
+from tests.control_plane.api import MERGE_PATCH, Api
 from tests.kernel.inside import require_guest
 
 DISK = Path("/disk")

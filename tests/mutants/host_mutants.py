@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PROPERTIES = "unit/test_rebooter_properties.py::"
+PROPERTIES = "unit/reboot/test_reboot_properties.py::"
 
 HOST_MUTANTS = (
     Mutant(
@@ -13,7 +13,7 @@ HOST_MUTANTS = (
         "adapters/process/supervisor.py",
         "        self._clear(child.group)\n",
         "        os.waitpid(child.group, 0)\n        self._clear(child.group)\n",
-        ("unit/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
+        ("unit/adapters/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
         limit_s=10,
     ),
     Mutant(
@@ -22,21 +22,21 @@ HOST_MUTANTS = (
         "adapters/process/supervisor.py",
         "        if stuck is not None:\n            raise StillStuckError(stuck.pid)\n",
         "",
-        ("unit/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
+        ("unit/adapters/test_supervisor.py::test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled",),
     ),
     Mutant(
         "marker-before-withdrawal",
         "the ready marker goes before the recovery is asked for",
         "domain/health/machine.py",
         "            if seen.ready:\n"
-        "                acts.append(Act.WITHDRAW_READY)\n"
+        "                acts.append(MarkChange.WITHDRAW_READY)\n"
         "            if seen.may_request and history.failures:\n"
-        "                acts.append(Act.REQUEST_RECOVERY)\n",
+        "                acts.append(MarkChange.REQUEST_RECOVERY)\n",
         "            if seen.may_request and history.failures:\n"
-        "                acts.append(Act.REQUEST_RECOVERY)\n"
+        "                acts.append(MarkChange.REQUEST_RECOVERY)\n"
         "            if seen.ready:\n"
-        "                acts.append(Act.WITHDRAW_READY)\n",
-        ("unit/test_health_watch.py",),
+        "                acts.append(MarkChange.WITHDRAW_READY)\n",
+        ("unit/health/test_health_loop.py",),
     ),
     Mutant(
         "unknown-is-a-failure",
@@ -44,15 +44,15 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         "    if finding is Finding.UNKNOWN:\n        return after\n",
         "",
-        ("unit/test_health.py::test_samples_in_a_row_lead_to_a_state",),
+        ("unit/health/test_machine.py::test_samples_in_a_row_lead_to_a_state",),
     ),
     Mutant(
         "unknown-clears",
         "an unknown sample does not clear a wedge",
         "domain/health/machine.py",
-        "        Finding.UNKNOWN: State.WEDGED,",
-        "        Finding.UNKNOWN: State.HEALTHY,",
-        ("unit/test_health.py::test_samples_in_a_row_lead_to_a_state",),
+        "        Finding.UNKNOWN: HealthState.WEDGED,",
+        "        Finding.UNKNOWN: HealthState.HEALTHY,",
+        ("unit/health/test_machine.py::test_samples_in_a_row_lead_to_a_state",),
     ),
     Mutant(
         "wedged-a-failure-early",
@@ -60,7 +60,7 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         "            return Finding.LAST_BAD if history.failures + 1 >= threshold else Finding.BAD",
         "            return Finding.LAST_BAD if history.failures + 2 >= threshold else Finding.BAD",
-        ("unit/test_health_watch.py::test_a_wedge_is_declared_at_the_third_failure_and_not_before",),
+        ("unit/health/test_health_loop.py::test_a_wedge_is_declared_at_the_third_failure_and_not_before",),
     ),
     Mutant(
         "upgrade-marker-replaced",
@@ -68,7 +68,7 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         "    return marker.reason == RECOVERY and marker.writer == WRITER",
         "    return marker.writer == WRITER or True",
-        ("unit/test_health.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
+        ("unit/health/test_machine.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
     ),
     Mutant(
         "judged-during-a-reconcile",
@@ -76,15 +76,15 @@ HOST_MUTANTS = (
         "domain/health/machine.py",
         '    if seen.is_reconciling:\n        return "a reconcile is under way"\n',
         "",
-        ("unit/test_health.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),
+        ("unit/health/test_machine.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),
     ),
     Mutant(
         "other-boot-marker-acted-on",
         "a marker of another boot is cleared and never acted on",
         "domain/reboot/snapshot.py",
-        '    return boot not in ("", look.boot_id)',
+        '    return boot not in ("", snapshot.boot_id)',
         "    return False",
-        ("unit/test_rebooter.py::test_a_stale_marker_is_cleared_and_never_acted_on",),
+        ("unit/reboot/test_reboot_loop.py::test_a_stale_marker_is_cleared_and_never_acted_on",),
     ),
     Mutant(
         "foreign-marker-acted-on",
@@ -92,7 +92,7 @@ HOST_MUTANTS = (
         "domain/reboot/state.py",
         "        if marker is None or self.is_stale or is_foreign(marker, self.policy.node):",
         "        if marker is None or self.is_stale:",
-        ("unit/test_rebooter.py::test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone",),
+        ("unit/reboot/test_reboot_loop.py::test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone",),
     ),
     Mutant(
         "cut-marker-acted-on",
@@ -100,7 +100,7 @@ HOST_MUTANTS = (
         "domain/markers.py",
         '_LEGACY = re.compile(r"(?!\\s*[{\\[\\"])[^',
         '_LEGACY = re.compile(r"[^',
-        ("unit/test_markers.py::test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators",),
+        ("unit/domain/test_markers.py::test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators",),
     ),
     Mutant(
         "approval-not-consumed",
@@ -108,7 +108,7 @@ HOST_MUTANTS = (
         "domain/reboot/patches.py",
         "        notes[keys.approve_reboot] = None\n",
         "        pass\n",
-        ("unit/test_rebooter.py::test_an_approval_set_in_advance_is_good_for_one_reboot",),
+        ("unit/reboot/test_reboot_loop.py::test_an_approval_set_in_advance_is_good_for_one_reboot",),
     ),
     Mutant(
         "no-approval-needed",
@@ -116,7 +116,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    _approval,\n    _uptime,",
         "    _uptime,",
-        ("unit/test_rebooter.py::test_without_an_approval_it_waits_and_holds_nothing",),
+        ("unit/reboot/test_reboot_loop.py::test_without_an_approval_it_waits_and_holds_nothing",),
     ),
     Mutant(
         "young-host-rebooted",
@@ -124,7 +124,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    _uptime,\n    _attempts,",
         "    _attempts,",
-        ("unit/test_rebooter.py::test_a_host_that_is_not_up_for_long_waits",),
+        ("unit/reboot/test_reboot_loop.py::test_a_host_that_is_not_up_for_long_waits",),
     ),
     Mutant(
         "endless-attempts",
@@ -132,7 +132,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    _attempts,\n    _window,",
         "    _window,",
-        ("unit/test_rebooter.py::test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more",),
+        ("unit/reboot/test_reboot_loop.py::test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more",),
     ),
     Mutant(
         "no-room-needed",
@@ -140,7 +140,7 @@ HOST_MUTANTS = (
         "domain/reboot/slots.py",
         "        return Slots((*others, me)) if is_in or len(others) < limit else None",
         "        return Slots((*others, me))",
-        ("unit/test_slots.py::test_who_is_in_stays_in_with_its_new_boot_though_all_slots_are_taken",),
+        ("unit/reboot/test_slots.py::test_who_is_in_stays_in_with_its_new_boot_though_all_slots_are_taken",),
     ),
     Mutant(
         "slot-by-name",
@@ -148,7 +148,7 @@ HOST_MUTANTS = (
         "domain/reboot/slots.py",
         "        return next((holder for holder in self.holders if holder.uid == uid), None)",
         "        return self.holders[0] if self.holders else None",
-        ("unit/test_slots.py::test_a_node_of_the_same_name_and_another_uid_holds_nothing",),
+        ("unit/reboot/test_slots.py::test_a_node_of_the_same_name_and_another_uid_holds_nothing",),
     ),
     Mutant(
         "slot-freed-on-not-ready",
@@ -156,7 +156,7 @@ HOST_MUTANTS = (
         "domain/reboot/decision.py",
         "    if node is None or node.is_ready is not True:",
         "    if node is None:",
-        ("unit/test_reboot_decisions.py::test_a_state_has_its_decision_and_its_reason",),
+        ("unit/reboot/test_decision.py::test_a_state_has_its_decision_and_its_reason",),
     ),
     Mutant(
         "slots-without-precondition",
@@ -164,13 +164,13 @@ HOST_MUTANTS = (
         "adapters/kube/leases.py",
         'encode(slots)}, "resourceVersion": version}',
         "encode(slots)}}",
-        ("unit/test_contract_on_sandbox.py::TestSlotsOnSandbox",),
+        ("unit/sandbox/test_contract_on_sandbox.py::TestSlotsOnSandbox",),
     ),
     Mutant(
         "suspended-process-reboots",
         "a process that was suspended does not reboot on what it knew before",
         "core/reboot/loop.py",
-        "        return is_fresh and (now.boot_id, now.marker) == (look.boot_id, look.marker)",
+        "        return is_fresh and (now.boot_id, now.marker) == (snapshot.boot_id, snapshot.marker)",
         "        return True",
         (PROPERTIES + "test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on",),
     ),
@@ -180,7 +180,7 @@ HOST_MUTANTS = (
         "adapters/host/files.py",
         "with place(root, path, missing=missing) as where:",
         "with place(root, path, missing=missing, follow_last=True) as where:",
-        ("unit/test_rooted.py::test_a_link_in_the_files_place_is_replaced_not_followed",),
+        ("unit/adapters/test_files.py::test_a_link_in_the_files_place_is_replaced_not_followed",),
     ),
     Mutant(
         "link-leads-out",
@@ -188,7 +188,7 @@ HOST_MUTANTS = (
         "adapters/host/files.py",
         '            if target.startswith("/"):\n                done = []\n',
         '            if target.startswith("/"):\n                return Path(target)\n',
-        ("unit/test_rooted.py::test_no_path_leads_out_of_the_host",),
+        ("unit/adapters/test_files.py::test_no_path_leads_out_of_the_host",),
     ),
     Mutant(
         "torn-write",
@@ -201,6 +201,6 @@ HOST_MUTANTS = (
         "        with os.fdopen(open_in(where, os.O_WRONLY | os.O_CREAT, mode), 'w') as file:\n"
         "            file.write(text)\n"
         "            os.fsync(file.fileno())\n",
-        ("unit/test_rooted.py::test_a_failed_write_leaves_the_old_file_and_no_other",),
+        ("unit/adapters/test_files.py::test_a_failed_write_leaves_the_old_file_and_no_other",),
     ),
 )

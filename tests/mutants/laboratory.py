@@ -119,7 +119,7 @@ def _nursery() -> Iterator[subprocess.Popen[str]]:
     """A process that runs pytest in children. Its environment has one option more: no file is written for the cache."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
     process = subprocess.Popen(
-        [sys.executable, str(CHECKOUT / "tests/mutants/nursery.py")],
+        [sys.executable, str(CHECKOUT / "tests/mutants/fork_server.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

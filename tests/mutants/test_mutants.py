@@ -51,7 +51,7 @@ def test_without_any_mutant_the_same_tests_pass(laboratory: Laboratory) -> None:
         ({"replace": FITTING.search}, End.SURVIVED, "passed all the same"),
         ({"search": "no such line"}, End.BROKEN, f"0 times in {PACKAGE}/{LABELS}"),
         ({"search": "return "}, End.BROKEN, "times in"),
-        ({"tests": ("unit/test_labels.py::test_gone",)}, End.BROKEN, "cannot be run"),
+        ({"tests": ("unit/pods/test_labels.py::test_gone",)}, End.BROKEN, "cannot be run"),
         ({"replace": "    )("}, End.BROKEN, "cannot be run"),
     ],
     ids=["it changes nothing", "its text is gone", "its text is there twice", "its test is gone", "it is no Python"],

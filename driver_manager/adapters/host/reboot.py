@@ -106,7 +106,7 @@ class HostRebooter(RebootFiles):
             result = run([*in_host(self._roots.proc), *self._command], timeout_s=COMMAND_TIMEOUT_S)
         except ManagerError as error:
             return error.what
-        return result.said if result.status else ""
+        return result.last_line if result.status else ""
 
     def force_reboot(self) -> None:
         """See the port."""

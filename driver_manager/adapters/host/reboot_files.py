@@ -9,7 +9,7 @@ from driver_manager.adapters.host.roots import HostRoots, boot_id
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot.record import Record, RecordUnreadable
-from driver_manager.domain.reboot.snapshot import Look
+from driver_manager.domain.reboot.snapshot import Snapshot
 
 
 class RebootFiles:
@@ -21,10 +21,10 @@ class RebootFiles:
         self._marker = marker
         self._record = record
 
-    def look(self) -> Look:
+    def look(self) -> Snapshot:
         """See the port."""
         marker, problem = read_marker(self._files, self._marker)
-        return Look(boot_id(self._roots), self._uptime_s(), marker, problem)
+        return Snapshot(boot_id(self._roots), self._uptime_s(), marker, problem)
 
     def record(self) -> Record:
         """See the port."""

@@ -52,4 +52,6 @@ def _systemctl(proc: Path, verb: str, name: str) -> None:
     argv = [*in_host_mounts(proc), "systemctl", verb, "--no-block", "--", name]
     result = run(argv, timeout_s=SYSTEMCTL_TIMEOUT_S)
     if result.status:
-        raise ModuleFailed(f"cannot {verb} host service {name}: {result.said}", f"Run `systemctl {verb} {name}` there.")
+        raise ModuleFailed(
+            f"cannot {verb} host service {name}: {result.last_line}", f"Run `systemctl {verb} {name}` there."
+        )

@@ -32,7 +32,7 @@ NODE_POLL_S = 0.25
 """Between two looks at /dev where no event comes: not every container gets the kernel's events."""
 
 
-class HostSystem:
+class LinuxHost:
     """See `driver_manager.ports.HostSystem`."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
@@ -105,7 +105,7 @@ class HostSystem:
         if command is None:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
         result = run(command.argv, timeout_s=probe.timeout_s, env=command.env)
-        return parse(probe.parser, result.status, result.out, result.said)
+        return parse(probe.parser, result.status, result.out, result.last_line)
 
     def unmount(self, mount_point: str) -> None:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
@@ -120,7 +120,7 @@ class HostSystem:
             result = run([*command, "--lazy", "--", target])
         if before and self._times_mounted(mount_point) >= before:  # whatever the tool says
             raise ModuleFailed(
-                f"cannot unmount {mount_point}: {result.said}", "Find what holds it with `fuser -vm` on the host."
+                f"cannot unmount {mount_point}: {result.last_line}", "Find what holds it with `fuser -vm` on the host."
             )
 
     def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class Retries:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Transient),
             stop=lambda _: self._clock.monotonic() >= end,
-            wait=lambda state: self._pause_s(state, end),
+            wait=lambda state: self._backoff_s(state, end),
             sleep=self._clock.sleep,
             before_sleep=self._say_retry,
             reraise=True,
@@ -98,11 +98,11 @@ class Retries:
             spent = "" if only_once else f" for {self._budget_s:g} s"
             raise ApiUnavailable(f"the API server did not answer usefully{spent}: {error}", error.remedy) from error
 
-    def _pause_s(self, state: tenacity.RetryCallState, end: float) -> float:
+    def _backoff_s(self, state: tenacity.RetryCallState, end: float) -> float:
         error = state.outcome.exception() if state.outcome else None
         asked_s = min(ASKED_MOST_S, error.retry_after_s) if isinstance(error, Transient) else 0.0
-        pause_s = retry_s(state.attempt_number, asked_s, self._clock.random())
-        return min(max(0.0, end - self._clock.monotonic()), pause_s)
+        backoff_s = retry_s(state.attempt_number, asked_s, self._clock.random())
+        return min(max(0.0, end - self._clock.monotonic()), backoff_s)
 
     def _say_retry(self, state: tenacity.RetryCallState) -> None:
         if state.attempt_number == 1 or state.attempt_number % 10 == 0:

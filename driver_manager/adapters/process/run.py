@@ -28,7 +28,7 @@ class Result:
     err: str
 
     @property
-    def said(self) -> str:
+    def last_line(self) -> str:
         """The last line it wrote, for a message."""
         return last_words(self.status, self.out, self.err)
 

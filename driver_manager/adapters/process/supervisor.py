@@ -51,7 +51,7 @@ class Ran:
     is_cut: bool = False
 
     @property
-    def said(self) -> str:
+    def last_line(self) -> str:
         """The last line it wrote, for a message."""
         return last_words(self.status, self.out, self.err)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-SAID_CHARS = 300
+LAST_LINE_CHARS = 300
 READ_CHARS = 4096
 """Of the end of an output: a last line that is longer is cut anyway."""
 
@@ -18,4 +18,4 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 def last_words(status: int, out: str, err: str) -> str:
     """The last line that a tool wrote, for a message."""
     lines = [line.strip() for line in (err or out)[-READ_CHARS:].splitlines() if line.strip()]
-    return lines[-1][:SAID_CHARS] if lines else f"exit status {status}, no output"
+    return lines[-1][:LAST_LINE_CHARS] if lines else f"exit status {status}, no output"

@@ -24,7 +24,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """One response."""
 
     status: int
@@ -41,12 +41,12 @@ class Answer:
         return head.encode() + self.body
 
 
-NOT_FOUND = Answer(404, "Not Found", b"not found\n")
-NOT_ALLOWED = Answer(405, "Method Not Allowed", b"only GET\n")
-BAD_REQUEST = Answer(400, "Bad Request", b"not understood\n")
-TOO_LARGE = Answer(431, "Request Header Fields Too Large", b"too large\n")
+NOT_FOUND = HttpResponse(404, "Not Found", b"not found\n")
+NOT_ALLOWED = HttpResponse(405, "Method Not Allowed", b"only GET\n")
+BAD_REQUEST = HttpResponse(400, "Bad Request", b"not understood\n")
+TOO_LARGE = HttpResponse(431, "Request Header Fields Too Large", b"too large\n")
 
-Respond = Callable[[str, str], Answer]
+Respond = Callable[[str, str], HttpResponse]
 """From the path and the Accept header to an answer."""
 
 
@@ -140,7 +140,7 @@ class _Client:
         elif len(self._request) > MAX_REQUEST_BYTES:
             self._answer(TOO_LARGE)
 
-    def _answer_to(self, request: bytes) -> Answer:
+    def _answer_to(self, request: bytes) -> HttpResponse:
         first, *headers = request.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -151,7 +151,7 @@ class _Client:
         accept = next((value.strip() for name, _, value in pairs if name.lower() == "accept"), "")
         return self._respond(words[1].partition("?")[0], accept)
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: HttpResponse) -> None:
         self._left = answer.encoded()
         self._clock.watch(self._connection.fileno(), select.POLLOUT, self._write)
 

@@ -7,10 +7,10 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
-from driver_manager.adapters.report.http import NOT_FOUND, Answer
+from driver_manager.adapters.report.http import NOT_FOUND, HttpResponse
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.machine import History
-from driver_manager.domain.health.metrics import Report, families
+from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.ports import Clock
 
 EXTRA = "metrics"
@@ -34,7 +34,7 @@ class Heartbeat:
         self._patience_s = patience_s
         self._at_s = clock.monotonic()
 
-    def beat(self, _: Report) -> None:
+    def beat(self, _: HealthReport) -> None:
         """The loop went round."""
         self._at_s = self._clock.monotonic()
 
@@ -59,17 +59,21 @@ class Endpoint:
         self._registry = self._core.CollectorRegistry()
         self._registry.register(self)
         self._heartbeat = heartbeat
-        self._report = Report(History())
+        self._report = HealthReport(History())
 
-    def publish(self, report: Report) -> None:
+    def publish(self, report: HealthReport) -> None:
         """From now on, answer with this report."""
         self._report = report
 
-    def respond(self, path: str, accept: str) -> Answer:
+    def respond(self, path: str, accept: str) -> HttpResponse:
         """The answer to a GET."""
         if path == "/healthz":
             age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
-            return Answer(503, "Service Unavailable", age) if self._heartbeat.is_late else Answer(200, "OK", age)
+            return (
+                HttpResponse(503, "Service Unavailable", age)
+                if self._heartbeat.is_late
+                else HttpResponse(200, "OK", age)
+            )
         if path == "/metrics":
             try:
                 return self._metrics(accept)
@@ -77,9 +81,9 @@ class Endpoint:
                 return self._metrics("")
         return NOT_FOUND
 
-    def _metrics(self, accept: str) -> Answer:
+    def _metrics(self, accept: str) -> HttpResponse:
         encode, content_type = self._client.choose_encoder(accept)
-        return Answer(200, "OK", encode(self._registry), content_type)
+        return HttpResponse(200, "OK", encode(self._registry), content_type)
 
     def collect(self) -> Iterable[Any]:
         """The last report as prometheus_client's collectors give it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from driver_manager.domain.health.metrics import Report
+from driver_manager.domain.health.metrics import HealthReport
 
 
 class ServiceNotifier:
@@ -13,7 +13,7 @@ class ServiceNotifier:
     def __init__(self, address: str) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
-    def publish(self, report: Report) -> None:
+    def publish(self, report: HealthReport) -> None:
         """Send the notification; a systemd that does not listen is none of our troubles."""
         status = " ".join(f"{report.history.name} {report.history.reason}".split())
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:

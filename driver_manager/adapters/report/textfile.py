@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from driver_manager.adapters.host.files import replace_file
-from driver_manager.domain.health.metrics import Report, exposition, families
+from driver_manager.domain.health.metrics import HealthReport, exposition, families
 from driver_manager.ports import Reporter
 
 
@@ -17,7 +17,7 @@ class Textfile:
         self._reporter = reporter
         self._said = ""
 
-    def publish(self, report: Report) -> None:
+    def publish(self, report: HealthReport) -> None:
         """Replace the file. One that cannot be written is said once, and keeps nobody from watching."""
         try:
             replace_file(self._path, exposition(families(report)))

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health import machine
-from driver_manager.domain.health.machine import Act, History, Sample, State, Surroundings
-from driver_manager.domain.health.metrics import Report
+from driver_manager.domain.health.machine import HealthState, History, MarkChange, Sample, Surroundings
+from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.ports import Clock, HealthMarks, Prober, Reporter
 
@@ -44,7 +44,7 @@ class HealthWatch:
         clock: Clock,
         reporter: Reporter,
         policy: WatchPolicy,
-        publish: Callable[[Report], None],
+        publish: Callable[[HealthReport], None],
     ) -> None:
         self._prober = prober
         self._marks = marks
@@ -53,12 +53,12 @@ class HealthWatch:
         self._policy = policy
         self._publish = publish
         self._history: History | None = None
-        self._report = Report(History())
+        self._report = HealthReport(History())
         self._said: dict[str, str] = {}
         self._recorded = ""
 
     @property
-    def report(self) -> Report:
+    def report(self) -> HealthReport:
         """What is known after the last turn."""
         return self._report
 
@@ -100,7 +100,7 @@ class HealthWatch:
                 )
                 if self._history.stuck is not None:
                     self._prober.inherit(self._history.stuck)
-                if self._history.state is not State.STARTING:
+                if self._history.state is not HealthState.STARTING:
                     self._reporter.info(f"going on as {self._history.name}: {self._history.reason}")
             return machine.why_muted(seen)
 
@@ -116,7 +116,9 @@ class HealthWatch:
         self._history = after = replace(judged, stuck=self._prober.stuck())
         self._remember(seen.boot_id)
         if (after.name, after.reason if muted else "") != (before.name, before.reason if muted else ""):
-            tell = self._reporter.warn if after.state in (State.SUSPECT, State.WEDGED) else self._reporter.info
+            tell = (
+                self._reporter.warn if after.state in (HealthState.SUSPECT, HealthState.WEDGED) else self._reporter.info
+            )
             tell(f"{before.name} → {after.name}: {muted or said.reason}")
         if after.is_flapping is not before.is_flapping:
             self._reporter.warn("flapping" if after.is_flapping else "no longer flapping")
@@ -133,27 +135,27 @@ class HealthWatch:
                 failed = error
         if failed is not None:
             raise failed
-        is_blocked = history.state is State.WEDGED and bool(seen.marker_problem)
+        is_blocked = history.state is HealthState.WEDGED and bool(seen.marker_problem)
         self._warn("marker", f"no recovery marker is written: {seen.marker_problem}" if is_blocked else "")
 
-    def _do(self, act: Act, history: History, seen: Surroundings) -> None:
+    def _do(self, act: MarkChange, history: History, seen: Surroundings) -> None:
         marks = self._marks
         match act:
-            case Act.WITHDRAW_READY:
+            case MarkChange.WITHDRAW_READY:
                 marks.withdraw_ready()
-            case Act.RESTORE_READY:
+            case MarkChange.RESTORE_READY:
                 marks.restore_ready()
-            case Act.FORGET_READY:
+            case MarkChange.FORGET_READY:
                 marks.forget_ready()
-            case Act.REQUEST_RECOVERY:
+            case MarkChange.REQUEST_RECOVERY:
                 marks.request_recovery(machine.request(history, seen.boot_id, self._policy.node, self._clock.wall()))
-            case Act.CLEAR_REQUEST:
+            case MarkChange.CLEAR_REQUEST:
                 marks.clear_request()
 
     def _remember(self, boot_id: str) -> None:
         """Keep the history where a restart would need it: what a healthy driver samples is not worth a write."""
         history = self._history or History()
-        kept = replace(history, evidence=(), recent=()) if history.state is State.HEALTHY else history
+        kept = replace(history, evidence=(), recent=()) if history.state is HealthState.HEALTHY else history
         text = machine.encode(kept, boot_id)
         if text == self._recorded:
             return
@@ -172,7 +174,7 @@ class HealthWatch:
             success = self._clock.wall() if result.health is Health.HEALTHY else success
         history = self._history or History()
         is_stuck = history.stuck is not None
-        self._report = Report(history, result, took_s, success, samples, self._prober.abandoned(), is_stuck)
+        self._report = HealthReport(history, result, took_s, success, samples, self._prober.abandoned(), is_stuck)
         self._publish(self._report)
 
     def _warn(self, topic: str, text: str) -> None:

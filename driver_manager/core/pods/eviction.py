@@ -12,7 +12,7 @@ from driver_manager.domain.backoff import around_s
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import EvictionOutcome, Pod, PodList
-from driver_manager.domain.pods.workloads import AFTER_GRACE_S, Fate, Workload, grace_s, with_fate
+from driver_manager.domain.pods.workloads import AFTER_GRACE_S, PodAction, Workload, grace_s, with_action
 from driver_manager.ports import Clock, Cluster, Reporter
 
 FIRST_RETRY_S = 1.0
@@ -43,9 +43,9 @@ class Evictor:
         """
         going, begun = tuple(leaving), self._clock.monotonic()
         end, limit = begun + min(timeout_s, most_s), begun + most_s
-        terminating = with_fate(going, Fate.WAIT)
+        terminating = with_action(going, PodAction.WAIT)
         latest = max([0.0, *(begun + grace_s(one.pod) + AFTER_GRACE_S for one in terminating)])
-        pending = {one.pod.uid: one for one in with_fate(going, Fate.EVICT)}
+        pending = {one.pod.uid: one for one in with_action(going, PodAction.EVICT)}
         latest = max(latest, self._evict(pending, end, min(timeout_s, most_s)))
         uids = frozenset(one.pod.uid for one in going)
         wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)
@@ -70,7 +70,7 @@ class Evictor:
 
     def _evict(self, pending: dict[str, Workload], end: float, timeout_s: float) -> float:
         """Ask until each of `pending` was let go; the moment by which the last of them has to be gone."""
-        pause_s, said, latest = FIRST_RETRY_S, dict[str, str](), 0.0
+        backoff_s, said, latest = FIRST_RETRY_S, dict[str, str](), 0.0
         while pending:
             if said:
                 self._forget_gone(pending)
@@ -82,8 +82,8 @@ class Evictor:
             if pending:
                 # Jitter: agents on many nodes wait for the same budget, and were told the same.
                 wished_s, random = min(asked_s, LAST_RETRY_S), self._clock.random()
-                self._clock.sleep(min(left_s, max(wished_s * (1.0 + random), around_s(pause_s, random))))
-            pause_s = min(2 * pause_s, LAST_RETRY_S)
+                self._clock.sleep(min(left_s, max(wished_s * (1.0 + random), around_s(backoff_s, random))))
+            backoff_s = min(2 * backoff_s, LAST_RETRY_S)
         return latest
 
     def _forget_gone(self, pending: dict[str, Workload]) -> None:

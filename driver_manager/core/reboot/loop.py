@@ -13,14 +13,14 @@ from driver_manager.domain import events
 from driver_manager.domain.backoff import around_s
 from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, PodsRemain, Terminated
 from driver_manager.domain.model import NodeChange, is_this_host
-from driver_manager.domain.reboot.decision import ENDS, Act, Decision, decide
+from driver_manager.domain.reboot.decision import ENDS, RebootAct, RebootDecision, decide
 from driver_manager.domain.reboot.patches import cleaned, completed, given_back, granted, how_long, is_approved
 from driver_manager.domain.reboot.patches import request_labels as labels_of
 from driver_manager.domain.reboot.record import Attempt, Pending, Record, event_key
 from driver_manager.domain.reboot.slots import SlotHolder, SlotsUnreadable
-from driver_manager.domain.reboot.snapshot import Look
-from driver_manager.domain.reboot.state import RebootPolicy, State
-from driver_manager.ports import Clock, Cluster, RebootHost, Reporter, SlotStore, Workloads
+from driver_manager.domain.reboot.snapshot import Snapshot
+from driver_manager.domain.reboot.state import RebootPolicy, RebootState
+from driver_manager.ports import Clock, Cluster, NodeDrainer, RebootHost, Reporter, SlotStore
 
 MAX_ACTS = 40
 """More than any round needs: a round that does not end is looked at again after the interval."""
@@ -32,7 +32,7 @@ ROUND_SHARE = 0.1
 """Pauses between two rounds differ by so much of the interval."""
 
 HURRY_S = 1.5
-SAID_CHARS = 500
+REASON_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RebootPorts:
     host: RebootHost
     clock: Clock
     reporter: Reporter
-    workloads: Workloads | None = None
+    workloads: NodeDrainer | None = None
 
 
 class Rebooter:
@@ -55,34 +55,34 @@ class Rebooter:
         self._policy = policy
         self._interval_s = interval_s
         self._last_trouble = ""
-        self._last_said = ""
-        self._acts: dict[Act, Callable[[State, str], None]] = {
-            Act.CLEAN_UP: self._clean_up,
-            Act.COMPLETE: self._complete,
-            Act.WITHDRAW: self._withdraw,
-            Act.ANNOUNCE: self._announce,
-            Act.ESCALATE: self._escalate,
-            Act.RELEASE: self._release,
-            Act.TAKE_SLOT: self._take_slot,
-            Act.GRANT: self._grant,
-            Act.COUNT: self._count,
-            Act.CLEAR_WORKLOADS: self._clear_workloads,
-            Act.REBOOT: self._reboot,
-            Act.FORCE: self._force,
-            Act.GIVE_UP: self._give_up,
+        self._last_reason = ""
+        self._acts: dict[RebootAct, Callable[[RebootState, str], None]] = {
+            RebootAct.CLEAN_UP: self._clean_up,
+            RebootAct.COMPLETE: self._complete,
+            RebootAct.WITHDRAW: self._withdraw,
+            RebootAct.ANNOUNCE: self._announce,
+            RebootAct.ESCALATE: self._escalate,
+            RebootAct.RELEASE: self._release,
+            RebootAct.TAKE_SLOT: self._take_slot,
+            RebootAct.GRANT: self._grant,
+            RebootAct.COUNT: self._count,
+            RebootAct.CLEAR_WORKLOADS: self._clear_workloads,
+            RebootAct.REBOOT: self._reboot,
+            RebootAct.FORCE: self._force,
+            RebootAct.GIVE_UP: self._give_up,
         }
 
     def run(self) -> None:
         """Until there is nothing to do any more. Raises Terminated, after giving back what no reboot was begun for."""
         try:
-            while self.round().act is not Act.NOTHING:
+            while self.round().act is not RebootAct.NOTHING:
                 # Jitter: the rebooters of many nodes are started together, and wait for the same slot.
                 self._ports.clock.sleep(around_s(self._interval_s, self._ports.clock.random(), ROUND_SHARE))
         except Terminated:
             self._let_go()
             raise
 
-    def round(self) -> Decision:
+    def round(self) -> RebootDecision:
         """Act until there is something to wait for, or nothing to do. What fails is tried again in the next round."""
         try:
             for _ in range(MAX_ACTS):
@@ -95,9 +95,9 @@ class Rebooter:
             raise
         except ManagerError as error:
             self._say_trouble(error)
-            return Decision(Act.WAIT, error.what)
+            return RebootDecision(RebootAct.WAIT, error.what)
 
-    def _step(self) -> Decision:
+    def _step(self) -> RebootDecision:
         """One look at everything, one decision, and its effect."""
         self._ports.clock.check()
         state, decision = self._decided()
@@ -111,39 +111,39 @@ class Rebooter:
             self._ports.reporter.info(f"{error.what}; looking again")
         return decision
 
-    def _decided(self) -> tuple[State, Decision]:
+    def _decided(self) -> tuple[RebootState, RebootDecision]:
         """The facts as they are now, those that cost requests as far as the decision asks for them."""
         state = self._observed()
         while True:
             decision = decide(state)
             match decision.act:
-                case Act.ASK_SLOTS:
+                case RebootAct.ASK_SLOTS:
                     state = replace(state, slots=self._ports.slots.read(self._policy.max_concurrent))
-                case Act.ASK_BLOCKERS:
+                case RebootAct.ASK_BLOCKERS:
                     workloads = self._ports.workloads
                     state = replace(state, blockers=workloads.blockers() if workloads else ())
                 case _:
                     return state, decision
 
-    def _observed(self) -> State:
+    def _observed(self) -> RebootState:
         host = self._ports.host
-        look, record = host.look(), host.record()
+        snapshot, record = host.look(), host.record()
         try:
             node = self._ports.cluster.node()
         except NodeMissing:
             node = None
-        is_here = node is None or is_this_host(node, host.machine_id(), look.boot_id)
+        is_here = node is None or is_this_host(node, host.machine_id(), snapshot.boot_id)
         wall_s, problem = self._ports.clock.wall(), host.why_not_ready()
-        return State(look, record, node, self._policy, wall_s, problem, is_here)
+        return RebootState(snapshot, record, node, self._policy, wall_s, problem, is_here)
 
-    def _say(self, record: Record, decision: Decision) -> None:
+    def _say(self, record: Record, decision: RebootDecision) -> None:
         """Log the last word where it is a new one, and keep it for `status`. Numbers that run down are not news."""
-        said = decision.reason[:SAID_CHARS] if decision.act is Act.WAIT else ""
-        if said and _without_numbers(said) != _without_numbers(self._last_said):
-            self._ports.reporter.info(said)
-        self._last_said = said
-        if _without_numbers(said) != _without_numbers(record.said) and not self._policy.dry_run:
-            self._ports.host.keep(replace(record, said=said))
+        reason = decision.reason[:REASON_CHARS] if decision.act is RebootAct.WAIT else ""
+        if reason and _without_numbers(reason) != _without_numbers(self._last_reason):
+            self._ports.reporter.info(reason)
+        self._last_reason = reason
+        if _without_numbers(reason) != _without_numbers(record.reason) and not self._policy.dry_run:
+            self._ports.host.keep(replace(record, reason=reason))
 
     def _say_trouble(self, error: ManagerError) -> None:
         if error.what != self._last_trouble:
@@ -152,25 +152,25 @@ class Rebooter:
 
     # the acts: each may be killed between any two of its effects and is then begun again
 
-    def _announce(self, state: State, _: str) -> None:
+    def _announce(self, state: RebootState, _: str) -> None:
         node, request = state.node, state.request
         if node is None or request is None:
             return
         # Noted before the Node speaks of it: a request withdrawn meanwhile must find what to take back.
-        record = replace(state.record, announced=request, told="")
+        record = replace(state.record, announced=request, announced_key="")
         if state.record.announced != request:
             self._ports.host.keep(record)
         self._patch(NodeChange(labels_of(node, self._policy.keys, request.reason)), None)
         self._post(events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
-        self._ports.host.keep(replace(record, told=request.key))
+        self._ports.host.keep(replace(record, announced_key=request.key))
 
-    def _escalate(self, state: State, reason: str) -> None:
+    def _escalate(self, state: RebootState, reason: str) -> None:
         request = state.request
         if request is not None:
             self._post(events.REBOOT_ESCALATED, reason, request.key, warning=True)
             self._ports.host.keep(replace(state.record, escalated=request.key))
 
-    def _take_slot(self, state: State, _: str) -> None:
+    def _take_slot(self, state: RebootState, _: str) -> None:
         node, request, seen = state.node, state.request, state.slots
         if node is None or request is None or seen is None:
             return
@@ -182,7 +182,7 @@ class Rebooter:
         if slots is not None:
             self._ports.slots.write(slots, seen.version)
 
-    def _grant(self, state: State, _: str) -> None:
+    def _grant(self, state: RebootState, _: str) -> None:
         node, request = state.node, state.request
         if node is None or request is None:
             return
@@ -191,14 +191,14 @@ class Rebooter:
         self._ports.host.keep(replace(state.record, pending=pending))
         self._patch(granted(state), node.resource_version)
 
-    def _count(self, state: State, _: str) -> None:
+    def _count(self, state: RebootState, _: str) -> None:
         pending, request = state.pending, state.request
         if pending is None or request is None:
             return
         counted = state.record.counting(Attempt(int(state.wall_s), request.reason))
         self._ports.host.keep(replace(counted, pending=replace(pending, counted=True)))
 
-    def _clear_workloads(self, state: State, _: str) -> None:
+    def _clear_workloads(self, state: RebootState, _: str) -> None:
         pending = state.pending
         if pending is None:
             return
@@ -211,43 +211,43 @@ class Rebooter:
             return
         self._ports.host.keep(replace(self._ports.host.record(), pending=replace(pending, cleared=True)))
 
-    def _reboot(self, state: State, _: str) -> None:
+    def _reboot(self, state: RebootState, _: str) -> None:
         """Evidence, then a second look at everything, then the command: nothing may have changed meanwhile."""
         host = self._ports.host
         self._save_evidence(state)
         again, decision = self._decided()
         pending = again.pending
-        if decision.act is not Act.REBOOT or pending is None or again.request != state.request:
+        if decision.act is not RebootAct.REBOOT or pending is None or again.request != state.request:
             self._ports.reporter.info("the facts changed while the evidence was saved; looking again")
             return
-        told = replace(again.record, pending=replace(pending, commanded_s=again.look.uptime_s))
-        host.keep(told)
-        if not self._still_wanted(again.look):
+        commanded = replace(again.record, pending=replace(pending, commanded_s=again.snapshot.uptime_s))
+        host.keep(commanded)
+        if not self._still_wanted(again.snapshot):
             host.keep(again.record)
             return
         problem = host.reboot()
         if problem:
             self._ports.reporter.warn(f"the reboot command failed: {problem}")
-        host.keep(replace(told, pending=replace(pending, commanded_s=again.look.uptime_s, given=True)))
+        host.keep(replace(commanded, pending=replace(pending, commanded_s=again.snapshot.uptime_s, given=True)))
 
-    def _force(self, state: State, _: str) -> None:
+    def _force(self, state: RebootState, _: str) -> None:
         pending = state.here
         if pending is None:
             return
-        self._ports.host.keep(replace(state.record, pending=replace(pending, forced_s=state.look.uptime_s)))
-        if not self._still_wanted(state.look):
+        self._ports.host.keep(replace(state.record, pending=replace(pending, forced_s=state.snapshot.uptime_s)))
+        if not self._still_wanted(state.snapshot):
             self._ports.host.keep(state.record)
             return
         self._ports.host.force_reboot()
 
-    def _still_wanted(self, look: Look) -> bool:
+    def _still_wanted(self, snapshot: Snapshot) -> bool:
         """A last look without any request: a process that slept meanwhile must not act on what it knew before."""
         now = self._ports.host.look()
-        is_fresh = now.uptime_s - look.uptime_s <= FENCE_S
-        return is_fresh and (now.boot_id, now.marker) == (look.boot_id, look.marker)
+        is_fresh = now.uptime_s - snapshot.uptime_s <= FENCE_S
+        return is_fresh and (now.boot_id, now.marker) == (snapshot.boot_id, snapshot.marker)
 
-    def _save_evidence(self, state: State) -> None:
-        marker = state.look.marker
+    def _save_evidence(self, state: RebootState) -> None:
+        marker = state.snapshot.marker
         lines = (f"{marker.reason} reboot of {self._policy.node}", *marker.evidence) if marker else ()
         try:
             self._ports.host.save_evidence(f"{int(state.wall_s)}-{state.reason}", lines)
@@ -256,44 +256,44 @@ class Rebooter:
         except ManagerError as error:
             self._ports.reporter.warn(f"no evidence is saved: {error.what}")
 
-    def _clean_up(self, state: State, _: str) -> None:
+    def _clean_up(self, state: RebootState, _: str) -> None:
         self._patch(cleaned(state), None)
-        marker = state.look.marker
+        marker = state.snapshot.marker
         if marker is not None and state.is_stale:
             self._ports.host.remove_marker(marker)
         announced = state.record.announced
         if announced is not None and announced.boot_id != state.boot_id:
-            self._ports.host.keep(replace(state.record, announced=None, told=""))
+            self._ports.host.keep(replace(state.record, announced=None, announced_key=""))
 
-    def _complete(self, state: State, _: str) -> None:
+    def _complete(self, state: RebootState, _: str) -> None:
         node, pending = state.node, state.pending
         if node is None or pending is None:
             return
         self._patch(completed(node, self._policy.keys), None)
         self._leave_slot({node.uid, pending.node_uid})
-        took = how_long(pending.started_s, state.wall_s, state.look.uptime_s)
+        took = how_long(pending.started_s, state.wall_s, state.snapshot.uptime_s)
         text = f"reason={pending.request.reason}, {took} from the grant until node and driver were ready"
         self._post(events.REBOOT_COMPLETED, text, pending.request.key, warning=False)
         self._ports.host.keep(replace(state.record, pending=None))
 
-    def _withdraw(self, state: State, reason: str) -> None:
+    def _withdraw(self, state: RebootState, reason: str) -> None:
         self._undo(state, keeps_request=False)
         announced = state.record.announced
         if announced is not None and announced.boot_id == state.boot_id:
             self._post(events.REBOOT_WITHDRAWN, reason, announced.key, warning=False)
         self._forget(state, keeps_request=False)
 
-    def _release(self, state: State, _: str) -> None:
+    def _release(self, state: RebootState, _: str) -> None:
         self._undo(state, keeps_request=True)
         self._forget(state, keeps_request=True)
 
-    def _give_up(self, state: State, reason: str) -> None:
+    def _give_up(self, state: RebootState, reason: str) -> None:
         self._undo(state, keeps_request=True)
         if state.request is not None:
             self._post(events.REBOOT_FAILED, reason, f"{state.request.key}-{len(state.record.attempts)}", warning=True)
         self._forget(state, keeps_request=True)
 
-    def _undo(self, state: State, *, keeps_request: bool) -> None:
+    def _undo(self, state: RebootState, *, keeps_request: bool) -> None:
         """Give back what was taken in this boot: first what is on the Node, then the slot that protects it."""
         node, pending = state.node, state.here
         if node is not None:
@@ -301,11 +301,11 @@ class Rebooter:
         if pending is not None:
             self._leave_slot({pending.node_uid, node.uid if node is not None else pending.node_uid})
 
-    def _forget(self, state: State, *, keeps_request: bool) -> None:
+    def _forget(self, state: RebootState, *, keeps_request: bool) -> None:
         record = state.record
         pending = None if state.here is not None else record.pending
         if not keeps_request:
-            record = replace(record, announced=None, told="")
+            record = replace(record, announced=None, announced_key="")
         self._ports.host.keep(replace(record, pending=pending))
 
     def _leave_slot(self, uids: set[str]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from driver_manager.core.pods.eviction import Evictor
 from driver_manager.domain.model import EvictionRules, PodList
 from driver_manager.domain.pods.workloads import (
-    Fate,
-    Scene,
+    NodePods,
+    PodAction,
     Workload,
     namespaces_with_claims,
     refusal,
-    with_fate,
+    with_action,
     workloads,
 )
 from driver_manager.domain.profile import Profile
@@ -23,7 +23,7 @@ MOST_S = 3600.0
 """However long the grace of a pod is."""
 
 
-class NodeClearance:
+class NodeDrain:
     """See `driver_manager.ports.Workloads`."""
 
     def __init__(
@@ -37,23 +37,23 @@ class NodeClearance:
     def blockers(self) -> tuple[str, ...]:
         """See the port."""
         _, found = self._found()
-        stuck = with_fate(found, Fate.BLOCK)
+        stuck = with_action(found, PodAction.BLOCK)
         if stuck:
             return tuple(f"{one}: {one.why} ({one.remedy})" for one in stuck)
-        return self._evictor.rehearse(one.pod for one in with_fate(found, Fate.EVICT))
+        return self._evictor.rehearse(one.pod for one in with_action(found, PodAction.EVICT))
 
     def clear(self) -> None:
         """See the port."""
         known, found = self._found()
-        stuck = with_fate(found, Fate.BLOCK)
+        stuck = with_action(found, PodAction.BLOCK)
         if stuck:
             raise refusal(stuck, f"{len(stuck)} pod(s) that use the accelerator would not leave")
-        going = with_fate(found, Fate.EVICT, Fate.WAIT)
+        going = with_action(found, PodAction.EVICT, PodAction.WAIT)
         self._evictor.clear(known, going, self._rules.timeout_s, MOST_S)
 
     def _found(self) -> tuple[PodList, tuple[Workload, ...]]:
         known = self._cluster.pods()
         namespaces = namespaces_with_claims(known.pods, self._profile, self._rules)
         claims = self._cluster.claims(namespaces) if namespaces else ()
-        found = workloads(Scene(known.pods, claims, (), None), self._profile, self._rules)
+        found = workloads(NodePods(known.pods, claims, (), None), self._profile, self._rules)
         return known, tuple(one for one in found if one.pod.owner_kind != "DaemonSet" and not one.pod.is_mirror)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from driver_manager.core.swap.fence import Hold
+from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.operator_handoff import Handoff
 from driver_manager.core.swap.pod_removal import Departures
 from driver_manager.core.swap.reboot_request import RebootRequests
@@ -90,14 +90,14 @@ class Executor:
         policy: Policy,
         obs: Observation,
         settler: Settler,
-        hold: Hold,
+        fence: Fence,
         deadline: float,
     ) -> None:
         self._ports = ports
         self._profile = profile
         self._obs = obs
         self._settler = settler
-        self._hold = hold
+        self._fence = fence
         self._deadline = deadline
         outside = (ports.cluster, ports.clock, ports.reporter)
         self._reboots = RebootRequests(*outside, ports.host, profile, obs)
@@ -116,7 +116,7 @@ class Executor:
         with contextlib.ExitStack() as work:
             if plan.steps and not work.enter_context(self._ports.host.at_work()):
                 self._ports.reporter.warn("health-watch on this host, if it runs, cannot be told of this run")
-            if not self._hold.is_claimed:
+            if not self._fence.is_claimed:
                 self._claim_what_is_ours()
             for number, step in enumerate(plan.steps, 1):
                 if not isinstance(step, RecordDigest):  # a verified driver without its digest would be replaced again
@@ -165,12 +165,12 @@ class Executor:
         """The node may be ours by a patch whose answer was lost. Raises OwnedElsewhere."""
         journal = self._obs.journal
         if journal is not None and journal.owner == self._obs.me:
-            with self._hold.taking(self._obs.me):
+            with self._fence.taking(self._obs.me):
                 self._ask_node()
 
     def _effect(self) -> AbstractContextManager[None]:
         """Within it the driver may be changed. Raises OwnedElsewhere."""
-        return self._hold.effect(self._ask_node)
+        return self._fence.effect(self._ask_node)
 
     def _check_owner(self) -> None:
         """Raise OwnedElsewhere where another run took over."""
@@ -185,7 +185,7 @@ class Executor:
     def _take_node(self, step: TakeNode) -> None:
         # Noted before it is done: a patch whose answer is lost may have been applied.
         self._settler.took(step.journal)
-        with self._hold.taking(step.journal.owner):
+        with self._fence.taking(step.journal.owner):
             self._paused_at = self._ports.cluster.patch_node(step.change, step.resource_version).resource_version
 
     def _wait_for_operands(self, step: WaitForOperands) -> bool:

@@ -1,4 +1,4 @@
-"""This run's hold on its host: claimed once the node is taken, looked at before every effect on the driver.
+"""This run's fence on its host: claimed once the node is taken, looked at before every effect on the driver.
 
 Owns when that is done; how belongs to the HostSystem port. Depends on ports only.
 """
@@ -13,8 +13,8 @@ from driver_manager.domain.journal import Owner
 from driver_manager.ports import HostSystem, Reporter
 
 
-class Hold:
-    """The hold of one process, through all of its plans."""
+class Fence:
+    """The fence of one process, through all of its plans."""
 
     def __init__(self, host: HostSystem, reporter: Reporter) -> None:
         self._host = host

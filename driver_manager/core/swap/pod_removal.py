@@ -14,7 +14,14 @@ from driver_manager.domain.errors import EvictionRefused, PodsRemain
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Holder, Observation, Pod, PodList, Policy
 from driver_manager.domain.pods.operands import is_placed_by, named
-from driver_manager.domain.pods.workloads import Fate, Scene, Workload, namespaces_with_claims, with_fate, workloads
+from driver_manager.domain.pods.workloads import (
+    NodePods,
+    PodAction,
+    Workload,
+    namespaces_with_claims,
+    with_action,
+    workloads,
+)
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.eviction_plan import drain, is_completing, refuse_blocked
 from driver_manager.domain.swap.steps import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
@@ -78,7 +85,7 @@ class Departures:
         try:
             found = workloads(self._scene(known.pods), self._profile, self._policy.eviction)
             refuse_blocked(found)
-            going = with_fate(found, Fate.EVICT, Fate.WAIT)
+            going = with_action(found, PodAction.EVICT, PodAction.WAIT)
             left = self._clear(known, going, self._policy.eviction.timeout_s)
         except EvictionRefused as error:
             if not step.drains:
@@ -105,16 +112,16 @@ class Departures:
         known = {pod.uid for pod in before.pods}
         came = tuple(pod for pod in now if pod.uid not in known)
         found = workloads(self._scene(came), self._profile, self._policy.eviction) if came else ()
-        users = [one for one in with_fate(found, Fate.EVICT, Fate.WAIT, Fate.BLOCK) if one.has_asked]
+        users = [one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked]
         if users:
             self._reporter.info(f"{several(users)} came meanwhile")
         return bool(users)
 
-    def _scene(self, pods: tuple[Pod, ...]) -> Scene:
+    def _scene(self, pods: tuple[Pod, ...]) -> NodePods:
         """`pods` with their claims and, where holders may be evicted, who has the device open now."""
         namespaces = namespaces_with_claims(pods, self._profile, self._policy.eviction)
         claims = self._cluster.claims(namespaces) if namespaces and not self._obs.has_unread_claims else ()
         holders: tuple[Holder, ...] = ()
         if self._policy.eviction.evicts_holders:
             holders = named(self._host.holders(), pods)
-        return Scene(pods, claims, holders, self._obs.own_pod, self._obs.enclosing_uid)
+        return NodePods(pods, claims, holders, self._obs.own_pod, self._obs.enclosing_uid)

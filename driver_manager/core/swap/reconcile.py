@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from driver_manager.core.pods.eviction import Evictor
 from driver_manager.core.swap.executor import Executor, Ports
-from driver_manager.core.swap.fence import Hold
+from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.observe import look_closer
 from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.errors import (
@@ -24,7 +24,7 @@ from driver_manager.domain.errors import (
     Terminated,
 )
 from driver_manager.domain.model import Observation, Policy
-from driver_manager.domain.pods.workloads import Fate, with_fate
+from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import access, remedies, rights
@@ -82,7 +82,7 @@ def decide(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -> 
 def rehearsed(ports: Ports, decided: Plan) -> Plan:
     """`decided` with a warning for each eviction that the API server would refuse now. Raises ApiRefused."""
     evicting = any(isinstance(step, EvictWorkloads | DrainNode) for step in decided.steps)
-    targets = [one.pod for one in with_fate(decided.workloads, Fate.EVICT)] if evicting else []
+    targets = [one.pod for one in with_action(decided.workloads, PodAction.EVICT)] if evicting else []
     refused = Evictor(ports.cluster, ports.clock, ports.reporter).rehearse(targets)
     return replace(decided, warnings=(*decided.warnings, *refused))
 
@@ -95,7 +95,7 @@ class _Run:
         self._profile = profile
         self._policy = policy
         self._deadline = deadline
-        self._hold = Hold(ports.host, ports.reporter)
+        self._fence = Fence(ports.host, ports.reporter)
         self._kept: tuple[Settler, Observation] | None = None
         self._is_rehearsed = False
 
@@ -112,7 +112,7 @@ class _Run:
             return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
         try:
             self._prepare(decided)
-            executor = Executor(ports, self._profile, self._policy, obs, settler, self._hold, self._deadline)
+            executor = Executor(ports, self._profile, self._policy, obs, settler, self._fence, self._deadline)
             waited_for = executor.run(decided)
         except (Conflict, OwnedElsewhere):
             raise

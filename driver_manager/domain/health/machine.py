@@ -25,7 +25,7 @@ CALM_FLIPS = 2
 """Of the last 20 samples that said something, so many changes are flapping, and so few are calm again."""
 
 
-class State(Enum):
+class HealthState(Enum):
     """What is held of the driver."""
 
     STARTING = "starting"
@@ -45,41 +45,41 @@ class Finding(Enum):
     MUTE = "mute"
 
 
-TRANSITIONS: dict[State, dict[Finding, State]] = {
-    State.STARTING: {
-        Finding.GOOD: State.HEALTHY,
-        Finding.UNKNOWN: State.STARTING,
-        Finding.BAD: State.SUSPECT,
-        Finding.LAST_BAD: State.WEDGED,
-        Finding.MUTE: State.MUTED,
+TRANSITIONS: dict[HealthState, dict[Finding, HealthState]] = {
+    HealthState.STARTING: {
+        Finding.GOOD: HealthState.HEALTHY,
+        Finding.UNKNOWN: HealthState.STARTING,
+        Finding.BAD: HealthState.SUSPECT,
+        Finding.LAST_BAD: HealthState.WEDGED,
+        Finding.MUTE: HealthState.MUTED,
     },
-    State.HEALTHY: {
-        Finding.GOOD: State.HEALTHY,
-        Finding.UNKNOWN: State.HEALTHY,
-        Finding.BAD: State.SUSPECT,
-        Finding.LAST_BAD: State.WEDGED,
-        Finding.MUTE: State.MUTED,
+    HealthState.HEALTHY: {
+        Finding.GOOD: HealthState.HEALTHY,
+        Finding.UNKNOWN: HealthState.HEALTHY,
+        Finding.BAD: HealthState.SUSPECT,
+        Finding.LAST_BAD: HealthState.WEDGED,
+        Finding.MUTE: HealthState.MUTED,
     },
-    State.SUSPECT: {
-        Finding.GOOD: State.HEALTHY,
-        Finding.UNKNOWN: State.SUSPECT,
-        Finding.BAD: State.SUSPECT,
-        Finding.LAST_BAD: State.WEDGED,
-        Finding.MUTE: State.MUTED,
+    HealthState.SUSPECT: {
+        Finding.GOOD: HealthState.HEALTHY,
+        Finding.UNKNOWN: HealthState.SUSPECT,
+        Finding.BAD: HealthState.SUSPECT,
+        Finding.LAST_BAD: HealthState.WEDGED,
+        Finding.MUTE: HealthState.MUTED,
     },
-    State.WEDGED: {
-        Finding.GOOD: State.HEALTHY,
-        Finding.UNKNOWN: State.WEDGED,
-        Finding.BAD: State.WEDGED,
-        Finding.LAST_BAD: State.WEDGED,
-        Finding.MUTE: State.MUTED,
+    HealthState.WEDGED: {
+        Finding.GOOD: HealthState.HEALTHY,
+        Finding.UNKNOWN: HealthState.WEDGED,
+        Finding.BAD: HealthState.WEDGED,
+        Finding.LAST_BAD: HealthState.WEDGED,
+        Finding.MUTE: HealthState.MUTED,
     },
-    State.MUTED: {
-        Finding.GOOD: State.HEALTHY,
-        Finding.UNKNOWN: State.STARTING,
-        Finding.BAD: State.SUSPECT,
-        Finding.LAST_BAD: State.WEDGED,
-        Finding.MUTE: State.MUTED,
+    HealthState.MUTED: {
+        Finding.GOOD: HealthState.HEALTHY,
+        Finding.UNKNOWN: HealthState.STARTING,
+        Finding.BAD: HealthState.SUSPECT,
+        Finding.LAST_BAD: HealthState.WEDGED,
+        Finding.MUTE: HealthState.MUTED,
     },
 }
 
@@ -107,7 +107,7 @@ class History:
     not be killed. `driver` tells the loaded driver from the one before it.
     """
 
-    state: State = State.STARTING
+    state: HealthState = HealthState.STARTING
     failures: int = 0
     was_healthy: bool = False
     is_flapping: bool = False
@@ -121,7 +121,7 @@ class History:
     @property
     def name(self) -> str:
         """The state as people are told it."""
-        return f"suspect({self.failures})" if self.state is State.SUSPECT else self.state.value
+        return f"suspect({self.failures})" if self.state is HealthState.SUSPECT else self.state.value
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Surroundings:
         return self.marker is None or (is_own(self.marker) and self.marker.is_stale(self.boot_id))
 
 
-class Act(Enum):
+class MarkChange(Enum):
     """One effect on the host's marks."""
 
     WITHDRAW_READY = "withdraw the ready marker"
@@ -196,11 +196,11 @@ def judge(history: History, sample: Sample, seen: Surroundings, threshold: int, 
     A failure sooner than `spacing_s` seconds after the last one that counted is the same failure: restarts and reloads
     take samples at once.
     """
-    if seen.driver and history.driver and seen.driver != history.driver and history.state is not State.MUTED:
+    if seen.driver and history.driver and seen.driver != history.driver and history.state is not HealthState.MUTED:
         # It was changed between two samples: what was counted is the failures of another driver.
         changed = replace(sample, muted="the driver was changed")
         history = judge(replace(history, driver=""), changed, seen, threshold)
-    before = _unmuted(history, seen) if history.state is State.MUTED and not sample.muted else history
+    before = _unmuted(history, seen) if history.state is HealthState.MUTED and not sample.muted else history
     is_same = before.failures > 0 and sample.at_s - before.failed_at_s < spacing_s
     finding = _finding(before, sample, seen, threshold, is_same=is_same)
     after = replace(_counted(before, sample, finding), state=TRANSITIONS[before.state][finding])
@@ -211,30 +211,30 @@ def judge(history: History, sample: Sample, seen: Surroundings, threshold: int, 
     return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver)
 
 
-def due(history: History, seen: Surroundings) -> tuple[Act, ...]:
+def due(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
     """What the host's marks lack of what the state calls for, in the order in which it has to be done.
 
     On a wedge nobody may hold the driver for ready before its recovery is asked for, and that takes a failure: a marker
     that was put aside, by itself, may be an earlier boot's. On recovery a reboot is called
     off before the driver is called ready.
     """
-    acts: list[Act] = []
+    acts: list[MarkChange] = []
     match history.state:
-        case State.WEDGED:
+        case HealthState.WEDGED:
             if seen.ready:
-                acts.append(Act.WITHDRAW_READY)
+                acts.append(MarkChange.WITHDRAW_READY)
             if seen.may_request and history.failures:
-                acts.append(Act.REQUEST_RECOVERY)
-        case State.HEALTHY | State.SUSPECT:
+                acts.append(MarkChange.REQUEST_RECOVERY)
+        case HealthState.HEALTHY | HealthState.SUSPECT:
             if seen.has_request_of_ours:
-                acts.append(Act.CLEAR_REQUEST)
+                acts.append(MarkChange.CLEAR_REQUEST)
             if seen.is_withdrawn:
-                acts.append(Act.RESTORE_READY)
-        case State.MUTED:
+                acts.append(MarkChange.RESTORE_READY)
+        case HealthState.MUTED:
             # The driver that we called not ready is gone: the next one's marker is not ours to put back.
             if seen.is_withdrawn and not seen.is_loaded and not seen.is_reconciling:
-                acts.append(Act.FORGET_READY)
-        case State.STARTING:
+                acts.append(MarkChange.FORGET_READY)
+        case HealthState.STARTING:
             pass
     return tuple(acts)
 
@@ -246,7 +246,7 @@ def request(history: History, boot_id: str, node: str, wall_s: float) -> Marker:
 
 def _unmuted(history: History, seen: Surroundings) -> History:
     """What is held right after a mute: a wedge that is still marked on the host goes on, anything else begins anew."""
-    return replace(history, state=State.WEDGED if seen.is_marked else State.STARTING)
+    return replace(history, state=HealthState.WEDGED if seen.is_marked else HealthState.STARTING)
 
 
 def _finding(history: History, sample: Sample, seen: Surroundings, threshold: int, *, is_same: bool) -> Finding:
@@ -259,7 +259,7 @@ def _finding(history: History, sample: Sample, seen: Surroundings, threshold: in
             return Finding.UNKNOWN
         case Health.UNHEALTHY:
             # Without a ready marker only a healthy sample tells that the driver was ready at all.
-            if seen.ready is None and not history.was_healthy and history.state is State.STARTING:
+            if seen.ready is None and not history.was_healthy and history.state is HealthState.STARTING:
                 return Finding.UNKNOWN
             if is_same:
                 return Finding.UNKNOWN
@@ -318,14 +318,14 @@ def resume(text: str, seen: Surroundings, now_s: float, patience_s: float, thres
     for nothing.
     """
     history = recorded(text, seen.boot_id)
-    if seen.is_marked and history.state not in (State.HEALTHY, State.SUSPECT):
-        reason = history.reason if history.state is State.WEDGED else "marked on the host before this start"
+    if seen.is_marked and history.state not in (HealthState.HEALTHY, HealthState.SUSPECT):
+        reason = history.reason if history.state is HealthState.WEDGED else "marked on the host before this start"
         failures = max(history.failures, threshold) if seen.has_request_of_ours else history.failures
-        return replace(history, state=State.WEDGED, failures=failures, reason=reason)
+        return replace(history, state=HealthState.WEDGED, failures=failures, reason=reason)
     is_fresh = 0 <= now_s - history.failed_at_s <= patience_s
     failures = min(history.failures, threshold - 1) if is_fresh else 0
-    calm = State.HEALTHY if seen.is_marked else State.STARTING
-    return replace(history, state=State.SUSPECT if failures else calm, failures=failures)
+    calm = HealthState.HEALTHY if seen.is_marked else HealthState.STARTING
+    return replace(history, state=HealthState.SUSPECT if failures else calm, failures=failures)
 
 
 def _of_process(owner: Owner) -> dict[str, int]:
@@ -356,7 +356,7 @@ def recorded(text: str, boot_id: str) -> History:
         if body["schema"] != RECORD_SCHEMA or body["bootId"] != boot_id:
             return History()
         return History(
-            state=State(body["state"]),
+            state=HealthState(body["state"]),
             failures=_number(body["failures"], MAX_FAILURES),
             was_healthy=bool(body["wasHealthy"]),
             is_flapping=bool(body["isFlapping"]),

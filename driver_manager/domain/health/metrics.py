@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from driver_manager.domain.health.machine import History, State
+from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.model import Health, ProbeResult
 
 PREFIX = "driver_manager_"
 
 
 @dataclass(frozen=True)
-class Report:
+class HealthReport:
     """What is known after one turn. `result` is None while muted; durations in seconds."""
 
     history: History
@@ -34,7 +34,7 @@ class Family:
     values: tuple[tuple[Mapping[str, str], float], ...]
 
 
-def families(report: Report) -> tuple[Family, ...]:
+def families(report: HealthReport) -> tuple[Family, ...]:
     """All metrics of a report."""
     history = report.history
     devices = report.result.devices if report.result is not None else ()
@@ -43,7 +43,7 @@ def families(report: Report) -> tuple[Family, ...]:
             f"{PREFIX}health_state",
             "gauge",
             "What is held of the driver: 1 for the state it is in.",
-            tuple(({"state": state.value}, float(state is history.state)) for state in State),
+            tuple(({"state": state.value}, float(state is history.state)) for state in HealthState),
         ),
         _gauge("health_consecutive_failures", "Failed probes in a row; unknown ones are left out.", history.failures),
         _gauge("health_flapping", "Whether the driver changes between healthy and failing.", history.is_flapping),

@@ -13,20 +13,20 @@ Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
 """Exit status, output, the last line for a reason, and the PCI functions that the driver should serve."""
 
 
-def parse(parser: str, status: int, out: str, said: str, present: tuple[str, ...] = ()) -> ProbeResult:
-    """The sample in a tool's exit `status` and output; `said` is its last line, for the reason.
+def parse(parser: str, status: int, out: str, last_line: str, present: tuple[str, ...] = ()) -> ProbeResult:
+    """The sample in a tool's exit `status` and output; `last_line` is its last line, for the reason.
 
     `present` are the PCI addresses of the devices that the driver should serve.
     """
     if status == TIMED_OUT:
-        return unhealthy(said)
+        return unhealthy(last_line)
     if status in NO_TOOL:
-        return unknown(said)
-    return PARSERS[parser](status, out, said, present)
+        return unknown(last_line)
+    return PARSERS[parser](status, out, last_line, present)
 
 
-def _exit_status(status: int, _out: str, said: str, _present: tuple[str, ...]) -> ProbeResult:
-    return unhealthy(said) if status else ProbeResult(Health.HEALTHY, "exit status 0")
+def _exit_status(status: int, _out: str, last_line: str, _present: tuple[str, ...]) -> ProbeResult:
+    return unhealthy(last_line) if status else ProbeResult(Health.HEALTHY, "exit status 0")
 
 
 PARSERS: dict[str, Parser] = {

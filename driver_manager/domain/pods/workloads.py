@@ -32,7 +32,7 @@ AFTER_GRACE_S = 10.0
 """A kubelet needs a while to kill a pod whose grace is over, and to tell that it is gone."""
 
 
-class Fate(Enum):
+class PodAction(Enum):
     """What becomes of a pod that uses the accelerator."""
 
     EVICT = "evict"
@@ -50,7 +50,7 @@ class Workload:
 
     pod: Pod
     uses: str
-    fate: Fate
+    action: PodAction
     why: str
     remedy: str = ""
     has_asked: bool = True
@@ -60,15 +60,15 @@ class Workload:
 
     def to_json(self) -> dict[str, str]:
         """The same for machines."""
-        return {"pod": str(self.pod), "uses": self.uses, "fate": self.fate.value, "why": self.why}
+        return {"pod": str(self.pod), "uses": self.uses, "fate": self.action.value, "why": self.why}
 
-    def told(self) -> str:
+    def to_text(self) -> str:
         """One line: the pod, how it uses the accelerator, what becomes of it and why."""
-        return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.fate.value}, {self.why}"
+        return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.action.value}, {self.why}"
 
 
 @dataclass(frozen=True)
-class Scene:
+class NodePods:
     """What one look at the node shows: its pods, their claims, the holders of the device, and which pod is ours.
 
     `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" where it cannot be told.
@@ -87,9 +87,9 @@ class Scene:
         return pod.uid == self.enclosing_uid or (self.own_pod is not None and pod.uid == self.own_pod.uid)
 
 
-def scene_of(obs: Observation) -> Scene:
+def node_pods(obs: Observation) -> NodePods:
     """The scene at the time of the observation."""
-    return Scene(obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid, obs.has_unread_claims)
+    return NodePods(obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid, obs.has_unread_claims)
 
 
 def namespaces_with_claims(pods: Iterable[Pod], profile: Profile, rules: EvictionRules) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def namespaces_with_claims(pods: Iterable[Pod], profile: Profile, rules: Evictio
     return tuple(sorted({pod.namespace for pod in pods if pod.claims and not pod.is_over}))
 
 
-def workloads(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
+def workloads(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
     """Every pod on the node that uses the accelerator, with its fate, by name."""
     claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
     holders = {holder.pod_uid: holder for holder in reversed(scene.holders) if holder.pod_uid}
@@ -113,7 +113,7 @@ def workloads(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Wor
     return tuple(found)
 
 
-def drained(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
+def drained(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
     """Every pod that a drain concerns, with its fate: DaemonSets, mirror pods and what the selector leaves out stay."""
     uses = {workload.pod.uid: workload.uses for workload in workloads(scene, profile, rules)}
     found = []
@@ -125,7 +125,7 @@ def drained(scene: Scene, profile: Profile, rules: EvictionRules) -> tuple[Workl
     return tuple(found)
 
 
-def holds_claim(scene: Scene, profile: Profile, rules: EvictionRules) -> bool:
+def holds_claim(scene: NodePods, profile: Profile, rules: EvictionRules) -> bool:
     """Whether a pod that has not ended holds, or may hold, a claim of ours: it needs the DRA plugin to end."""
     if scene.has_unread_claims:
         return any(pod.claims and not pod.is_over for pod in scene.pods)
@@ -133,7 +133,7 @@ def holds_claim(scene: Scene, profile: Profile, rules: EvictionRules) -> bool:
     return any(_claims_of(pod, claims, profile, rules) for pod in scene.pods if not pod.is_over)
 
 
-def unread_claims(scene: Scene) -> tuple[str, ...]:
+def unread_claims(scene: NodePods) -> tuple[str, ...]:
     """A warning where pods hold claims that we may not read."""
     pods = [pod for pod in scene.pods if pod.claims and not pod.is_over] if scene.has_unread_claims else []
     if not pods:
@@ -141,10 +141,10 @@ def unread_claims(scene: Scene) -> tuple[str, ...]:
     return (f"whether {several(pods)} use the driver is not known: resourceclaims may not be listed",)
 
 
-def staying(scene: Scene, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
+def staying(scene: NodePods, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
     """The pods that ask for the accelerator where nobody has to leave; claims that were not read are none."""
     found = workloads(scene, profile, rules)
-    return tuple(replace(one, fate=Fate.STAY, why=why, remedy="") for one in found if not one.pod.is_over)
+    return tuple(replace(one, action=PodAction.STAY, why=why, remedy="") for one in found if not one.pod.is_over)
 
 
 def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
@@ -152,9 +152,9 @@ def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
     return tuple(sorted(found, key=lambda one: (one.pod.namespace, one.pod.name)))
 
 
-def with_fate(found: Iterable[Workload], *fates: Fate) -> tuple[Workload, ...]:
-    """Those with one of `fates`."""
-    return tuple(workload for workload in found if workload.fate in fates)
+def with_action(found: Iterable[Workload], *actions: PodAction) -> tuple[Workload, ...]:
+    """Those with one of `actions`."""
+    return tuple(workload for workload in found if workload.action in actions)
 
 
 def refusal(blocked: Iterable[Workload], why: str, found: Iterable[Workload] = ()) -> EvictionRefused:
@@ -207,32 +207,34 @@ def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
 
 
 def _judged(
-    pod: Pod, uses: str, holder: Holder | None, scene: Scene, profile: Profile, rules: EvictionRules
+    pod: Pod, uses: str, holder: Holder | None, scene: NodePods, profile: Profile, rules: EvictionRules
 ) -> Workload:
     """The fate of a pod that asks for the accelerator."""
     stays = _why_never(pod, scene, profile)
     if stays:
-        return Workload(pod, uses, Fate.STAY, stays)
+        return Workload(pod, uses, PodAction.STAY, stays)
     if pod.is_mirror and holder is not None:
-        return Workload(pod, uses, Fate.BLOCK, f"mirror pod of a static manifest that has {holder.node} open", MIRROR)
+        return Workload(
+            pod, uses, PodAction.BLOCK, f"mirror pod of a static manifest that has {holder.node} open", MIRROR
+        )
     if pod.is_mirror:
-        return Workload(pod, uses, Fate.STAY, "mirror pod of a static manifest: it cannot be evicted")
+        return Workload(pod, uses, PodAction.STAY, "mirror pod of a static manifest: it cannot be evicted")
     return _consented(_evictable(pod, uses, rules), "eviction is not enabled", ENABLE_IT, is_given=rules.is_enabled)
 
 
-def _judged_holder(pod: Pod, holder: Holder, scene: Scene, profile: Profile, rules: EvictionRules) -> Workload:
+def _judged_holder(pod: Pod, holder: Holder, scene: NodePods, profile: Profile, rules: EvictionRules) -> Workload:
     """The fate of a pod that has the device open without having asked for it."""
     uses = f"has {holder.node} {holder.how} without asking for it"
     stays = _why_never(pod, scene, profile)
     if stays:
-        return Workload(pod, uses, Fate.STAY, stays)
+        return Workload(pod, uses, PodAction.STAY, stays)
     if pod.is_mirror:
-        return Workload(pod, uses, Fate.BLOCK, "mirror pod of a static manifest", MIRROR)
+        return Workload(pod, uses, PodAction.BLOCK, "mirror pod of a static manifest", MIRROR)
     judged = _evictable(pod, uses, rules)
     return _consented(judged, "not evicted without being asked", EVICT_HOLDERS, is_given=rules.evicts_holders)
 
 
-def _why_never(pod: Pod, scene: Scene, profile: Profile) -> str:
+def _why_never(pod: Pod, scene: NodePods, profile: Profile) -> str:
     if scene.is_ours(pod):
         return "our own pod"
     if pod.is_over:
@@ -244,22 +246,22 @@ def _why_never(pod: Pod, scene: Scene, profile: Profile) -> str:
 
 def _consented(judged: Workload, why: str, remedy: str, *, is_given: bool) -> Workload:
     """`judged`, blocked where the first consent is missing; one that no consent would evict keeps its own reason."""
-    if is_given or judged.fate is Fate.WAIT or judged.remedy == USE_LABEL:
+    if is_given or judged.action is PodAction.WAIT or judged.remedy == USE_LABEL:
         return judged
-    return replace(judged, fate=Fate.BLOCK, why=why, remedy=remedy)
+    return replace(judged, action=PodAction.BLOCK, why=why, remedy=remedy)
 
 
 def _evictable(pod: Pod, uses: str, rules: EvictionRules) -> Workload:
     """Whether an eviction is right for the pod, and harmless as far as the user consented."""
     if pod.deleting:
-        return Workload(pod, uses, Fate.WAIT, "it is terminating already")
+        return Workload(pod, uses, PodAction.WAIT, "it is terminating already")
     if pod.owner_kind == "DaemonSet":
-        return Workload(pod, uses, Fate.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL)
+        return Workload(pod, uses, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL)
     if not pod.owner_kind and not rules.forces:
-        return Workload(pod, uses, Fate.BLOCK, "no controller makes it anew elsewhere", FORCE_IT)
+        return Workload(pod, uses, PodAction.BLOCK, "no controller makes it anew elsewhere", FORCE_IT)
     if pod.has_empty_dir and not rules.deletes_empty_dirs:
-        return Workload(pod, uses, Fate.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA)
-    return Workload(pod, uses, Fate.EVICT, f"its {pod.owner_kind} makes it anew" if pod.owner_kind else "forced")
+        return Workload(pod, uses, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA)
+    return Workload(pod, uses, PodAction.EVICT, f"its {pod.owner_kind} makes it anew" if pod.owner_kind else "forced")
 
 
 def grace_s(pod: Pod) -> float:

@@ -13,13 +13,13 @@ from enum import Enum
 from driver_manager.domain.reboot.patches import APPROVED, cleaned, is_approved
 from driver_manager.domain.reboot.record import Pending
 from driver_manager.domain.reboot.snapshot import is_foreign
-from driver_manager.domain.reboot.state import State
+from driver_manager.domain.reboot.state import RebootState
 
 FORCED_GRACE_S = 60.0
 """A kernel told to reboot by sysrq is gone at once; what still runs after this long was not rebooted."""
 
 
-class Act(Enum):
+class RebootAct(Enum):
     """What can be done next. The first two end a round, the next two ask for more facts, all others have effects."""
 
     NOTHING = "nothing"
@@ -41,90 +41,100 @@ class Act(Enum):
     GIVE_UP = "give the reboot up"
 
 
-ENDS = frozenset({Act.NOTHING, Act.WAIT})
-ASKS = frozenset({Act.ASK_BLOCKERS, Act.ASK_SLOTS})
+ENDS = frozenset({RebootAct.NOTHING, RebootAct.WAIT})
+ASKS = frozenset({RebootAct.ASK_BLOCKERS, RebootAct.ASK_SLOTS})
 
 
 @dataclass(frozen=True)
-class Decision:
+class RebootDecision:
     """What to do next and the stated reason for it."""
 
-    act: Act
+    act: RebootAct
     reason: str
 
 
-def decide(state: State) -> Decision:
+def decide(state: RebootState) -> RebootDecision:
     """What to do next. In a dry run, what would have an effect becomes a wait that says so."""
     found = next(decision for guard in GUARDS if (decision := guard(state)) is not None)
     if state.policy.dry_run and found.act not in ENDS | ASKS:
-        return Decision(Act.WAIT, f"dry run: would {found.act.value}: {found.reason}")
+        return RebootDecision(RebootAct.WAIT, f"dry run: would {found.act.value}: {found.reason}")
     return found
 
 
-def _node_is_missing(state: State) -> Decision | None:
+def _node_is_missing(state: RebootState) -> RebootDecision | None:
     if state.node is not None:
         return None
-    return Decision(Act.WAIT, f"Node {state.policy.node} does not exist")
+    return RebootDecision(RebootAct.WAIT, f"Node {state.policy.node} does not exist")
 
 
-def _another_host(state: State) -> Decision | None:
+def _another_host(state: RebootState) -> RebootDecision | None:
     if state.is_here:
         return None
-    return Decision(Act.WAIT, f"this host is not node {state.policy.node}: their machine ids and boot ids differ")
+    return RebootDecision(
+        RebootAct.WAIT, f"this host is not node {state.policy.node}: their machine ids and boot ids differ"
+    )
 
 
-def _earlier_boot(state: State) -> Decision | None:
+def _earlier_boot(state: RebootState) -> RebootDecision | None:
     """After the boot: what spoke of the reboot goes at once."""
     record, pending = state.record, state.pending
     if state.is_stale:
-        return Decision(Act.CLEAN_UP, "the marker is of an earlier boot")
+        return RebootDecision(RebootAct.CLEAN_UP, "the marker is of an earlier boot")
     if record.announced is not None and record.announced.boot_id != state.boot_id:
-        return Decision(Act.CLEAN_UP, "the request was of an earlier boot")
+        return RebootDecision(RebootAct.CLEAN_UP, "the request was of an earlier boot")
     if pending is None or pending.request.boot_id == state.boot_id:
         return None
-    return Decision(Act.CLEAN_UP, "the node has rebooted") if not cleaned(state).is_empty else None
+    return RebootDecision(RebootAct.CLEAN_UP, "the node has rebooted") if not cleaned(state).is_empty else None
 
 
-def _withdrawn(state: State) -> Decision | None:
+def _withdrawn(state: RebootState) -> RebootDecision | None:
     """The request of this boot is gone: nothing stays taken for it."""
     if state.request is not None:
         return None
     pending, why = state.here, _why_no_request(state)
     if pending is not None and pending.commanded_s is not None:
-        left_s = pending.commanded_s + state.policy.grace_s - state.look.uptime_s
+        left_s = pending.commanded_s + state.policy.grace_s - state.snapshot.uptime_s
         if left_s > 0:
-            return Decision(Act.WAIT, f"{why}, but the host was told to reboot: waiting {left_s:.0f} s for it")
+            return RebootDecision(
+                RebootAct.WAIT, f"{why}, but the host was told to reboot: waiting {left_s:.0f} s for it"
+            )
     if pending is not None or state.record.announced is not None:
-        return Decision(Act.WITHDRAW, why)
+        return RebootDecision(RebootAct.WITHDRAW, why)
     return None
 
 
-def _back(state: State) -> Decision | None:
+def _back(state: RebootState) -> RebootDecision | None:
     """The node has rebooted and is cleaned up: it gives its slot back once it is of use again."""
     if state.pending is None or state.here is not None:
         return None
     why = _why_not_back(state)
     if not why:
-        return Decision(Act.COMPLETE, "the node is Ready and its driver is loaded")
+        return RebootDecision(RebootAct.COMPLETE, "the node is Ready and its driver is loaded")
     # Another request may come before that: then it has the slot already.
-    return Decision(Act.WAIT, f"the node has rebooted and keeps its slot: {why}") if state.request is None else None
+    return (
+        RebootDecision(RebootAct.WAIT, f"the node has rebooted and keeps its slot: {why}")
+        if state.request is None
+        else None
+    )
 
 
-def _nothing(state: State) -> Decision | None:
-    return Decision(Act.NOTHING, _why_no_request(state)) if state.request is None else None
+def _nothing(state: RebootState) -> RebootDecision | None:
+    return RebootDecision(RebootAct.NOTHING, _why_no_request(state)) if state.request is None else None
 
 
-def _another_reason(state: State) -> Decision | None:
+def _another_reason(state: RebootState) -> RebootDecision | None:
     """What allowed the one reason does not allow the other."""
     pending, request = state.here, state.request
     if pending is None or request is None or pending.commanded_s is not None:
         return None
     if pending.request.reason == request.reason:
         return None
-    return Decision(Act.RELEASE, f"the reboot is now asked for {request.reason}, not for {pending.request.reason}")
+    return RebootDecision(
+        RebootAct.RELEASE, f"the reboot is now asked for {request.reason}, not for {pending.request.reason}"
+    )
 
 
-def _under_way(state: State) -> Decision | None:
+def _under_way(state: RebootState) -> RebootDecision | None:
     """The command was given: the host goes down, or is helped, or the reboot is given up.
 
     Where it may not have been given, because who was about to is gone, it is given again.
@@ -132,53 +142,57 @@ def _under_way(state: State) -> Decision | None:
     pending = state.here
     if pending is None or pending.commanded_s is None or not pending.given:
         return None
-    uptime_s, grace_s = state.look.uptime_s, state.policy.grace_s
+    uptime_s, grace_s = state.snapshot.uptime_s, state.policy.grace_s
     left_s = pending.commanded_s + grace_s - uptime_s
     if left_s > 0:
-        return Decision(Act.WAIT, f"the host was told to reboot: waiting up to {left_s:.0f} s for it")
+        return RebootDecision(RebootAct.WAIT, f"the host was told to reboot: waiting up to {left_s:.0f} s for it")
     if pending.forced_s is None:
-        return Decision(Act.FORCE, f"the host still runs {grace_s:g} s after the reboot command")
+        return RebootDecision(RebootAct.FORCE, f"the host still runs {grace_s:g} s after the reboot command")
     if pending.forced_s + FORCED_GRACE_S > uptime_s:
-        return Decision(Act.WAIT, "the kernel was told to reboot by sysrq")
-    return Decision(Act.GIVE_UP, "neither the reboot command nor sysrq rebooted the host")
+        return RebootDecision(RebootAct.WAIT, "the kernel was told to reboot by sysrq")
+    return RebootDecision(RebootAct.GIVE_UP, "neither the reboot command nor sysrq rebooted the host")
 
 
-def _announce(state: State) -> Decision | None:
+def _announce(state: RebootState) -> RebootDecision | None:
     request = state.request
-    if request is None or state.policy.dry_run or request.key == state.record.told:
+    if request is None or state.policy.dry_run or request.key == state.record.announced_key:
         return None
-    return Decision(Act.ANNOUNCE, f"a reboot is required ({state.reason})")
+    return RebootDecision(RebootAct.ANNOUNCE, f"a reboot is required ({state.reason})")
 
 
-def _closed_since(state: State) -> Decision | None:
+def _closed_since(state: RebootState) -> RebootDecision | None:
     """The window may close on the way: while workloads leave, a slot is waited for, or the process stands still."""
     pending = state.here
     return None if pending is None or _may_go_down(state, pending) else _window(state)
 
 
-def _granted(state: State) -> Decision | None:
+def _granted(state: RebootState) -> RebootDecision | None:
     """The grant is on the Node: from here on only the slot can hold the reboot back."""
     pending = state.pending
     if not state.is_granted or pending is None:
         return None
     if state.slots is None:
-        return Decision(Act.ASK_SLOTS, "is the slot still ours")
+        return RebootDecision(RebootAct.ASK_SLOTS, "is the slot still ours")
     if not state.holds_slot:
         why = _why_no_slot(state)
-        return Decision(Act.WAIT, why) if why else Decision(Act.TAKE_SLOT, "the slot is not ours any more")
+        return (
+            RebootDecision(RebootAct.WAIT, why)
+            if why
+            else RebootDecision(RebootAct.TAKE_SLOT, "the slot is not ours any more")
+        )
     if not pending.counted:
-        return Decision(Act.COUNT, f"the reboot is granted ({state.reason})")
+        return RebootDecision(RebootAct.COUNT, f"the reboot is granted ({state.reason})")
     if state.policy.clear_workloads and not pending.cleared:
-        return Decision(Act.CLEAR_WORKLOADS, "workloads leave before the reboot")
-    return Decision(Act.REBOOT, f"everything allows the reboot ({state.reason})")
+        return RebootDecision(RebootAct.CLEAR_WORKLOADS, "workloads leave before the reboot")
+    return RebootDecision(RebootAct.REBOOT, f"everything allows the reboot ({state.reason})")
 
 
-def _may_go_down(state: State, pending: Pending) -> bool:
+def _may_go_down(state: RebootState, pending: Pending) -> bool:
     """Whether a command that may have been given can still take the host down."""
-    return pending.commanded_s is not None and state.look.uptime_s < pending.commanded_s + state.policy.grace_s
+    return pending.commanded_s is not None and state.snapshot.uptime_s < pending.commanded_s + state.policy.grace_s
 
 
-def _approval(state: State) -> Decision | None:
+def _approval(state: RebootState) -> RebootDecision | None:
     reason, node = state.reason, state.node
     if node is None or state.policy.is_automatic(reason) or is_approved(node, state.policy.keys):
         return None
@@ -186,15 +200,15 @@ def _approval(state: State) -> Decision | None:
     return _held_back(state, f"waits for approval: annotate the Node with {key}={APPROVED} (reason {reason})")
 
 
-def _uptime(state: State) -> Decision | None:
-    left_s = state.policy.min_uptime_s - state.look.uptime_s
+def _uptime(state: RebootState) -> RebootDecision | None:
+    left_s = state.policy.min_uptime_s - state.snapshot.uptime_s
     if left_s <= 0:
         return None
     least_s = state.policy.min_uptime_s
     return _held_back(state, f"waits for uptime: the host has to be up for {least_s:g} s, {left_s:.0f} s are left")
 
 
-def _attempts(state: State) -> Decision | None:
+def _attempts(state: RebootState) -> RebootDecision | None:
     policy, request = state.policy, state.request
     count = state.record.attempts_since(state.wall_s - policy.attempt_window_s)
     if request is None or count < policy.max_attempts:
@@ -202,18 +216,18 @@ def _attempts(state: State) -> Decision | None:
     hours = f"{policy.attempt_window_s / 3600:g} h"
     why = f"{count} attempt(s) to reboot within {hours} did not help, no more are made: look at the node"
     if state.record.escalated != request.key and not policy.dry_run:
-        return Decision(Act.ESCALATE, why)
+        return RebootDecision(RebootAct.ESCALATE, why)
     return _held_back(state, why)
 
 
-def _window(state: State) -> Decision | None:
+def _window(state: RebootState) -> RebootDecision | None:
     schedule = state.policy.schedule
     if schedule.is_open(state.wall_s):
         return None
     return _held_back(state, f"waits for a maintenance window: {schedule.text} ({schedule.zone})")
 
 
-def _blockers(state: State) -> Decision | None:
+def _blockers(state: RebootState) -> RebootDecision | None:
     """Asked before a slot is taken: a node that cannot reboot must not keep others from it."""
     node, keys = state.node, state.policy.keys
     if node is None:
@@ -226,24 +240,26 @@ def _blockers(state: State) -> Decision | None:
     if found:
         return _held_back(state, f"is blocked: {'; '.join(found)}")
     if state.blockers is None and state.policy.clear_workloads:
-        return Decision(Act.ASK_BLOCKERS, "would the workloads leave")
+        return RebootDecision(RebootAct.ASK_BLOCKERS, "would the workloads leave")
     return None
 
 
-def _slot(state: State) -> Decision | None:
+def _slot(state: RebootState) -> RebootDecision | None:
     if state.slots is None:
-        return Decision(Act.ASK_SLOTS, "is there room for one more reboot")
+        return RebootDecision(RebootAct.ASK_SLOTS, "is there room for one more reboot")
     if state.holds_slot:
         return None
     why = _why_no_slot(state)
-    return _held_back(state, why) if why else Decision(Act.TAKE_SLOT, f"the reboot may begin ({state.reason})")
+    return (
+        _held_back(state, why) if why else RebootDecision(RebootAct.TAKE_SLOT, f"the reboot may begin ({state.reason})")
+    )
 
 
-def _grant(state: State) -> Decision | None:
-    return Decision(Act.GRANT, f"the slot is ours ({state.reason})")
+def _grant(state: RebootState) -> RebootDecision | None:
+    return RebootDecision(RebootAct.GRANT, f"the slot is ours ({state.reason})")
 
 
-GUARDS: tuple[Callable[[State], Decision | None], ...] = (
+GUARDS: tuple[Callable[[RebootState], RebootDecision | None], ...] = (
     _node_is_missing,
     _another_host,
     _earlier_boot,
@@ -265,21 +281,21 @@ GUARDS: tuple[Callable[[State], Decision | None], ...] = (
 )
 
 
-def _held_back(state: State, why: str) -> Decision:
+def _held_back(state: RebootState, why: str) -> RebootDecision:
     """Wait; what was taken on the way here goes back first, so that nobody waits for a node that waits."""
-    return Decision(Act.RELEASE if state.here is not None else Act.WAIT, why)
+    return RebootDecision(RebootAct.RELEASE if state.here is not None else RebootAct.WAIT, why)
 
 
-def _why_no_request(state: State) -> str:
-    marker = state.look.marker
-    if state.look.marker_problem:
-        return state.look.marker_problem
+def _why_no_request(state: RebootState) -> str:
+    marker = state.snapshot.marker
+    if state.snapshot.marker_problem:
+        return state.snapshot.marker_problem
     if marker is not None and is_foreign(marker, state.policy.node):
         return f"the marker is for node {marker.node}, not for {state.policy.node}"
     return "no reboot is required"
 
 
-def _why_not_back(state: State) -> str:
+def _why_not_back(state: RebootState) -> str:
     node = state.node
     if node is not None and node.boot_id and node.boot_id != state.boot_id:
         return "its kubelet has not told of this boot yet"
@@ -288,7 +304,7 @@ def _why_not_back(state: State) -> str:
     return state.driver_problem
 
 
-def _why_no_slot(state: State) -> str:
+def _why_no_slot(state: RebootState) -> str:
     """Why none can be taken now, "" if one can."""
     seen, policy = state.slots, state.policy
     if seen is None or seen.problem:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from driver_manager.domain.markers import UPGRADE
 from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.domain.reboot.state import State
+from driver_manager.domain.reboot.state import RebootState
 
 REBOOT_STATE = "node-reboot-required"
 APPROVED = "true"
@@ -37,7 +37,7 @@ def request_labels(node: Node, keys: NodeKeys, reason: str | None) -> dict[str, 
     return changes
 
 
-def cleaned(state: State) -> NodeChange:
+def cleaned(state: RebootState) -> NodeChange:
     """The patch after the boot: nothing speaks of the earlier boot's request; the slot and the cordon are kept."""
     node, keys = state.node, state.policy.keys
     if node is None:
@@ -47,7 +47,7 @@ def cleaned(state: State) -> NodeChange:
     return NodeChange(labels, {keys.pre_reboot_boot_id: None} if boot not in (None, state.boot_id) else {})
 
 
-def granted(state: State) -> NodeChange:
+def granted(state: RebootState) -> NodeChange:
     """The one patch: the approval is consumed, the boot noted, the node cordoned where that is wanted."""
     node, keys, reason = state.node, state.policy.keys, state.reason
     notes: dict[str, str | None] = {keys.pre_reboot_boot_id: state.boot_id, keys.reboot_in_progress: reason}
@@ -59,7 +59,7 @@ def granted(state: State) -> NodeChange:
     return NodeChange(annotations=notes, unschedulable=True if cordons else None)
 
 
-def given_back(state: State, *, keeps_request: bool) -> NodeChange:
+def given_back(state: RebootState, *, keeps_request: bool) -> NodeChange:
     """The patch that undoes a grant: our cordon, our annotations, the approval if it was consumed for this.
 
     The request's labels stay where `keeps_request`.

@@ -20,7 +20,7 @@ LAST_MOMENT_S = 253_402_300_799
 
 
 @dataclass(frozen=True)
-class Request:
+class RebootRequest:
     """One request for a reboot: of one boot, for one reason, written at `written_s` seconds after the epoch."""
 
     boot_id: str
@@ -38,9 +38,9 @@ def event_key(reason: str, key: str) -> str:
     return f"{reason.lower()}-{key}"
 
 
-def request_of(marker: Marker, boot_id: str) -> Request:
+def request_of(marker: Marker, boot_id: str) -> RebootRequest:
     """The request that `marker` makes in the boot `boot_id`."""
-    return Request(marker.boot_id or boot_id, marker.reason, marker.written_s)
+    return RebootRequest(marker.boot_id or boot_id, marker.reason, marker.written_s)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Pending:
     command is known to have been given; `forced_s` is the same for sysrq.
     """
 
-    request: Request
+    request: RebootRequest
     node_uid: str
     started_s: int = 0
     approved: bool = False
@@ -73,17 +73,17 @@ class Pending:
 
 @dataclass(frozen=True)
 class Record:
-    """The rebooter's memory. `said` is its last word on the request, for `status`.
+    """The rebooter's memory. `reason` is why the request waits, for `status`.
 
-    `announced` is the request that the Node may speak of, `told` the key of the one whose announcement is complete.
+    `announced` is the request that the Node may speak of, `announced_key` names the one whose announcement is complete.
     """
 
-    announced: Request | None = None
-    told: str = ""
+    announced: RebootRequest | None = None
+    announced_key: str = ""
     escalated: str = ""
     pending: Pending | None = None
     attempts: tuple[Attempt, ...] = ()
-    said: str = ""
+    reason: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -109,10 +109,10 @@ def encode(record: Record) -> str:
     body: dict[str, Any] = {
         "schema": SCHEMA,
         "announced": _request_body(record.announced) if record.announced else None,
-        "told": record.told,
+        "told": record.announced_key,
         "escalated": record.escalated,
         "attempts": [{"at": attempt.at_s, "reason": attempt.reason} for attempt in record.attempts],
-        "said": record.said,
+        "said": record.reason,
         "pending": {
             "request": _request_body(pending.request),
             "nodeUid": pending.node_uid,
@@ -138,22 +138,22 @@ def decode(text: str) -> Record:
             raise _unreadable(f"its schema is {body['schema']!r}, this driver-manager knows {SCHEMA}")
         return Record(
             announced=_request(body["announced"]) if body["announced"] is not None else None,
-            told=_typed(body["told"], str),
+            announced_key=_typed(body["told"], str),
             escalated=_typed(body["escalated"], str),
             pending=_pending(body["pending"]) if body["pending"] is not None else None,
             attempts=tuple(Attempt(_moment(one["at"]), _typed(one["reason"], str)) for one in body["attempts"]),
-            said=_typed(body["said"], str),
+            reason=_typed(body["said"], str),
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unreadable(f"it is not what it should be ({type(error).__name__})") from error
 
 
-def _request_body(request: Request) -> dict[str, Any]:
+def _request_body(request: RebootRequest) -> dict[str, Any]:
     return {"bootId": request.boot_id, "reason": request.reason, "written": request.written_s}
 
 
-def _request(body: Any) -> Request:
-    request = Request(_typed(body["bootId"], str), body["reason"], _typed(body["written"], int))
+def _request(body: Any) -> RebootRequest:
+    request = RebootRequest(_typed(body["bootId"], str), body["reason"], _typed(body["written"], int))
     if request.reason not in REASONS:
         raise ValueError(request.reason)
     return request

@@ -9,7 +9,7 @@ from driver_manager.domain.reboot.record import Record
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """One look at the host: cheap, and all that an idle rebooter needs. `uptime_s` does not jump, as clocks do."""
 
     boot_id: str
@@ -23,16 +23,16 @@ def is_foreign(marker: Marker, node: str) -> bool:
     return marker.node not in ("", node)
 
 
-def is_stale(look: Look, record: Record) -> bool:
+def is_stale(snapshot: Snapshot, record: Record) -> bool:
     """Whether the marker on the host is of an earlier boot."""
-    if look.marker is None:
+    if snapshot.marker is None:
         return False
-    boot = look.marker.boot_id or (record.announced.boot_id if record.announced else "")
-    return boot not in ("", look.boot_id)
+    boot = snapshot.marker.boot_id or (record.announced.boot_id if record.announced else "")
+    return boot not in ("", snapshot.boot_id)
 
 
-def is_idle(look: Look, record: Record | None, node: str) -> bool:
+def is_idle(snapshot: Snapshot, record: Record | None, node: str) -> bool:
     """Whether there is nothing to ask the API server about. `record` is None where it cannot be read."""
-    marker = look.marker
-    has_work = marker is not None and (marker.is_stale(look.boot_id) or not is_foreign(marker, node))
+    marker = snapshot.marker
+    has_work = marker is not None and (marker.is_stale(snapshot.boot_id) or not is_foreign(marker, node))
     return not has_work and (record is None or record.is_empty)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from driver_manager.domain.markers import REASONS, UPGRADE
 from driver_manager.domain.model import Node
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.domain.reboot.record import Pending, Record, Request, request_of
+from driver_manager.domain.reboot.record import Pending, RebootRequest, Record, request_of
 from driver_manager.domain.reboot.slots import SlotsSeen
-from driver_manager.domain.reboot.snapshot import Look, is_foreign, is_stale
+from driver_manager.domain.reboot.snapshot import Snapshot, is_foreign, is_stale
 from driver_manager.domain.reboot.windows import Schedule
 
 
@@ -45,14 +45,14 @@ def is_granted(node: Node, keys: NodeKeys, boot_id: str) -> bool:
 
 
 @dataclass(frozen=True)
-class State:
+class RebootState:
     """Everything one decision is made of. `node` is None where the Node does not exist.
 
     `blockers` and `slots` are None as long as nobody asked for them. `driver_problem` is why the driver does not serve
     its devices yet, "" when it does.
     """
 
-    look: Look
+    snapshot: Snapshot
     record: Record
     node: Node | None
     policy: RebootPolicy
@@ -65,12 +65,12 @@ class State:
     @property
     def boot_id(self) -> str:
         """This boot."""
-        return self.look.boot_id
+        return self.snapshot.boot_id
 
     @property
-    def request(self) -> Request | None:
+    def request(self) -> RebootRequest | None:
         """The request of this boot and node, None where there is none that may be acted on."""
-        marker = self.look.marker
+        marker = self.snapshot.marker
         if marker is None or self.is_stale or is_foreign(marker, self.policy.node):
             return None
         return request_of(marker, self.boot_id)
@@ -78,7 +78,7 @@ class State:
     @property
     def is_stale(self) -> bool:
         """Whether the marker was written before this boot. An older operator's is of the boot it was announced in."""
-        return is_stale(self.look, self.record)
+        return is_stale(self.snapshot, self.record)
 
     @property
     def pending(self) -> Pending | None:
@@ -90,7 +90,7 @@ class State:
         reason = node.annotations.get(self.policy.keys.reboot_in_progress, "")
         if reason not in REASONS:
             return None
-        return Pending(Request(boot, reason), node.uid)
+        return Pending(RebootRequest(boot, reason), node.uid)
 
     @property
     def here(self) -> Pending | None:

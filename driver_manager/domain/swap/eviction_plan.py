@@ -12,15 +12,15 @@ from driver_manager.domain.listing import several
 from driver_manager.domain.model import Observation, Pod, Policy
 from driver_manager.domain.pods.workloads import (
     AFTER_GRACE_S,
-    Fate,
-    Scene,
+    NodePods,
+    PodAction,
     Workload,
     by_name,
     drained,
     grace_s,
+    node_pods,
     refusal,
-    scene_of,
-    with_fate,
+    with_action,
     workloads,
 )
 from driver_manager.domain.profile import Profile
@@ -44,7 +44,7 @@ LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or end the pod"
 
 
 @dataclass(frozen=True)
-class Clearing:
+class EvictionPlan:
     """`first` comes before the node is taken and ends in planning anew, `steps` after its operands have left."""
 
     first: tuple[Step, ...] = ()
@@ -59,9 +59,9 @@ def is_managed(obs: Observation, profile: Profile) -> bool:
     return bool(key) and obs.node.annotations.get(key) == "true"
 
 
-def clearing(obs: Observation, profile: Profile, policy: Policy) -> Clearing:
+def clearing(obs: Observation, profile: Profile, policy: Policy) -> EvictionPlan:
     """How the pods that use the driver leave. Raises PodsRemain where they would not."""
-    scene = scene_of(obs)
+    scene = node_pods(obs)
     if is_managed(obs, profile):
         return _by_operator(obs, profile, policy, workloads(scene, profile, policy.eviction))
     completing = _completing(obs, policy)
@@ -69,16 +69,16 @@ def clearing(obs: Observation, profile: Profile, policy: Policy) -> Clearing:
         wait = WaitForCompletion(policy.completion, tuple(map(str, completing)), policy.completion_timeout_s)
         ending = {pod.uid for pod in completing}
         given_time = tuple(
-            replace(one, fate=Fate.WAIT, why="it is given time to complete", remedy="")
+            replace(one, action=PodAction.WAIT, why="it is given time to complete", remedy="")
             for one in workloads(scene, profile, policy.eviction)
             if one.pod.uid in ending
         )
         others = replace(scene, pods=tuple(pod for pod in scene.pods if pod.uid not in ending))
         steps, found = _by_eviction(others, profile, policy)
-        return Clearing((wait, PlanAgain(COMPLETION)), steps, by_name((*found, *given_time)))
+        return EvictionPlan((wait, PlanAgain(COMPLETION)), steps, by_name((*found, *given_time)))
     steps, found = _by_eviction(scene, profile, policy)
     warnings = tuple(f"{one.pod} {one.uses}: {one.why}" for one in found if _is_tolerated(one, found))
-    return Clearing((), steps, found, warnings)
+    return EvictionPlan((), steps, found, warnings)
 
 
 def safe_load(obs: Observation, profile: Profile, policy: Policy) -> tuple[Step, ...]:
@@ -120,12 +120,12 @@ def eviction_timeout_s(policy: Policy, targets: tuple[Workload, ...]) -> float:
 
 def refuse_blocked(found: tuple[Workload, ...]) -> None:
     """Raise PodsRemain for pods that would not leave, naming all of them."""
-    blocked = tuple(one for one in with_fate(found, Fate.BLOCK) if not _is_tolerated(one, found))
+    blocked = tuple(one for one in with_action(found, PodAction.BLOCK) if not _is_tolerated(one, found))
     if blocked:
         raise refusal(blocked, f"{len(blocked)} pod(s) that use the accelerator would not leave", found)
 
 
-def drain(scene: Scene, profile: Profile, policy: Policy) -> tuple[Workload, ...]:
+def drain(scene: NodePods, profile: Profile, policy: Policy) -> tuple[Workload, ...]:
     """The pods that a drain evicts or waits for, and those outside of it that would be evicted anyway.
 
     Raises PodsRemain for pods of both kinds that may not be evicted.
@@ -133,10 +133,10 @@ def drain(scene: Scene, profile: Profile, policy: Policy) -> tuple[Workload, ...
     found = _in_time(drained(scene, profile, policy.eviction), policy)
     inside = {one.pod.uid for one in found}
     outside = [one for one in workloads(scene, profile, policy.eviction) if one.pod.uid not in inside]
-    blocked = (*with_fate(found, Fate.BLOCK), *with_fate(outside, Fate.BLOCK))
+    blocked = (*with_action(found, PodAction.BLOCK), *with_action(outside, PodAction.BLOCK))
     if blocked:
         raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained", by_name((*found, *outside)))
-    return by_name((*found, *with_fate(outside, Fate.EVICT, Fate.WAIT)))
+    return by_name((*found, *with_action(outside, PodAction.EVICT, PodAction.WAIT)))
 
 
 def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
@@ -145,10 +145,10 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
     It may let go by itself while the device is waited for. Where others would be evicted meanwhile, for nothing if it
     does not, it is a blocker.
     """
-    return one.fate is Fate.BLOCK and not one.has_asked and not with_fate(found, Fate.EVICT)
+    return one.action is PodAction.BLOCK and not one.has_asked and not with_action(found, PodAction.EVICT)
 
 
-def _by_eviction(scene: Scene, profile: Profile, policy: Policy) -> tuple[tuple[Step, ...], tuple[Workload, ...]]:
+def _by_eviction(scene: NodePods, profile: Profile, policy: Policy) -> tuple[tuple[Step, ...], tuple[Workload, ...]]:
     """The step that makes the workloads leave, where there are any, and what becomes of each. Raises PodsRemain."""
     found, rules = _in_time(workloads(scene, profile, policy.eviction), policy), policy.eviction
     try:
@@ -160,7 +160,7 @@ def _by_eviction(scene: Scene, profile: Profile, policy: Policy) -> tuple[tuple[
         uids = {one.pod.uid for one in going}
         step = DrainNode(tuple(str(one.pod) for one in going), rules.drain_timeout_s)
         return (step,), by_name((*going, *(one for one in found if one.pod.uid not in uids)))
-    targets, leaving = with_fate(found, Fate.EVICT), with_fate(found, Fate.WAIT)
+    targets, leaving = with_action(found, PodAction.EVICT), with_action(found, PodAction.WAIT)
     if not targets and not leaving:
         return (), found
     timeout_s = eviction_timeout_s(policy, (*targets, *leaving))
@@ -171,20 +171,27 @@ def _by_eviction(scene: Scene, profile: Profile, policy: Policy) -> tuple[tuple[
 def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...]:
     """`found`, with those blocked whose grace is longer than the whole run: they would be told to end for nothing."""
     return tuple(
-        replace(one, fate=Fate.BLOCK, why=f"its grace of {grace_s(one.pod):g} s is longer than the run", remedy=LONGER)
-        if one.fate is Fate.EVICT and grace_s(one.pod) > policy.deadline_s
+        replace(
+            one,
+            action=PodAction.BLOCK,
+            why=f"its grace of {grace_s(one.pod):g} s is longer than the run",
+            remedy=LONGER,
+        )
+        if one.action is PodAction.EVICT and grace_s(one.pod) > policy.deadline_s
         else one
         for one in found
     )
 
 
-def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tuple[Workload, ...]) -> Clearing:
+def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tuple[Workload, ...]) -> EvictionPlan:
     """An operator moves the workloads; it is asked once, and waited for."""
-    holding = tuple(one for one in with_fate(found, Fate.EVICT, Fate.WAIT, Fate.BLOCK) if one.has_asked)
+    holding = tuple(
+        one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked
+    )
     found = tuple(map(_left_to_operator, found))
     warnings = ("the operator manages upgrades on this node: no cordon and no eviction of ours",)
     if not holding:
-        return Clearing(found=found, warnings=warnings)
+        return EvictionPlan(found=found, warnings=warnings)
     keys, pods = profile.keys, tuple(str(one.pod) for one in holding)
     state = obs.node.labels.get(keys.upgrade_state, "")
     if OPERATOR in policy.waited or not keys.upgrade_requested:
@@ -200,20 +207,22 @@ def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tupl
         pods=pods,
         timeout_s=policy.operator_timeout_s,
         asks=state in ("", *profile.idle_states)
-        and not all(one.fate is Fate.WAIT for one in holding)
+        and not all(one.action is PodAction.WAIT for one in holding)
         and obs.node.annotations.get(keys.upgrade_requested) != "true",
     )
-    return Clearing((ask, PlanAgain(OPERATOR)), (), found, warnings)
+    return EvictionPlan((ask, PlanAgain(OPERATOR)), (), found, warnings)
 
 
 def _left_to_operator(one: Workload) -> Workload:
     """What becomes of a pod on a node where we evict nothing."""
-    if one.fate is Fate.STAY or one.pod.deleting:
+    if one.action is PodAction.STAY or one.pod.deleting:
         return one
     if one.has_asked:
-        return replace(one, fate=Fate.WAIT, why="the operator, who manages upgrades on this node, moves it", remedy="")
+        return replace(
+            one, action=PodAction.WAIT, why="the operator, who manages upgrades on this node, moves it", remedy=""
+        )
     why = "the operator, who manages upgrades on this node, does not know that it has the device"
-    return replace(one, fate=Fate.BLOCK, why=why, remedy=END_HOLDER)
+    return replace(one, action=PodAction.BLOCK, why=why, remedy=END_HOLDER)
 
 
 def _completing(obs: Observation, policy: Policy) -> tuple[Pod, ...]:

@@ -19,7 +19,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.model import Host, Loader, Observation, Policy
 from driver_manager.domain.modules import driver_version, unload_order
 from driver_manager.domain.pods.operands import bound_to_root, placed_by
-from driver_manager.domain.pods.workloads import holds_claim, scene_of, staying, unread_claims
+from driver_manager.domain.pods.workloads import holds_claim, node_pods, staying, unread_claims
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.reboot.state import is_granted
 from driver_manager.domain.swap.driver_state import is_host_driver, is_loaded, why_replace
@@ -169,7 +169,7 @@ def _first_install(obs: Observation, host: Host, profile: Profile, policy: Polic
     steps = [*taken, *work, *_release(obs, profile, taken)]
     loads = policy.loader is Loader.MANAGER
     reason = "the driver is not loaded: " + ("load it" if loads else "its container loads it, the way is made clear")
-    users = staying(scene_of(obs), profile, policy.eviction, "no driver is loaded, so nothing is unloaded")
+    users = staying(node_pods(obs), profile, policy.eviction, "no driver is loaded, so nothing is unloaded")
     return Plan(Decision.NOT_LOADED, reason, tuple(steps), workloads=users)
 
 
@@ -177,7 +177,7 @@ def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Pla
     """Loaded and current. A driver container about to start anew replaces its root: operands must let go of it."""
     version = driver_version(host.modules)
     reason = f"driver is current: digest {obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
-    users = staying(scene_of(obs), profile, policy.eviction, "the driver stays loaded")
+    users = staying(node_pods(obs), profile, policy.eviction, "the driver stays loaded")
     if not _container_starts_anew(obs, policy):
         return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)), workloads=users)
     work = _clean(obs, host, profile, policy, _ready(profile))
@@ -226,7 +226,7 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
         *loading(obs, host, profile, policy),
         *_release(obs, profile, taken),
     ]
-    warnings = [*cleared.warnings, *unread_claims(scene_of(obs))]
+    warnings = [*cleared.warnings, *unread_claims(node_pods(obs))]
     if policy.loader is Loader.CONTAINER and obs.own_pod is None:
         warnings.append(
             "run by hand with DRIVER_LOAD=container: nothing loads the driver until the driver pod is restarted"
@@ -237,7 +237,7 @@ def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why
 def _pause_in_two(obs: Observation, profile: Profile, policy: Policy) -> tuple[frozenset[str], frozenset[str]]:
     """Keys to pause at once, and those that have to wait until no claim is held any more."""
     keys = pausable_keys(obs.node, profile)
-    last = profile.deploy.last_keys if holds_claim(scene_of(obs), profile, policy.eviction) else frozenset()
+    last = profile.deploy.last_keys if holds_claim(node_pods(obs), profile, policy.eviction) else frozenset()
     return keys - last, (keys & last) - paused_keys(obs.node, profile)
 
 

@@ -370,7 +370,7 @@ class Plan:
         lines += [f"  {number}. {step.describe()}" for number, step in enumerate(self.steps, 1)]
         if not self.steps:
             lines.append("  nothing to do")
-        lines += [f"  pod {one.told()}" for one in self.workloads]
+        lines += [f"  pod {one.to_text()}" for one in self.workloads]
         lines += [f"  note: {warning}" for warning in self.warnings]
         return shown("\n".join(lines))
 

@@ -9,12 +9,12 @@ from pathlib import Path as File
 
 import pytest
 
-from tests.cluster.api import Api
-from tests.cluster.controlplane import ControlPlane, User
-from tests.cluster.sweep.figures import Figures
-from tests.cluster.sweep.ground import Ground
-from tests.cluster.sweep.paths import Path
-from tests.cluster.sweep.sweeping import Recording, record
+from tests.control_plane.api import Api
+from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.sweep.figures import Figures
+from tests.control_plane.sweep.paths import Path
+from tests.control_plane.sweep.scene import Ground
+from tests.control_plane.sweep.sweeping import Recording, record
 
 WORKERS = 3
 FIGURES = File(__file__).parents[3] / "build/kill-sweep.json"

@@ -14,16 +14,16 @@ from pathlib import Path as File
 
 import pytest
 
-from tests.cluster.api import wait_until
-from tests.cluster.rig import JOURNAL, NEW, NEW_ROOT
-from tests.cluster.sweep.figures import Figures
-from tests.cluster.sweep.ground import Ground, Kill
-from tests.cluster.sweep.judging import judge
-from tests.cluster.sweep.lighttools import lighten
-from tests.cluster.sweep.outcome import outcome
-from tests.cluster.sweep.paths import PATHS, Path
-from tests.cluster.sweep.recording import Effect, Place
-from tests.cluster.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
+from tests.control_plane.api import wait_until
+from tests.control_plane.runner import JOURNAL, NEW, NEW_ROOT
+from tests.control_plane.sweep.figures import Figures
+from tests.control_plane.sweep.judging import judge
+from tests.control_plane.sweep.light_tools import lighten
+from tests.control_plane.sweep.outcome import outcome
+from tests.control_plane.sweep.paths import PATHS, Path
+from tests.control_plane.sweep.recording import Effect, Place
+from tests.control_plane.sweep.scene import Ground, Kill
+from tests.control_plane.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
 
 Record = Callable[[Path], Recording]
 BY_NAME = {path.name: path for path in PATHS}

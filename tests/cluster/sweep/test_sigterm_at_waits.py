@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from driver_manager.sandbox.host_tree import HostTree
-from tests.cluster.api import wait_until
-from tests.cluster.kubelet import NEVER
-from tests.cluster.rig import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX
-from tests.cluster.sweep.figures import Figures
-from tests.cluster.sweep.ground import OPERAND, REQUESTED, Ground, Scene
-from tests.cluster.sweep.paths import MANAGED, PATHS, Path
+from tests.control_plane.api import wait_until
+from tests.control_plane.kubelet import NEVER
+from tests.control_plane.runner import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX
+from tests.control_plane.sweep.figures import Figures
+from tests.control_plane.sweep.paths import MANAGED, PATHS, Path
+from tests.control_plane.sweep.scene import OPERAND, REQUESTED, Ground, Scene
 
 LIMIT_S = 5.0
 BY_NAME = {path.name: path for path in PATHS}

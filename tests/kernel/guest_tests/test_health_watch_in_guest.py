@@ -15,7 +15,7 @@ from driver_manager.adapters.process.supervisor import StillStuckError, Supervis
 from driver_manager.domain.health.machine import recorded
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
-from tests.kernel.forked import Forked
+from tests.kernel.forked_command import Forked
 from tests.kernel.guest_fixtures import DEVICE, DriverRoots, modprobe
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")

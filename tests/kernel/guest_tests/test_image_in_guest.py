@@ -14,22 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import wait_until
-from tests.cluster.conftest import create_operands
+from tests.control_plane.api import wait_until
+from tests.control_plane.objects import create_operands
 from tests.kernel.containers import HOST, WITHOUT_IMAGE_VARIABLE, image_root, run_in_image
+from tests.kernel.guest_command import DRIVER_ROOT, STATE, Command, assert_given_back, old_driver
 from tests.kernel.guest_fixtures import DriverRoots, module_fact
-from tests.kernel.guest_tests.test_command_in_guest import (
-    DRIVER_ROOT,
-    STATE,
-    Command,
-    assert_given_back,
-    command,
-    old_driver,
-)
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
-
-__all__ = ["command"]  # a fixture, used by its name
 
 SAMPLE_DRIVER = str(Path("images/sample-driver/sample-driver").resolve())
 READY = Path("/run/rbln/validations/.driver-ctr-ready")

@@ -85,8 +85,8 @@ def unload(sys_root: Path, name: str) -> None:
     if result.status == 0:
         raise ModuleFailed(f"rmmod said it unloaded {name}, the kernel still has it", "Look at the kernel log (dmesg).")
     if module.refcount or any(word in f"{result.err} {result.out}".lower() for word in _BUSY):
-        raise ModuleBusy(f"module {name} is in use: {result.said}", "Stop what uses the device, then run again.")
-    raise ModuleFailed(f"module {name} cannot be unloaded: {result.said}", "Look at the kernel log (dmesg).")
+        raise ModuleBusy(f"module {name} is in use: {result.last_line}", "Stop what uses the device, then run again.")
+    raise ModuleFailed(f"module {name} cannot be unloaded: {result.last_line}", "Look at the kernel log (dmesg).")
 
 
 def load(root: Path, kernel: str, name: str) -> None:
@@ -95,13 +95,13 @@ def load(root: Path, kernel: str, name: str) -> None:
         made = run(["depmod", "-b", str(root), kernel])
         if made.status:
             raise ModuleFailed(
-                f"the tree in {root} has no modules.dep and depmod cannot make it: {made.said}",
+                f"the tree in {root} has no modules.dep and depmod cannot make it: {made.last_line}",
                 "Run depmod when the driver tree is built.",
             )
     result = run(["modprobe", "--dirname", str(root), "--set-version", kernel, name])
     if result.status:
         raise ModuleFailed(
-            f"module {name} cannot be loaded from {root}: {result.said}",
+            f"module {name} cannot be loaded from {root}: {result.last_line}",
             "Look at the kernel log (dmesg): was the driver built for this kernel, is it signed if it must be?",
         )
 
@@ -124,5 +124,5 @@ def _is_inserted(sys_root: Path, name: str, path: Path, said: dict[str, str]) ->
     if _module(sys_root / "module" / name) is not None:
         return True
     result = run(["insmod", str(path)])
-    said[name] = result.said
+    said[name] = result.last_line
     return result.status == 0 or _module(sys_root / "module" / name) is not None

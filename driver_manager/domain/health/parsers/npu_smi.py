@@ -61,9 +61,9 @@ Row = tuple[str, ...] | None
 """Cells of a line of a table; None for a border or another line."""
 
 
-def table(status: int, out: str, said: str, present: tuple[str, ...]) -> ProbeResult:
+def table(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
     """`npu-smi info`."""
-    failed = _failure(status, out, said)
+    failed = _failure(status, out, last_line)
     if failed is not None:
         return failed
     text = _COLOUR.sub("", out).translate(_BARS)
@@ -74,9 +74,9 @@ def table(status: int, out: str, said: str, present: tuple[str, ...]) -> ProbeRe
     return whole(chips, present)
 
 
-def listing(status: int, out: str, said: str, present: tuple[str, ...]) -> ProbeResult:
+def listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
     """`npu-smi info -l`: which cards answer, with how many chips. It does not tell their health."""
-    failed = _failure(status, out, said)
+    failed = _failure(status, out, last_line)
     if failed is not None:
         return failed
     fields = [(found.group(1), int(found.group(2))) for found in map(_FIELD.fullmatch, out.splitlines()) if found]
@@ -94,17 +94,17 @@ def listing(status: int, out: str, said: str, present: tuple[str, ...]) -> Probe
     return whole(tuple(devices), present) if devices else unhealthy("npu-smi sees no device")
 
 
-def _failure(status: int, out: str, said: str) -> ProbeResult | None:
+def _failure(status: int, out: str, last_line: str) -> ProbeResult | None:
     """The sample where npu-smi failed: by the code it names, else by its exit status. None where it did not."""
     if status == 0:
         return unhealthy("npu-smi sees no device") if _NO_CARD in out else None
     if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"npu-smi was ended from outside: {said}")
+        return unknown(f"npu-smi was ended from outside: {last_line}")
     named = _SAID_CODE.findall(out)
     code = int(named[-1]) if named else _STATUSES.get(status)
     if code is None:
-        return unhealthy(f"npu-smi failed with exit status {status}: {said}")
-    health, meaning = CODES.get(code, (Health.UNHEALTHY, said))
+        return unhealthy(f"npu-smi failed with exit status {status}: {last_line}")
+    health, meaning = CODES.get(code, (Health.UNHEALTHY, last_line))
     return ProbeResult(health, f"npu-smi failed with {code}: {meaning}")
 
 

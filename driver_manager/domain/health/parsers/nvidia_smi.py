@@ -21,14 +21,14 @@ _REMARK = re.compile(r"\[([^\]]*)\]|(ERR!)")
 _HARMLESS = {"n/a", "not supported", "insufficient permissions"}
 
 
-def query(status: int, out: str, said: str, present: tuple[str, ...]) -> ProbeResult:
+def query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
     """The query's output. A GPU is bad where a field holds a remark such as `[GPU requires reset]` or `ERR!`."""
     if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"nvidia-smi was ended from outside: {said}")
+        return unknown(f"nvidia-smi was ended from outside: {last_line}")
     if status in SAYS_NOTHING:
-        return unknown(f"nvidia-smi failed with exit status {status}: {said}")
+        return unknown(f"nvidia-smi failed with exit status {status}: {last_line}")
     if status:
-        return unhealthy(f"nvidia-smi failed with exit status {status}: {said}")
+        return unhealthy(f"nvidia-smi failed with exit status {status}: {last_line}")
     if "No devices were found" in out:
         return unhealthy("nvidia-smi sees no device")
     rows = [[field.strip() for field in line.split(",")] for line in out.splitlines() if line.strip()]

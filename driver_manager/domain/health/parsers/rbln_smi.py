@@ -9,12 +9,12 @@ from driver_manager.domain.health.parsers.verdicts import ENDED_FROM_OUTSIDE, pc
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 
 
-def devices(status: int, out: str, said: str, present: tuple[str, ...]) -> ProbeResult:
+def devices(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
     """`rbln-smi -j`."""
     if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"rbln-smi was ended from outside: {said}")
+        return unknown(f"rbln-smi was ended from outside: {last_line}")
     if status:
-        return unhealthy(said)
+        return unhealthy(last_line)
     try:
         found = tuple(_device(body) for body in json.loads(out)["devices"])
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,0 +1,291 @@
+"""Owns the routes whose requests the fault matrix disturbs: what each node is like, how its run is started.
+
+A scene is light: bare pods instead of DaemonSets, which go when its bystander sees why, at once. Must not import the
+product but for what it runs (`tests.control_plane.in_process`) and the profiles' facts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import urllib3
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.host_tree import HostTree
+from tests.control_plane.api import Api, Json, gone
+from tests.control_plane.old_server import PodClaim, claim_body, claim_status
+from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX
+from tests.control_plane.workloads import Shape, owner_reference, pod_body
+
+SCENE = "cluster-tests/scenes"
+"""Label of the nodes of one bystander."""
+
+TEAM = "fault-scenes"
+PAUSED = "paused-for-driver-upgrade"
+KEY = "rebellions.ai/npu-driver-upgrade"
+ENABLED, REQUESTED, SAFE_LOAD = f"{KEY}-enabled", f"{KEY}-requested", f"{KEY}.driver-wait-for-safe-load"
+OPERAND, DRA, DRIVER = f"{PREFIX}device-plugin", f"{PREFIX}dra-kubelet-plugin", f"{PREFIX}driver"
+ASCEND_ROOT = "/var/lib/Ascend/driver"
+_FACTS = "architecture containerRuntimeVersion kernelVersion kubeProxyVersion kubeletVersion operatingSystem osImage"
+INFO = dict.fromkeys([*_FACTS.split(), "systemUUID"], "x")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route through the product: how its command is called, and what its node is like."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    profile: str = "rebellions"
+    operands: tuple[str, ...] = (OPERAND,)
+    workloads: tuple[Shape, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    loaded: str = OLD_DIGEST  # "" for no driver
+    in_pod: bool = False  # the run is that of the driver pod
+    is_mounted: bool = False  # an earlier container's root is still there
+    is_paused: bool = False
+    code: int = 0
+
+
+_RECONCILE = ("reconcile-driver-state",)
+_MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT, "DRIVER_CONFIG_DIGEST": NEW_DIGEST}
+_EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
+_BY_CLAIM = Shape(npus=0, claims=(PodClaim("npu", claim="mine"),), grace_s=0)
+_ASKING = Shape(grace_s=0)
+
+ROUTES: dict[str, Route] = {
+    "full": Route(_RECONCILE, _MANAGER),
+    "current": Route(_RECONCILE, {**_MANAGER, "DRIVER_CONFIG_DIGEST": OLD_DIGEST}),
+    "rebind": Route(
+        _RECONCILE, {"DRIVER_LOAD": "container", "DRIVER_CONFIG_DIGEST": OLD_DIGEST}, in_pod=True, is_mounted=True
+    ),
+    "first": Route(_RECONCILE, _MANAGER, loaded=""),
+    "evict": Route(_RECONCILE, {**_MANAGER, **_EVICT}, operands=(OPERAND, DRA), workloads=(_ASKING, _BY_CLAIM)),
+    "managed": Route(
+        _RECONCILE,
+        {**_MANAGER, **_EVICT, "SAFE_LOAD": "true"},
+        workloads=(_ASKING,),
+        annotations={ENABLED: "true"},
+        in_pod=True,
+    ),
+    "reboot": Route(
+        (*_RECONCILE, "--no-wait"),
+        {"DRIVER_LOAD": "container", "DRIVER_CONFIG_DIGEST": NEW_DIGEST},
+        profile="ascend",
+        operands=(),
+        code=9,
+    ),
+    "restore": Route(("restore",), operands=(), is_paused=True),
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run may not lose, and what it is for."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    is_cordoned: bool
+    driver: str
+    digest: str
+    pods: tuple[str, ...]
+
+
+class Bystander:
+    """Plays DaemonSet controller and operator for the nodes of one process: pods go as soon as they have to."""
+
+    def __init__(self, api: Api) -> None:
+        self.mark = uuid.uuid4().hex[:10]
+        self.api = api
+        self._lock = threading.Lock()
+        self._pods: dict[str, dict[str, list[str]]] = {}  # node → why they would go → their paths
+        self._is_over = False
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._watch, name="bystander")
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(Exception):
+            self.api.post("/api/v1/namespaces", {"metadata": {"name": TEAM}})
+        labels = {"set": self.mark}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "job:test"}]}}
+        body = {"metadata": {"name": self.mark}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
+        made = self.api.post(f"/apis/apps/v1/namespaces/{TEAM}/replicasets", body)
+        self.owner = owner_reference("apps/v1", "ReplicaSet", made)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._lock:
+            self._is_over = True
+            self._stop()
+        self._thread.join(10)
+
+    def look_after(self, node: str, pods: dict[str, list[str]]) -> None:
+        """From now on these pods of `node` go when a label is paused or an annotation set."""
+        with self._lock:
+            self._pods[node] = pods
+
+    def forget(self, node: str) -> None:
+        """The node is gone."""
+        with self._lock:
+            self._pods.pop(node, None)
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                stream = self.api.watch("/api/v1/nodes", labelSelector=f"{SCENE}={self.mark}")
+            except urllib3.exceptions.HTTPError:
+                if self._is_over:
+                    return
+                raise
+            with stream:
+                with self._lock:
+                    if self._is_over:
+                        return
+                    self._stop = stream.stop
+                for _, node in stream:
+                    if "metadata" in node and "name" in node["metadata"]:
+                        self._see(node["metadata"])
+
+    def _see(self, node: Json) -> None:
+        labels, annotations = node.get("labels", {}), node.get("annotations", {})
+        with self._lock:
+            pods = self._pods.get(node["name"], {})
+            leave = [why for why in pods if PAUSED in labels.get(why, "") or annotations.get(why)]
+            paths = [path for why in leave for path in pods.pop(why)]
+        answered = {key: None for key in (REQUESTED, SAFE_LOAD) if key in annotations}
+        if answered:  # before the pods go: who waits for them finds it done
+            gone(partial(self.api.patch, f"/api/v1/nodes/{node['name']}", {"metadata": {"annotations": answered}}))
+        for path in paths:
+            gone(partial(self.api.delete, path, grace_s=0))
+
+
+class Scene:
+    """One node with its host tree and pods, for one cell of the matrix."""
+
+    def __init__(self, route: Route, bystander: Bystander, folder: Path, paused: Json | None = None) -> None:
+        self.route = route
+        self.folder = folder
+        self._by = bystander
+        self._api = bystander.api
+        self._removals: list[Callable[[], object]] = []
+        self.tree = HostTree(folder / "host", folder / "bin", builtin()[route.profile])
+        self.node = f"node-{uuid.uuid4().hex[:10]}"
+        self.env = {"NODE_NAME": self.node, "OPERATOR_NAMESPACE": "rbln-system", **route.env}
+        self._build_host()
+        self._post_node(paused)
+        self._post_pods()
+
+    def _build_host(self) -> None:
+        tree, ascend = self.tree, self.route.profile == "ascend"
+        tree.build()
+        root = ASCEND_ROOT if ascend else OLD_ROOT
+        if self.route.loaded:
+            tree.add_driver(root, OLD)
+            tree.load(root)
+            tree.record(self.route.loaded, root, OLD)
+        if not ascend:
+            tree.add_driver(NEW_ROOT, NEW)
+        if self.route.is_mounted:
+            tree.mount_driver_root()
+
+    def _post_node(self, paused: Json | None) -> None:
+        labels = dict.fromkeys(self.route.operands, "true")
+        labels |= {} if self.route.profile == "ascend" else {DRIVER: "true", f"{PREFIX}custom": "team-a"}
+        meta: Json = {"name": self.node, "labels": labels, "annotations": dict(self.route.annotations)}
+        spec: Json = {}
+        if paused is not None:
+            meta["labels"], meta["annotations"], spec = paused["labels"], paused["annotations"], paused["spec"]
+        meta["labels"] = {**meta["labels"], SCENE: self._by.mark}
+        info = {"bootID": self.tree.boot_id, "machineID": uuid.uuid4().hex}
+        facts = [
+            "kernelVersion",
+            "osImage",
+            "architecture",
+            "operatingSystem",
+            "kubeletVersion",
+            "containerRuntimeVersion",
+        ]
+        status = {"nodeInfo": {**dict.fromkeys(facts, "x"), **info}}
+        self._api.post("/api/v1/nodes", {"metadata": meta, "spec": spec, "status": status})
+        self._removals.append(partial(self._api.delete, f"/api/v1/nodes/{self.node}", grace_s=0))
+
+    def _post_pods(self) -> None:
+        leave: dict[str, list[str]] = {}
+        for key in self.route.operands:
+            leave[key] = [self._operand(key)]
+        for shape in self.route.workloads:
+            leave.setdefault(REQUESTED, []).append(self._workload(shape))
+        if self.route.in_pod:
+            self.env["POD_NAME"] = self._operand(DRIVER).rpartition("/")[2]
+            self.env["POD_NAMESPACE"] = TEAM
+        self._by.look_after(self.node, leave)
+
+    def _operand(self, key: str) -> str:
+        body = pod_body(f"operand-{uuid.uuid4().hex[:8]}", self.node, Shape(npus=0, grace_s=0))
+        body["spec"]["nodeSelector"] = {key: "true"}
+        return self._pod(body)[0]
+
+    def _workload(self, shape: Shape) -> str:
+        mine = replace(shape, claims=tuple(replace(one, claim=f"{one.claim}-{self.node}") for one in shape.claims))
+        path, made = self._pod(pod_body(f"job-{uuid.uuid4().hex[:8]}", self.node, mine, self._by.owner))
+        for name in (claim.claim for claim in mine.claims):
+            base = f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims"
+            self._api.post(base, claim_body(name))
+            holder = (made["metadata"]["name"], made["metadata"]["uid"])
+            self._api.patch(f"{base}/{name}/status", claim_status(self.node, [holder]))
+            self._removals.append(partial(self._api.delete, f"{base}/{name}"))
+        return path
+
+    def _pod(self, body: Json) -> tuple[str, Json]:
+        made = self._api.post(f"/api/v1/namespaces/{TEAM}/pods", body)
+        path = f"/api/v1/namespaces/{TEAM}/pods/{body['metadata']['name']}"
+        self._removals.insert(0, partial(self._api.delete, path, grace_s=0))
+        return path, made
+
+    def state(self) -> State:
+        """As it is now."""
+        node = self._api.get(f"/api/v1/nodes/{self.node}")
+        meta = node["metadata"]
+        pods = self._api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node}")
+        kinds = (pod["metadata"]["name"].rpartition("-")[0] for pod in pods)
+        return State(
+            {key: value for key, value in meta["labels"].items() if key != SCENE},
+            meta.get("annotations", {}),
+            bool(node["spec"].get("unschedulable")),
+            self.tree.driver_version,
+            self.tree.digest,
+            tuple(sorted(kinds)),
+        )
+
+    def snapshot(self) -> Json:
+        """Labels, annotations and cordon, for another node that is to be like this one."""
+        node = self._api.get(f"/api/v1/nodes/{self.node}")
+        labels = {key: value for key, value in node["metadata"]["labels"].items() if key != SCENE}
+        spec = {key: value for key, value in node["spec"].items() if key == "unschedulable"}
+        return {"labels": labels, "annotations": node["metadata"].get("annotations", {}), "spec": spec}
+
+    def close(self) -> None:
+        """Remove what was made."""
+        self._by.forget(self.node)
+        for remove in self._removals:
+            gone(remove, 409)
+
+
+def is_taken(state: State) -> bool:
+    """Whether the node is still held."""
+    return JOURNAL in state.annotations
+
+
+def is_as_before(state: State, before: State) -> bool:
+    """Whether labels, annotations and cordon are those of `before`."""
+    mine, theirs = ((one.labels, one.annotations, one.is_cordoned) for one in (state, before))
+    return mine == theirs

@@ -1,0 +1,143 @@
+"""Owns one node on which a run is played: its host tree, its pods, the run, and what is left at the end.
+
+Made for many at once, in threads, with commands from a nursery. Must not import the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from tests.control_plane.api import Api, Json
+from tests.control_plane.forked_commands import Nursed, Nursery
+from tests.control_plane.kubelet import Node
+from tests.control_plane.objects import create_node
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.runner import CORDON, JOURNAL, PREFIX, Rig
+from tests.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.control_plane.workloads import Pod, Shape, Workloads
+
+DRIVER, PLUGIN, EXPORTER, DAEMON, DISCOVERY, VALIDATOR, TOOLKIT, OFF = (
+    PREFIX + name
+    for name in (
+        "driver",
+        "device-plugin",
+        "metrics-exporter",
+        "rbln-daemon",
+        "npu-feature-discovery",
+        "operator-validator",
+        "container-toolkit",
+        "vfio-manager",
+    )
+)
+PAUSED = "paused-for-driver-upgrade"
+LABELS = {**dict.fromkeys((DRIVER, EXPORTER, DAEMON, DISCOVERY, VALIDATOR), "true"), OFF: "false", TOOLKIT: "team-a"}
+
+
+@dataclass(frozen=True)
+class World:
+    """What all stages share."""
+
+    plane: ControlPlane
+    user: User
+    api: Api
+    proxy: Proxy
+    nursery: Nursery
+    folder: Path
+
+
+@contextlib.contextmanager
+def open_world(plane: ControlPlane, user: User, api: Api, folder: Path) -> Iterator[World]:
+    """A proxy and a nursery before `plane`, for as long as the context lasts."""
+    nodes, runs = folder / "nodes", folder / "runs"
+    for made in (nodes, runs):
+        made.mkdir()
+    with Proxy.before(plane) as proxy, Nursery(runs) as nursery:
+        yield World(plane, user, api, proxy, nursery, nodes)
+
+
+@dataclass
+class Stage:
+    """One node. `own` is the pod that its run is told it runs in, `labels` what the Node had before the run."""
+
+    world: World
+    rig: Rig
+    node: Node
+    pods: Workloads
+    own: Pod
+    stack: contextlib.ExitStack
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    run: Nursed | None = None
+    others: list[Pod] = field(default_factory=list)
+
+    def start(
+        self,
+        *arguments: str,
+        command: str = "reconcile-driver-state",
+        env: Mapping[str, str] = MappingProxyType({}),
+        stops: tuple[str, ...] = (),
+        turn_s: float | None = None,
+        mutant: str = "",
+    ) -> Nursed:
+        """Start a reconcile, or another command, in our own pod unless `env` says otherwise."""
+        told = self.rig.environment(**{"POD_NAME": self.own.name, **self.env, **env})
+        argv = [command, *arguments]
+        last_line = self.rig.new_last_line()
+        return self.world.nursery.start(argv, told, last_line, stops=stops, turn_s=turn_s, mutant=mutant)
+
+    @property
+    def current(self) -> Nursed:
+        """The run that was begun."""
+        assert self.run is not None
+        return self.run
+
+    def patch(self, body: Json) -> None:
+        """Change the Node as somebody else."""
+        self.world.api.patch(self.node.path, body)
+
+    def annotate(self, **annotations: str | None) -> None:
+        """Set annotations of the Node, by key; None removes one."""
+        self.patch({"metadata": {"annotations": annotations}})
+
+    def is_taken(self) -> bool:
+        """Whether a journal is on the Node."""
+        return JOURNAL in self.node.annotations()
+
+
+def make_stage(stack: contextlib.ExitStack, world: World, name: str, profile: str = "rebellions") -> Stage:
+    """A node with an old driver and its agent's pod; `stack` removes them."""
+    folder = world.folder / name
+    folder.mkdir()
+    rig = Rig(world.plane, world.user, folder, profile, proxy=world.proxy)
+    if profile == "rebellions":
+        rig.with_upgrade()
+    rig.node = node = create_node(stack, world.api, LABELS, boot_id=rig.tree.boot_id)
+    pods = Workloads(stack, world.api, node)
+    own = pods.pod(Shape(npus=0), namespace=NAMESPACE)
+    return Stage(world, rig, node, pods, own, stack, labels=dict(LABELS))
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of a node at the end. `labels` None: there is no Node."""
+
+    labels: dict[str, str] | None
+    is_cordoned: bool = False
+    marks: tuple[str, ...] = ()
+    driver: str = ""
+
+    @classmethod
+    def of(cls, stage: Stage) -> Left:
+        """As it is now."""
+        found = stage.world.api.list("/api/v1/nodes", fieldSelector=f"metadata.name={stage.node.name}")
+        driver = stage.rig.tree.driver_version
+        if not found:
+            return cls(None, driver=driver)
+        meta = found[0]["metadata"]
+        ours = {key for key in meta.get("annotations", {}) if key in (JOURNAL, CORDON) or "npu-driver-upgrade" in key}
+        cordoned = bool(found[0]["spec"].get("unschedulable"))
+        return cls(dict(meta.get("labels", {})), cordoned, tuple(sorted(ours)), driver)

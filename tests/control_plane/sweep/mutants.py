@@ -1,0 +1,59 @@
+"""Owns faults that are put into the product on purpose, in the process that runs it: the sweep has to find them.
+
+Imported by that process only, after the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.core.swap import executor, settling
+from driver_manager.domain import markers
+from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.pods import labels
+from driver_manager.domain.swap import node_patches
+from driver_manager.domain.swap.steps import TakeNode
+
+_RELEASE, _REMOVE = node_patches.release, LinuxHost.remove
+
+
+def two_patch_pause(self: executor.Executor, step: TakeNode) -> None:
+    """The labels in one patch, the journal in a second."""
+    self._settler.took(step.journal)
+    first = self._ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
+    self._ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
+
+
+def restore_whatever_is_there(now: dict[str, str], saved: dict[str, str], _: str) -> dict[str, str]:
+    """Every label is as it was saved, whoever changed it meanwhile."""
+    return {key: value for key, value in saved.items() if now.get(key) != value}
+
+
+def always_uncordon(node: Node, *rest: Any) -> NodeChange:
+    """Whosever cordon it is."""
+    return replace(_RELEASE(node, *rest), unschedulable=False if node.unschedulable else None)
+
+
+def remove_and_note(self: LinuxHost, path: str) -> None:
+    """A write to the host that was not there when the points were recorded."""
+    self.write_text("/run/removed", path)
+    _REMOVE(self, path)
+
+
+MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "two-patch-pause": (executor.Executor, "_take_node", two_patch_pause),
+    "unconditional-restore": (labels, "restored", restore_whatever_is_there),
+    "always-uncordon": (settling, "release", always_uncordon),
+    "no-boot-id-check": (markers.Marker, "is_stale", lambda *_: False),
+    "never-hold": (settling.Settler, "_must_hold", lambda *_: False),
+    "an-effect-that-is-not-listed": (LinuxHost, "remove", remove_and_note),
+}
+
+
+def apply(name: str) -> None:
+    """Put the fault of this name into the product."""
+    owner, attribute, fault = MUTANTS[name]
+    setattr(owner, attribute, fault)

@@ -1,0 +1,126 @@
+"""Owns the paths that are swept: what the host and the Node are like before a run, and how the run is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from driver_manager.sandbox.host_tree import HostTree
+from tests.control_plane.runner import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
+
+SERVICE = "rbln_daemon.service"
+BAD_ROOT = "/opt/rbln/bad"
+ASCEND_ROOT, ASCEND_OLD = "/var/lib/Ascend/driver", "25.2.0"
+MANAGED = "rebellions.ai/npu-driver-upgrade-enabled"
+
+
+@dataclass(frozen=True)
+class Path:
+    """One path through the decision table. `lay_out` makes the host, `lay_anew` what a boot brings back to it.
+
+    `code` is the exit code of an undisturbed run. `jobs` pods use the accelerator. `runs_in_pod`: as the init container
+    of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked. `goes_back`:
+    to the old driver, as the new one does not load.
+    """
+
+    name: str
+    lay_out: Callable[[HostTree], None]
+    lay_anew: Callable[[HostTree], None]
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    words: tuple[str, ...] = ()
+    code: int = 0
+    profile: str = "rebellions"
+    runs_in_pod: bool = False
+    is_cordoned: bool = False
+    is_managed: bool = False
+    goes_back: bool = False
+    jobs: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _boot(tree: HostTree) -> None:
+    """What a boot brings back: the driver's tree below /run, from its container, and the host's services."""
+    tree.add_driver(NEW_ROOT, NEW)
+    tree.start_service(SERVICE)
+
+
+def _ready(tree: HostTree) -> None:
+    """The marker that a driver container leaves when its driver serves."""
+    marker = tree.root / tree.profile.paths.ready_marker.lstrip("/")
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.write_text("")
+
+
+def _outdated(tree: HostTree) -> None:
+    """The old driver is loaded, recorded and ready."""
+    _boot(tree)
+    tree.add_driver(OLD_ROOT, OLD)
+    tree.load(OLD_ROOT)
+    tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+    _ready(tree)
+
+
+def _outdated_in_a_container(tree: HostTree) -> None:
+    _outdated(tree)
+    tree.mount_driver_root()
+
+
+def _current_in_a_container(tree: HostTree) -> None:
+    _boot(tree)
+    tree.load(NEW_ROOT)
+    tree.record(NEW_DIGEST, NEW_ROOT, NEW)
+    _ready(tree)
+    tree.mount_driver_root()
+
+
+def _empty_with_a_stale_root(tree: HostTree) -> None:
+    _boot(tree)
+    _ready(tree)
+    tree.mount_driver_root()
+
+
+def _outdated_with_a_bad_driver(tree: HostTree) -> None:
+    _outdated(tree)
+    tree.add_driver(BAD_ROOT, "3.0.0", fails=True)
+
+
+def _outdated_ascend(tree: HostTree) -> None:
+    tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+    tree.load(ASCEND_ROOT)
+    tree.record("old", ASCEND_ROOT, ASCEND_OLD)
+
+
+def _nothing(_: HostTree) -> None:
+    """Everything that this path needs outlives a boot."""
+
+
+_BY_CONTAINER = {"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}
+
+PATHS = (
+    Path("replace-by-manager", _outdated, _boot, words=("--stop-host-services",)),
+    Path(
+        "replace-by-container",
+        _outdated_in_a_container,
+        _boot,
+        env=_BY_CONTAINER,
+        runs_in_pod=True,
+        is_cordoned=True,
+    ),
+    Path("digest-equal", _current_in_a_container, _boot, env=_BY_CONTAINER, runs_in_pod=True),
+    Path("first-install-by-container", _empty_with_a_stale_root, _boot, env=_BY_CONTAINER, runs_in_pod=True),
+    Path("first-install-by-manager", _boot, _boot),
+    Path("eviction", _outdated, _boot, env={"ENABLE_NPU_POD_EVICTION": "true"}, jobs=2),
+    Path("operator-managed", _outdated, _boot, jobs=1, is_managed=True),
+    Path("rollback", _outdated_with_a_bad_driver, _boot, env={"DRIVER_ROOT": BAD_ROOT}, code=5, goes_back=True),
+    Path(
+        "reboot-required",
+        _outdated_ascend,
+        _nothing,
+        env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""},
+        words=("--no-wait",),
+        code=9,
+        profile="ascend",
+    ),
+)

@@ -1,0 +1,241 @@
+"""The marks on a real file system: atomic, never another's, and consistent after a kill at any system call."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.locks import WorkLock
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.core.health.loop import HealthWatch, WatchPolicy
+from driver_manager.domain import markers
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.health.machine import WRITER, Surroundings
+from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
+from driver_manager.profiles import builtin
+from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.fakes.health_world import BAD, GOOD, HealthWorld
+
+ASCEND = builtin()["ascend"]
+PROFILE = replace(ASCEND, paths=replace(ASCEND.paths, ready_marker="/run/ascend/.ready"))
+HALF = re.compile(r"\.[0-9a-f]{12}$")
+OWN = Marker(RECOVERY, "boot-1", writer=WRITER)
+
+
+class Tree:
+    """A host with a loaded and ready driver."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.roots = HostRoots(root, root / "proc", root / "sys", root / "dev")
+        self.marks = HostMarks(self.roots, PROFILE, FakeClock())
+        self.put("proc/sys/kernel/random/boot_id", "boot-1\n")
+        self.put("sys/module/drv_pcie_host/initstate", "live\n")
+        self.put("run/ascend/.ready", "VERSION=1\n")
+
+    def put(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    @property
+    def marker(self) -> Path:
+        return self.root / PROFILE.paths.reboot_marker.lstrip("/")
+
+    def seen(self) -> Surroundings:
+        with self.marks.alone() as seen:
+            return seen
+
+    def names(self) -> list[str]:
+        """Files that others may look at: not our own, and not what a kill left half written."""
+        found = [*(self.root / "run/ascend").iterdir(), *(self.root / "var/lib/ascend").glob(".*")]
+        ours = ("driver-manager.lock", "health-watch.json")
+        return sorted(path.name for path in found if path.name not in ours and not HALF.search(path.name))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_what_is_to_be_seen_is_read_from_the_host(tree: Tree) -> None:
+    driver = str((tree.root / "sys/module/drv_pcie_host").stat().st_ino)
+    assert tree.seen() == Surroundings("boot-1", driver, is_loaded=True, ready=True, can_request=True)
+
+
+@pytest.mark.parametrize("text", ["coming\n", "going\n", None])
+def test_a_module_that_is_not_live_is_not_loaded(tree: Tree, text: str | None) -> None:
+    if text is None:
+        (tree.root / "sys/module/drv_pcie_host/initstate").unlink()
+    else:
+        tree.put("sys/module/drv_pcie_host/initstate", text)
+    assert not tree.seen().is_loaded
+
+
+def test_a_reconcile_at_work_is_seen(tree: Tree) -> None:
+    with WorkLock(tree.roots.files(), PROFILE.paths.work_lock).working(FakeClock(), 0.0):
+        assert tree.seen().is_reconciling
+    assert not tree.seen().is_reconciling
+
+
+def test_while_health_watch_looks_no_reconcile_begins(tree: Tree) -> None:
+    with tree.marks.alone(), WorkLock(tree.roots.files(), PROFILE.paths.work_lock).working(FakeClock(), 0.0) as held:
+        assert not held
+
+
+def test_a_profile_without_marks_has_none(tree: Tree) -> None:
+    bare = replace(PROFILE, paths=replace(PROFILE.paths, ready_marker="", reboot_marker=""))
+    with HostMarks(tree.roots, bare, FakeClock()).alone() as seen:
+        assert replace(seen, driver="") == Surroundings("boot-1", ready=None, can_request=False)
+
+
+def test_a_request_is_written_where_nothing_is_or_our_own_of_an_earlier_boot(tree: Tree) -> None:
+    tree.marks.request_recovery(OWN)
+    assert tree.seen().marker == OWN
+    tree.marker.write_text(markers.encode(replace(OWN, boot_id="boot-0")))
+    tree.marks.request_recovery(OWN)
+    assert tree.seen().has_request_of_ours
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        markers.encode(Marker(UPGRADE, "boot-1")),
+        markers.encode(Marker(UPGRADE, "boot-0", writer=WRITER)),
+        markers.encode(Marker(RECOVERY, "boot-0", writer="somebody")),
+        "driver upgrade\n",
+        "garbage",
+        "",
+    ],
+)
+def test_a_marker_that_came_in_the_last_moment_is_not_written_over(tree: Tree, text: str) -> None:
+    tree.marker.parent.mkdir(parents=True)
+    tree.marker.write_text(text)
+    tree.marks.request_recovery(OWN)
+    assert tree.marker.read_text() == text
+    assert tree.names() == [".ready", ".reboot-required"]
+
+
+def test_marks_that_are_gone_already_are_no_trouble(tree: Tree) -> None:
+    tree.marks.clear_request()
+    tree.marks.forget_ready()
+    tree.marks.restore_ready()
+    (tree.root / "run/ascend/.ready").unlink()
+    tree.marks.withdraw_ready()
+    assert tree.names() == []
+
+
+def test_what_is_remembered_is_recalled_and_private(tree: Tree) -> None:
+    assert tree.marks.recall() == ""
+    tree.marks.remember("text\n")
+    assert tree.marks.recall() == "text\n"
+    assert (tree.root / "run/ascend/health-watch.json").stat().st_mode & 0o777 == 0o600
+    (tree.root / "run/ascend/health-watch.json").unlink()
+    (tree.root / "run/ascend/health-watch.json").mkdir()
+    assert tree.marks.recall() == ""
+    with pytest.raises(ConfigError, match=r"health-watch\.json"):
+        tree.marks.remember("text\n")
+
+
+def test_a_host_that_cannot_be_read_or_changed_is_said_with_its_path(tree: Tree) -> None:
+    (tree.root / "proc/sys/kernel/random/boot_id").unlink()
+    with pytest.raises(ConfigError, match="boot_id"):
+        tree.seen()
+    (tree.root / "var/lib").mkdir(parents=True)
+    (tree.root / "var/lib/ascend").write_text("a file")
+    with pytest.raises(ConfigError, match="reboot-required"):
+        tree.marks.clear_request()
+
+
+# killed at any system call that changes the file system
+
+
+class Killed(BaseException):
+    """SIGKILL, at one of the calls below; nothing that comes after it has an effect."""
+
+
+CHANGES = ("rename", "replace", "link", "unlink", "mkdir", "fchmod", "fsync", "open")
+
+
+@pytest.fixture
+def kill(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """`at`: the call to be killed at, counted from 0; `after`: whether it still happens. `count`: calls so far."""
+    plan: dict[str, Any] = {"at": None, "after": False, "count": 0, "dead": False}
+
+    def watched(real: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if plan["dead"]:
+                raise Killed
+            number, plan["count"] = plan["count"], plan["count"] + 1
+            if number != plan["at"]:
+                return real(*arguments, **options)
+            plan["dead"] = True
+            with contextlib.suppress(OSError):
+                result = real(*arguments, **options) if plan["after"] else None
+                if isinstance(result, int):
+                    os.close(result)
+            raise Killed
+
+        return call
+
+    for name in CHANGES:
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    yield plan
+    plan["dead"], plan["at"] = False, None
+
+
+def turn(tree: Tree, *, healthy: bool) -> None:
+    """A new process that takes one turn."""
+    prober = HealthWorld()
+    prober.chip = GOOD if healthy else BAD
+    policy = WatchPolicy(failures=1)
+    HealthWatch(prober, tree.marks, FakeClock(), RecordingReporter(), policy, lambda _: None).turn()
+
+
+def ends_as_it_should(tree: Tree, plan: dict[str, Any], *, healthy: bool) -> None:
+    """After a kill: never wedged and ready with a request; and the next process brings it to its end."""
+    plan["dead"], plan["at"] = False, None
+    seen = tree.seen()
+    assert not (seen.has_request_of_ours and seen.ready), "a reboot is asked for while the driver is called ready"
+    assert seen.ready or seen.is_withdrawn, "the ready marker is lost"
+    turn(tree, healthy=healthy)
+    assert tree.names() == ([".ready"] if healthy else [".ready.withdrawn", ".reboot-required"])
+    if healthy:
+        assert (tree.root / "run/ascend/.ready").read_text() == "VERSION=1\n"
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("healthy", [False, True])
+def test_a_kill_at_any_change_of_the_file_system_is_mended_by_the_next_process(
+    tmp_path: Path, kill: dict[str, Any], healthy: bool, after: bool
+) -> None:
+    for number in range(200):
+        tree = Tree(tmp_path / str(number))
+        if healthy:
+            turn(tree, healthy=False)
+        kill.update(at=number + kill["count"], after=after)
+        try:
+            turn(tree, healthy=healthy)
+        except Killed:
+            ends_as_it_should(tree, kill, healthy=healthy)
+            continue
+        assert number > 10, "the kills reached nothing"
+        return
+    raise AssertionError("the turn never came to its end")
+
+
+def test_a_symlink_that_leads_nowhere_in_the_markers_place_is_said_and_stays(tree: Tree) -> None:
+    tree.marker.parent.mkdir(parents=True)
+    tree.marker.symlink_to("absent")
+    assert tree.seen().may_request
+    with pytest.raises(ConfigError, match="a symlink that leads nowhere"):
+        tree.marks.request_recovery(OWN)
+    assert tree.marker.is_symlink()
+    assert not tree.marker.exists()

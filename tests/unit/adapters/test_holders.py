@@ -1,0 +1,218 @@
+"""Who uses the device is found in /proc, by open files and mappings; what vanishes meanwhile is passed over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.adapters.host import holders
+from driver_manager.adapters.host.holders import bound_to, find_holders, whose
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.model import Holder
+from tests.fakes.host_folders import mountinfo
+
+UID = "0b0d7f0e-1111-4222-8333-000000000002"
+STATIC_UID = "3f2a9c0de1b84756aabbccddeeff0011"
+CONTAINER = "c0ffee" * 10 + "abcd"
+PATTERNS = ("/dev/rbln[0-9]*", "/dev/rsd[0-9]*")
+MAP = "7f00-7f01 rw-s 00000000 00:05 1234                       {}\n"
+CGROUPS = {
+    "v2-systemd": f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n",
+    "v2-cgroupfs": f"0::/kubepods/burstable/pod{UID}/{CONTAINER}\n",
+    "v1-systemd": "12:cpu:/\n11:devices:/kubepods.slice/kubepods-besteffort.slice/"
+    f"kubepods-besteffort-pod{UID.replace('-', '_')}.slice/docker-{CONTAINER}.scope\n",
+    "v1-cgroupfs": f"3:memory:/kubepods/besteffort/pod{UID}/{CONTAINER}\n1:name=systemd:/x\n",
+    "nested": f"0::/kubelet.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice/crio-{CONTAINER}.scope/init\n",
+}
+
+
+class Proc:
+    """A host's /proc and /dev with one device node."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.dev = root / "proc", root / "dev"
+        self.proc.mkdir()
+        self.dev.mkdir()
+        (self.dev / "rbln0").touch()
+        (self.proc / "stat").write_text("cpu 0\nbtime 1700000000\n")
+        (self.proc / "self").mkdir()
+        (self.proc / "cpuinfo").touch()
+
+    def process(
+        self,
+        pid: int,
+        *opened: str,
+        maps: str = "",
+        cgroup: str = "0::/system.slice/x.service\n",
+        name: str = "python3",
+    ) -> Path:
+        folder = self.proc / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        for number, target in enumerate(opened):
+            (folder / "fd" / str(number)).symlink_to(target)
+        (folder / "maps").write_text(maps)
+        (folder / "cgroup").write_text(cgroup)
+        (folder / "stat").write_text(f"{pid} ({name}) S 1 " + "1 " * 17 + "5000 1000 10" + " 0" * 30 + "\n")
+        return folder
+
+    def found(self, enough: int | None = None) -> list[tuple[int, str, str]]:
+        return [(one.pid, one.node, one.how) for one in find_holders(self.proc, self.dev, PATTERNS, enough=enough)]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")  # set back after the test: the adapter sets it
+    return Proc(tmp_path)
+
+
+def test_a_process_with_the_device_open_is_named_with_pod_and_container(host: Proc) -> None:
+    host.process(4711, "/dev/null", "/dev/rbln0", cgroup=CGROUPS["v2-systemd"])
+    host.process(4712, "/dev/null", "/tmp/rbln0")
+    assert find_holders(host.proc, host.dev, PATTERNS) == (
+        Holder(4711, "python3", "/dev/rbln0", "open", container=CONTAINER, pod_uid=UID),
+    )
+
+
+def test_a_mapping_counts_where_the_descriptor_is_closed_already(host: Proc) -> None:
+    host.process(7, "/dev/null", maps=MAP.format("/usr/lib/libc.so") + MAP.format("/dev/rbln0") * 3)
+    host.process(8, maps=MAP.format("/dev/rbln01") + MAP.format("/dev/zero") + "7f00-7f01 rw-p 0 00:00 0\n")
+    assert host.found() == [(7, "/dev/rbln0", "mapped")]
+
+
+def test_open_and_mapped_is_one_holder_and_called_open(host: Proc) -> None:
+    host.process(7, "/dev/rbln0", "/dev/rbln0", maps=MAP.format("/dev/rbln0"))
+    assert host.found() == [(7, "/dev/rbln0", "open")]
+
+
+def test_mappings_are_read_only_where_open_files_explain_too_little(host: Proc) -> None:
+    host.process(7, "/dev/rbln0")
+    host.process(8, maps=MAP.format("/dev/rbln0"))
+    assert [pid for pid, _, _ in host.found(1)] == [7]
+    assert [pid for pid, _, _ in host.found(2)] == [7, 8]
+    assert [pid for pid, _, _ in host.found()] == [7, 8]
+
+
+def test_holders_come_by_number_and_every_node_counts(host: Proc) -> None:
+    (host.dev / "rsd0").touch()
+    for pid in (100, 20, 3):
+        host.process(pid, "/dev/rsd0", "/dev/rbln0")
+    assert [pid for pid, _, _ in host.found()] == [3, 3, 20, 20, 100, 100]
+    assert {node for _, node, _ in host.found()} == {"/dev/rbln0", "/dev/rsd0"}
+
+
+def test_a_node_under_another_name_is_known_by_its_device_number(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"rbln0": 77, "1": 77, "2": 78}
+    monkeypatch.setattr(holders, "_device", lambda path: numbers.get(path.name))
+    host.process(7, "/dev/null", "/dev/other-name")
+    host.process(8, "/x", "/y", "/dev/unrelated")
+    host.process(9, "/dev/rbln0 (deleted)")
+    assert host.found() == [(7, "/dev/rbln0", "open")]
+
+
+def test_links_that_are_no_devices_are_not_even_looked_at(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(holders, "_device", lambda path: looked.append(str(path)))
+    host.process(7, "socket:[1]", "pipe:[2]", "anon_inode:[eventfd]", "/mnt/nfs/dead", "/devices/x", "relative")
+    assert host.found() == []
+    assert looked == [str(host.dev / "rbln0")]
+
+
+def test_processes_that_vanish_or_hide_are_passed_over(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.proc / "5").mkdir()
+    (host.proc / "6").touch()
+    host.process(7, "/dev/rbln0")
+    half = host.process(8, "/dev/rbln0")
+    for name in ("maps", "cgroup", "stat"):
+        (half / name).unlink()
+    listed = holders._listed
+
+    def vanishing(folder: Path) -> list[str]:
+        names = listed(folder)
+        if folder == host.proc / "7/fd":
+            shutil.rmtree(host.proc / "7")
+        return names
+
+    monkeypatch.setattr(holders, "_listed", vanishing)
+    assert find_holders(host.proc, host.dev, PATTERNS) == (Holder(8, "(gone)", "/dev/rbln0", "open"),)
+
+
+def test_no_device_shows_nobody_and_no_proc_is_an_error(host: Proc, tmp_path: Path) -> None:
+    host.process(7, "/dev/rbln0")
+    with pytest.raises(ConfigError, match="shows no process"):  # unknown is not nobody
+        find_holders(tmp_path / "absent", host.dev, PATTERNS)
+    assert find_holders(host.proc, tmp_path / "absent", PATTERNS) == ()
+    assert find_holders(host.proc, host.dev, ()) == ()
+
+
+def test_names_of_processes_that_are_no_text_do_not_break_it(host: Proc) -> None:
+    host.process(7, "/dev/rbln0", name="bad ) name (")
+    host.process(8, "/dev/rbln0", maps="\udcff\n".encode(errors="surrogateescape").decode(errors="replace"))
+    (host.proc / "7/maps").write_bytes(b"\xff\xfe /dev/\xff\n/dev/rbln0")
+    assert [pid for pid, _, _ in host.found()] == [7, 8]
+
+
+# whose process it is
+
+
+@pytest.mark.parametrize("kind", CGROUPS)
+def test_a_pods_process_is_known_by_its_cgroup(host: Proc, kind: str) -> None:
+    assert whose(host.process(7, cgroup=CGROUPS[kind])) == (UID, CONTAINER)
+
+
+@pytest.mark.parametrize("kind", CGROUPS)
+def test_a_static_pods_process_is_known_by_the_hash_of_its_manifest(host: Proc, kind: str) -> None:
+    cgroup = CGROUPS[kind].replace(UID, STATIC_UID).replace(UID.replace("-", "_"), STATIC_UID)
+    assert whose(host.process(7, cgroup=cgroup)) == (STATIC_UID, CONTAINER)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "answer"),
+    [
+        ("", ("", "")),
+        (f"0::/kubepods/pod{STATIC_UID}0\n", ("", "")),
+        ("0::/\n", ("", "")),
+        ("0::/system.slice/kubelet.service\n", ("", "")),
+        (f"0::/system.slice/docker-{CONTAINER}.scope\n", ("", CONTAINER)),
+        (f"0::/kubepods/pod{UID}\n", (UID, "")),
+        ("0::/kubepods/pod1234/short\n", ("", "")),
+    ],
+)
+def test_a_cgroup_that_names_no_pod_gives_none(host: Proc, cgroup: str, answer: tuple[str, str]) -> None:
+    assert whose(host.process(7, cgroup=cgroup)) == answer
+
+
+@given(st.binary(max_size=200))
+def test_no_cgroup_breaks_the_reading(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "cgroup").write_bytes(content)
+    assert len(whose(folder)) == 2
+
+
+# whose mounts still show an old root
+
+
+def test_pods_whose_mounts_show_a_file_system_are_found_once_each(host: Proc) -> None:
+    stale = mountinfo("/", "/run/rbln/driver")
+    for pid, cgroup, text in (
+        (7, CGROUPS["v2-systemd"], stale),
+        (8, CGROUPS["v2-systemd"], stale),
+        (9, "0::/system.slice/x.service\n", stale),
+        (10, CGROUPS["v2-cgroupfs"].replace(UID, UID[:-1] + "3"), mountinfo("/")),
+        (11, CGROUPS["v2-cgroupfs"].replace(UID, UID[:-1] + "4"), "garbage\n\n1 2\n"),
+    ):
+        (host.process(pid, cgroup=cgroup) / "mountinfo").write_text(text)
+    host.process(12, cgroup=CGROUPS["v2-cgroupfs"].replace(UID, UID[:-1] + "5"))
+    assert bound_to(host.proc, frozenset({"0:31"})) == ((7, UID),)
+    assert bound_to(host.proc, frozenset()) == ()
+
+
+def test_this_very_process_is_found_on_the_real_proc(tmp_path: Path) -> None:
+    with open("/dev/null", "rb"):  # noqa: PTH123  # a descriptor is what is looked for
+        found = find_holders(Path("/proc"), Path("/dev"), ("/dev/null",), enough=0)
+    assert os.getpid() in [one.pid for one in found]

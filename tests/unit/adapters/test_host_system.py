@@ -1,0 +1,230 @@
+"""Effects on a host: what is loaded is proved, what failed is taken back, and no mount of the host is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters.host import system as host_system
+from driver_manager.adapters.host import udev
+from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.system import NODE_POLL_S, LinuxHost
+from driver_manager.adapters.process.run import NOT_FOUND, Result
+from driver_manager.domain.errors import ConfigError, ModuleFailed
+from driver_manager.domain.model import DriverSource, Health, ModuleFile
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.tool_status import TIMED_OUT
+from tests.fakes.builders import ASCEND, PROFILE, source
+from tests.fakes.clock import FakeClock
+from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
+
+ROOT = PROFILE.paths.driver_root
+SOURCE = DriverSource("/opt/new", (ModuleFile("rebellions", "/opt/new/rebellions.ko", "2.0"),))
+
+
+class Machine(Tree):
+    """A host whose modprobe, rmmod and umount are functions."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(root)
+        self.clock = FakeClock()
+        self.ran: list[list[str]] = []
+        self.on_modprobe: Callable[[str], Result] = lambda _: Result(0, "", "")
+        self.on_umount: Callable[[Sequence[str]], Result] = lambda _: Result(0, "", "")
+        self.put(f"/opt/new/lib/modules/{KERNEL}/modules.dep", "")
+        monkeypatch.setattr(kmod, "run", self.run)
+        monkeypatch.setattr(host_system, "run", self.run)
+        monkeypatch.setattr(udev, "_monitor", lambda: None)
+
+    def run(self, argv: Sequence[str], **_: Any) -> Result:
+        self.ran.append(list(argv))
+        if argv[0] == "modprobe":
+            return self.on_modprobe(argv[-1])
+        if argv[0] == "umount":
+            return self.on_umount(argv)
+        if argv[0] == "rmmod":
+            self.gone(argv[1])
+        return Result(0, "", "")
+
+    def loaded(self, name: str, version: str = "2.0", *holders: str) -> None:
+        load(self.root / "sys", name, *holders, version=f"{version}\n")
+
+    def gone(self, name: str) -> None:
+        for folder in (self.root / "sys/module").iterdir():
+            (folder / "holders" / name).unlink(missing_ok=True)
+        folder = self.root / "sys/module" / name
+        for file in [*(folder / "holders").iterdir(), *(entry for entry in folder.iterdir() if entry.is_file())]:
+            file.unlink()
+        (folder / "holders").rmdir()
+        folder.rmdir()
+
+    def system(self, profile: Profile = PROFILE) -> LinuxHost:
+        return LinuxHost(self.roots, profile, self.clock)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+# modules
+
+
+def test_a_driver_that_is_there_in_its_version_is_loaded(machine: Machine) -> None:
+    def works(name: str) -> Result:
+        machine.loaded(name)
+        return Result(0, "", "")
+
+    machine.on_modprobe = works
+    machine.system().load(SOURCE)
+    assert list(machine.system().modules()) == ["rebellions"]
+
+
+@pytest.mark.parametrize(
+    ("there", "said"), [("", "the kernel does not have it"), ("1.0", "is loaded in version 1.0, not 2.0")]
+)
+def test_a_modprobe_that_did_nothing_is_a_failure(machine: Machine, there: str, said: str) -> None:
+    if there:
+        machine.loaded("rebellions", there)
+    with pytest.raises(ModuleFailed, match=said):
+        machine.system().load(SOURCE)
+    assert list(machine.system().modules()) == (["rebellions"] if there else []), "what was there before stays"
+
+
+def test_a_failed_load_takes_back_what_it_left_and_nothing_else(machine: Machine) -> None:
+    machine.loaded("rebellions_old", "1.0")
+
+    def half(_: str) -> Result:
+        machine.loaded("rebellions_core", "2.0")
+        return Result(1, "", "modprobe: ERROR: could not insert")
+
+    machine.on_modprobe = half
+    with pytest.raises(ModuleFailed, match="could not insert"):
+        machine.system().load(SOURCE)
+    assert ["rmmod", "rebellions_core"] in machine.ran
+    assert list(machine.system().modules()) == ["rebellions_old"]
+
+
+def test_modules_are_loaded_again_one_by_one_in_the_given_order(machine: Machine) -> None:
+    machine.system().reload(source("/opt/new"), ("rebellions", "rebellions_peer"))
+    assert [argv[-1] for argv in machine.ran if argv[0] == "modprobe"] == ["rebellions", "rebellions_peer"]
+    machine.on_modprobe = lambda name: Result(1, "", f"modprobe: FATAL: Module {name} not found")
+    with pytest.raises(ModuleFailed, match="Module rebellions_peer not found"):
+        machine.system().reload(source("/opt/new"), ("rebellions_peer",))
+
+
+# mounts
+
+
+@pytest.mark.parametrize("point", ["/", "/run", "/usr", "/etc", "/var/lib/kubelet", "/opt", ""])
+def test_a_mount_that_the_host_lives_in_is_never_unmounted(machine: Machine, point: str) -> None:
+    with pytest.raises(ModuleFailed, match="the host itself lives in it"):
+        machine.system().unmount(point)
+    assert machine.ran == []
+
+
+def test_a_busy_mount_is_detached_lazily(machine: Machine) -> None:
+    machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))
+
+    def busy_at_first(argv: Sequence[str]) -> Result:
+        if "--lazy" in argv:
+            machine.put("/proc/1/mountinfo", mountinfo("/"))
+            return Result(0, "", "")
+        return Result(32, "", "umount: target is busy.")
+
+    machine.on_umount = busy_at_first
+    machine.system().unmount(ROOT)
+    target = str(machine.root / ROOT.lstrip("/"))
+    assert machine.ran == [["umount", "--", target], ["umount", "--lazy", "--", target]]
+
+
+def test_a_mount_that_stays_is_told_though_the_tool_is_content(machine: Machine) -> None:
+    machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))
+    machine.on_umount = lambda _: Result(0, "", "")
+    with pytest.raises(ModuleFailed, match=f"cannot unmount {ROOT}"):
+        machine.system().unmount(ROOT)
+
+
+def test_a_mount_that_is_gone_is_fine_and_one_that_stays_is_told(machine: Machine) -> None:
+    machine.on_umount = lambda _: Result(32, "", "umount: not mounted.")
+    machine.system().unmount(ROOT)
+    machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))
+    with pytest.raises(ModuleFailed, match=f"cannot unmount {ROOT}: umount: not mounted"):
+        machine.system().unmount(ROOT)
+
+
+# files
+
+
+def test_a_file_that_cannot_be_removed_is_told(machine: Machine) -> None:
+    (machine.root / "run/rbln/folder").mkdir(parents=True)
+    with pytest.raises(ModuleFailed, match="cannot remove /run/rbln/folder on the host"):
+        machine.system().remove("/run/rbln/folder")
+    machine.system().remove("/run/rbln/absent")
+    machine.system().write_text("/run/rbln/state", "d\n")
+    assert (machine.root / "run/rbln/state").read_text() == "d\n"
+    with pytest.raises(ConfigError):
+        machine.system().write_text("/run/rbln/folder", "d")
+
+
+# device nodes
+
+
+def test_device_nodes_are_awaited_only_where_there_is_a_device(machine: Machine) -> None:
+    assert machine.system().await_device_nodes(5.0)
+    machine.pci("0000:01:00.0", "0x1eff")
+    assert not machine.system().await_device_nodes(5.0)
+    assert machine.clock.now == pytest.approx(1_005.0)
+    assert set(machine.clock.slept) == {NODE_POLL_S}
+
+
+def test_a_device_node_ends_the_wait(machine: Machine) -> None:
+    machine.pci("0000:01:00.0", "0x1eff")
+    (machine.root / "dev").mkdir()
+    machine.clock.after(1.1, (machine.root / "dev/rbln0").touch)
+    assert machine.system().await_device_nodes(15.0)
+    assert machine.clock.now < 1_001.5
+
+
+# probe
+
+
+def tool(machine: Machine) -> Path:
+    path = machine.put(f"/opt/new/usr/bin/{PROFILE.probe.tool if PROFILE.probe else ''}", "")
+    path.chmod(0o755)
+    return path
+
+
+def test_without_a_probe_or_its_tool_the_health_is_unknown(machine: Machine) -> None:
+    assert machine.system().probe("/opt/new").health is Health.UNKNOWN
+    assert machine.system(ASCEND).probe("/opt/new").health is Health.UNKNOWN
+    assert machine.ran == []
+
+
+@pytest.mark.parametrize(
+    ("result", "health"),
+    [
+        (Result(0, '{"devices": [{"name": "rbln0", "status": "normal"}]}', ""), Health.HEALTHY),
+        (Result(1, "", "no device"), Health.UNHEALTHY),
+        (Result(TIMED_OUT, "", "no end"), Health.UNHEALTHY),
+        (Result(NOT_FOUND, "", "not found"), Health.UNKNOWN),
+    ],
+)
+def test_the_probe_of_the_driver_root_is_run(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, result: Result, health: Health
+) -> None:
+    path = tool(machine)
+    library = machine.put("/opt/new/usr/lib64/librbln-ml.so", "")
+    seen: list[tuple[list[str], dict[str, str]]] = []
+
+    def run(argv: Sequence[str], *, timeout_s: float, env: dict[str, str]) -> Result:
+        assert timeout_s == 20.0
+        seen.append((list(argv), env))
+        return result
+
+    monkeypatch.setattr(host_system, "run", run)
+    assert machine.system().probe("/opt/new/").health is health
+    assert seen == [([str(path), "-j"], {"LD_PRELOAD": str(library)})]

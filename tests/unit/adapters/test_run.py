@@ -1,0 +1,121 @@
+"""A tool gets its arguments, a short environment and a time; it never holds the run, whatever it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from driver_manager.adapters.process.run import KILLED_S, NOT_FOUND, NOT_RUNNABLE, OUTPUT_CHARS, Result, run
+from driver_manager.domain.tool_status import TIMED_OUT
+
+PATIENCE_S = 5.0
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-S", "-E", "-c", code, *arguments]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False
+
+
+def ends(pid: int) -> bool:
+    end = time.monotonic() + PATIENCE_S
+    while is_running(pid):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_status_and_output_come_back() -> None:
+    code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+    assert run(python(code)) == Result(3, "out\n", "err\n")
+
+
+def test_arguments_are_not_seen_by_any_shell() -> None:
+    assert run(python("import sys; print(sys.argv[1])", "$HOME; `id` *")).out == "$HOME; `id` *\n"
+
+
+def test_the_environment_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    out = run(python("import os; print(sorted(os.environ))"), env={"OWN": "1"}).out
+    assert "SECRET_TOKEN" not in out
+    assert {"LC_ALL", "OWN", "PATH"} <= set(out.replace("'", "").strip("[]\n").split(", "))
+
+
+def test_nothing_is_read_from_our_standard_input() -> None:
+    assert run(python("import sys; print(repr(sys.stdin.read()))")).out == "''\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [(["no-such-tool"], NOT_FOUND), (["/"], NOT_RUNNABLE), (["a\0b"], NOT_RUNNABLE), (["/etc/passwd"], NOT_RUNNABLE)],
+)
+def test_a_tool_that_cannot_run_is_a_status_not_an_exception(argv: list[str], status: int) -> None:
+    result = run(argv)
+    assert result.status == status
+    assert argv[0] in result.last_line
+
+
+def test_output_is_bounded_and_bytes_that_are_no_text_are_replaced() -> None:
+    result = run(python(r"import sys; sys.stdout.buffer.write(b'\xff' * 5_000_000)"))
+    assert result.out == "\ufffd" * OUTPUT_CHARS
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "said"),
+    [("a\nb\n", "", "b"), ("a", "x\n y \n\n", "y"), ("", "", "exit status 3, no output"), ("", "z" * 999, "z" * 300)],
+)
+def test_the_last_line_speaks_for_a_tool(out: str, err: str, said: str) -> None:
+    assert Result(3, out, err).last_line == said
+
+
+def test_a_killed_tool_has_a_negative_status() -> None:
+    assert run(python("import os; os.kill(os.getpid(), 9)")).status == -signal.SIGKILL
+
+
+def leaving(command: str, pid_file: Path) -> list[str]:
+    """A tool that starts `command` as its child, notes its pid, and hangs."""
+    return ["sh", "-c", f'{command} & echo $! > "$1.new"; mv "$1.new" "$1"; sleep 60', "sh", str(pid_file)]
+
+
+def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    result = run(leaving("sleep 60", tmp_path / "pid"), timeout_s=0.6)
+    assert result.status == TIMED_OUT
+    assert result.last_line.endswith("no end after 0.6 s")
+    assert time.monotonic() - begin < 0.6 + KILLED_S
+    assert ends(int((tmp_path / "pid").read_text()))
+
+
+def test_a_tool_that_ignores_sigterm_is_killed_all_the_same() -> None:
+    begin = time.monotonic()
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    assert run(python(code), timeout_s=0.3).status == TIMED_OUT
+    assert time.monotonic() - begin < 0.3 + KILLED_S
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_child_that_survives_in_a_session_of_its_own_is_abandoned_not_waited_for(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    result = run(leaving("setsid sleep 60", tmp_path / "pid"), timeout_s=0.6)
+    survivor = int((tmp_path / "pid").read_text())
+    try:
+        assert result.status == TIMED_OUT
+        assert time.monotonic() - begin < 0.6 + KILLED_S + 1.0
+        assert is_running(survivor), "else this shows nothing"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(survivor, signal.SIGKILL)
+    assert ends(survivor)

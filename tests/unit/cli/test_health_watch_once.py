@@ -1,0 +1,172 @@
+"""`health-watch --once` with a stand-in npu-smi as a real process: the right verdict for whatever it does."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager import settings
+from driver_manager.adapters.process import identity, supervisor
+from driver_manager.adapters.report import metrics as metrics_endpoint
+from driver_manager.cli.main import run
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.health import machine
+from tests.fakes.ascend_tree import AscendTree
+from tests.fakes.npu_smi_tool import MOODS
+from tests.fakes.signals import signals_kept
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No option from the environment, and the signal handlers as they were."""
+    for setting in (*settings.HEALTH, *settings.HOST, *settings.LOGGING, *settings.CLUSTER, *settings.DRIVER):
+        monkeypatch.delenv(setting.env, raising=False)
+    monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
+    monkeypatch.setattr(supervisor, "TERM_S", 0.2)
+    with signals_kept():
+        yield
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> AscendTree:
+    return AscendTree(tmp_path)
+
+
+def once(tree: AscendTree, capfd: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+    """What `--once -o json` prints; its exit code is checked to be the one it names."""
+    code = run(["health-watch", "--once", "-o", "json", *tree.options, "--timeout", "500ms", *more])
+    body: dict[str, Any] = json.loads(capfd.readouterr().out)
+    assert body["exitCode"] == code
+    return body
+
+
+VERDICTS = {
+    "healthy": ("healthy", "4 device(s) OK"),
+    "leaves children": ("healthy", "4 device(s) OK"),
+    "critical": ("unhealthy", "npu 0 chip 0 is Critical"),
+    "one short": ("unhealthy", "3 of 4 PCI devices seen; 0000:02:00.0 missing"),
+    "hang": ("unhealthy", "no end after 0.5 s"),
+    "hang ignoring TERM": ("unhealthy", "no end after 0.5 s"),
+    "hang with children": ("unhealthy", "no end after 0.5 s"),
+    "dead": ("unhealthy", "-8005: not initialised"),
+    "crash": ("unhealthy", "exit status -11"),
+    "busy": ("unknown", "-8020: device in use by another client"),
+    "huge": ("unknown", "more than 256 KiB"),
+    "huge error": ("unknown", "more than 256 KiB"),
+    "garbage": ("unknown", "did not print what it should"),
+    "half": ("unknown", "did not print what it should"),
+    "nothing": ("unknown", "did not print what it should"),
+    "killed": ("unknown", "ended from outside"),
+}
+CODES = {"healthy": ExitCode.DONE, "unhealthy": ExitCode.MODULE_FAILED, "unknown": ExitCode.PREFLIGHT_FAILED}
+
+
+@pytest.mark.parametrize("mood", MOODS)
+def test_a_tool_gets_the_right_verdict(tree: AscendTree, capfd: pytest.CaptureFixture[str], mood: str) -> None:
+    tree.tool.be(mood)
+    body = once(tree, capfd)
+    machine, said = VERDICTS[mood]
+    assert (body["health"], body["exitCode"]) == (machine, CODES[machine])
+    assert said in body["reason"]
+    assert tree.is_ready, "a look changes nothing"
+    assert tree.marker is None
+
+
+def test_a_missing_tool_is_unknown(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+    tree.tool.path.unlink()
+    assert once(tree, capfd)["reason"] == "npu-smi is not in /var/lib/Ascend/driver"
+
+
+def test_another_driver_root_can_be_named(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+    (tree.root / "usr/local").mkdir(parents=True)
+    (tree.root / "var/lib/Ascend").rename(tree.root / "usr/local/Ascend")
+    tree.tool.path.unlink(missing_ok=True)
+    assert once(tree, capfd)["health"] == "unknown"
+    moved = tree.root / "usr/local/Ascend/driver/tools"
+    (moved / "npu-smi").write_text((moved / "npu-smi").read_text().replace("/var/lib/Ascend", "/usr/local/Ascend"))
+    (moved / "mood").write_text((moved / "mood").read_text().replace("/var/lib/Ascend", "/usr/local/Ascend"))
+    assert once(tree, capfd, "--driver-root", "/usr/local/Ascend/driver")["health"] == "healthy"
+
+
+def test_a_link_that_leads_in_circles_is_unknown(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+    tree.tool.path.unlink()
+    tree.tool.path.symlink_to("npu-smi")
+    body = once(tree, capfd)
+    assert (body["health"], "symbolic links" in body["reason"]) == ("unknown", True)
+
+
+def test_people_get_text_with_a_line_per_device(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+    tree.tool.be("critical")
+    assert run(["health-watch", "--once", *tree.options]) == ExitCode.MODULE_FAILED
+    assert capfd.readouterr().out.splitlines()[:2] == [
+        "unhealthy: npu 0 chip 0 is Critical",
+        "  npu 0 chip 0 0000:c1:00.0: unhealthy (Critical)",
+    ]
+
+
+# what bad input gets
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--interval", "0"], "--interval is 0 seconds"),
+        (["--metrics-textfile", "/no/such/folder/x.prom"], "the folder of --metrics-textfile"),
+        (["--timeout", "0s"], "--timeout is 0 seconds"),
+        (["--failures", "0"], "0 is not in the range"),
+        (["--failures", "many"], "'many' is not a valid integer"),
+        (["--interval", "soon"], "'soon' is not a duration"),
+        (["--metrics-addr", "nowhere"], "'nowhere' is not an address such as :9400"),
+        (["--metrics-addr", ":99999"], "':99999' is not an address"),
+        (["--profile", "none"], "there is no profile 'none'"),
+        (["--proc-root", "/absent"], "cannot read /absent/sys/kernel/random/boot_id"),
+    ],
+)
+def test_a_bad_option_is_two_lines_and_exit_code_two(
+    tree: AscendTree, capfd: pytest.CaptureFixture[str], more: list[str], said: str
+) -> None:
+    assert run(["health-watch", "--once", *tree.options, *more]) == ExitCode.USAGE
+    lines = [json.loads(line)["message"] for line in capfd.readouterr().err.splitlines()]
+    assert said in lines[0]
+    assert lines[1].startswith("what to do: ")
+
+
+def test_a_profile_without_a_probe_cannot_be_watched(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+    text = tree.profile.read_text()
+    tree.profile.write_text(text[: text.index("[probe]")])
+    assert run(["health-watch", "--once", *tree.options]) == ExitCode.USAGE
+    assert "the profile ascend has no probe" in capfd.readouterr().err
+
+
+def test_metrics_without_their_package_name_the_extra(
+    tree: AscendTree, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_endpoint, "CLIENT", "no_such_package")
+    assert run(["health-watch", *tree.options, "--metrics-addr", ":0"]) == ExitCode.USAGE
+    assert "driver-manager[metrics]" in capfd.readouterr().err
+
+
+def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["health-watch", "--help-all"]) == ExitCode.DONE
+    text = capfd.readouterr().out
+    for setting in (*settings.HEALTH, *settings.HOST, *settings.LOGGING):
+        assert setting.flag in text
+        assert setting.env in text
+    assert "--handover" not in text
+
+
+def test_a_look_by_hand_leaves_a_stuck_probe_alone_too(tree: AscendTree, capfd: pytest.CaptureFixture[str]) -> None:
+    left = identity.this_process("")
+    tree.put("run/ascend/health-watch.json", machine.encode(machine.History(stuck=left), "boot-1"))
+    body = once(tree, capfd)
+    assert (body["health"], tree.tool.starts) == ("unhealthy", [])
+    assert f"(process {left.pid}) is stuck in the kernel" in body["reason"]
+    tree.put("run/ascend/health-watch.json", machine.encode(machine.History(stuck=left), "boot-0"))
+    assert once(tree, capfd)["health"] == "healthy"

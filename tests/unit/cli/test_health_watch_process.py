@@ -1,0 +1,290 @@
+"""The watch as it runs in the cluster: a real process in its lean interpreter, a real tool, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.ascend_tree import AscendTree
+from tests.fakes.host_folders import is_alive
+
+BOUND_S = 20.0
+INTERVAL = ("--interval", "50ms")
+
+
+class Watch:
+    """A running `health-watch`; its log is in a file."""
+
+    def __init__(self, tree: AscendTree, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        self.log = folder / f"log-{len(list(folder.glob('log-*')))}"
+        argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, *options]
+        environment = {"PATH": os.environ["PATH"], "TERMINATION_LOG": "/absent", **(env or {})}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(argv, stderr=log, env=environment)
+
+    @property
+    def lines(self) -> list[str]:
+        """The messages so far."""
+        return [json.loads(line)["message"] for line in self.log.read_text().splitlines() if line.endswith("}")]
+
+    def says(self, text: str) -> None:
+        """Wait until it has said this."""
+        wait_until(lambda: any(text in line for line in self.lines), lambda: f"{text!r} in {self.lines}")
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, float]:
+        """SIGTERM; the exit status, and how many seconds it took."""
+        begun = time.monotonic()
+        self.tell(signal.SIGTERM)
+        return self.process.wait(BOUND_S), time.monotonic() - begun
+
+
+def wait_until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Wait for a condition; fails with `what` was waited for."""
+    end = time.monotonic() + BOUND_S
+    while not holds():
+        assert time.monotonic() < end, what()
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> AscendTree:
+    return AscendTree(tmp_path)
+
+
+Start = Callable[..., Watch]
+
+
+@pytest.fixture
+def start(tree: AscendTree, tmp_path: Path) -> Iterator[Start]:
+    started: list[Watch] = []
+
+    def begin(*options: str, env: dict[str, str] | None = None) -> Watch:
+        started.append(Watch(tree, tmp_path, *options, env=env))
+        return started[-1]
+
+    yield begin
+    for watch in started:
+        watch.process.kill()
+        watch.process.wait(BOUND_S)
+    for pid in tree.tool.starts:
+        if is_alive(pid):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def test_a_wedge_is_declared_at_the_third_failure_and_withdrawn_when_the_chip_recovers(
+    tree: AscendTree, start: Start
+) -> None:
+    tree.tool.be("critical")
+    watch = start(*INTERVAL, "--node-name", "node-1")
+    watch.says("done: write the recovery marker")
+    assert [line.partition(":")[0] for line in watch.lines if "→" in line] == [
+        "starting → suspect(1)",
+        "suspect(1) → suspect(2)",
+        "suspect(2) → wedged",
+    ]
+    assert not tree.is_ready
+    marker = tree.marker
+    assert marker is not None
+    assert (marker.reason, marker.writer, marker.boot_id, marker.node) == (
+        "recovery",
+        "health-watch",
+        "boot-1",
+        "node-1",
+    )
+    assert [line.split(" ", 1)[1] for line in marker.evidence] == ["unhealthy: npu 0 chip 0 is Critical"] * 3
+    tree.tool.be("healthy")
+    watch.says("done: put the ready marker back")
+    assert (tree.is_ready, tree.marker) == (True, None)
+    assert watch.end()[0] == 0
+
+
+@pytest.mark.parametrize("mood", ["healthy", "hang", "hang ignoring TERM"])
+def test_sigterm_ends_within_a_second_and_leaves_markers_and_no_process(
+    tree: AscendTree, start: Start, mood: str
+) -> None:
+    tree.tool.be("critical")
+    watch = start(*INTERVAL)
+    watch.says("done: write the recovery marker")
+    tree.tool.be(mood)
+    begun = len(tree.tool.starts)
+    wait_until(lambda: len(tree.tool.starts) > begun, lambda: "the next probe")
+    if mood == "healthy":
+        watch.says("done: put the ready marker back")
+    before = (tree.is_ready, tree.marker)
+    status, took_s = watch.end()
+    assert status == 0
+    assert took_s < 1.0
+    assert (tree.is_ready, tree.marker) == before
+    assert "markers stay as they are" in watch.lines[-1]
+    wait_until(lambda: not any(map(is_alive, tree.tool.starts)), lambda: "no probe is left")
+
+
+def test_a_killed_watch_goes_on_with_its_suspicion(tree: AscendTree, start: Start) -> None:
+    tree.tool.be("critical")
+    first = start("--interval", "2s")
+    first.says("starting → suspect(1)")
+    first.tell(signal.SIGKILL)
+    second = start("--interval", "2s", "--failures", "2")
+    second.says("going on as suspect(1): npu 0 chip 0 is Critical")
+    second.says("suspect(1) → wedged")
+
+
+def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, start: Start) -> None:
+    tree.tool.be("critical")
+    watch = start("--interval", "10s")
+    watch.says("starting → suspect(1)")
+    pid = watch.process.pid
+    tree.write_profile(parser="exit-status")
+    watch.tell(signal.SIGHUP)
+    watch.says("going on as suspect(1): npu 0 chip 0 is Critical")
+    watch.says("suspect(1) → healthy: exit status 0")
+    assert watch.process.poll() is None
+    assert Path(f"/proc/{pid}/cmdline").exists()
+
+
+def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree, start: Start) -> None:
+    watch = start(*INTERVAL)
+    watch.says("starting → healthy")
+    tree.profile.write_text("name = 1\n")
+    watch.tell(signal.SIGHUP)
+    watch.says("not reloaded, going on as before")
+    assert "expected a text" in watch.lines[-1]
+    assert "Mend the file." in watch.lines[-1]
+    tree.tool.be("critical")
+    watch.says("suspect(2) → wedged")
+
+
+def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> None:
+    port = free_port()
+    watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")
+    watch.says("starting → healthy")
+    for _ in range(3):
+        for _ in range(20):
+            watch.tell(signal.SIGHUP)
+            time.sleep(0.001)  # so that they do not all become one
+    tree.write_profile(parser="exit-status")
+    watch.tell(signal.SIGHUP)
+    watch.says("healthy: exit status 0")
+    assert get(port, "/healthz")[0] == 200
+    tree.write_profile()
+    watch.tell(signal.SIGHUP)
+    tree.tool.be("critical")
+    watch.says("suspect(2) → wedged")
+    assert watch.end()[0] == 0
+
+
+def test_sighups_without_end_do_not_keep_it_from_watching(tree: AscendTree, start: Start) -> None:
+    watch = start(*INTERVAL)
+    watch.says("starting → healthy")
+    tree.tool.be("critical")
+    end = time.monotonic() + BOUND_S
+    while not any("→ wedged" in line for line in watch.lines):
+        assert time.monotonic() < end, watch.lines
+        watch.tell(signal.SIGHUP)
+        time.sleep(0.05)  # less than it takes to read the options again
+    assert watch.end()[0] == 0
+
+
+def get(port: int, path: str, timeout_s: float = BOUND_S) -> tuple[int, str]:
+    """Status and body of a GET."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=timeout_s) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_metrics_and_healthz_are_served_and_a_hung_probe_does_not_stop_them(tree: AscendTree, start: Start) -> None:
+    port = free_port()
+    watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")
+    watch.says("starting → healthy")
+    status, text = get(port, "/metrics")
+    assert status == 200
+    assert 'driver_manager_health_state{state="healthy"} 1.0' in text
+    assert 'driver_manager_device_health{device="npu 3 chip 0",health="healthy"} 1.0' in text
+    assert get(port, "/nothing")[0] == 404
+    tree.tool.be("hang")
+    begun = len(tree.tool.starts)
+    wait_until(lambda: len(tree.tool.starts) > begun, lambda: "the probe that hangs")
+    status, text = get(port, "/healthz", 2.0)
+    assert (status, re.fullmatch(r"last turn \d+ s ago, healthy\n", text) is not None) == (200, True)
+
+
+def test_a_hung_loop_does_not_answer(start: Start) -> None:
+    port = free_port()
+    watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")
+    watch.says("starting → healthy")
+    watch.tell(signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError):
+            get(port, "/healthz", 0.5)
+    finally:
+        watch.tell(signal.SIGCONT)
+    assert get(port, "/healthz")[0] == 200
+
+
+def test_an_address_in_use_is_two_lines_and_exit_code_two(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{taken.getsockname()[1]}")
+        assert watch.process.wait(BOUND_S) == 2
+    assert "cannot listen on" in watch.lines[0]
+    assert watch.lines[1] == "what to do: Choose another address."
+
+
+def test_the_textfile_is_replaced_whole_at_each_turn(tree: AscendTree, start: Start, tmp_path: Path) -> None:
+    textfile = tmp_path / "collector/npu.prom"
+    textfile.parent.mkdir()
+    watch = start(*INTERVAL, "--metrics-textfile", str(textfile))
+    watch.says("starting → healthy")
+    wait_until(textfile.exists, lambda: "the textfile")
+    assert 'driver_manager_health_state{state="healthy"} 1.0\n' in textfile.read_text()
+    tree.tool.be("busy")
+    wait_until(lambda: 'samples_total{health="unknown"} 1.0' in textfile.read_text(), textfile.read_text)
+    assert [path.name for path in textfile.parent.iterdir()] == ["npu.prom"]
+
+
+def test_systemd_is_told_at_each_turn(start: Start, tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        systemd.settimeout(BOUND_S)
+        start(*INTERVAL, env={"NOTIFY_SOCKET": address})
+        for _ in range(2):
+            said = systemd.recv(4096).decode().split("\n")
+            assert said[:2] == ["READY=1", "WATCHDOG=1"]
+            assert said[2].startswith("STATUS=healthy")
+
+
+def test_the_process_has_one_thread_and_no_kubernetes_client(start: Start) -> None:
+    watch = start(*INTERVAL)
+    watch.says("starting → healthy")
+    status = Path(f"/proc/{watch.process.pid}/status").read_text()
+    assert re.search(r"^Threads:\s+1$", status, re.MULTILINE)
+    rss_kib = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    assert rss_kib is not None
+    assert int(rss_kib.group(1)) <= 16 * 1024
+    mapped = Path(f"/proc/{watch.process.pid}/maps").read_text()
+    assert "site-packages" not in mapped, "no compiled part of a library is loaded"

@@ -1,0 +1,336 @@
+"""`rebooter` as a process on the sandbox: options, idleness, locks, signals; and `status` beside it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.cli import rebooter_idle
+from driver_manager.cli.main import run
+from driver_manager.domain.errors import ExitCode, Terminated
+from driver_manager.domain.markers import Marker, encode
+from driver_manager.domain.reboot.record import Attempt, Record
+from driver_manager.domain.reboot.record import encode as encode_record
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.cluster import NODE, SandboxCluster
+from driver_manager.sandbox.host_tree import HostTree
+from tests.fakes.builders import ASCEND
+
+ROOT = "/var/lib/Ascend/driver"
+REPOSITORY = Path(__file__).parents[3]
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class Node:
+    """A sandbox node and the environment of a rebooter on it."""
+
+    tree: HostTree
+    cluster: SandboxCluster
+    folder: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.tree.bin}:{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY),
+            "KUBECONFIG": str(self.cluster.kubeconfig),
+            "NODE_NAME": NODE,
+            "HOST_ROOT": str(self.tree.root),
+            "LOG_FORMAT": "json",
+            "REBOOTER_INTERVAL": "0.05s",
+            "DRIVER_CONFIG_DIGEST": "wanted",
+        }
+
+    def path(self, path: str) -> Path:
+        target = self.tree.root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def mark(self, **fields: str) -> None:
+        marker = Marker(**{"reason": "upgrade", "boot_id": self.tree.boot_id, "node": NODE, **fields})  # type: ignore[arg-type]  # fields of a Marker
+        self.path(ASCEND.paths.reboot_marker).write_text(encode(marker))
+
+    def remember_nothing(self) -> None:
+        """A rebooter was here before, and nothing is under way."""
+        self.path(ASCEND.paths.rebooter_record).write_text(encode_record(Record()))
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "driver_manager", "rebooter", *arguments]
+        return subprocess.Popen(argv, env={**self.env, **env}, stderr=subprocess.PIPE, text=True)
+
+    def command(self, *arguments: str) -> str:
+        argv = [sys.executable, "-m", "driver_manager", *arguments]
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        return done.stdout
+
+    def asked(self) -> list[str]:
+        """Verb and resource of all requests so far."""
+        return [f"{record.verb} {record.resource}" for record in list(self.cluster.server.requests)]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """An Ascend node with its driver loaded."""
+    tree = HostTree(tmp_path / "host", tmp_path / "bin", builtin()["ascend"])
+    tree.build()
+    tree.add_driver(ROOT, "25.2.0")
+    tree.load(ROOT)
+    with SandboxCluster(tree.profile, tree, tmp_path) as cluster:
+        yield Node(tree, cluster, tmp_path)
+
+
+def wait_until(check: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + TIMEOUT_S
+    while not check():
+        assert time.monotonic() < end_s, f"not within {TIMEOUT_S:g} s: {what}"
+        time.sleep(0.01)
+
+
+def is_lean(process: subprocess.Popen[str]) -> bool:
+    return b"rebooter_idle" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+
+
+def ended(process: subprocess.Popen[str]) -> list[str]:
+    """SIGTERM; the messages of its log. It has to end within a second, and well."""
+    began_s = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == ExitCode.DONE, err
+    assert time.monotonic() - began_s < 1.0
+    return [json.loads(line)["message"] for line in err.splitlines()]
+
+
+def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node: Node) -> None:
+    node.remember_nothing()
+    process = node.start()
+    wait_until(lambda: is_lean(process), "it is idle")
+    before = len(node.asked())
+    time.sleep(0.5)  # ten looks
+    assert len(node.asked()) == before == 0
+    watched = f"watching {ASCEND.paths.reboot_marker} every 0.05 s: no reboot is asked for"
+    assert ended(process) == [watched, "told to end by SIGTERM"]
+
+
+def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> None:
+    record = node.path(ASCEND.paths.rebooter_record)
+    process = node.start()
+    wait_until(record.exists, "it has asked")
+    wait_until(lambda: is_lean(process), "it is idle")
+    assert node.asked() == ["get nodes"]
+    ended(process)
+    again = node.start()
+    wait_until(lambda: is_lean(again), "it is idle")
+    ended(again)
+    assert node.asked() == ["get nodes"]
+
+
+@pytest.mark.parametrize("while_idle", [False, True], ids=["over-the-reboot", "while-idle"])
+def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, while_idle: bool) -> None:
+    node.mark()
+    process = node.start(AUTO_UPGRADE="true", REBOOT_CORDON="true")
+    wait_until(lambda: node.tree.is_told_to_reboot, "the command is given")
+    process.kill()
+    process.communicate()
+    node.path(ASCEND.paths.reboot_marker).unlink()
+    record = node.path(ASCEND.paths.rebooter_record)
+    record.unlink()
+    node.tree.reboot()
+    node.cluster.new_boot()
+    node.tree.load(ROOT)
+    if while_idle:
+        node.remember_nothing()
+    process = node.start()
+    if while_idle:
+        wait_until(lambda: is_lean(process), "it is idle")
+        record.unlink()
+    wait_until(lambda: "unschedulable" not in node.cluster.node()["spec"], "the cordon is lifted")
+    wait_until(lambda: is_lean(process), "it is idle")
+    assert not node.cluster.node()["metadata"].get("annotations")
+    lease = node.cluster.store.get("leases", "driver-manager-reboots", "npu-operator")
+    assert not lease["spec"].get("holderIdentity")
+    ended(process)
+
+
+@pytest.mark.parametrize("text", ["garbage", "x" * 200_000])
+def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str) -> None:
+    node.remember_nothing()
+    node.path(ASCEND.paths.reboot_marker).write_text(text)
+    process = node.start()
+    wait_until(lambda: is_lean(process), "it is idle")
+    time.sleep(0.3)  # several looks
+    assert is_lean(process)
+    begin, said, end = ended(process)
+    assert begin.startswith("watching ")
+    assert "cannot be read" in said
+    assert end == "told to end by SIGTERM"
+    assert node.asked() == []
+
+
+def catches_sigterm(process: subprocess.Popen[str]) -> bool:
+    """Whether it has a handler for SIGTERM by now (proc(5), SigCgt)."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_sigterm_on_the_way_to_being_idle_is_not_lost(node: Node) -> None:
+    process = node.start()
+    wait_until(lambda: catches_sigterm(process), "it takes signals")
+    assert not is_lean(process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == ExitCode.DONE, err
+
+
+def test_sigterm_on_the_way_from_being_idle_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SystemClock()
+    clock._asked_by = "SIGTERM"
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("the signal is forgotten"))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        with pytest.raises(Terminated):
+            rebooter_idle.become_command(["rebooter"], clock)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
+    process = node.start()
+    wait_until(lambda: is_lean(process), "it is idle")
+    node.mark()
+    wait_until(lambda: "create events" in node.asked(), "the request is announced")
+    assert not is_lean(process)
+    node.path(ASCEND.paths.reboot_marker).unlink()
+    wait_until(lambda: is_lean(process), "it is idle again")
+    labels = node.cluster.node()["metadata"]["labels"]
+    assert ASCEND.keys.reboot_required not in labels
+    assert any("withdraw the request" in message for message in ended(process))
+
+
+def test_a_dry_run_changes_nothing(node: Node) -> None:
+    node.mark()
+    process = node.start("--dry-run", AUTO_UPGRADE="true")
+    wait_until(lambda: "get leases" in node.asked(), "it has looked at the slots")
+    time.sleep(0.2)
+    assert any("dry run: would take a slot" in message for message in ended(process))
+    assert {asked.split()[0] for asked in node.asked()} == {"get"}
+    assert not node.path(ASCEND.paths.rebooter_record).exists()
+
+
+def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
+    node.mark()
+    lock = node.path(ASCEND.paths.rebooter_record + ".lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        process = node.start(AUTO_UPGRADE="true")
+        assert process.stderr is not None
+        assert "another rebooter is at work" in process.stderr.readline()
+        assert not node.tree.is_told_to_reboot
+    wait_until(lambda: node.tree.is_told_to_reboot, "it goes on when the first is gone")
+    process.kill()
+    process.communicate()
+
+
+def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
+    node.mark()
+    process = node.start(AUTO_UPGRADE="true", REBOOT_COMMAND="true")
+    wait_until(lambda: "patch leases" in node.asked() or "create leases" in node.asked(), "it has a slot")
+    wait_until(lambda: '"given": true' in node.path(ASCEND.paths.rebooter_record).read_text(), "it has rebooted")
+    ended(process)
+    # The command was given: the host may go down at any moment, and the slot stays.
+    assert node.cluster.store.get("leases", "driver-manager-reboots", "npu-operator")["spec"]["holderIdentity"] == NODE
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"REBOOT_WINDOWS": "sometimes"}, "'sometimes' is not a maintenance window"),
+        ({"REBOOT_TIME_ZONE": "Mars/Olympus"}, "no time zone 'Mars/Olympus'"),
+        ({"REBOOT_TIME_ZONE": "../../etc/passwd"}, "no time zone"),
+        ({"REBOOT_COMMAND": "'unclosed"}, "REBOOT_COMMAND cannot be split"),
+        ({"REBOOT_COMMAND": " "}, "REBOOT_COMMAND has no words"),
+        ({"MAX_CONCURRENT_REBOOTS": "0"}, "--max-concurrent-reboots"),
+        ({"REBOOT_MIN_UPTIME": "soon"}, "--reboot-min-uptime"),
+        ({"DRIVER_PROFILE": "rebellions"}, "profile rebellions asks for no reboots"),
+        ({"KUBECONFIG": "/absent"}, "no usable way to the cluster in /absent"),
+        ({"NODE_NAME": "Not A Node"}, "is not the name of a node"),
+        ({"REBOOTER_INTERVAL": "0"}, "--interval is 0 seconds"),
+    ],
+)
+def test_bad_options_are_usage_errors_before_anything_is_watched(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], env: dict[str, str], said: str
+) -> None:
+    for name, value in {**node.env, **env}.items():
+        monkeypatch.setenv(name, value)
+    assert run(["rebooter"]) == ExitCode.USAGE
+    assert said in capfd.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_a_usage_error_with_its_path(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node.path(ASCEND.paths.rebooter_record).parent.rmdir()
+    node.path("/var/lib/x").parent.joinpath("ascend").write_text("a file in the folder's place")
+    for name, value in node.env.items():
+        monkeypatch.setenv(name, value)
+    assert run(["rebooter"]) == ExitCode.USAGE
+    assert "/var/lib/ascend" in capfd.readouterr().err
+
+
+def test_a_marker_folder_that_cannot_be_written_ends_a_reconcile_with_its_path(node: Node) -> None:
+    node.tree.record("old", ROOT, "25.2.0")
+    node.path("/var/lib/x").parent.joinpath("ascend").write_text("a file in the folder's place")
+    pod = {"POD_NAME": node.cluster.driver_pod(), "POD_NAMESPACE": node.cluster.namespace}
+    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state", "--no-wait"]
+    done = subprocess.run(argv, env={**node.env, **pod}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == ExitCode.USAGE
+    assert ASCEND.paths.reboot_marker in done.stderr
+    assert ASCEND.keys.reboot_required not in node.cluster.node()["metadata"]["labels"]
+
+
+def reboot_rows(node: Node) -> list[str]:
+    """The rows of `status` about the reboot."""
+    lines = node.command("status").splitlines()
+    begin = next((number for number, line in enumerate(lines) if line.startswith("reboot ")), len(lines))
+    rows = lines[begin:]
+    end = next((number for number, line in enumerate(rows[1:], 1) if not line.startswith(" ")), len(rows))
+    return [row[10:] for row in rows[:end]]
+
+
+def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node: Node) -> None:
+    assert reboot_rows(node) == []
+    node.mark()
+    assert reboot_rows(node) == ["not announced on the Node yet", "no rebooter has looked at the marker yet"]
+    process = node.start()
+    wait_until(lambda: node.path(ASCEND.paths.rebooter_record).exists(), "it has looked")
+    wait_until(lambda: "waits for approval" in node.path(ASCEND.paths.rebooter_record).read_text(), "it waits")
+    state, waits = reboot_rows(node)
+    assert state == "required"
+    assert waits.startswith("waits for approval: annotate the Node with npu.openfuyao.com/approve-reboot=true")
+    process.kill()
+    process.communicate()
+
+
+def test_status_counts_attempts_and_names_a_record_that_cannot_be_read(node: Node) -> None:
+    at_s = int(time.time()) - 60
+    record = Record(attempts=(Attempt(5, "upgrade"), Attempt(at_s, "upgrade")))
+    node.path(ASCEND.paths.rebooter_record).write_text(encode_record(record))
+    node.mark()
+    assert reboot_rows(node)[-1].startswith("1 attempt(s) within 24 h, the last at 20")
+    body = json.loads(node.command("status", "-o", "json"))
+    assert (body["reboot"]["attempts"], body["reboot"]["lastAttempt"]) == (1, at_s)
+    since_1970 = ("status", "--reboot-attempts-window", "30s")
+    assert json.loads(node.command(*since_1970, "-o", "json"))["reboot"]["attempts"] == 0
+    node.path(ASCEND.paths.rebooter_record).write_text("garbage")
+    assert "the rebooter's record cannot be read" in reboot_rows(node)[-1]

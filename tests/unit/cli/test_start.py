@@ -1,0 +1,190 @@
+"""The command begins so that no signal is lost, and no closed stream or strange text becomes a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from driver_manager.cli.main import run
+from driver_manager.cli.start import LOOPS
+from driver_manager.domain.errors import ExitCode
+
+REPOSITORY = Path(__file__).parents[3]
+TIMEOUT_S = 30.0
+
+SIGNALLED = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Ends(MetaPathFinder):
+    '''SIGTERM arrives while the first library is imported: nobody can take it yet.'''
+    def find_spec(self, name, *_):
+        if name == "click" and not sys.modules.get("signalled"):
+            sys.modules["signalled"] = os
+            signal.raise_signal(signal.SIGTERM)
+
+sys.meta_path.insert(0, Ends())
+sys.argv = ["driver-manager", *sys.argv[1:]]
+from driver_manager.cli import start
+if "--unguarded" in sys.argv:
+    sys.argv.remove("--unguarded")
+    start.LOOPS = frozenset()
+if "--first" in sys.argv:
+    sys.argv.remove("--first")
+    os.getpid = lambda: start.FIRST_PID
+start.entry()
+"""
+
+
+def start(*argv: str, code: str = "", closed: Sequence[int] = ()) -> subprocess.CompletedProcess[str]:
+    """The command, or `code` with its words, run in a process of its own that begins with descriptors `closed`."""
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    return subprocess.run(
+        [sys.executable, *(["-c", code] if code else ["-m", "driver_manager"]), *argv],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        preexec_fn=close,
+    )
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> list[str]:
+    """Options of a loop on an empty host."""
+    for folder in ("etc", "sys/module", "dev", "run", "proc/sys/kernel/random", "var/lib/ascend"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
+    (tmp_path / "proc/uptime").write_text("100.0 100.0\n")
+    (tmp_path / "kubeconfig").write_text(
+        json.dumps(
+            {
+                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    return ["--host-root", str(tmp_path), "--node-name", "n", "--profile", "ascend", "--log-format", "text"]
+
+
+@pytest.mark.parametrize("command", sorted(LOOPS))
+def test_a_loop_that_is_told_to_end_while_it_starts_ends_well(command: str, host: list[str], tmp_path: Path) -> None:
+    rest = ["--kubeconfig", str(tmp_path / "kubeconfig")] if command == "rebooter" else []
+    done = start(command, *host, *rest, code=SIGNALLED)
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert "told to end by SIGTERM" in done.stderr
+
+
+def test_without_the_guard_it_would_end_by_the_signal(host: list[str]) -> None:
+    assert start("--unguarded", "health-watch", *host, code=SIGNALLED).returncode == -15
+
+
+def test_a_command_by_hand_can_be_interrupted_from_its_first_moment(host: list[str]) -> None:
+    assert start("status", *host, code=SIGNALLED).returncode == -15
+
+
+def test_the_first_process_of_a_container_keeps_the_signal_that_comes_as_it_starts(
+    host: list[str], tmp_path: Path
+) -> None:
+    options = [*host, "--kubeconfig", str(tmp_path / "kubeconfig")]
+    done = start("--first", "reconcile-driver-state", *options, code=SIGNALLED)
+    assert done.returncode == ExitCode.STANDING_DOWN, done.stderr
+    assert "told to end by SIGTERM" in done.stderr
+
+
+def test_the_sandbox_whose_children_inherit_what_is_blocked_blocks_nothing() -> None:
+    assert start("--first", "sandbox", "--list", code=SIGNALLED).returncode == -15
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("argv", [["status"], ["status", "-o", "json"], ["--help"], ["health-watch", "--once"], []])
+def test_a_closed_stream_is_no_traceback(argv: list[str], closed: tuple[int, ...], host: list[str]) -> None:
+    options = host if argv and argv[0] != "--help" else []
+    done = start(*argv, *options, closed=closed)
+    assert done.returncode not in (ExitCode.INTERNAL, 120), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_loop_whose_output_is_closed_runs_and_ends_well(host: list[str]) -> None:
+    done = start("health-watch", *host, code=SIGNALLED, closed=[1])
+    assert done.returncode == ExitCode.DONE, done.stderr
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+def test_the_streams_stay_open_in_the_program_that_a_loop_becomes(closed: tuple[int, ...]) -> None:
+    code = (
+        "import os, sys; from driver_manager.cli import start; start._fill_streams();"
+        "os.execv(sys.executable, [sys.executable, '-c', 'import os; [os.fstat(number) for number in range(3)]'])"
+    )
+    assert start(code=code, closed=closed).returncode == 0
+
+
+def test_a_closed_stream_is_not_taken_by_the_next_file() -> None:
+    code = "from driver_manager.cli import start; start._fill_streams(); import os; print(os.open('/dev/null', 0) > 2)"
+    assert start(code=code, closed=[0, 2]).stdout == "True\n"
+
+
+def test_half_a_character_is_spelled_out_on_standard_output() -> None:
+    code = "from driver_manager.cli import start; start._fill_streams(); print('a\\ud800b')"
+    assert start(code=code).stdout == "a\\ud800b\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "status", "reconcile-driver-state"])
+def test_the_exit_status_is_the_same_where_nobody_reads_the_output(command: str, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [command, "-o", "json", "--node-name", "n", "--kubeconfig", str(tmp_path / "none")]
+    with os.fdopen(writer, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "driver_manager", *argv],
+            cwd=REPOSITORY,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["status", "-o", "json", "--bogus"], "No such option"),
+        (["plan", "-ojson", "--reconcile-deadline", "soon"], "'soon' is not a duration"),
+        (["restore", "--output=json", "extra"], "unexpected extra argument"),
+    ],
+)
+def test_a_usage_error_is_json_too_where_json_is_wanted(
+    argv: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == ExitCode.USAGE
+    body = json.loads(capfd.readouterr().out)
+    assert said in body["error"]
+    assert "--help" in body["remedy"]
+    assert body["exitCode"] == ExitCode.USAGE
+
+
+def test_a_flag_that_is_neither_says_so_in_plain_words(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_REINSTALL", "perhaps")
+    assert run(["plan"]) == ExitCode.USAGE
+    said = capfd.readouterr().err
+    assert "'perhaps' is neither true nor false" in said
+    assert "Recognized" not in said

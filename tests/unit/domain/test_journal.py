@@ -1,0 +1,193 @@
+"""Every journal ever written stays readable; anything else is refused with one exception, never with a surprise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.journal import Journal, JournalUnreadable, OldDriver, Owner, decode, encode
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))
+GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
+TEXT = st.text(max_size=20)
+COUNT = st.integers(0, 2**63)
+PROCESS: dict[str, Any] = {
+    "pid": st.integers(1, 2**63),
+    "start_ticks": COUNT,
+    "pid_namespace": COUNT,
+    "boot_id": TEXT,
+}
+POD: dict[str, Any] = {"pod": TEXT, "pod_uid": st.text(min_size=1, max_size=20)}
+OWNERS = st.builds(Owner, **POD) | st.builds(Owner, **PROCESS) | st.builds(Owner, **POD, **PROCESS)
+JOURNALS = st.builds(
+    Journal,
+    owner=OWNERS,
+    boot_id=TEXT,
+    labels=st.dictionaries(TEXT, TEXT, max_size=4),
+    cordoned=st.booleans(),
+    services=st.lists(TEXT, max_size=2).map(tuple),
+    cordon_manager=TEXT,
+    driver=st.none()
+    | st.builds(OldDriver, version=TEXT, root=TEXT, modules=st.lists(TEXT, max_size=3).map(tuple), digest=TEXT),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(JOURNALS)
+def test_what_is_encoded_is_decoded_again(journal: Journal) -> None:
+    assert decode(encode(journal)) == journal
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_every_journal_ever_written_is_read_and_loses_nothing_when_written_again(path: Path) -> None:
+    text = path.read_text()
+    journal = decode(text)
+    assert decode(encode(journal)) == journal
+    assert contains(json.loads(encode(journal)), json.loads(text))
+
+
+def contains(now: Any, then: Any) -> bool:
+    """Whether `now` has everything that `then` had; newer writers may have added fields."""
+    if isinstance(then, dict):
+        return isinstance(now, dict) and all(key in now and contains(now[key], then[key]) for key in then)
+    return bool(now == then)
+
+
+def test_the_golden_journal_of_a_pod_means_what_it_did() -> None:
+    assert decode((Path(__file__).parents[1] / "golden/journal-v1-pod.json").read_text()) == Journal(
+        owner=Owner(pod="rbln-system/driver-x7k2p", pod_uid="0b0d7f0e-0000-4000-8000-000000000002"),
+        boot_id="6f1b1c3e-0000-4000-8000-000000000001",
+        labels={"rebellions.ai/npu.deploy.custom": "gold", "rebellions.ai/npu.deploy.device-plugin": "true"},
+        cordoned=True,
+        driver=OldDriver("1.2.91", "/run/rbln/driver", ("rebellions", "rebellions_core")),
+    )
+
+
+def test_the_golden_journal_of_a_process_means_what_it_did() -> None:
+    boot = "6f1b1c3e-0000-4000-8000-000000000001"
+    owner = Owner(pid=4711, start_ticks=123456, pid_namespace=4026531836, boot_id=boot)
+    assert decode((Path(__file__).parents[1] / "golden/journal-v1-process.json").read_text()) == Journal(owner, boot)
+
+
+def test_the_golden_journal_of_a_process_in_a_pod_holds_both() -> None:
+    boot = "6f1b1c3e-0000-4000-8000-000000000001"
+    assert decode((Path(__file__).parents[1] / "golden/journal-v1-pod-process.json").read_text()) == Journal(
+        owner=Owner(
+            pod="rbln-system/driver-x7k2p",
+            pod_uid="0b0d7f0e-0000-4000-8000-000000000002",
+            pid=7,
+            start_ticks=123456,
+            pid_namespace=4026532501,
+            boot_id=boot,
+        ),
+        boot_id=boot,
+        labels={"rebellions.ai/npu.deploy.device-plugin": "true"},
+        cordoned=True,
+        driver=OldDriver("1.2.91", "/opt/old", ("rebellions_peer", "rebellions", "rebellions_core"), "ab12"),
+    )
+
+
+def test_the_golden_journal_of_a_cordon_means_what_it_did() -> None:
+    found = decode((Path(__file__).parents[1] / "golden/journal-v1-cordon-manager.json").read_text())
+    assert (found.cordoned, found.cordon_manager) == (True, "driver-manager")
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in GOLDEN if "cordon-manager" not in path.name], ids=lambda path: path.name
+)
+def test_a_journal_of_before_cordons_had_managers_names_none(path: Path) -> None:
+    assert decode(path.read_text()).cordon_manager == ""
+
+
+@given(st.text() | JSON.map(json.dumps))
+def test_anything_else_is_unreadable_and_nothing_worse(text: str) -> None:
+    with pytest.raises(JournalUnreadable):
+        decode(text)
+
+
+@given(st.sampled_from(sorted(GOOD)), JSON)
+def test_a_journal_with_one_wrong_field_is_read_or_unreadable(field: str, value: Any) -> None:
+    try:
+        read = decode(json.dumps(GOOD | {field: value}))
+    except JournalUnreadable:
+        return
+    assert isinstance(read, Journal)
+    assert all(isinstance(label, str) for label in read.labels.values())
+
+
+@pytest.mark.parametrize("depth", [900, 990, 100_000])
+def test_deep_nesting_is_unreadable(depth: int) -> None:
+    with pytest.raises(JournalUnreadable):
+        decode('{"v":1,"owner":' + "[" * depth + "]" * depth + "}")
+
+
+@pytest.mark.parametrize("field", ["owner", "bootId", "labels", "cordoned"])
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(JournalUnreadable, match=field):
+        decode(json.dumps({key: value for key, value in GOOD.items() if key != field}))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"v": "1"}, "version is '1'"),
+        ({"v": 0}, "version is 0"),
+        ({"v": True}, "version is True"),
+        ({"v": None}, "version is None"),
+        ({"cordoned": "true"}, "cordoned"),
+        ({"labels": {"a": 1}}, "labels"),
+        ({"labels": []}, "labels"),
+        ({"driver": []}, "driver"),
+        ({"cordonManager": 7}, "cordonManager"),
+        ({"cordonManager": None}, "cordonManager"),
+        ({"driver": {"version": "1", "root": "/", "modules": [1]}}, "modules"),
+        ({"driver": {"version": 1, "root": "/", "modules": []}}, "version"),
+        ({"owner": {"pid": True, "startTicks": 1, "pidNamespace": 1, "bootId": "b"}}, "pid"),
+        ({"services": "rbln_daemon.service"}, "services"),
+        ({"services": [1]}, "services"),
+        ({"owner": {"uid": 1, "pod": "p"}}, "uid"),
+        ({"owner": {"uid": "u", "pod": "p", "pid": "7"}}, "pid"),
+        ({"owner": {"uid": "u", "pod": "p", "pid": 7}}, "startTicks"),
+        ({"owner": {}}, "pid"),
+        ({"driver": {"version": "1", "root": "/", "modules": [], "digest": 1}}, "digest"),
+    ],
+)
+def test_a_wrong_field_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(JournalUnreadable, match=named) as caught:
+        decode(json.dumps(GOOD | change))
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "--ignore-journal" in caught.value.remedy
+
+
+@pytest.mark.parametrize("version", [2, 3, 10**6])
+def test_a_newer_version_asks_for_a_newer_manager(version: int) -> None:
+    with pytest.raises(JournalUnreadable, match=f"version {version}") as caught:
+        decode(json.dumps(GOOD | {"v": version, "labels": "something new"}))
+    assert "at least as new" in caught.value.remedy
+
+
+def test_an_unknown_extra_field_of_the_same_version_is_ignored() -> None:
+    assert decode(json.dumps(GOOD | {"later": 1})) == decode(json.dumps(GOOD))
+
+
+def test_two_processes_of_one_pod_are_two_owners() -> None:
+    first = Owner("ns/a", "u1", pid=7, start_ticks=1, pid_namespace=2, boot_id="b")
+    again = Owner("ns/a", "u1", pid=7, start_ticks=9, pid_namespace=3, boot_id="b")
+    assert decode(encode(Journal(first, "b"))).owner == first
+    assert decode(encode(Journal(again, "b"))).owner != first
+
+
+def test_an_owner_is_named_for_people() -> None:
+    assert str(Owner("ns/a", "u1")) == "pod ns/a"
+    assert str(Owner("ns/a", "u1", pid=7)) == "pod ns/a"
+    assert str(Owner(pid=7)) == "process 7 run by hand"

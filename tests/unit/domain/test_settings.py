@@ -1,0 +1,152 @@
+"""Options are declared once, and a duration is Go's form or plain seconds and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager import settings
+from driver_manager.profiles import builtin
+from driver_manager.settings import Setting, SettingKind, Values, parse_duration
+
+ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0),
+        ("0s", 0.0),
+        ("90", 90.0),
+        ("1.5", 1.5),
+        ("30s", 30.0),
+        ("5m", 300.0),
+        ("1h30m", 5400.0),
+        ("1.5h", 5400.0),
+        ("1m0.5s", 60.5),
+        ("250ms", 0.25),
+        ("1m250ms", 60.25),
+        ("10us", 1e-5),
+        ("10µs", 1e-5),
+        ("10ns", 1e-8),
+        (" 5m ", 300.0),
+        ("720h", 2_592_000.0),
+    ],
+)
+def test_a_duration_is_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "s",
+        "five",
+        "5x",
+        "-5m",
+        "+-1",
+        "5m30",
+        "30 s",
+        "1h 30m",
+        "5m;",
+        "1e3",
+        "inf",
+        "nan",
+        "0x10",
+        "5mm",
+    ],
+)
+def test_anything_else_is_refused_with_the_text_in_the_message(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a duration such as"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["721h", "2592001", "9" * 400])
+def test_more_than_thirty_days_is_a_mistake(text: str) -> None:
+    with pytest.raises(ValueError, match="longer than 30 days"):
+        parse_duration(text)
+
+
+@given(st.text(max_size=12))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        return
+    assert 0 <= seconds <= settings.MAX_DURATION_S
+
+
+@given(st.integers(0, 500), st.integers(0, 59), st.integers(0, 59))
+def test_gos_own_form_is_read_back(hours: int, minutes: int, seconds: int) -> None:
+    assert parse_duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
+
+
+def test_every_option_has_one_name_and_one_variable() -> None:
+    assert len({setting.name for setting in ALL}) == len(ALL)
+    variables = [name for setting in ALL for name in (setting.env, *setting.also)]
+    assert len(set(variables)) == len(variables)
+    assert all(setting.help for setting in ALL)
+
+
+@pytest.mark.parametrize("setting", ALL, ids=lambda setting: setting.name)
+def test_every_default_is_a_value_of_its_option(setting: Setting) -> None:
+    assert setting.flag.startswith("--")
+    assert "_" not in setting.flag
+    if setting.kind is SettingKind.DURATION and setting.default is not None:
+        assert parse_duration(setting.default) >= 0
+    elif setting.kind is SettingKind.CHOICE:
+        assert setting.default in setting.choices
+    elif setting.kind is SettingKind.FLAG:
+        assert setting.default is False
+
+
+@pytest.mark.parametrize(
+    ("env", "default"),
+    [
+        ("POD_TERMINATION_TIMEOUT", "5m"),
+        ("RECONCILE_DEADLINE", "30m"),
+        ("DRIVER_LOAD", "container"),
+        ("DRIVER_PROFILE", "auto"),
+        ("DRIVER_CONFIG_DIGEST", None),
+        ("FORCE_REINSTALL", False),
+        ("ENABLE_NPU_POD_EVICTION", False),
+        ("ENABLE_AUTO_DRAIN", False),
+        ("DRAIN_TIMEOUT_SECONDS", "0s"),
+        ("NPU_POD_EVICTION_FORCE", False),
+        ("NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA", False),
+        ("EVICT_HOLDERS", False),
+    ],
+)
+def test_defaults_are_those_of_the_contract(env: str, default: object) -> None:
+    (found,) = [setting for setting in ALL if setting.env == env]
+    assert found.default == default
+
+
+def test_the_default_waits_fit_into_the_default_deadline() -> None:
+    default = {setting.name: setting.default for setting in ALL}
+    names = ("pod_termination_timeout", "device_free_timeout", "pod_eviction_timeout", "wait_for_completion_timeout")
+    assert sum(parse_duration(default[name]) for name in names) <= parse_duration(default["reconcile_deadline"])
+
+
+HEALTH = [*settings.HEALTH, *settings.HOST, *settings.LOGGING]
+
+
+def test_health_watch_has_the_defaults_of_the_contract_and_each_option_once() -> None:
+    found = {setting.env: setting.default for setting in settings.HEALTH}
+    assert (found["HEALTH_WATCH_INTERVAL"], found["HEALTH_WATCH_FAILURES"]) == ("60s", "3")
+    assert (found["METRICS_ADDR"], found["METRICS_TEXTFILE"]) == (None, None)
+    assert {profile.probe.timeout_s for profile in builtin().values() if profile.probe} == {20.0}
+    assert len({setting.name for setting in HEALTH}) == len(HEALTH)
+    assert len({setting.env for setting in [*HEALTH, *ALL]}) == len({*HEALTH, *ALL})
+
+
+def test_values_come_in_their_own_type() -> None:
+    values = Values({"text": "x", "none": None, "empty": "", "flag": True, "wait": 1.5})
+    assert (values.text("text"), values.text("none"), values.text("empty"), values.text("unknown")) == ("x", "", "", "")
+    assert values.flag("flag") is True
+    assert values.flag("none") is False
+    assert values.seconds("wait") == 1.5
+    assert Values({"failures": 3}).count("failures") == 3

@@ -1,0 +1,191 @@
+"""The pure parts of the cluster tier's kill sweep: what counts as an effect, what is covered, what each judge finds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.host_tree import HostTree
+from tests.control_plane.api_request import ApiRequest
+from tests.control_plane.exchanges import Exchange
+from tests.control_plane.runner import JOURNAL, NEW_ROOT
+from tests.control_plane.sweep.host_effects import Surroundings, effect_of
+from tests.control_plane.sweep.judging import judge
+from tests.control_plane.sweep.light_tools import lighten
+from tests.control_plane.sweep.outcome import Outcome
+from tests.control_plane.sweep.recording import Effect, Place, recorded, uncovered
+
+AROUND = Surroundings(host="/h", container="/c", own="/c/tmp")
+WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
+
+
+@pytest.mark.parametrize(
+    ("event", "args", "effect"),
+    [
+        ("open", ("/h/run/x", "r", READ), ""),
+        ("open", ("/h/run/x", None, WRITE), "write /run/x"),
+        ("open", ("/h/run/x", "r+", os.O_RDWR), "write /run/x"),
+        ("open", ("/h/run/.x.0123456789ab", None, WRITE), "write /run/.x.*"),
+        ("open", ("/c/termination-log", None, WRITE), "write (container)/termination-log"),
+        ("open", ("/c/tmp/ca", None, WRITE), ""),
+        ("open", ("/dev/null", "rb+", os.O_RDWR), ""),
+        ("open", ("/etc/passwd", "w", WRITE), "write /etc/passwd"),
+        ("open", (7, "rb", READ), ""),
+        ("open", (".x.0123456789ab", None, WRITE), "write .x.*"),
+        ("open", ("a.lock", None, os.O_CREAT), ""),
+        ("open", ("a.lock", None, WRITE), "write a.lock"),
+        ("os.rename", ("/h/run/.x.0123456789ab", "/h/run/x", -1, -1), "rename /run/.x.*"),
+        ("os.remove", ("/h/nothing/here", -1), ""),
+        ("os.mkdir", ("/", 0o777, -1), ""),
+        ("os.mkdir", ("/h/new", 0o777, -1), "mkdir /new"),
+        ("os.link", ("/h/a", "/h/b", -1, -1), "link /a"),
+        ("os.kill", (123, 9), "os.kill (123, 9)"),
+        ("os.system", (b"true",), "system true"),
+        ("os.fork", (), "os.fork ()"),
+        ("subprocess.Popen", ("rmmod", ["rmmod", "rebellions"], None, None), "run rmmod rebellions"),
+        ("subprocess.Popen", ("x", ["/sbin/umount", "--", "/h/run/d"], None, None), "run umount -- /run/d"),
+        ("subprocess.Popen", ("x", ["modinfo", "/h/a.ko"], None, None), ""),
+        ("subprocess.Popen", ("x", ["modprobe", "--dump-modversions", "/h/a.ko"], None, None), ""),
+        ("subprocess.Popen", ("x", ["a-new-tool"], None, None), "run a-new-tool"),
+        ("ctypes.dlsym", ("libudev", "udev_new"), ""),
+        ("ctypes.dlsym", ("libc", "umount2"), "ctypes.dlsym umount2"),
+        ("import", ("json", None, None, None, None), ""),
+        ("an.event.of.tomorrow", (1, 2), "an.event.of.tomorrow (1, 2)"),
+    ],
+)
+def test_what_is_not_known_to_change_nothing_is_an_effect(event: str, args: tuple[Any, ...], effect: str) -> None:
+    assert effect_of(event, args, AROUND) == effect
+
+
+def test_a_name_in_an_open_folder_is_found_there(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("")
+    folder = os.open(tmp_path, os.O_PATH)
+    around = replace(AROUND, host=str(tmp_path))
+    try:
+        assert effect_of("os.remove", ("there", folder), around) == "remove /there"
+        assert effect_of("os.remove", ("gone", folder), around) == ""
+        assert effect_of("os.rename", (".there.0123456789ab", "there", folder, folder), around) == "rename /.there.*"
+    finally:
+        os.close(folder)
+
+
+@pytest.mark.parametrize(("name", "effect"), [(".x.0123456789ab", ""), ("x", "chmod /x")])
+def test_the_mode_of_a_file_counts_once_it_has_its_name(tmp_path: Path, name: str, effect: str) -> None:
+    with (tmp_path / name).open("w") as file:
+        around = replace(AROUND, host=str(tmp_path))
+        assert effect_of("os.chmod", (file.fileno(), 0o644, -1), around) == effect
+
+
+def exchange(at_s: float, method: str, path: str, body: Any = None) -> Exchange:
+    return Exchange(0, ApiRequest(method, path, body=body), at_s)
+
+
+EVICTION = "/api/v1/namespaces/team/pods/p/eviction"
+
+
+def test_both_sides_are_in_the_order_of_time_and_what_only_asks_counts_but_is_no_effect() -> None:
+    exchanges = [
+        exchange(1.0, "GET", "/api/v1/nodes/n"),
+        exchange(2.0, "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"),
+        exchange(3.0, "POST", EVICTION, {"deleteOptions": {"dryRun": ["All"]}}),
+        exchange(5.0, "POST", EVICTION, {"deleteOptions": {"preconditions": {"uid": "u"}}}),
+    ]
+    assert recorded(exchanges, [(4.0, "write /a"), (6.0, "write /b")]) == (
+        Effect(Place.HOST, "write /a", 0),
+        Effect(Place.API, "create pods/eviction", 2),
+        Effect(Place.HOST, "write /b", 1),
+    )
+
+
+def test_an_effect_that_was_not_recorded_is_said() -> None:
+    one, two, new = (Effect(Place.HOST, name, number) for name, number in (("a", 0), ("b", 1), ("new", 1)))
+    assert uncovered((one, two), ()) == ""
+    assert uncovered((one, two), (one, two)) == ""
+    assert "there was host: new" in uncovered((one, two), (one, new))
+    assert "host: b" in uncovered((one,), (one, two))
+
+
+SOUND = Outcome(
+    code=0,
+    labels={"a": "true"},
+    annotations={},
+    is_cordoned=False,
+    modules={"rebellions": "2.0.1"},
+    files={"/run/state": "new"},
+    mounts="",
+    services=(),
+    jobs=("gone",),
+    bystander="Running",
+    evicted={"u": 1},
+    interrupted=0,
+)
+CORDONED = replace(SOUND, is_cordoned=True)
+
+
+def found(wanted: Outcome, got: Outcome, uncovered: str = "", edits: Mapping[str, str] | None = None) -> list[str]:
+    verdict = judge(wanted, got, edits=edits or {}, uncovered=uncovered, pods=frozenset({"u"}))
+    return [name for name, lines in verdict.by_name().items() if lines]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "got", "name"),
+    [
+        (SOUND, replace(SOUND, labels={}), "lost_labels"),
+        (SOUND, replace(SOUND, labels={"a": "paused"}), "lost_labels"),
+        (SOUND, replace(SOUND, labels={"a": "true", "b": "true"}), "lost_labels"),
+        (CORDONED, SOUND, "lost_cordons"),
+        (SOUND, CORDONED, "leaked_cordons"),
+        (SOUND, replace(SOUND, annotations={JOURNAL: "{}"}), "leftover_journals"),
+        (SOUND, replace(SOUND, annotations={"x": "y"}), "leftover_annotations"),
+        (SOUND, replace(SOUND, modules={}), "wrong_drivers"),
+        (SOUND, replace(SOUND, files={"/run/state": "old"}), "wrong_drivers"),
+        (SOUND, replace(SOUND, mounts="/run/driver"), "wrong_drivers"),
+        (SOUND, replace(SOUND, services=("a.service",)), "wrong_drivers"),
+        (SOUND, replace(SOUND, evicted={"u": 2}), "wrong_evictions"),
+        (SOUND, replace(SOUND, evicted={"other": 1}), "wrong_evictions"),
+        (SOUND, replace(SOUND, bystander="gone"), "wrong_evictions"),
+        (SOUND, replace(SOUND, jobs=("Running",)), "wrong_evictions"),
+        (SOUND, replace(SOUND, code=5), "wrong_exit_codes"),
+    ],
+)
+def test_each_judge_finds_its_own_and_nothing_else(wanted: Outcome, got: Outcome, name: str) -> None:
+    assert found(wanted, wanted) == []
+    assert found(wanted, got) == [name]
+
+
+def test_an_administrators_edit_wins_and_an_uncovered_effect_is_a_failure() -> None:
+    assert found(SOUND, SOUND, edits={"a": "false"}) == ["lost_labels"]
+    assert found(SOUND, replace(SOUND, labels={"a": "false"}), edits={"a": "false"}) == []
+    assert found(SOUND, SOUND, uncovered="host: new") == ["uncovered_effects"]
+
+
+def said(tree: HostTree, *argv: str) -> tuple[int, str, str]:
+    path = f"{tree.bin}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, timeout=30, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path / "host", tmp_path / "bin", builtin()["rebellions"])
+    tree.build()
+    tree.add_driver(NEW_ROOT, "2.0.1")
+    root = tree.root / NEW_ROOT.lstrip("/")
+    module = str(next(root.rglob("rebellions.ko")))
+    asked = (("modinfo", module), ("modprobe", "--dump-modversions", module), (str(root / "usr/bin/rbln-smi"), "-j"))
+    empty = [said(tree, *argv) for argv in asked]
+    tree.load(NEW_ROOT)
+    loaded = [said(tree, *argv) for argv in asked]
+    lighten(tree)
+    lighten(tree)
+    assert [said(tree, *argv) for argv in asked] == loaded
+    assert said(tree, "rmmod", "rebellions")[0] == 0
+    assert [said(tree, *argv) for argv in asked] == empty
+    assert said(tree, "modprobe", "--dirname", str(root), "--set-version", "6.1.0-sandbox", "rebellions")[0] == 0
+    assert tree.driver_version == "2.0.1"

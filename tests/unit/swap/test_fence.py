@@ -1,0 +1,130 @@
+"""A run that was superseded, at whatever moment and however long it slept, does nothing more to the driver or the node.
+
+MUTANTS that this caught, each proved again at the end: no look before an effect, or before an
+eviction; a look without the owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from driver_manager.core.swap.executor import Executor
+from driver_manager.core.swap.fence import Fence
+from driver_manager.domain import journal as journals
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.journal import Owner
+from tests.fakes.builders import PROFILE
+from tests.fakes.host import FakeHost
+from tests.fakes.scenarios import SCENARIOS, TAKING, undisturbed
+from tests.fakes.world import World
+
+OTHER = Owner(pid=9, start_ticks=9, pid_namespace=2, boot_id="boot-1")
+ON_DRIVER = ("unload", "load", "reload", "unmount", "remove", "write", "stop")
+EFFECTS = (*ON_DRIVER, "evict")
+
+
+def take_over(world: World) -> None:
+    """Another run takes the node, as `--take-over` does."""
+    key = PROFILE.keys.journal
+    there = world.cluster.current
+    assert there is not None
+    text = there.annotations.get(key)
+    if text is not None:
+        journal = replace(journals.decode(text), owner=OTHER)
+        world.cluster.edit(annotations={key: journals.encode(journal)})
+    world.host.claimed_by = OTHER
+
+
+def check_superseded(name: str, call: int, *, can_be_locked: bool = True) -> None:
+    """Another run takes over at `call`. Raises AssertionError unless this one touches nothing any more."""
+    world = SCENARIOS[name]()
+    world.host.can_be_locked = can_be_locked
+    left: list[object] = []
+
+    def act() -> None:
+        if world.host.is_owned or world.killer.calls[-1].startswith((*EFFECTS, "start")):
+            return  # who takes over waits for the end of an effect; a service is started right after a look at the Node
+        world.running.add(OTHER)
+        take_over(world)
+        left.extend([len(world.killer.effects), world.state()])
+
+    world.killer.at_call(call, act)
+    outcome = world.run()
+    assert outcome is not None
+    if not left:
+        return
+    at, state = left
+    assert isinstance(at, int)
+    assert [one for one in world.killer.effects[at:] if one.startswith(EFFECTS)] == [], f"at call {call}"
+    assert outcome.exit_code is ExitCode.OWNED_ELSEWHERE, f"at call {call}: {outcome}"
+    assert replace(world.state(), files={}) == replace(state, files={})  # type: ignore[type-var]
+
+
+def taken_calls(name: str) -> range:
+    """Calls of an undisturbed run after which it has taken node and host, up to its last patch."""
+    world = SCENARIOS[name]()
+    world.run()
+    calls = world.killer.calls
+    last = max(number for number, called in enumerate(calls) if called == "patch")
+    return range(calls.index("note") + 1, last)
+
+
+def check_all() -> None:
+    for name in TAKING:
+        for call in taken_calls(name):
+            check_superseded(name, call)
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_a_run_that_was_superseded_does_nothing_more(name: str) -> None:
+    for call in taken_calls(name):
+        check_superseded(name, call)
+        check_superseded(name, call, can_be_locked=False)
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_every_effect_on_the_driver_of_a_taken_node_is_owned(name: str) -> None:
+    world = SCENARIOS[name]()
+    owned: list[bool] = []
+    for number in range(undisturbed(name)[3]):
+        world.killer.at_call(number, lambda: owned.append(world.host.is_owned))
+    world.run()
+    for called, is_owned in zip(world.killer.calls, owned, strict=False):
+        if called.startswith(ON_DRIVER):
+            assert is_owned, called
+
+
+def test_a_host_without_room_for_the_note_is_asked_for_by_the_node_and_said() -> None:
+    world = SCENARIOS["replace_by_manager"]()
+    world.host.can_be_locked = False
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.DONE
+    assert [line for line in world.reporter.warnings if "only the Node itself tells" in line]
+
+
+def caught(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "mutant"),
+    [
+        (Fence, "effect", lambda *_: contextlib.nullcontext()),
+        (FakeHost, "owned", lambda *_: contextlib.nullcontext()),
+        (Executor, "_check_owner", lambda _: None),
+    ],
+    ids=["no look before an effect", "a look without the owner", "no look before an eviction"],
+)
+def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object) -> None:
+    assert not caught(check_all)
+    monkeypatch.setattr(target, name, mutant)
+    assert caught(check_all)

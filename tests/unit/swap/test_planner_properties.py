@@ -1,0 +1,187 @@
+"""Any combination of facts and wishes leads to a sound plan or to an error with a remedy."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driver_manager.domain import selectors
+from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Observation, Policy
+from driver_manager.domain.pods.workloads import PodAction
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.steps import (
+    AskOperator,
+    DrainNode,
+    EvictWorkloads,
+    GiveBack,
+    LoadModules,
+    PauseLast,
+    Plan,
+    PlanAgain,
+    StandDown,
+    TakeNode,
+    UnloadModules,
+    UnmountDriverRoot,
+    WaitForCompletion,
+    WaitForSafeLoad,
+)
+from tests.fakes.builders import (
+    LABELS,
+    NEW_DIGEST,
+    OLD_DIGEST,
+    PROFILE,
+    PROFILES,
+    ROOT_MOUNT,
+    SOMEBODY,
+    driver_pod,
+    host,
+    journal,
+    key,
+    modules,
+    node,
+    observation,
+    source,
+    workload,
+)
+from tests.fakes.plans import ASCEND_LOADED, READY, STATE, TAKEN
+
+DRA = {key("dra-kubelet-plugin"): "true"}
+USERS = (
+    workload("asks"),
+    workload("bare", owner_kind="", labels={"job": "1"}),
+    workload("ending", labels={"job": "1"}),
+    workload("leaving", deleting=True),
+    workload("claims", resources=(), claims=("c",)),
+    workload("holds", resources=()),
+    workload("web", resources=()),
+)
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Observation:
+    """Any combination of facts that the table looks at."""
+    facts = host(
+        modules=draw(st.sampled_from([{}, modules(), ASCEND_LOADED["modules"]])),
+        digest=draw(st.sampled_from([None, OLD_DIGEST, NEW_DIGEST])),
+        digest_problem=draw(st.sampled_from(["", "garbage"])),
+        root_mounts=draw(st.sampled_from([(), (ROOT_MOUNT,)])),
+        artifacts=draw(st.sampled_from([(), (READY, STATE)])),
+        host_driver=draw(st.sampled_from(["", "/lib/m.ko"])),
+        source=draw(st.sampled_from([None, source(), source(ROOT_MOUNT), source(problem="no", remedy="build it")])),
+        previous_source=draw(st.sampled_from([None, source("/opt/old", "1.0"), source(ROOT_MOUNT, "1.0")])),
+        marker=draw(st.sampled_from([None, Marker("upgrade", "boot-0"), Marker("upgrade", "boot-1")])),
+    )
+    return observation(
+        host=facts,
+        node=node(
+            draw(st.sampled_from([LABELS, LABELS | DRA, TAKEN | DRA, TAKEN, {}])),
+            unschedulable=draw(st.booleans()),
+            annotations=draw(st.sampled_from([{}, {PROFILE.keys.upgrade_enabled: "true"}])),
+        ),
+        pods=tuple(draw(st.lists(st.sampled_from(USERS), unique_by=lambda pod: pod.uid, max_size=4))),
+        claims=draw(st.sampled_from([(), (Claim("tenant", "c", PROFILE.device_classes),)])),
+        holders=draw(st.sampled_from([(), (Holder(7, "x", "/dev/rbln0", "open", pod_uid="holds"),)])),
+        journal=draw(st.sampled_from([None, journal(), journal(owner=SOMEBODY)])),
+        owner_alive=draw(st.sampled_from([True, False, None])),
+        digest=draw(st.sampled_from(["", NEW_DIGEST])),
+        own_pod=draw(st.sampled_from([None, driver_pod(), driver_pod(main_started=True)])),
+    )
+
+
+POLICIES = st.builds(
+    Policy,
+    loader=st.sampled_from(Loader),
+    force_reinstall=st.booleans(),
+    no_wait=st.booleans(),
+    take_over=st.booleans(),
+    eviction=st.builds(
+        EvictionRules,
+        is_enabled=st.booleans(),
+        forces=st.booleans(),
+        evicts_holders=st.booleans(),
+        drains=st.booleans(),
+    ),
+    completion=st.sampled_from([selectors.parse(""), selectors.parse("job")]),
+    safe_load=st.booleans(),
+    waited=st.frozensets(st.sampled_from([SAFE_LOAD, OPERATOR, COMPLETION])),
+)
+ASKING = {WaitForSafeLoad, AskOperator, PlanAgain}
+"""What may come before the node is taken: it asks an operator, who must not find us half-way."""
+
+
+def plan_or_error(obs: Observation, profile: Profile, policy: Policy) -> Plan | ManagerError:
+    try:
+        return plan(obs, profile, policy)
+    except ManagerError as error:
+        return error
+
+
+@settings(max_examples=300)
+@given(observations(), st.sampled_from(sorted(PROFILES)), POLICIES)
+def test_any_plan_is_sound(obs: Observation, name: str, policy: Policy) -> None:
+    found = plan_or_error(obs, PROFILES[name], policy)
+    if isinstance(found, ManagerError):
+        assert found.remedy
+        return
+    kinds = [type(step) for step in found.steps]
+    assert found.reason
+    assert json.loads(json.dumps(found.to_json()))["decision"] == found.decision.value
+    assert found.to_text().count("\n") >= len(found.steps) + 1
+    if name == "ascend":
+        assert UnloadModules not in kinds, "this driver must never be unloaded"
+    if TakeNode in kinds:
+        assert set(kinds[: kinds.index(TakeNode)]) <= ASKING, "an effect before the journal"
+        assert GiveBack in kinds, "taken and never given back"
+    if GiveBack in kinds:
+        assert set(kinds[kinds.index(GiveBack) + 1 :]) <= {StandDown}, "work goes on after giving back"
+    if name != "ascend" and {LoadModules, UnloadModules, UnmountDriverRoot} & set(kinds):
+        assert TakeNode in kinds, "two runs may do this at once"
+    if UnmountDriverRoot in kinds and policy.loader is Loader.CONTAINER:
+        at_work = [
+            pod for pod in obs.pods.pods if pod.main_started and PROFILES[name].deploy.driver_key in pod.selector_keys
+        ]
+        assert not at_work, "a driver container is at work"
+    if UnmountDriverRoot in kinds and policy.loader is Loader.MANAGER and obs.host is not None:
+        sources = (obs.host.source, obs.host.previous_source)
+        assert ROOT_MOUNT not in [one.root for one in sources if one is not None], "it unmounts what it loads from"
+    if obs.journal is not None and obs.journal.owner != obs.me and not policy.take_over:
+        assert obs.owner_alive is False, "another run's node is touched"
+    if LoadModules in kinds:
+        assert policy.loader is Loader.MANAGER
+
+
+@settings(max_examples=500)
+@given(observations(), POLICIES)
+def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy) -> None:
+    found = plan_or_error(obs, PROFILE, policy)
+    if isinstance(found, ManagerError):
+        return
+    kinds = [type(step) for step in found.steps]
+    is_loaded = obs.host is not None and "rebellions" in obs.host.modules
+    clears = {EvictWorkloads, DrainNode} & set(kinds)
+    evicted = [one.pod for one in found.workloads if one.action is PodAction.EVICT]
+    assert len(clears) <= 1
+    assert bool(evicted) <= bool(clears), "it tells of evictions that it does not make"
+    assert len({one.pod.uid for one in found.workloads}) == len(found.workloads)
+    assert not [one for one in found.workloads if one.action is PodAction.BLOCK and one.has_asked], (
+        "it begins all the same"
+    )
+    if clears or PauseLast in kinds or AskOperator in kinds or WaitForCompletion in kinds:
+        assert is_loaded, "nobody has to leave where nothing is unloaded"
+    for clear in clears:
+        assert not is_managed(obs, PROFILE), "the operator evicts"
+        assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(UnloadModules)
+        assert policy.eviction.is_enabled or policy.eviction.drains or policy.eviction.evicts_holders or not evicted
+        assert PauseLast not in kinds or kinds.index(clear) < kinds.index(PauseLast) < kinds.index(UnloadModules)
+    afters = [step.after for step in found.steps if isinstance(step, PlanAgain)]
+    assert not set(afters) & policy.waited, "it waits twice for the same"
+    assert len(set(afters)) == len(afters)
+    for index, kind in enumerate(kinds):
+        if kind in (WaitForSafeLoad, AskOperator, WaitForCompletion):
+            assert kinds[index + 1] is PlanAgain, "it acts on what it saw before the wait"

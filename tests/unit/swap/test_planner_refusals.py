@@ -1,0 +1,102 @@
+"""What stops a run before its first effect, and whose journal does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from driver_manager.domain.errors import (
+    ConfigError,
+    ExitCode,
+    ManagerError,
+    OwnedElsewhere,
+    PreflightFailed,
+    RebootRequired,
+)
+from driver_manager.domain.model import Module, Policy
+from driver_manager.domain.swap.planner import plan, refuse_if_owned
+from driver_manager.domain.swap.steps import Decision
+from tests.fakes.builders import NEW_DIGEST, PROFILE, SOMEBODY, host, journal, modules, node, observation, source
+from tests.fakes.plans import CONTAINER, MANAGER
+
+FULL = host(state_problem="/run is full", artifacts=(PROFILE.paths.state_file,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "policy", "error", "said"),
+    [
+        ({"host": None}, CONTAINER, ConfigError, "this is not node"),
+        ({"digest": ""}, CONTAINER, ConfigError, "the wanted driver is not known"),
+        ({"host": host(conflicting=("nouveau",))}, CONTAINER, PreflightFailed, "nouveau"),
+        ({"host": host(modules={}, digest=None)}, MANAGER, PreflightFailed, "no driver root"),
+        ({}, Policy(deadline_s=1.0), PreflightFailed, "shorter than the waits"),
+        (
+            {"host": FULL},
+            CONTAINER,
+            PreflightFailed,
+            "/run is full",
+        ),
+        ({"journal": journal(owner=SOMEBODY), "owner_alive": True}, CONTAINER, OwnedElsewhere, "is still there"),
+        ({"journal": journal(owner=SOMEBODY), "owner_alive": None}, CONTAINER, OwnedElsewhere, "cannot be told"),
+    ],
+)
+def test_what_stops_a_run_says_why_and_what_to_do(
+    fields: dict[str, Any], policy: Policy, error: type[ManagerError], said: str
+) -> None:
+    with pytest.raises(error, match=said) as caught:
+        plan(observation(**fields), PROFILE, policy)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("fields", "policy"),
+    [
+        ({"journal": journal(owner=SOMEBODY), "owner_alive": False}, CONTAINER),
+        ({"journal": journal(), "owner_alive": True}, CONTAINER),
+        ({"journal": journal(), "owner_alive": None}, CONTAINER),
+        ({"journal": journal(owner=SOMEBODY), "owner_alive": True}, Policy(take_over=True)),
+    ],
+)
+def test_a_journal_of_ours_or_of_the_dead_does_not_stop_a_run(fields: dict[str, Any], policy: Policy) -> None:
+    assert plan(observation(**fields), PROFILE, policy).decision is Decision.REPLACE
+
+
+def test_a_refused_second_run_ends_with_eleven() -> None:
+    assert OwnedElsewhere("", "").exit_code is ExitCode.OWNED_ELSEWHERE
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+def test_an_owner_of_whom_nobody_can_tell_is_refused_off_the_node_too(take_over: bool) -> None:
+    obs = observation(journal=journal(owner=SOMEBODY), owner_alive=None, host=None, own_pod=None)
+    if take_over:
+        refuse_if_owned(obs, take_over=True)
+        return
+    with pytest.raises(OwnedElsewhere, match="cannot be told from here whether it lives") as caught:
+        refuse_if_owned(obs, take_over=False)
+    assert "--take-over" in caught.value.remedy
+
+
+def test_a_foreign_module_above_the_driver_is_found_before_the_first_change() -> None:
+    facts = host(modules=modules(third_party=Module("third_party")), source=source())
+    for policy in (CONTAINER, MANAGER):
+        with pytest.raises(PreflightFailed, match="foreign module third_party"):
+            plan(observation(host=facts), PROFILE, policy)
+
+
+def test_a_node_whose_reboot_was_granted_in_this_boot_is_not_taken() -> None:
+    keys = replace(PROFILE.keys, pre_reboot_boot_id="example.com/boot", reboot_in_progress="example.com/reboot")
+    profile = replace(PROFILE, keys=keys)
+    for boot_id, is_refused in ((host().boot_id, True), ("an-earlier-boot", False)):
+        granted = {keys.pre_reboot_boot_id: boot_id, keys.reboot_in_progress: "recovery"}
+        obs = observation(node=node(annotations=granted))
+        if is_refused:
+            with pytest.raises(RebootRequired, match="was granted") as caught:
+                plan(obs, profile, CONTAINER)
+            # Nobody else tells how to get rid of the grant of a rebooter that was removed.
+            assert "remove the annotation example.com/reboot" in caught.value.remedy
+        else:
+            assert plan(obs, profile, CONTAINER).steps
+    current = observation(node=node(annotations=granted), host=host(digest=NEW_DIGEST))
+    assert not plan(current, profile, CONTAINER).steps
