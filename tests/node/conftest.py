@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.node import machine as machines
-from tests.node.drivers import OPERANDS, STOP_S, Drivers, stopping_after
+from tests.node.drivers import OPERANDS, STOP_S, STOPPING_AT_GATE, Drivers, stopping_after
 from tests.node.machine import Machine
 from tests.node.measured import Table
 
@@ -61,6 +61,7 @@ def drivers(installed: Drivers) -> Iterator[Drivers]:
     """The driver, ready, without operands; a test that leaves it otherwise is put right."""
     yield installed
     installed.put_right()
+    installed.remove_users()
     installed.remove_operands()
 
 
@@ -70,6 +71,28 @@ def with_operands(drivers: Drivers) -> Drivers:
     for name in OPERANDS:
         drivers.add_operand(name, stopping_after(STOP_S))
     return drivers
+
+
+@pytest.fixture(scope="module")
+def gated(installed: Drivers) -> Iterator[Drivers]:
+    """The driver with an operand that leaves when it is told to, and one that leaves when the gate is open."""
+    installed.add_operand("device-plugin", stopping_after(0))
+    installed.add_operand("gated", STOPPING_AT_GATE, grace_s=3600)
+    yield installed
+    installed.put_right()
+    installed.remove_operands()
+
+
+@pytest.fixture
+def held(gated: Drivers) -> Iterator[Drivers]:
+    """A run under way that waits for an operand, until `drivers.open_gate()`."""
+    gated.wait_serving()
+    gated.close_gate()
+    gated.want(gated.other_version())
+    gated.delete_pod()
+    gated.wait_paused()
+    yield gated
+    gated.put_right()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,9 +5,10 @@ Must not import the product.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from tests.cluster.api import wait_until
+from tests.control_plane.api import wait_until
 from tests.node.images import PAUSE
 from tests.node.namespaces import Daemon, Namespaces
 
@@ -81,9 +82,10 @@ class Containers:
 
         wait_until(answers, f"containerd answers; its log is {self.daemon.log}", READY_S, every_s=0.05)
 
-    def load(self, archive: Path) -> None:
-        """Put the images of a docker archive into the node. Raises NodeTierError."""
-        self._namespaces.checked("ctr", "-n", "k8s.io", "images", "import", str(archive))
+    def load(self, archives: Iterable[Path]) -> None:
+        """Put the images of docker archives into the node. Raises NodeTierError."""
+        for archive in archives:
+            self._namespaces.checked("ctr", "-n", "k8s.io", "images", "import", str(archive))
 
     def processes(self, pod_uid: str) -> list[int]:
         """The pids, as this process sees them, in a pod's control groups."""
@@ -95,4 +97,3 @@ class Containers:
 def is_there(programs: str = CNI_PROGRAMS) -> bool:
     """Whether the network plugins are installed."""
     return all((Path(programs) / name).exists() for name in ("bridge", "host-local", "loopback"))
-

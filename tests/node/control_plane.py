@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.cluster.api import Api, wait_until
-from tests.cluster.certificates import Authority
+from tests.control_plane.api import Api, wait_until
+from tests.control_plane.certificates import Authority
 from tests.node.doorway import Doorway
 from tests.node.namespaces import CHECKOUT, Daemon, Namespaces, NodeTierError
 from tests.node.node_init import ADDRESS, NAME, SERVICE_ADDRESS

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.api import Json, gone, wait_until
+from tests.control_plane.api import JSON_PATCH, Json, gone, wait_until
 from tests.deploy.apply import apply
 from tests.deploy.kustomize import only, render
 from tests.node.images import OPERAND, TAGS
 from tests.node.machine import Machine
-from tests.node.node_init import NAME
 
 NAMESPACE = "rbln-system"
 PREFIX = "rebellions.ai/npu.deploy."
@@ -224,6 +223,11 @@ class Drivers:
         self.label({f"{PREFIX}{name}": None for name in names})
         self._wait(lambda: not self.api.list(_PODS, labelSelector="node-tests=operand"), "no operand is left")
 
+    def refused(self) -> list[str]:
+        """The pods that a kubelet did not admit again because of their node's labels, by DaemonSet."""
+        events = self.api.list(f"/api/v1/namespaces/{NAMESPACE}/events", fieldSelector="reason=NodeAffinity")
+        return sorted({one["involvedObject"]["name"].rpartition("-")[0] for one in events})
+
     def put_right(self) -> None:
         """After a test, whatever it left: the driver is ready, and no run is under way."""
         self.open_gate()
@@ -231,6 +235,52 @@ class Drivers:
             self.want(self.version)
             self.delete_pod(grace_s=0)
             self.wait_serving()
+
+    def offer_devices(self, count: int) -> None:
+        """Let the Node have so many accelerators, as a device plugin would."""
+        key = RESOURCE.replace("/", "~1")
+        patch = [{"op": "add", "path": f"/status/capacity/{key}", "value": str(count)}]
+        self.api.patch(f"{self.machine.kubelet.path}/status", patch, JSON_PATCH)
+        status = f"{RESOURCE} can be had"
+        self._wait(lambda: RESOURCE in self.machine.kubelet.node()["status"]["allocatable"], status)
+
+    def add_users(self, name: str, *, replicas: int, min_available: int) -> str:
+        """A ReplicaSet whose pods use an accelerator each, with a disruption budget, running; the budget's path."""
+        labels = {"app": name}
+        container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [stopping_after(0)]}
+        container["resources"] = {"limits": {RESOURCE: "1"}}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+        selector = {"matchLabels": labels}
+        spec = {"replicas": replicas, "selector": selector, "template": template}
+        self.api.post("/apis/apps/v1/namespaces/default/replicasets", {"metadata": {"name": name}, "spec": spec})
+        self._wait(lambda: len(self.users(name)) == replicas, f"{name} runs")
+        budgets = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+        path = f"{budgets}/{name}"
+        self.api.post(
+            budgets, {"metadata": {"name": name}, "spec": {"minAvailable": min_available, "selector": selector}}
+        )
+        self._wait(lambda: "disruptionsAllowed" in self.api.get(path).get("status", {}), "the budget is in force")
+        return path
+
+    def users(self, name: str) -> list[Json]:
+        """The users' pods that run and are not on their way out."""
+        pods = self.api.list("/api/v1/namespaces/default/pods", labelSelector=f"app={name}")
+        return [
+            pod
+            for pod in pods
+            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def remove_users(self) -> None:
+        """All of them."""
+        base = "/apis/apps/v1/namespaces/default/replicasets"
+        for one in self.api.list(base):
+            gone(lambda one=one: self.api.delete(f"{base}/{one['metadata']['name']}"))  # type: ignore[misc]
+
+    def wait_said(self, text: str) -> None:
+        """Wait until the run under way has said so."""
+        words = ("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER)
+        self._wait(lambda: text in self.machine.kubectl(*words).stdout, f"the run says {text!r}")
 
     def open_gate(self) -> None:
         """Let the gated pods stop."""
@@ -270,4 +320,3 @@ def timed(act: Callable[[], None]) -> float:
     began_s = time.monotonic()
     act()
     return time.monotonic() - began_s
-

@@ -9,8 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.cluster.identity import GOOD
-from tests.cluster.proxy import Proxy
+from tests.control_plane.proxy import Proxy
+from tests.control_plane.proxy_identity import GOOD
 
 
 def main() -> None:

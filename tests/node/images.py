@@ -59,7 +59,9 @@ def tiny_archives() -> list[Path]:
 def driver_archives() -> list[Path]:
     """The built image and two sample drivers, named as the overlays of deploy/ name them. Raises ImageTierError."""
     image = builder.built()
-    key = hashlib.sha256(Path(__file__).read_bytes() + STAND_INS.read_bytes() + FAKE_TOOLS.read_bytes() + KERNEL.encode()).hexdigest()[:8]
+    key = hashlib.sha256(
+        Path(__file__).read_bytes() + STAND_INS.read_bytes() + FAKE_TOOLS.read_bytes() + KERNEL.encode()
+    ).hexdigest()[:8]
     archive = FOLDER / "images" / f"driver-{image.name.rpartition(':')[2]}-{key}.tar"
     if not archive.exists():
         for old in archive.parent.glob("driver-*.tar"):

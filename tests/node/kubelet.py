@@ -1,11 +1,14 @@
-"""Owns a test node's kubelet: its settings, its start and restarts, and the Node it keeps. Must not import the product."""
+"""Owns a test node's kubelet: its settings, its start and restarts, and the Node it keeps.
+
+Must not import the product.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from tests.cluster.api import Api, Json, wait_until
+from tests.control_plane.api import Api, Json, wait_until
 from tests.node.containers import SOCKET
 from tests.node.namespaces import Daemon, Namespaces
 from tests.node.node_init import ADDRESS, NAME

@@ -53,7 +53,7 @@ class Machine:
             self.namespaces = stack.enter_context(Namespaces())
             self.containers = Containers(self.namespaces)
             self.containers.start()
-            loading = threads.submit(lambda: [self.containers.load(one) for one in archives.result()])
+            loading = threads.submit(lambda: self.containers.load(archives.result()))
             self.plane = stack.enter_context(ControlPlane(self.namespaces, Path(os.environ[ASSETS_VARIABLE])))
             self.api = self.plane.api
             self.kubelet = Kubelet(self.namespaces, kubelet_program(), self.plane.kubeconfig("kubelet"), self.api)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tests.cluster.api import wait_until
+from tests.control_plane.api import wait_until
 from tests.node import node_keeper
 from tests.node.node_init import READY
 

@@ -58,9 +58,9 @@ def remove_groups(group: str) -> None:
 
 def _deepest_first(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
-        for name in os.listdir(folder):
-            if (folder / name).is_dir():
-                yield from _deepest_first(folder / name)
+        for one in folder.iterdir():
+            if one.is_dir():
+                yield from _deepest_first(one)
         yield folder
 
 

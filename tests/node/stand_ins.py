@@ -4,14 +4,14 @@ Run as `stand_ins.py TOOL ARGUMENT…` in a container that has the host's /run/r
 the kernel's tun driver. Standard library only: it lies in an image beside `fake_tools.py`, which it uses.
 """
 
+import importlib
 import os
 import stat
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-import fake_tools
+fake_tools = importlib.import_module("fake_tools")
 
 TREE = Path("/run/rbln/.stand-ins")
 TUN = os.makedev(10, 200)
@@ -37,7 +37,7 @@ def make_devices() -> None:
 def main(argv: list[str]) -> int:
     """The tool's exit status."""
     tool, *given = argv
-    status = fake_tools.main([tool, str(TREE), *arguments(tool, given)])
+    status = int(fake_tools.main([tool, str(TREE), *arguments(tool, given)]))
     make_devices()
     return status
 

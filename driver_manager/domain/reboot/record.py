@@ -57,7 +57,8 @@ class Pending:
 
     `node_uid` is whose slot it is, `approved` whether an approval was consumed for it, `counted` whether it is among
     the attempts. `commanded_s` is the host's uptime in seconds from which on it may go down, `given` whether the
-    command is known to have been given; `forced_s` is the same for sysrq.
+    command is known to have been given; `forced_s` is the same for sysrq. `refused_s` is the uptime at which the host
+    first refused the command, `refusal` what it said last.
     """
 
     request: RebootRequest
@@ -69,6 +70,19 @@ class Pending:
     commanded_s: float | None = None
     given: bool = False
     forced_s: float | None = None
+    refused_s: float | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class RebootAnswer:
+    """What a reboot command came to: `problem` is what went wrong, "" where nothing did.
+
+    `is_refused` where the host has said no: then it does not go down. A command that hangs may still take it down.
+    """
+
+    problem: str = ""
+    is_refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,7 @@ def encode(record: Record) -> str:
             "commanded": pending.commanded_s,
             "given": pending.given,
             "forced": pending.forced_s,
+            **({"refused": pending.refused_s, "refusal": pending.refusal} if pending.refused_s is not None else {}),
         }
         if pending
         else None,
@@ -170,6 +185,9 @@ def _pending(body: Any) -> Pending:
         commanded_s=_seconds(body["commanded"]),
         given=_typed(body["given"], bool),
         forced_s=_seconds(body["forced"]),
+        # There only where it was refused.
+        refused_s=_seconds(body.get("refused")),
+        refusal=_typed(body.get("refusal", ""), str),
     )
 
 

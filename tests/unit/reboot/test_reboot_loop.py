@@ -217,6 +217,60 @@ def test_a_reboot_command_that_does_nothing_is_followed_by_sysrq() -> None:
     check_rebooted_once(site)
 
 
+def test_a_host_that_cannot_be_entered_keeps_its_approval_and_no_slot() -> None:
+    site = one().request()
+    site.host.no_way_in = "the host's namespaces cannot be entered: Invalid argument"
+    assert "is blocked: the host's namespaces cannot be entered" in said(site)
+    assert site.fleet.holders == []
+    assert site.notes[KEYS.approve_reboot] == "true"
+    assert site.host.commands == []
+    site.host.no_way_in = ""
+    site.fleet.settle()
+    check_rebooted_once(site)
+
+
+def test_a_command_that_is_refused_is_given_again_and_never_followed_by_sysrq() -> None:
+    site = one(cordon=True).request()
+    site.host.refusal = "blocked by an inhibitor"
+    for _ in range(5):
+        assert "refuses to reboot: blocked by an inhibitor" in said(site)
+        assert "blocked by an inhibitor" in site.host.remembered().reason
+        site.fleet.clock.sleep(30)
+    assert site.host.commands == ["refused"] * 5
+    assert len(site.host.evidence) == 1
+    site.host.refusal = ""
+    site.fleet.settle()
+    check_rebooted_once(site)
+    assert site.host.commands == ["refused"] * 5 + ["command"]
+
+
+def test_a_host_that_refuses_for_long_is_given_up_and_gets_its_approval_back() -> None:
+    site = one(cordon=True, max_attempts=1).request()
+    site.host.refusal = "blocked by an inhibitor"
+    for _ in range(12):
+        site.round()
+        site.fleet.clock.sleep(30)
+    assert set(site.host.commands) == {"refused"}
+    (event,) = site.events("RebootFailed")
+    assert "refused to reboot for 300 s: blocked by an inhibitor" in event
+    assert "did not help" in said(site)
+    assert site.fleet.holders == []
+    assert site.notes == {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
+
+
+def test_a_host_without_sysrq_gives_up_at_once_and_says_why() -> None:
+    site = one(max_attempts=1).request()
+    site.host.obeys = ()
+    site.host.no_sysrq = "cannot write /proc/sysrq-trigger: Permission denied"
+    site.round()
+    site.fleet.clock.sleep(300)
+    site.round()
+    (event,) = site.events("RebootFailed")
+    assert "sysrq-trigger: Permission denied" in event
+    assert site.fleet.holders == []
+    assert site.host.commands == ["command"]
+
+
 def test_a_host_that_nothing_reboots_gives_up_and_gives_everything_back() -> None:
     site = one(cordon=True, max_attempts=1).request()
     site.host.obeys = ()
