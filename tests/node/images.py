@@ -49,7 +49,7 @@ def tiny_archives() -> list[Path]:
     with tempfile.TemporaryDirectory() as made:
         source, program = Path(made, "pause.c"), Path(made, "pause")
         source.write_text(_PAUSE_SOURCE)
-        _checked(["gcc", "-static", "-Os", "-o", str(program), str(source)])
+        _checked(["gcc-12", "-static", "-Os", "-o", str(program), str(source)])
         pause = _archive(folder / "pause.tar", PAUSE, program, ["/pause"], ())
     busybox = shutil.which("busybox")
     assert busybox

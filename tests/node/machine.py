@@ -36,7 +36,7 @@ PACKAGE_OF = {
     "iptables": "iptables",
     "kubectl": "kubernetes-client",
     "busybox": "busybox-static",
-    "gcc": "gcc",
+    "gcc-12": "gcc-12",
     "unshare": "util-linux",
     "nsenter": "util-linux",
     "setpriv": "util-linux",

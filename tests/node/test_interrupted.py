@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.control_plane.api import wait_until
-from tests.node.drivers import LONG_S, MANAGER, NAMESPACE, Drivers
+from tests.node.drivers import LONG_S, Drivers
 from tests.node.measured import Table
 from tests.node.runs import kill_run, waiting_run, what_happened
 
@@ -85,23 +85,3 @@ def test_an_api_server_that_is_gone_for_a_while_is_waited_for(held: Drivers, tab
         held.wait_serving()
         row.kubelet, row.end = what_happened(before, held.a_pod()), "as undisturbed"
     assert held.a_pod().uid == before.uid
-
-
-def test_what_a_run_said_last_outlives_its_container(held: Drivers) -> None:
-    """`logs --previous` may be gone; the termination message is in the pod's status."""
-    held.want(held.version, POD_TERMINATION_TIMEOUT="1s")
-    pod = held.delete_pod(grace_s=0)
-
-    def message() -> str:
-        found = held.pod()
-        if found is None or found.uid == pod.uid:
-            return ""
-        path = "{.status.initContainerStatuses[0].lastState.terminated.message}"
-        words = ("get", "pod", "-n", NAMESPACE, found.name, "-o", f"jsonpath={path}")
-        return held.machine.kubectl(*words).stdout
-
-    said = wait_until(message, f"a termination message of {MANAGER}", LONG_S, every_s=0.5)
-    assert said.startswith("exit 3: "), said
-    assert "gated" in said
-    held.open_gate()
-    held.wait_serving()

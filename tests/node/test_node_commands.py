@@ -57,6 +57,39 @@ def test_status_in_the_sidecar_with_a_kubeconfig_through_a_pipe(drivers: Drivers
     assert drivers.version in done.stdout
 
 
+def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
+    words = words_of(documented(r"debug node/N .*sleep"))
+    pod = debug_pod(drivers.machine, words)
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
+    try:
+        wait_until(lambda: drivers.api.get(path)["status"]["phase"] == "Running", "the debug pod runs", LONG_S)
+        reading, _, executing = documented(r"exec -i D").partition(" | ")
+        given = drivers.machine.kubectl(*words_of(reading)).stdout.replace("127.0.0.1", ADDRESS)
+        words = [pod if word == "D" else word for word in words_of(executing)]
+        done = drivers.machine.kubectl(words[0], words[1], "exec", "-i", *words[3:], given=given)
+        assert done.returncode == 0, done.stderr
+        assert drivers.version in done.stdout
+    finally:
+        gone(lambda: drivers.api.delete(path, grace_s=0))
+
+
+def test_what_a_run_said_last_is_in_the_pods_status(held: Drivers) -> None:
+    """`logs --previous` may be gone; the page names the field."""
+    held.want(held.version, POD_TERMINATION_TIMEOUT="1s")
+    pod = held.delete_pod(grace_s=0)
+    command = documented(r"lastState")
+
+    def message() -> str:
+        found = held.pod()
+        if found is None or found.uid == pod.uid:
+            return ""
+        return held.machine.kubectl(*words_of(command, found.name)).stdout
+
+    said = wait_until(message, "a termination message", LONG_S, every_s=0.5)
+    assert said.startswith("exit 3: "), said
+    assert "gated" in said
+
+
 @pytest.fixture
 def admin_config(machine: Machine) -> Iterator[None]:
     """A node with a kubeconfig in it, as a control plane's node has one."""
@@ -68,7 +101,7 @@ def admin_config(machine: Machine) -> Iterator[None]:
 
 
 def test_status_in_a_debug_pod(drivers: Drivers, admin_config: None) -> None:
-    words = words_of(documented(r"debug node/N"))
+    words = words_of(documented(r"debug node/N .*admin.conf"))
     pod = debug_pod(drivers.machine, words)
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
     try:

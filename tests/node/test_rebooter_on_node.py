@@ -1,4 +1,4 @@
-"""The rebooter as deploy/ has it, up to its command: it gets into the host's first process, and takes a refusal for one.
+"""The rebooter as deploy/ has it, up to its command: it gets into the host, and takes a refusal for one.
 
 The host's `systemctl` is a stand-in that notes what it was told and in which namespaces, and refuses when it is to.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,7 +99,8 @@ class Rebooter:
 
     def of_first_process(self) -> str:
         """The namespaces of the node's first process, as `asked` has them."""
-        return " ".join(os.readlink(f"/proc/{self.machine.namespaces.pid}/ns/{kind}") for kind in KINDS)
+        folder = Path(f"/proc/{self.machine.namespaces.pid}/ns")
+        return " ".join(str((folder / kind).readlink()) for kind in KINDS)
 
 
 @pytest.fixture
