@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.control_plane.objects import create_node
-from tests.control_plane.runner import Rig
+from tests.control_plane.runner import CommandRunner
 from tests.control_plane.servers import ControlPlane
 
 PROCESSES = 5_000
@@ -35,8 +35,8 @@ def many_processes() -> Iterator[None]:
 
 def measure_holders(plane: ControlPlane, folder: Path, runs: int) -> list[float]:
     """Seconds of `driver-manager holders`, start of the process included, with one holder among all processes."""
-    rig = Rig(plane, plane.agent_with_events, folder).with_upgrade()
-    rig.tree.hold_device()
+    command_runner = CommandRunner(plane, plane.agent_with_events, folder).with_upgrade()
+    command_runner.tree.hold_device()
     shipped = Path("driver_manager/profiles/rebellions.toml").read_text()
     own = folder / "own.toml"
     own.write_text(shipped.replace('"/dev/rbln[0-9]*", "/dev/rsd[0-9]*"', f'"{DEVICE}"'))
@@ -46,13 +46,13 @@ def measure_holders(plane: ControlPlane, folder: Path, runs: int) -> list[float]
         boot_id = (
             Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         )  # this machine is the node: its /proc is read
-        rig.node = create_node(stack, api, {}, boot_id=boot_id)
+        command_runner.node = create_node(stack, api, {}, boot_id=boot_id)
         stack.enter_context(many_processes())
         stack.enter_context(Path(DEVICE).open("rb"))
         env = {"PROFILE_FILE": str(own), "DRIVER_PROFILE": "rebellions", "PROC_ROOT": "/proc", "DEV_ROOT": "/dev"}
         for _ in range(runs):
             begun_s = time.monotonic()
-            ended = rig.run("holders", **env)
+            ended = command_runner.run("holders", **env)
             seconds.append(time.monotonic() - begun_s)
             if ended.code or str(os.getpid()) not in ended.out:
                 raise SystemExit(f"the holder was not found: {ended.err}{ended.out}")

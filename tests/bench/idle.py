@@ -15,7 +15,7 @@ from driver_manager.domain.reboot.record import Record, encode
 from tests.bench.health_watch import TOOL, resident_mib
 from tests.control_plane.api import wait_until
 from tests.control_plane.proxy import Proxy
-from tests.control_plane.runner import Rig
+from tests.control_plane.runner import CommandRunner
 from tests.control_plane.servers import ControlPlane
 from tests.fakes.ascend_tree import AscendTree
 
@@ -35,11 +35,13 @@ class Idle:
 def measure_rebooter(plane: ControlPlane, folder: Path) -> Idle:
     """An idle rebooter over some hundred looks for its marker; its way to the API server is a proxy that counts."""
     with Proxy.before(plane) as proxy:
-        rig = Rig(plane, plane.rebooter, folder, "ascend", proxy=proxy)
-        record = rig.tree.root / "var/lib/ascend/.rebooter.json"
+        command_runner = CommandRunner(plane, plane.rebooter, folder, "ascend", proxy=proxy)
+        record = command_runner.tree.root / "var/lib/ascend/.rebooter.json"
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(encode(Record()))
-        running = rig.start("rebooter", REBOOTER_INTERVAL=INTERVAL, NODE_NAME="bench", DRIVER_PROFILE="ascend")
+        running = command_runner.start(
+            "rebooter", REBOOTER_INTERVAL=INTERVAL, NODE_NAME="bench", DRIVER_PROFILE="ascend"
+        )
         pid = running.process.pid
         wait_until(lambda: LEAN in Path(f"/proc/{pid}/cmdline").read_bytes(), "the rebooter is idle")
         idle = Idle(_most_mib(pid), len(proxy.exchanges()))

@@ -10,7 +10,7 @@ from tests.control_plane.api import wait_until
 from tests.control_plane.kubelet import Operands
 from tests.control_plane.many_nodes import COUNTED_OUT
 from tests.control_plane.objects import create_node, create_operands
-from tests.control_plane.runner import Rig
+from tests.control_plane.runner import CommandRunner
 from tests.control_plane.servers import ControlPlane
 
 POD_STOP_S = 1.0
@@ -29,14 +29,14 @@ def measure(plane: ControlPlane, folder: Path) -> Sample:
     """One upgrade with six operands that take a second to stop."""
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(plane.api(plane.admin))
-        rig = Rig(plane, plane.agent_with_events, folder).with_upgrade()
-        node = create_node(stack, api, {}, boot_id=rig.tree.boot_id)
-        rig.node = node
+        command_runner = CommandRunner(plane, plane.agent_with_events, folder).with_upgrade()
+        node = create_node(stack, api, {}, boot_id=command_runner.tree.boot_id)
+        command_runner.node = node
         made: Operands = create_operands(stack, api, node)
         for component in made.components:
             node.kubelet.stop_after(component, POD_STOP_S)
         labels, mark = node.labels(), plane.audit_mark()
-        ended = rig.reconcile()
+        ended = command_runner.reconcile()
         if ended.code or node.labels() != labels:
             raise SystemExit(f"the run did not end as it has to: {ended.err}")
         wait_until(lambda: len(node.kubelet.deletions) == len(made.components), "every pod's end is recorded")

@@ -24,8 +24,11 @@ from tests.control_plane import fault_runner
 from tests.control_plane.certificates import all_certificates
 from tests.control_plane.fault_kinds import ALL, Asked, Cell, share
 from tests.control_plane.fault_routes import ROUTES
-from tests.control_plane.fault_runner import Bench, Ground, Verdict
+from tests.control_plane.fault_runner import Bench, FaultSetup, Verdict
 from tests.control_plane.servers import ControlPlane, User
+
+pytestmark = pytest.mark.long
+
 
 PROCESSES = 6
 """More than processors: many a cell waits for an answer that does not come."""
@@ -38,20 +41,20 @@ ONLY = "FAULT_CELLS"
 
 
 @pytest.fixture(scope="module")
-def ground(
+def fault_setup(
     control_plane: ControlPlane, agent_for_workloads: User, dra: None, tmp_path_factory: pytest.TempPathFactory
-) -> Ground:
+) -> FaultSetup:
     """What a process has to know of the control plane."""
     certificates = all_certificates(control_plane.authority, tmp_path_factory.mktemp("certificates"))
     admin, agent = control_plane.admin.token, agent_for_workloads.token
-    return Ground(control_plane.url, control_plane.ca, admin, agent, certificates)
+    return FaultSetup(control_plane.url, control_plane.ca, admin, agent, certificates)
 
 
 @contextmanager
-def pool(ground: Ground, processes: int) -> Iterator[ProcessPoolExecutor]:
+def pool(fault_setup: FaultSetup, processes: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes, each with a bench of its own: a command wants the main thread, for its signals."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, fault_runner.set_up, (ground,)) as executor:
+    with ProcessPoolExecutor(processes, context, fault_runner.set_up, (fault_setup,)) as executor:
         yield executor
 
 
@@ -78,8 +81,8 @@ def matrix(executor: ProcessPoolExecutor) -> list[Verdict]:
     return verdicts
 
 
-def test_every_request_of_every_route_meets_every_fault(ground: Ground) -> None:
-    with pool(ground, PROCESSES) as executor:
+def test_every_request_of_every_route_meets_every_fault(fault_setup: FaultSetup) -> None:
+    with pool(fault_setup, PROCESSES) as executor:
         verdicts = matrix(executor)
     codes = sorted(Counter(verdict.code for verdict in verdicts).items())
     most = max(verdict.requests for verdict in verdicts)
@@ -137,10 +140,10 @@ def claims_denied_are_none(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def bench(ground: Ground) -> Iterator[Bench]:
+def bench(fault_setup: FaultSetup) -> Iterator[Bench]:
     """A bench in this process, whose code can be changed."""
     with ExitStack() as stack:
-        yield Bench(ground, stack)
+        yield Bench(fault_setup, stack)
 
 
 @pytest.mark.parametrize(

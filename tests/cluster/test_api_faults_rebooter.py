@@ -19,6 +19,9 @@ from tests.control_plane.proxy import Proxy
 from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.control_plane.servers import ControlPlane
 
+pytestmark = pytest.mark.long
+
+
 POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)
 ROUNDS_DISTURBED, ROUNDS = 5, 10
 MOST_REQUESTS = ROUNDS_DISTURBED * 2 * MAX_ACTS
@@ -27,11 +30,11 @@ MOST_REQUESTS = ROUNDS_DISTURBED * 2 * MAX_ACTS
 SHARE, ONLY = "FAULT_SHARE", "FAULT_CELLS"
 
 
-def rounds(site: RealSite, most: int) -> None:
+def rounds(driver_node: RealSite, most: int) -> None:
     """So many rounds at most, until its reboot is behind it."""
     for _ in range(most):
-        if not site.is_done:
-            site.round()
+        if not driver_node.is_done:
+            driver_node.round()
 
 
 class Track:
@@ -44,26 +47,26 @@ class Track:
 
     def run(self, *faults: Fault) -> tuple[RealSite, Proxy]:
         """A node asks for its reboot, is disturbed for some rounds, and then left alone until it is done."""
-        site = RealSite(self._fleet, len(self._fleet.sites))
-        self._fleet.sites.append(site)
-        site.request()
+        driver_node = RealSite(self._fleet, len(self._fleet.sites))
+        self._fleet.sites.append(driver_node)
+        driver_node.request()
         with Proxy(self._plane.url, self._plane.ca, faults=faults) as proxy:
             self._fleet.client = load_client(str(self._plane.kubeconfig(self._plane.rebooter.token, proxy.url)))
-            rounds(site, ROUNDS_DISTURBED if faults else ROUNDS)
+            rounds(driver_node, ROUNDS_DISTURBED if faults else ROUNDS)
         self._fleet.client = self._good
-        rounds(site, ROUNDS)
-        return site, proxy
+        rounds(driver_node, ROUNDS)
+        return driver_node, proxy
 
     def problems(self, cell: Cell) -> list[str]:
         """What is not as undisturbed after the cell."""
         fault = cell.fault("")
         self._fleet.api.delete(self._fleet.lease_path)  # as where it was recorded: the first one makes it
-        site, proxy = self.run(fault)
-        node = site.fleet.api.get(site.path)
+        driver_node, proxy = self.run(fault)
+        node = driver_node.fleet.api.get(driver_node.path)
         asked = [one for one in proxy.exchanges(cell.asked.verb) if one.request.target.resource == cell.asked.resource]
         seen = {
-            "rebooted once": len(site.reboots) == 1 and site.is_done,
-            "nothing left on the Node": site.notes() == {},
+            "rebooted once": len(driver_node.reboots) == 1 and driver_node.is_done,
+            "nothing left on the Node": driver_node.notes() == {},
             "not cordoned": "unschedulable" not in node["spec"],
             "no slot kept": self._fleet.holders() == [],
             "the fault met a request": proxy.fired(fault) > 0,
@@ -81,8 +84,8 @@ def is_quick(cell: Cell) -> bool:
 def test_every_request_of_the_rebooter_meets_every_fault(control_plane: ControlPlane, admin_api: Api) -> None:
     with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
         track = Track(control_plane, fleet)
-        site, proxy = track.run()
-        assert site.is_done
+        driver_node, proxy = track.run()
+        assert driver_node.is_done
         asked = enumerate_requests(proxy.exchanges())
         assert {"leases", "nodes", "events"} == {one.resource for one in asked}
         chosen = [cell for cell in share({"rebooter": asked}, os.environ.get(SHARE, "0")) if is_quick(cell)]
@@ -102,6 +105,6 @@ def test_the_rebooters_matrix_can_fail(
     monkeypatch.setattr("driver_manager.core.reboot.loop.Rebooter._leave_slot", lambda *_: None)
     with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
         track = Track(control_plane, fleet)
-        site, _ = track.run()
-        assert fleet.holders() == [site.name]
-        admin_api.delete(site.path)
+        driver_node, _ = track.run()
+        assert fleet.holders() == [driver_node.name]
+        admin_api.delete(driver_node.path)

@@ -16,10 +16,22 @@ from tests.control_plane.certificates import all_certificates
 from tests.control_plane.faults import Certificate, Fault, Gone, Hold
 from tests.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
 from tests.control_plane.proxy import Proxy
-from tests.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, Rig, assert_untouched, node_of, start_and_take
+from tests.control_plane.runner import (
+    JOURNAL,
+    NEW,
+    OLD,
+    PREFIX,
+    CommandRunner,
+    assert_untouched,
+    node_of,
+    start_and_take,
+)
 from tests.control_plane.servers import ControlPlane, User
 
-Build = Callable[..., Rig]
+pytestmark = pytest.mark.long
+
+
+Build = Callable[..., CommandRunner]
 
 
 @pytest.fixture
@@ -33,68 +45,74 @@ def proxy(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path) 
 
 
 @pytest.fixture
-def rig(
+def command_runner(
     control_plane: ControlPlane,
     agent_with_events: User,
     tmp_path: Path,
     proxy: Proxy,
     node: NodeFactory,
     operands: OperandsFactory,
-) -> Rig:
+) -> CommandRunner:
     """A node with an old driver and one operand."""
-    made = Rig(control_plane, agent_with_events, tmp_path, proxy=proxy).with_upgrade()
+    made = CommandRunner(control_plane, agent_with_events, tmp_path, proxy=proxy).with_upgrade()
     made.node = node({f"{PREFIX}driver": "true"}, boot_id=made.tree.boot_id)
     operands(made.node, ("device-plugin",))
     return made
 
 
-def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time(rig: Rig, proxy: Proxy) -> None:
-    node, labels = node_of(rig), node_of(rig).labels()
+def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time(
+    command_runner: CommandRunner, proxy: Proxy
+) -> None:
+    node, labels = node_of(command_runner), node_of(command_runner).labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    run = start_and_take(rig)
+    run = start_and_take(command_runner)
     wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
     proxy.go_away(3.0)
     node.kubelet.release("device-plugin")
     ended = run.end()
     assert ended.code == 0, ended.err
     assert "the watch broke off" in ended.err
-    assert_untouched(rig, labels)
-    assert rig.tree.driver_version == NEW
+    assert_untouched(command_runner, labels)
+    assert command_runner.tree.driver_version == NEW
     assert len(proxy.exchanges("watch", "pods")) <= 5
 
 
-def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_run(rig: Rig, proxy: Proxy) -> None:
-    labels = node_of(rig).labels()
+def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_run(
+    command_runner: CommandRunner, proxy: Proxy
+) -> None:
+    labels = node_of(command_runner).labels()
     proxy.add(Fault(Gone(60.0), "watch", "pods"))
-    ended = rig.reconcile(API_TIMEOUT="1s")
+    ended = command_runner.reconcile(API_TIMEOUT="1s")
     assert ended.code == 8, ended.err
     assert "the node is still paused; the next run gives it back from the journal" in ended.last_line
-    assert JOURNAL in node_of(rig).annotations()
+    assert JOURNAL in node_of(command_runner).annotations()
     wait_until(lambda: refuses(proxy.url), "the server is gone, also where the run was done with it before")
     proxy.go_away(0.0)
-    again = rig.reconcile()
+    again = command_runner.reconcile()
     assert again.code == 0, again.err
-    assert_untouched(rig, labels)
+    assert_untouched(command_runner, labels)
 
 
-def test_an_expired_certificate_is_named_and_waited_for(rig: Rig, proxy: Proxy) -> None:
+def test_an_expired_certificate_is_named_and_waited_for(command_runner: CommandRunner, proxy: Proxy) -> None:
     proxy.identity.present("expired", handshakes=3)
-    ended = rig.reconcile()
+    ended = command_runner.reconcile()
     assert ended.code == 0, ended.err
     assert "certificate is out of date: certificate has expired" in ended.err
 
 
-def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_remedy(rig: Rig, proxy: Proxy) -> None:
+def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_remedy(
+    command_runner: CommandRunner, proxy: Proxy
+) -> None:
     proxy.identity.present("expired", handshakes=1000)
-    ended = rig.reconcile(API_TIMEOUT="1s")
+    ended = command_runner.reconcile(API_TIMEOUT="1s")
     assert ended.code == 8, ended.err
     assert "Renew the API server's certificate, or set this node's clock" in ended.last_line
-    assert rig.tree.driver_version == OLD
+    assert command_runner.tree.driver_version == OLD
 
 
-def test_an_unknown_ca_is_a_configuration_error_at_once(rig: Rig, proxy: Proxy) -> None:
+def test_an_unknown_ca_is_a_configuration_error_at_once(command_runner: CommandRunner, proxy: Proxy) -> None:
     proxy.identity.present("strange", handshakes=1000)
-    ended = rig.reconcile()
+    ended = command_runner.reconcile()
     assert ended.code == 2, ended.err
     assert "certificate is not trusted: unable to get local issuer certificate" in ended.last_line
     assert "certificate-authority" in ended.last_line
@@ -102,33 +120,37 @@ def test_an_unknown_ca_is_a_configuration_error_at_once(rig: Rig, proxy: Proxy) 
     assert proxy.exchanges() == []
 
 
-def test_a_server_that_was_trusted_once_may_be_so_again(rig: Rig, proxy: Proxy) -> None:
+def test_a_server_that_was_trusted_once_may_be_so_again(command_runner: CommandRunner, proxy: Proxy) -> None:
     proxy.add(Fault(Certificate("strange", handshakes=2), "patch", "nodes"))
-    ended = rig.reconcile()
+    ended = command_runner.reconcile()
     assert ended.code == 0, ended.err
     proxy.assert_all_fired()
 
 
-def test_a_junk_ca_in_a_kubeconfig_is_a_configuration_error_at_once(rig: Rig, tmp_path: Path) -> None:
+def test_a_junk_ca_in_a_kubeconfig_is_a_configuration_error_at_once(
+    command_runner: CommandRunner, tmp_path: Path
+) -> None:
     authority = tmp_path / "junk.crt"
     authority.write_bytes(b"junk")  # empty would be none: then the system's are trusted
-    ended = rig.reconcile(KUBECONFIG=str(kubeconfig(tmp_path, "https://127.0.0.1:9", authority, tmp_path / "token")))
+    ended = command_runner.reconcile(
+        KUBECONFIG=str(kubeconfig(tmp_path, "https://127.0.0.1:9", authority, tmp_path / "token"))
+    )
     assert ended.code == 2, ended.err
     assert "its CA certificate cannot be read" in ended.last_line
     assert ended.took_s < 10.0
 
 
 def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_new_one(
-    rig: Rig, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User, tmp_path: Path
+    command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User, tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
     token.write_text(agent_with_events.token)
     path = kubeconfig(tmp_path, proxy.url, control_plane.ca, token)
-    node, labels = node_of(rig), node_of(rig).labels()
+    node, labels = node_of(command_runner), node_of(command_runner).labels()
     node.kubelet.stop_after("device-plugin", NEVER)
     cut = Fault(Hold(), "get", "nodes", nth=2)
     proxy.add(cut)
-    run = start_and_take(rig, KUBECONFIG=str(path))
+    run = start_and_take(command_runner, KUBECONFIG=str(path))
     wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
     token.write_text("rotated")
     proxy.identity.rotate(agent_with_events.token, "rotated")
@@ -138,7 +160,7 @@ def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_n
     ended = run.end()
     assert ended.code == 0, ended.err
     assert "the credentials were read anew" in ended.err
-    assert_untouched(rig, labels)
+    assert_untouched(command_runner, labels)
     assert [exchange.status for exchange in proxy.exchanges("get", "nodes")] == [200, 401, 200]
     assert len(proxy.exchanges("watch", "pods")) == 1
 

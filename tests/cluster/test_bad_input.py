@@ -9,21 +9,24 @@ import pytest
 
 from tests.control_plane.kubelet import NodeFactory
 from tests.control_plane.processes import Ended
-from tests.control_plane.runner import JOURNAL, OLD, PREFIX, Rig
+from tests.control_plane.runner import JOURNAL, OLD, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
+
+pytestmark = pytest.mark.long
+
 
 LABELS = {f"{PREFIX}device-plugin": "paused-for-driver-upgrade", f"{PREFIX}metrics-exporter": "true"}
 
 
 @pytest.fixture
-def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> Rig:
+def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
     """A node with the old driver, ready for an upgrade."""
-    rig = Rig(control_plane, agent_with_events, tmp_path).with_upgrade()
-    rig.node = node(LABELS, boot_id=rig.tree.boot_id)
-    return rig
+    command_runner = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
+    command_runner.node = node(LABELS, boot_id=command_runner.tree.boot_id)
+    return command_runner
 
 
-def _assert_lost_nothing(rig: Rig, ended: Ended, code: int, *words: str) -> None:
+def _assert_lost_nothing(command_runner: CommandRunner, ended: Ended, code: int, *words: str) -> None:
     assert ended.code == code, ended.err
     assert "Traceback" not in ended.err
     for word in words:
@@ -31,9 +34,9 @@ def _assert_lost_nothing(rig: Rig, ended: Ended, code: int, *words: str) -> None
     assert "what to do: " in ended.err
     assert len([line for line in ended.err.splitlines() if "error" in line]) <= 2
     assert ended.last_line.startswith(f"exit {code}: ")
-    assert rig.node is not None
-    assert rig.node.labels() == LABELS
-    assert rig.tree.driver_version == OLD
+    assert command_runner.node is not None
+    assert command_runner.node.labels() == LABELS
+    assert command_runner.tree.driver_version == OLD
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def _assert_lost_nothing(rig: Rig, ended: Ended, code: int, *words: str) -> None
         ({"DRIVER_CONFIG_DIGEST": ""}, ["wanted driver is not known"]),
     ],
 )
-def test_a_bad_setting_is_exit_code_2(one: Rig, env: dict[str, str], words: list[str]) -> None:
+def test_a_bad_setting_is_exit_code_2(one: CommandRunner, env: dict[str, str], words: list[str]) -> None:
     _assert_lost_nothing(one, one.reconcile(**env), 2, *words)
 
 
@@ -66,7 +69,7 @@ def test_a_bad_setting_is_exit_code_2(one: Rig, env: dict[str, str], words: list
         ("name = [", ["is not TOML"]),
     ],
 )
-def test_a_bad_profile_file_names_the_key(one: Rig, tmp_path: Path, text: str, words: list[str]) -> None:
+def test_a_bad_profile_file_names_the_key(one: CommandRunner, tmp_path: Path, text: str, words: list[str]) -> None:
     path = tmp_path / "own.toml"
     path.write_text(text)
     _assert_lost_nothing(one, one.reconcile(PROFILE_FILE=str(path)), 2, *words)
@@ -81,7 +84,7 @@ def test_a_bad_profile_file_names_the_key(one: Rig, tmp_path: Path, text: str, w
         ('{"v":1,"bootId":3}', ["cannot be read"]),
     ],
 )
-def test_an_unreadable_journal_stops_the_run_and_stays(one: Rig, journal: str, words: list[str]) -> None:
+def test_an_unreadable_journal_stops_the_run_and_stays(one: CommandRunner, journal: str, words: list[str]) -> None:
     assert one.node is not None
     one.node.api.patch(one.node.path, {"metadata": {"annotations": {JOURNAL: journal}}})
     _assert_lost_nothing(one, one.reconcile(), 2, *words)
@@ -96,17 +99,17 @@ def test_an_unreadable_journal_stops_the_run_and_stays(one: Rig, journal: str, w
     assert JOURNAL not in one.node.annotations()
 
 
-def test_who_has_no_rights_is_refused_with_verb_and_resource(control_plane: ControlPlane, one: Rig) -> None:
+def test_who_has_no_rights_is_refused_with_verb_and_resource(control_plane: ControlPlane, one: CommandRunner) -> None:
     nobody = str(control_plane.kubeconfig(control_plane.nobody.token))
     _assert_lost_nothing(one, one.reconcile(KUBECONFIG=nobody), 7, "refused to get nodes (403)")
 
 
-def test_an_unknown_token_is_refused(control_plane: ControlPlane, one: Rig) -> None:
+def test_an_unknown_token_is_refused(control_plane: ControlPlane, one: CommandRunner) -> None:
     _assert_lost_nothing(one, one.reconcile(KUBECONFIG=str(control_plane.kubeconfig("wrong"))), 7, "(401)")
 
 
 def test_a_dead_api_server_is_unavailable_after_the_budget(
-    control_plane: ControlPlane, agent_with_events: User, one: Rig
+    control_plane: ControlPlane, agent_with_events: User, one: CommandRunner
 ) -> None:
     dead = str(control_plane.kubeconfig(agent_with_events.token, server="https://127.0.0.1:9"))
     ended = one.reconcile(KUBECONFIG=dead, API_TIMEOUT="1s")
@@ -115,14 +118,14 @@ def test_a_dead_api_server_is_unavailable_after_the_budget(
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xfe\x00", b"", b"two words", b"x" * 100_000, b"a\nb\n"])
-def test_garbage_in_the_digest_file_means_replace_not_crash(one: Rig, garbage: bytes) -> None:
+def test_garbage_in_the_digest_file_means_replace_not_crash(one: CommandRunner, garbage: bytes) -> None:
     (one.tree.root / "run/rbln/rbln-driver.state").write_bytes(garbage)
     planned = one.run("plan")
     assert planned.code == 0, planned.err
     assert "does not hold one digest" in planned.out
 
 
-def test_every_command_teaches_with_help(one: Rig) -> None:
+def test_every_command_teaches_with_help(one: CommandRunner) -> None:
     run: Callable[..., Ended] = one.run
     for command in ("reconcile-driver-state", "plan", "status", "restore", "sandbox"):
         ended = run(command, "--help")

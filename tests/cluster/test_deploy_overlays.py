@@ -16,7 +16,7 @@ import pytest
 
 from driver_manager.profiles import builtin
 from tests.control_plane.api import Api, Json, refusal, wait_until
-from tests.control_plane.driver_node import OLD, Site, old_driver, settled
+from tests.control_plane.driver_node import OLD, DriverNode, old_driver, settled
 from tests.control_plane.kubelet import NodeFactory
 from tests.control_plane.objects import create_operands
 from tests.control_plane.pod_process import PodRunner, wait_pod
@@ -27,6 +27,9 @@ from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied, apply
 from tests.deploy.kustomize import OVERLAYS, only, render
 
+pytestmark = pytest.mark.long
+
+
 NEW = "2.0.1"
 NPU = "npu.openfuyao.com/"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -36,11 +39,11 @@ MANAGER = "k8s-driver-manager"
 @pytest.fixture
 def settle(
     control_plane: ControlPlane, containers: None, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
-) -> Iterator[Callable[[str], Site]]:
+) -> Iterator[Callable[[str], DriverNode]]:
     """Put an overlay in force on a node with an old driver."""
     with ExitStack() as stack:
 
-        def build(overlay: str) -> Site:
+        def build(overlay: str) -> DriverNode:
             objects = stack.enter_context(applied(admin_api, render(overlay)))
             daemon_set = only(objects, "DaemonSet", f"{overlay}-driver")
             tree = old_driver(tmp_path, builtin()[overlay], "sample-1.2.92")
@@ -124,82 +127,82 @@ def test_a_field_that_does_not_exist_is_refused(admin_api: Api, where: str) -> N
     ],
 )
 def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_the_node_back(
-    settle: Callable[[str], Site],
+    settle: Callable[[str], DriverNode],
     workloads: WorkloadsFactory,
     admin_api: Api,
     overlay: str,
     resource: str,
     components: tuple[str, ...],
 ) -> None:
-    site = settle(overlay)
-    tree, node = site.tree, site.node
+    driver_node = settle(overlay)
+    tree, node = driver_node.tree, driver_node.node
     prefix = tree.profile.deploy.prefix
     with ExitStack() as stack:
         operands = create_operands(stack, admin_api, node, components, deploy_prefix=prefix)
         (tenant,) = workloads(node).managed(1, Shape(resource=resource))
-        labels, pod = node.labels(), site.pod
+        labels, pod = node.labels(), driver_node.pod
 
-        ended = site.runner.run(pod, MANAGER)
+        ended = driver_node.runner.run(pod, MANAGER)
 
         assert ended.code == 0, ended.err
         assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
         assert '"warning"' not in ended.err
         assert (tree.driver_version, tree.digest, tenant.state()) == ("not loaded", "", "gone")
-        assert not site.is_mounted()
+        assert not driver_node.is_mounted()
         after = node.read()
         assert (after["metadata"]["labels"], after["spec"].get("unschedulable")) == (labels, None)
         assert not [key for key in after["metadata"].get("annotations", {}) if "driver-manager" in key]
         operands.wait_running()
 
-    site.install(NEW, "sample-2.0.1")
+    driver_node.install(NEW, "sample-2.0.1")
     node.kubelet.report_running(pod)
-    watched(site, pod)
-    again = site.runner.run(pod, MANAGER)
+    watched(driver_node, pod)
+    again = driver_node.runner.run(pod, MANAGER)
     assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
     assert tree.driver_version == NEW
 
 
-def watched(site: Site, pod: Json) -> None:
+def watched(driver_node: DriverNode, pod: Json) -> None:
     """The pod's health-watch takes its first sample, and ends with 0 when told to; it is without a way to the API."""
-    watch = site.runner.start(pod, "health-watch")
-    record = site.tree.root / site.tree.profile.paths.health_record.lstrip("/")
+    watch = driver_node.runner.start(pod, "health-watch")
+    record = driver_node.tree.root / driver_node.tree.profile.paths.health_record.lstrip("/")
     wait_until(record.exists, "health-watch remembers a sample", RUN_TIMEOUT_S)
     ended = watch.terminate()
     assert ended.code == 0, ended.err
-    assert f"watching the {site.tree.profile.name} driver every 60 s" in ended.err
+    assert f"watching the {driver_node.tree.profile.name} driver every 60 s" in ended.err
     assert '"error"' not in ended.err
 
 
 def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebody_approves(
-    settle: Callable[[str], Site],
+    settle: Callable[[str], DriverNode],
 ) -> None:
-    site = settle("ascend")
-    tree, node = site.tree, site.node
-    labels, pod, rebooters = node.labels(), site.pod, wait_pod(node.api, node.name, "ascend-driver-rebooter")
+    driver_node = settle("ascend")
+    tree, node = driver_node.tree, driver_node.node
+    labels, pod, rebooters = node.labels(), driver_node.pod, wait_pod(node.api, node.name, "ascend-driver-rebooter")
     (tree.root / "var/lib/ascend").mkdir()
-    watched(site, pod)
-    idle = site.runner.start(rebooters, "rebooter")
+    watched(driver_node, pod)
+    idle = driver_node.runner.start(rebooters, "rebooter")
     wait_until(
         (tree.root / "var/lib/ascend/.rebooter.json").exists, "the rebooter has looked at its Node", RUN_TIMEOUT_S
     )
 
-    waiting = site.runner.start(pod, MANAGER)
+    waiting = driver_node.runner.start(pod, MANAGER)
     wait_until(lambda: node.labels().get(f"{NPU}reboot-required") == "true", "a reboot is asked for", RUN_TIMEOUT_S)
     marker = json.loads((tree.root / "var/lib/ascend/.reboot-required").read_text())
     assert (marker["reason"], marker["to"], tree.driver_version) == ("upgrade", "sample-2.0.1", OLD)
     assert idle.terminate().code == 0
-    rebooter = site.runner.start(rebooters, "rebooter")
+    rebooter = driver_node.runner.start(rebooters, "rebooter")
     node.api.patch(node.path, {"metadata": {"annotations": {f"{NPU}approve-reboot": "true"}}})
     wait_until(lambda: tree.is_told_to_reboot, "the reboot command is given", RUN_TIMEOUT_S)
     assert f"{NPU}approve-reboot" not in node.annotations()
     lease = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"
     assert node.api.get(lease)["spec"]["holderIdentity"] == node.name
-    boot(site, waiting, rebooter)
+    boot(driver_node, waiting, rebooter)
 
-    fresh = site.runner.run(pod, MANAGER)
+    fresh = driver_node.runner.run(pod, MANAGER)
     assert fresh.code == 0, fresh.err
-    site.install(NEW, "sample-2.0.1")
-    back = site.runner.start(rebooters, "rebooter")
+    driver_node.install(NEW, "sample-2.0.1")
+    back = driver_node.runner.start(rebooters, "rebooter")
     wait_until(lambda: node.labels() == labels, "the label goes", RUN_TIMEOUT_S)
     wait_until(lambda: not node.api.get(lease)["spec"].get("holderIdentity"), "the slot is given back")
     wait_until(lambda: not [key for key in node.annotations() if key.startswith(NPU)], "the annotations go")
@@ -210,41 +213,41 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebod
     assert {"RebootRequired", "RebootCompleted"} <= reasons
 
 
-def boot(site: Site, *running: Running) -> None:
+def boot(driver_node: DriverNode, *running: Running) -> None:
     """The machine goes down with all that runs on it, and comes up again."""
     for one in running:
         one.kill()
-    site.tree.reboot()
-    (site.tree.root / "run/ascend").mkdir()
-    info = site.node.read()["status"]["nodeInfo"] | {"bootID": site.tree.boot_id}
-    site.node.api.patch(f"{site.node.path}/status", {"status": {"nodeInfo": info}})
+    driver_node.tree.reboot()
+    (driver_node.tree.root / "run/ascend").mkdir()
+    info = driver_node.node.read()["status"]["nodeInfo"] | {"bootID": driver_node.tree.boot_id}
+    driver_node.node.api.patch(f"{driver_node.node.path}/status", {"status": {"nodeInfo": info}})
 
 
-def test_what_is_mounted_read_only_is_read_only(settle: Callable[[str], Site]) -> None:
-    site = settle("rebellions")
-    pod = copy.deepcopy(site.pod)
+def test_what_is_mounted_read_only_is_read_only(settle: Callable[[str], DriverNode]) -> None:
+    driver_node = settle("rebellions")
+    pod = copy.deepcopy(driver_node.pod)
     (container,) = pod["spec"]["initContainers"]
-    (site.tree.bin / "try").write_text('#!/bin/sh\n: >"$1" && : >"$2"\n')
-    (site.tree.bin / "try").chmod(0o755)
+    (driver_node.tree.bin / "try").write_text('#!/bin/sh\n: >"$1" && : >"$2"\n')
+    (driver_node.tree.bin / "try").chmod(0o755)
     container |= {"command": ["try"], "args": ["/run/rbln/written", "/host/refused"]}
-    ended = site.runner.run(pod, MANAGER)
+    ended = driver_node.runner.run(pod, MANAGER)
     assert ended.code != 0
     assert "/host/refused: Read-only file system" in ended.err
-    assert (site.tree.root / "run/rbln/written").exists()
-    assert not (site.tree.root / "refused").exists()
+    assert (driver_node.tree.root / "run/rbln/written").exists()
+    assert not (driver_node.tree.root / "refused").exists()
 
 
-def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Callable[[str], Site]) -> None:
-    site = settle("rebellions")
-    pod = copy.deepcopy(site.pod)
+def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Callable[[str], DriverNode]) -> None:
+    driver_node = settle("rebellions")
+    pod = copy.deepcopy(driver_node.pod)
     (container,) = [one for one in pod["spec"]["containers"] if one["name"] == "health-watch"]
     script = "#!/bin/sh\necho waiting >&2\nuntil [ -e /dev/rbln-late ]; do /bin/sleep 0.05; done\n"
-    (site.tree.bin / "await").write_text(script)
-    (site.tree.bin / "await").chmod(0o755)
+    (driver_node.tree.bin / "await").write_text(script)
+    (driver_node.tree.bin / "await").chmod(0o755)
     container["command"] = ["await"]
-    running = site.runner.start(pod, "health-watch")
+    running = driver_node.runner.start(pod, "health-watch")
     wait_until(lambda: "waiting" in running.said(), "the container has started", RUN_TIMEOUT_S)
-    (site.tree.root / "dev/rbln-late").touch()
+    (driver_node.tree.root / "dev/rbln-late").touch()
     assert running.end().code == 0
 
 
@@ -257,12 +260,12 @@ def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Calla
     ],
 )
 def test_the_init_container_needs_each_of_its_mounts(
-    settle: Callable[[str], Site], mount: str, code: int, said: str
+    settle: Callable[[str], DriverNode], mount: str, code: int, said: str
 ) -> None:
-    site = settle("rebellions")
-    pod = copy.deepcopy(site.pod)
+    driver_node = settle("rebellions")
+    pod = copy.deepcopy(driver_node.pod)
     (container,) = pod["spec"]["initContainers"]
     container["volumeMounts"] = [one for one in container["volumeMounts"] if one["mountPath"] != mount]
-    ended = site.runner.run(pod, MANAGER)
+    ended = driver_node.runner.run(pod, MANAGER)
     assert (ended.code, said in ended.err) == (code, True), ended.err
-    assert site.tree.driver_version == OLD
+    assert driver_node.tree.driver_version == OLD

@@ -19,11 +19,14 @@ from tests.control_plane.old_server import PodClaim
 from tests.control_plane.pod_process import request_token
 from tests.control_plane.processes import RUN_TIMEOUT_S, Ended, Running
 from tests.control_plane.proxy import Proxy
-from tests.control_plane.runner import PREFIX, Rig, node_of, start_and_take
+from tests.control_plane.runner import PREFIX, CommandRunner, node_of, start_and_take
 from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.workloads import Shape, Workloads, WorkloadsFactory
 from tests.deploy.apply import Right, applied, apply, may, rights_of, rules_of
 from tests.deploy.kustomize import only, render
+
+pytestmark = pytest.mark.long
+
 
 EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 UPGRADE = "rebellions.ai/npu-driver-upgrade"
@@ -89,13 +92,13 @@ def user(api: Api, account: Json) -> User:
     return User(f"system:serviceaccount:{namespace}:{name}", (), request_token(api, namespace, name))
 
 
-class Ground:
+class Case:
     """A node with an old driver and all that a run can meet, for one path."""
 
-    def __init__(self, rig: Rig, made: Workloads, operands: OperandsFactory) -> None:
-        self.rig = rig
+    def __init__(self, command_runner: CommandRunner, made: Workloads, operands: OperandsFactory) -> None:
+        self.command_runner = command_runner
         self.made = made
-        self.node = node_of(rig)
+        self.node = node_of(command_runner)
         self._operands = operands
 
     def populate(self) -> list[str]:
@@ -111,11 +114,11 @@ class Ground:
         return str(self._operands(self.node, ("driver",)).pods()["driver"][0]["metadata"]["name"])
 
 
-GroundFactory = Callable[[], Ground]
+GroundFactory = Callable[[], Case]
 
 
 @pytest.fixture
-def ground(
+def case(
     control_plane: ControlPlane,
     admin_api: Api,
     shipped: None,
@@ -127,12 +130,14 @@ def ground(
 ) -> GroundFactory:
     """Builds a node for the agent with the rights of its service account."""
 
-    def build() -> Ground:
+    def build() -> Case:
         folder = tmp_path / f"ground-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        rig = Rig(control_plane, user(admin_api, AGENT_ACCOUNT), folder, proxy=proxy).with_upgrade()
-        rig.node = node({f"{PREFIX}device-plugin": "true"}, boot_id=rig.tree.boot_id)
-        return Ground(rig, workloads(rig.node), operands)
+        command_runner = CommandRunner(
+            control_plane, user(admin_api, AGENT_ACCOUNT), folder, proxy=proxy
+        ).with_upgrade()
+        command_runner.node = node({f"{PREFIX}device-plugin": "true"}, boot_id=command_runner.tree.boot_id)
+        return Case(command_runner, workloads(command_runner.node), operands)
 
     return build
 
@@ -143,24 +148,24 @@ def complaints(ended: Ended, code: int = 0) -> str:
     return ended.err + ended.out if ended.code != code or warnings or "✗" in ended.out else ""
 
 
-def upgrade(one: Ground) -> str:
+def upgrade(one: Case) -> str:
     """The full path: operands leave, pods are evicted by request and by claim, the driver is swapped."""
     one.populate()
-    return complaints(one.rig.reconcile(**EVICT))
+    return complaints(one.command_runner.reconcile(**EVICT))
 
 
-def drain(one: Ground) -> str:
+def drain(one: Case) -> str:
     """A drain of what eviction alone may not move."""
     one.made.managed(1, Shape(npus=0))
     one.made.managed(1)
-    return complaints(one.rig.reconcile(ENABLE_AUTO_DRAIN="true", DRAIN_TIMEOUT_SECONDS="20"))
+    return complaints(one.command_runner.reconcile(ENABLE_AUTO_DRAIN="true", DRAIN_TIMEOUT_SECONDS="20"))
 
 
-def operator_managed(one: Ground) -> str:
+def operator_managed(one: Case) -> str:
     """An operator is asked to move the pods, and does."""
     one.node.api.patch(one.node.path, {"metadata": {"annotations": {f"{UPGRADE}-enabled": "true"}}})
     (pod,) = one.made.managed(1)
-    run = one.rig.start("reconcile-driver-state", **EVICT)
+    run = one.command_runner.start("reconcile-driver-state", **EVICT)
     wait_until(
         lambda: f"{UPGRADE}-requested" in one.node.annotations() or run.process.poll() is not None,
         "the operator is asked, or not",
@@ -170,9 +175,9 @@ def operator_managed(one: Ground) -> str:
     return complaints(run.end())
 
 
-def safe_load(one: Ground) -> str:
+def safe_load(one: Case) -> str:
     """The operator is asked before the load, and gives its word."""
-    run = one.rig.start("reconcile-driver-state", "--safe-load", POD_NAME=one.driver_pod())
+    run = one.command_runner.start("reconcile-driver-state", "--safe-load", POD_NAME=one.driver_pod())
     key = f"{UPGRADE}.driver-wait-for-safe-load"
     wait_until(
         lambda: key in one.node.annotations() or run.process.poll() is not None,
@@ -183,31 +188,31 @@ def safe_load(one: Ground) -> str:
     return complaints(run.end())
 
 
-def killed_and_restored(one: Ground) -> str:
+def killed_and_restored(one: Case) -> str:
     """A run dies with the node taken; it is given back by hand."""
     one.made.managed(1, Shape(labels={"app": "slow"}))
     one.node.kubelet.stop_after("slow", NEVER)
-    run = start_and_take(one.rig, **EVICT)
+    run = start_and_take(one.command_runner, **EVICT)
     run.kill()
-    said = complaints(one.rig.run("restore"))
+    said = complaints(one.command_runner.run("restore"))
     one.node.kubelet.release("slow")
     return said or ("" if "unschedulable" not in one.node.read()["spec"] else "the cordon stayed")
 
 
-def looked_at(one: Ground) -> str:
+def looked_at(one: Case) -> str:
     """Whatever only looks, with pods and claims there to look at."""
     pods = one.populate()
     said = ""
     for command in (["status"], ["plan"], ["preflight", "-o", "text"], ["holders"], ["restore", "--dry-run"]):
         env = EVICT if command[0] in ("status", "plan", "preflight") else {}
-        ended = one.rig.run(*command, **env)
+        ended = one.command_runner.run(*command, **env)
         said += complaints(ended)
         if command == ["plan"] and not all(pod in ended.out for pod in pods):
             said += f"plan names not all of {pods}: {ended.out}"
     return said
 
 
-PATHS: tuple[Callable[[Ground], str], ...] = (
+PATHS: tuple[Callable[[Case], str], ...] = (
     upgrade,
     safe_load,
     operator_managed,
@@ -219,16 +224,16 @@ PATHS: tuple[Callable[[Ground], str], ...] = (
 
 @pytest.mark.usefixtures("dra")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
-def test_the_agents_rights_are_enough(ground: GroundFactory, path: Callable[[Ground], str]) -> None:
-    assert path(ground()) == ""
+def test_the_agents_rights_are_enough(case: GroundFactory, path: Callable[[Case], str]) -> None:
+    assert path(case()) == ""
 
 
 @pytest.mark.usefixtures("dra")
 @pytest.mark.parametrize("right", rights_of(AGENT, AGENT_ACCOUNT), ids=shown)
-def test_every_right_of_the_agent_is_needed(admin_api: Api, ground: GroundFactory, right: Right) -> None:
+def test_every_right_of_the_agent_is_needed(admin_api: Api, case: GroundFactory, right: Right) -> None:
     _, group, resource, _, verb = right
     with without(admin_api, AGENT, AGENT_ACCOUNT, right):
-        found = ((path.__name__, path(ground())) for path in PATHS)
+        found = ((path.__name__, path(case())) for path in PATHS)
         name, said = next(((name, said) for name, said in found if said), ("", ""))
     assert said, f"no path needs to {verb} {resource}"
     assert f"{verb} {resource}{f'.{group}' if group else ''}" in said, f"{name}: {said}"
@@ -240,14 +245,14 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-mana
 class AscendGround:
     """A node whose driver only a reboot replaces, with a pod that uses the accelerator."""
 
-    def __init__(self, rig: Rig, made: Workloads) -> None:
-        self.rig = rig
+    def __init__(self, command_runner: CommandRunner, made: Workloads) -> None:
+        self.command_runner = command_runner
         self.made = made
-        self.node = node_of(rig)
+        self.node = node_of(command_runner)
 
     def reboot(self) -> None:
         """The machine goes down and comes up again, and its driver is loaded."""
-        tree = self.rig.tree
+        tree = self.command_runner.tree
         tree.reboot()
         tree.load(ASCEND_ROOT)
         info = self.node.read()["status"]["nodeInfo"] | {"bootID": tree.boot_id}
@@ -274,39 +279,39 @@ def ascend(
         folder = tmp_path / f"ascend-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         gone(lambda: admin_api.delete(LEASE))
-        rig = Rig(control_plane, user(admin_api, account), folder, "ascend", proxy=proxy)
-        rig.tree.add_driver(ASCEND_ROOT, "25.2.0")
-        rig.tree.load(ASCEND_ROOT)
-        rig.tree.record("old", ASCEND_ROOT, "25.2.0")
-        (rig.tree.root / "var/lib/ascend").mkdir()
-        rig.node = node({"openfuyao.com/npu.present": "true"}, boot_id=rig.tree.boot_id)
-        return AscendGround(rig, workloads(rig.node))
+        command_runner = CommandRunner(control_plane, user(admin_api, account), folder, "ascend", proxy=proxy)
+        command_runner.tree.add_driver(ASCEND_ROOT, "25.2.0")
+        command_runner.tree.load(ASCEND_ROOT)
+        command_runner.tree.record("old", ASCEND_ROOT, "25.2.0")
+        (command_runner.tree.root / "var/lib/ascend").mkdir()
+        command_runner.node = node({"openfuyao.com/npu.present": "true"}, boot_id=command_runner.tree.boot_id)
+        return AscendGround(command_runner, workloads(command_runner.node))
 
     return build
 
 
 def reboot_asked_for(one: AscendGround) -> str:
     """A reconcile asks for a reboot, and so does preflight find nothing amiss."""
-    looked = one.rig.run("preflight", "-o", "text", DRIVER_LOAD="container", **EVICT)
-    asked = one.rig.reconcile("--no-wait", DRIVER_LOAD="container")
+    looked = one.command_runner.run("preflight", "-o", "text", DRIVER_LOAD="container", **EVICT)
+    asked = one.command_runner.reconcile("--no-wait", DRIVER_LOAD="container")
     return complaints(looked) + complaints(asked, 9)
 
 
 def rebooted(one: AscendGround) -> str:
     """An approved reboot with slot and eviction, and what comes after the boot."""
     env = {"OPERATOR_NAMESPACE": "npu-operator", "REBOOTER_INTERVAL": "0.1s", "REBOOT_EVICT": "true"}
-    tree, node = one.rig.tree, one.node
+    tree, node = one.command_runner.tree, one.node
     (pod,) = one.made.managed(1, Shape(resource="huawei.com/Ascend910"))
     (tree.root / "var/lib/ascend/.reboot-required").write_text("upgrade\n")
     node.api.patch(node.path, {"metadata": {"annotations": {f"{ASCEND}approve-reboot": "true"}}})
-    first = one.rig.start("rebooter", **env)
+    first = one.command_runner.start("rebooter", **env)
     wait_until(lambda: tree.is_told_to_reboot or refused(first), "the reboot is told, or a right lacks", RUN_TIMEOUT_S)
     if said := refused(first):
         return said
     assert pod.state() == "gone"
     first.kill()
     one.reboot()
-    second = one.rig.start("rebooter", **env)
+    second = one.command_runner.start("rebooter", **env)
     wait_until(lambda: is_clean(node) or refused(second), "all is given back, or a right lacks", RUN_TIMEOUT_S)
     return refused(second) or complaints(second.terminate())
 

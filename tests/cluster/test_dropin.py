@@ -19,7 +19,7 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host_tree import HostTree
 from tests.control_plane.api import Api, Json
-from tests.control_plane.driver_node import OLD, Site, old_driver, settled
+from tests.control_plane.driver_node import OLD, DriverNode, old_driver, settled
 from tests.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.control_plane.old_server import PodClaim
 from tests.control_plane.pod_process import PodRunner
@@ -29,6 +29,9 @@ from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied
 from tests.deploy.kustomize import only
 
+pytestmark = pytest.mark.long
+
+
 FOLDER = Path(__file__).parents[1] / "deploy/dropin"
 MANAGER = "k8s-driver-manager"
 OLD_DIGEST, DIGEST, NEW = "digest-of-1.2.92", "digest-of-2.0.1", "2.0.1"
@@ -36,7 +39,7 @@ WARNING = '"level": "warning"'
 GENERATIONS = ("generation-1", "generation-2")
 DRA_PLUGIN = "nvidia.com/dra-kubelet-plugin"
 
-SettleDropin = Callable[[str, str], Site]
+SettleDropin = Callable[[str, str], DriverNode]
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def settle(
     """Put a manifest in force on a node with an old driver of a profile."""
     with ExitStack() as stack:
 
-        def build(name: str, profile: str) -> Site:
+        def build(name: str, profile: str) -> DriverNode:
             text = (FOLDER / f"{name}.yaml").read_text()
             objects = stack.enter_context(applied(admin_api, yaml.safe_load_all(text)))
             tree = old_driver(tmp_path, builtin()[profile], OLD_DIGEST)
@@ -68,8 +71,8 @@ def warnings(text: str) -> list[str]:
 def test_an_operators_init_container_runs_unchanged(
     settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory, generation: str
 ) -> None:
-    site = settle(generation, "rebellions")
-    tree, node = site.tree, site.node
+    driver_node = settle(generation, "rebellions")
+    tree, node = driver_node.tree, driver_node.node
     made = operands(node, ("device-plugin", "metrics-exporter"))
     tenants = workloads(node).managed(1)
     if generation == "generation-2":
@@ -77,43 +80,43 @@ def test_an_operators_init_container_runs_unchanged(
         workloads(node).claim("mine", tenants[1])
     labels = node.labels()
 
-    ended = site.runner.run(site.pod, MANAGER)
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
 
     assert ended.code == 0, ended.err
     assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
-    assert (tree.driver_version, tree.digest, site.is_mounted()) == ("not loaded", "", False)
+    assert (tree.driver_version, tree.digest, driver_node.is_mounted()) == ("not loaded", "", False)
     assert {pod.state() for pod in tenants} == {"gone"}
     assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
     (warning,) = warnings(ended.err)
     assert "no event was recorded" in warning
     made.wait_running()
 
-    site.install(NEW, DIGEST)
-    node.kubelet.report_running(site.pod)
-    again = site.runner.run(site.pod, MANAGER)
+    driver_node.install(NEW, DIGEST)
+    node.kubelet.report_running(driver_node.pod)
+    again = driver_node.runner.run(driver_node.pod, MANAGER)
     assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
 
 
 def test_a_first_generation_run_that_cannot_reach_the_hosts_own_view_says_what_to_mount(settle: SettleDropin) -> None:
-    site = settle("generation-1", "rebellions")
-    (site.tree.root / "proc/1/root").unlink()
-    labels = site.node.labels()
-    ended = site.runner.run(site.pod, MANAGER)
+    driver_node = settle("generation-1", "rebellions")
+    (driver_node.tree.root / "proc/1/root").unlink()
+    labels = driver_node.node.labels()
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
     assert ended.code == 6, ended.err
     assert "Read-only file system" in ended.last_line
     assert "/run/rbln" in ended.last_line
-    assert (site.tree.driver_version, site.node.labels()) == (OLD, labels)
+    assert (driver_node.tree.driver_version, driver_node.node.labels()) == (OLD, labels)
 
 
 def test_a_first_generation_run_that_would_have_to_read_claims_names_the_right(
     settle: SettleDropin, workloads: WorkloadsFactory
 ) -> None:
-    site = settle("generation-1", "rebellions")
-    (holder,) = workloads(site.node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
-    labels = site.node.labels()
-    ended = site.runner.run(site.pod, MANAGER)
+    driver_node = settle("generation-1", "rebellions")
+    (holder,) = workloads(driver_node.node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+    labels = driver_node.node.labels()
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
     assert (ended.code, "list resourceclaims.resource.k8s.io" in ended.last_line) == (7, True), ended.err
-    assert (site.tree.driver_version, site.node.labels(), holder.state()) == (OLD, labels, "Running")
+    assert (driver_node.tree.driver_version, driver_node.node.labels(), holder.state()) == (OLD, labels, "Running")
 
 
 @pytest.mark.parametrize(
@@ -126,17 +129,17 @@ def test_a_first_generation_run_that_would_have_to_read_claims_names_the_right(
 def test_a_generations_own_names_give_the_consents(
     settle: SettleDropin, workloads: WorkloadsFactory, generation: str, names: set[str]
 ) -> None:
-    site = settle(generation, "rebellions")
-    pod = workloads(site.node).pod(Shape(empty_dir=True))
-    refused = site.runner.run(site.pod, MANAGER)
+    driver_node = settle(generation, "rebellions")
+    pod = workloads(driver_node.node).pod(Shape(empty_dir=True))
+    refused = driver_node.runner.run(driver_node.pod, MANAGER)
     assert (refused.code, pod.key in refused.last_line, pod.state()) == (3, True, "Running")
-    consenting = copy.deepcopy(site.pod)
+    consenting = copy.deepcopy(driver_node.pod)
     (container,) = consenting["spec"]["initContainers"]
     changed = [one for one in container["env"] if one["name"] in names]
     assert {one["name"] for one in changed} == names
     for one in changed:
         one["value"] = "true"
-    ended = site.runner.run(consenting, MANAGER)
+    ended = driver_node.runner.run(consenting, MANAGER)
     assert (ended.code, pod.state()) == (0, "gone"), ended.err
 
 
@@ -151,38 +154,38 @@ def add_module(tree: HostTree, name: str, *below: str) -> None:
         fake_tools.count(tree.root / "sys/module" / used, 1)
 
 
-def nvidia(settle: SettleDropin) -> Site:
+def nvidia(settle: SettleDropin) -> DriverNode:
     """NVIDIA's manifest on a node with all of its modules, and what its driver container leaves."""
-    site = settle("nvidia", "nvidia")
+    driver_node = settle("nvidia", "nvidia")
     for name in ("nvidia_uvm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv"):
-        add_module(site.tree, name, "nvidia")
-    add_module(site.tree, "nvidia_drm", "nvidia_modeset")
-    (site.tree.root / "run/nvidia/nvidia-driver.pid").write_text("4242\n")
-    return site
+        add_module(driver_node.tree, name, "nvidia")
+    add_module(driver_node.tree, "nvidia_drm", "nvidia_modeset")
+    (driver_node.tree.root / "run/nvidia/nvidia-driver.pid").write_text("4242\n")
+    return driver_node
 
 
-def modules(site: Site) -> set[str]:
+def modules(driver_node: DriverNode) -> set[str]:
     """Names of the loaded modules, but for the one that the stand-in's driver is based on."""
-    return {entry.name for entry in (site.tree.root / "sys/module").iterdir()} - {"nvidia_core"}
+    return {entry.name for entry in (driver_node.tree.root / "sys/module").iterdir()} - {"nvidia_core"}
 
 
 def test_nvidias_uninstall_driver_runs_unchanged(
     settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory
 ) -> None:
-    site = nvidia(settle)
-    tree, node = site.tree, site.node
+    driver_node = nvidia(settle)
+    tree, node = driver_node.tree, driver_node.node
     made = operands(node, ("device-plugin", "dcgm-exporter"), deploy_prefix="nvidia.com/gpu.deploy.")
     node.set_labels({DRA_PLUGIN: "true", "nvidia.com/gpu.deploy.mig-manager": "false"})
     (tenant,) = workloads(node).managed(1, Shape(resource="nvidia.com/gpu"))
     (mig,) = workloads(node).managed(1, Shape(resource="nvidia.com/mig-1g.5gb"))
     labels = node.labels()
 
-    ended = site.runner.run(site.pod, MANAGER)
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
 
     assert ended.code == 0, ended.err
     assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
-    assert modules(site) == set()
-    assert (tree.digest, site.is_mounted()) == ("", False)
+    assert modules(driver_node) == set()
+    assert (tree.digest, driver_node.is_mounted()) == ("", False)
     assert not (tree.root / "run/nvidia/nvidia-driver.pid").exists()
     assert (tenant.state(), mig.state()) == ("gone", "gone")
     # Not one label more than before, and none with an empty value.
@@ -194,31 +197,31 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     assert "no event was recorded" in event
     made.wait_running()
 
-    site.install(NEW, DIGEST)
-    node.kubelet.report_running(site.pod)
-    current = site.runner.run(site.pod, MANAGER)
+    driver_node.install(NEW, DIGEST)
+    node.kubelet.report_running(driver_node.pod)
+    current = driver_node.runner.run(driver_node.pod, MANAGER)
     assert (current.code, "nothing to do: driver is current" in current.last_line) == (0, True)
-    forced = copy.deepcopy(site.pod)
+    forced = copy.deepcopy(driver_node.pod)
     (one,) = [one for one in forced["spec"]["initContainers"][0]["env"] if one["name"] == "FORCE_REINSTALL"]
     one["value"] = "true"
-    again = site.runner.run(forced, MANAGER)
-    assert (again.code, "a reinstall was forced" in again.last_line, modules(site)) == (0, True, set())
+    again = driver_node.runner.run(forced, MANAGER)
+    assert (again.code, "a reinstall was forced" in again.last_line, modules(driver_node)) == (0, True, set())
 
 
 def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin) -> None:
-    site = nvidia(settle)
-    checking: Json = copy.deepcopy(site.pod)
+    driver_node = nvidia(settle)
+    checking: Json = copy.deepcopy(driver_node.pod)
     checking["spec"]["initContainers"][0]["args"] = ["preflight_check"]
-    before = site.node.read()["metadata"]["resourceVersion"], modules(site)
-    ended = site.runner.run(checking, MANAGER)
+    before = driver_node.node.read()["metadata"]["resourceVersion"], modules(driver_node)
+    ended = driver_node.runner.run(checking, MANAGER)
     assert ended.code == 0, ended.err
     checks = {check["name"]: check["ok"] for check in json.loads(ended.out)}
     assert checks["may create pods/eviction"] is True
     assert (checks["may create events"], checks["may watch pods"]) == (None, None)
     assert False not in checks.values()
-    assert (site.node.read()["metadata"]["resourceVersion"], modules(site)) == before
-    (site.tree.root / "sys/module/nouveau").mkdir()
-    (site.tree.root / "sys/module/nouveau/initstate").write_text("live\n")
-    refused = site.runner.run(checking, MANAGER)
+    assert (driver_node.node.read()["metadata"]["resourceVersion"], modules(driver_node)) == before
+    (driver_node.tree.root / "sys/module/nouveau").mkdir()
+    (driver_node.tree.root / "sys/module/nouveau/initstate").write_text("live\n")
+    refused = driver_node.runner.run(checking, MANAGER)
     assert refused.code == 6
     assert "nouveau" in refused.out

@@ -19,6 +19,9 @@ from tests.control_plane.scene import Left, World, make_stage, open_world
 from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.waits import WAITS, Wait
 
+pytestmark = pytest.mark.long
+
+
 AT_ONCE = 8
 PAIRS = [(wait, hand) for hand in HANDS for wait in WAITS if hand.fits(wait)]
 MUTANTS = [
@@ -45,9 +48,9 @@ def judged(world: World, wait: Wait, hands: Sequence[Hand], mutant: str = "") ->
     """What was left, what had to be, and the run's log."""
     name = f"{wait.name}-{hands[0].bundle}-{mutant}"
     with contextlib.ExitStack() as stack:
-        stage = make_stage(stack, world, name, wait.profile)
-        found = play(stage, wait, hands, mutant)
-        return found, wanted(stage, wait, hands), stage.current.log
+        scene = make_stage(stack, world, name, wait.profile)
+        found = play(scene, wait, hands, mutant)
+        return found, wanted(scene, wait, hands), scene.current.log
 
 
 @pytest.fixture(scope="module")
@@ -103,15 +106,15 @@ def test_a_mutant_is_caught(world: World, mutant: str, wait_name: str, hand_name
 def test_a_node_that_never_stops_changing_ends_the_run_after_a_bounded_number_of_requests(world: World) -> None:
     wait = next(wait for wait in WAITS if wait.name == "device")
     with contextlib.ExitStack() as stack:
-        stage = make_stage(stack, world, "never-stops-changing")
-        wait.reach(stage)
-        world.proxy.add(Fault(Answer(409), "patch", "nodes", path=f"/{stage.node.name}$", times=ALWAYS))
+        scene = make_stage(stack, world, "never-stops-changing")
+        wait.reach(scene)
+        world.proxy.add(Fault(Answer(409), "patch", "nodes", path=f"/{scene.node.name}$", times=ALWAYS))
         mark = world.proxy.mark()
-        wait.end(stage)
-        assert stage.current.end().code == 8, stage.current.log
-        asked = [one for one in world.proxy.exchanges(since=mark) if stage.node.name in one.request.path]
+        wait.end(scene)
+        assert scene.current.end().code == 8, scene.current.log
+        asked = [one for one in world.proxy.exchanges(since=mark) if scene.node.name in one.request.path]
         assert len(asked) <= 45, "two rounds of ten reads and ten patches, and an event"
-        assert stage.is_taken()
+        assert scene.is_taken()
         direct = {"KUBECONFIG": str(world.plane.kubeconfig(world.user.token))}
-        assert stage.start(env=direct).end().code == 0
-        assert Left.of(stage) == Left(stage.labels, driver=NEW)
+        assert scene.start(env=direct).end().code == 0
+        assert Left.of(scene) == Left(scene.labels, driver=NEW)

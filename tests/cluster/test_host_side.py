@@ -9,36 +9,39 @@ import pytest
 
 from tests.control_plane.api import wait_until
 from tests.control_plane.kubelet import NodeFactory
-from tests.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, Rig
+from tests.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
+
+pytestmark = pytest.mark.long
+
 
 SERVICE = "rbln_daemon.service"
 LABELS = {f"{PREFIX}device-plugin": "true"}
 
 
 @pytest.fixture
-def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> Rig:
+def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
     """A node ready for an upgrade, with the vendor's host service and a foreign one running."""
-    rig = Rig(control_plane, agent_with_events, tmp_path).with_upgrade()
-    rig.node = node(LABELS, boot_id=rig.tree.boot_id)
-    rig.tree.start_service(SERVICE)
-    rig.tree.start_service("sshd.service")
-    return rig
+    command_runner = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
+    command_runner.node = node(LABELS, boot_id=command_runner.tree.boot_id)
+    command_runner.tree.start_service(SERVICE)
+    command_runner.tree.start_service("sshd.service")
+    return command_runner
 
 
-def _journal(rig: Rig) -> str:
-    assert rig.node is not None
-    return rig.node.annotations().get(JOURNAL, "")
+def _journal(command_runner: CommandRunner) -> str:
+    assert command_runner.node is not None
+    return command_runner.node.annotations().get(JOURNAL, "")
 
 
-def test_a_host_service_is_left_alone_unless_asked(one: Rig) -> None:
+def test_a_host_service_is_left_alone_unless_asked(one: CommandRunner) -> None:
     ended = one.reconcile()
     assert ended.code == 0, ended.err
     assert "rbln_daemon" not in ended.err
     assert one.tree.services == [SERVICE, "sshd.service"]
 
 
-def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it(one: Rig) -> None:
+def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it(one: CommandRunner) -> None:
     ended = one.reconcile("--stop-host-services")
     assert ended.code == 0, ended.err
     order = [
@@ -49,13 +52,13 @@ def test_a_host_service_is_stopped_for_the_swap_and_runs_after_it(one: Rig) -> N
     assert one.tree.driver_version == NEW
 
 
-def test_a_host_service_runs_again_after_a_failure(one: Rig) -> None:
+def test_a_host_service_runs_again_after_a_failure(one: CommandRunner) -> None:
     one.tree.hold_device()
     assert one.reconcile("--stop-host-services", DEVICE_FREE_TIMEOUT="0s").code == 4
     assert one.tree.services == [SERVICE, "sshd.service"]
 
 
-def test_a_killed_runs_service_is_started_by_the_next(one: Rig) -> None:
+def test_a_killed_runs_service_is_started_by_the_next(one: CommandRunner) -> None:
     one.tree.hold_device()
     run = one.start("reconcile-driver-state", "--stop-host-services")
     wait_until(lambda: one.tree.services == ["sshd.service"], "the service is stopped")
@@ -67,7 +70,7 @@ def test_a_killed_runs_service_is_started_by_the_next(one: Rig) -> None:
     assert _journal(one) == ""
 
 
-def test_missing_rights_are_found_before_anything_changes(control_plane: ControlPlane, one: Rig) -> None:
+def test_missing_rights_are_found_before_anything_changes(control_plane: ControlPlane, one: CommandRunner) -> None:
     reader = str(control_plane.kubeconfig(control_plane.reader.token))
     ended = one.reconcile(KUBECONFIG=reader)
     assert ended.code == 6, ended.err
@@ -81,7 +84,7 @@ def test_missing_rights_are_found_before_anything_changes(control_plane: Control
     assert "? may watch pods" in checked.out
 
 
-def test_preflight_says_what_stops_a_run_and_what_to_do(one: Rig) -> None:
+def test_preflight_says_what_stops_a_run_and_what_to_do(one: CommandRunner) -> None:
     good = one.run("preflight", "-o", "json")
     assert good.code == 0, good.err
     assert all(check["ok"] is not False for check in json.loads(good.out))
@@ -91,7 +94,7 @@ def test_preflight_says_what_stops_a_run_and_what_to_do(one: Rig) -> None:
     assert bad.out.count("what to do: ") == 2
 
 
-def test_enforced_signatures_stop_an_unsigned_driver(one: Rig) -> None:
+def test_enforced_signatures_stop_an_unsigned_driver(one: CommandRunner) -> None:
     switch = one.tree.root / "sys/module/module/parameters/sig_enforce"
     switch.parent.mkdir(parents=True)
     switch.write_text("Y\n")
@@ -101,7 +104,7 @@ def test_enforced_signatures_stop_an_unsigned_driver(one: Rig) -> None:
     assert _journal(one) == ""
 
 
-def test_a_foreign_module_above_the_driver_stops_the_run(one: Rig) -> None:
+def test_a_foreign_module_above_the_driver_stops_the_run(one: CommandRunner) -> None:
     foreign = one.tree.root / "sys/module/thirdparty_peer"
     (foreign / "holders").mkdir(parents=True)
     (foreign / "initstate").write_text("live\n")
@@ -113,7 +116,7 @@ def test_a_foreign_module_above_the_driver_stops_the_run(one: Rig) -> None:
     assert one.tree.driver_version == OLD
 
 
-def test_a_driver_root_that_leads_to_the_hosts_own_folders_is_refused(one: Rig) -> None:
+def test_a_driver_root_that_leads_to_the_hosts_own_folders_is_refused(one: CommandRunner) -> None:
     root = one.tree.root / "run/rbln/driver"
     root.rename(root.with_name("real"))
     root.symlink_to("/")
@@ -123,7 +126,7 @@ def test_a_driver_root_that_leads_to_the_hosts_own_folders_is_refused(one: Rig) 
     assert one.tree.driver_version == OLD
 
 
-def test_holders_lists_who_has_the_device_open(one: Rig) -> None:
+def test_holders_lists_who_has_the_device_open(one: CommandRunner) -> None:
     process = one.tree.root / "proc/4242"
     (process / "fd").mkdir(parents=True)
     (process / "fd/3").symlink_to("/dev/rbln0")
@@ -140,7 +143,9 @@ def test_holders_lists_who_has_the_device_open(one: Rig) -> None:
     assert "trainer (pid 4242)" in busy.last_line
 
 
-def test_a_node_whose_services_were_stopped_is_not_given_back_from_another_machine(one: Rig, tmp_path: Path) -> None:
+def test_a_node_whose_services_were_stopped_is_not_given_back_from_another_machine(
+    one: CommandRunner, tmp_path: Path
+) -> None:
     one.tree.hold_device()
     run = one.start("reconcile-driver-state", "--stop-host-services")
     wait_until(lambda: one.tree.services == ["sshd.service"], "the service is stopped")
@@ -160,7 +165,7 @@ def test_a_node_whose_services_were_stopped_is_not_given_back_from_another_machi
     assert (one.tree.services, _journal(one)) == ([SERVICE, "sshd.service"], "")
 
 
-def test_a_failed_run_says_so_in_json(one: Rig) -> None:
+def test_a_failed_run_says_so_in_json(one: CommandRunner) -> None:
     one.tree.hold_device()
     failed = one.reconcile("-o", "json", DEVICE_FREE_TIMEOUT="0s")
     body = json.loads(failed.out)

@@ -14,9 +14,12 @@ from driver_manager.sandbox import fake_tools
 from tests.control_plane.api import Api, wait_until
 from tests.control_plane.loops import running
 from tests.control_plane.runner import OLD_ROOT
-from tests.control_plane.scene import Stage, World, make_stage, open_world
+from tests.control_plane.scene import NodeScene, World, make_stage, open_world
 from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
+
+pytestmark = pytest.mark.long
+
 
 ASCEND, REBELLIONS = builtin()["ascend"], builtin()["rebellions"]
 KEYS = ASCEND.keys
@@ -29,7 +32,7 @@ def world(control_plane: ControlPlane, agent_for_workloads: User, admin_api: Api
 
 
 @pytest.fixture
-def swappable(world: World) -> Iterator[Stage]:
+def swappable(world: World) -> Iterator[NodeScene]:
     """A node whose driver can be swapped, and is ready."""
     with contextlib.ExitStack() as stack:
         made = make_stage(stack, world, "node")
@@ -40,37 +43,37 @@ def swappable(world: World) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def rebooted(world: World) -> Iterator[Stage]:
+def rebooted(world: World) -> Iterator[NodeScene]:
     """A node whose driver only a reboot changes."""
     with contextlib.ExitStack() as stack:
         made = make_stage(stack, world, "node", "ascend")
-        made.rig.tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
-        made.rig.tree.load(ASCEND_ROOT)
-        made.rig.tree.record("old", ASCEND_ROOT, ASCEND_OLD)
+        made.command_runner.tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+        made.command_runner.tree.load(ASCEND_ROOT)
+        made.command_runner.tree.record("old", ASCEND_ROOT, ASCEND_OLD)
         yield made
 
 
-def on_host(stage: Stage, path: str) -> Path:
-    return stage.rig.tree.root / path.lstrip("/")
+def on_host(scene: NodeScene, path: str) -> Path:
+    return scene.command_runner.tree.root / path.lstrip("/")
 
 
-def watch_environment(stage: Stage, profile: str, root: str) -> dict[str, str]:
-    return stage.rig.environment(DRIVER_PROFILE=profile, DRIVER_ROOT=root, HEALTH_WATCH_INTERVAL="100ms")
+def watch_environment(scene: NodeScene, profile: str, root: str) -> dict[str, str]:
+    return scene.command_runner.environment(DRIVER_PROFILE=profile, DRIVER_ROOT=root, HEALTH_WATCH_INTERVAL="100ms")
 
 
-def rebooter_environment(stage: Stage) -> dict[str, str]:
-    plane = stage.world.plane
-    return stage.rig.environment(
+def rebooter_environment(scene: NodeScene) -> dict[str, str]:
+    plane = scene.world.plane
+    return scene.command_runner.environment(
         KUBECONFIG=str(plane.kubeconfig(plane.rebooter.token)), REBOOTER_INTERVAL="100ms", REBOOT_MIN_UPTIME="0"
     )
 
 
-def events_of(stage: Stage, reason: str) -> int:
-    found = stage.world.api.list("/api/v1/namespaces/default/events")
-    return sum(one["involvedObject"]["name"] == stage.node.name and one["reason"] == reason for one in found)
+def events_of(scene: NodeScene, reason: str) -> int:
+    found = scene.world.api.list("/api/v1/namespaces/default/events")
+    return sum(one["involvedObject"]["name"] == scene.node.name and one["reason"] == reason for one in found)
 
 
-def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_is_dead(swappable: Stage) -> None:
+def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_is_dead(swappable: NodeScene) -> None:
     ready, withdrawn = (
         on_host(swappable, path) for path in (REBELLIONS.paths.ready_marker, REBELLIONS.paths.ready_withdrawn)
     )
@@ -93,8 +96,8 @@ def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_i
         assert begun >= 3, "it was judged before three failures outside of a run"
 
 
-def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one_event(rebooted: Stage) -> None:
-    tree = rebooted.rig.tree
+def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one_event(rebooted: NodeScene) -> None:
+    tree = rebooted.command_runner.tree
     asked = rebooted.start("--no-wait", env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}).end()
     assert asked.code == 9, asked.err
     rebooted.annotate(**{KEYS.approve_reboot: "true", KEYS.journal: "of a run that has taken the node"})
@@ -107,8 +110,8 @@ def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one
         assert events_of(rebooted, "RebootRequired") == 1
 
 
-def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: Stage) -> None:
-    tree, folder = rebooted.rig.tree, rebooted.world.folder
+def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: NodeScene) -> None:
+    tree, folder = rebooted.command_runner.tree, rebooted.world.folder
     marker = on_host(rebooted, ASCEND.paths.reboot_marker)
     with (
         running("rebooter", rebooter_environment(rebooted), folder),

@@ -25,6 +25,9 @@ from tests.control_plane.proxy import CLOSE_LIMIT_S, Proxy
 from tests.control_plane.raw_streams import opened, read_on, watch_path
 from tests.control_plane.servers import ControlPlane, User
 
+pytestmark = pytest.mark.long
+
+
 PODS = "/api/v1/pods"
 ABSENT = "/api/v1/nodes/none"  # no node: its kubelet's own threads and connections would disturb the counting
 QUIET = "/api/v1/nodes?watch=1&fieldSelector=metadata.name%3Dnone"

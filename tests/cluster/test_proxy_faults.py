@@ -34,8 +34,10 @@ from tests.control_plane.faults import (
 from tests.control_plane.kubelet import Node, NodeFactory, OperandsFactory
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.raw_streams import opened, read_on, watch_path
-from tests.control_plane.runner import JOURNAL, NEW, PREFIX, Rig
+from tests.control_plane.runner import JOURNAL, NEW, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
@@ -291,14 +293,14 @@ def test_the_real_command_runs_through_the_proxy_and_survives_a_fault(
     node: NodeFactory,
     operands: OperandsFactory,
 ) -> None:
-    rig = Rig(control_plane, agent_for_workloads, tmp_path, proxy=proxy).with_upgrade()
-    rig.node = node({f"{PREFIX}driver": "true"}, boot_id=rig.tree.boot_id)
-    operands(rig.node, ("device-plugin",))
-    labels = rig.node.labels()
+    command_runner = CommandRunner(control_plane, agent_for_workloads, tmp_path, proxy=proxy).with_upgrade()
+    command_runner.node = node({f"{PREFIX}driver": "true"}, boot_id=command_runner.tree.boot_id)
+    operands(command_runner.node, ("device-plugin",))
+    labels = command_runner.node.labels()
     proxy.add(Fault(Answer(503), verb="patch", resource="nodes"))
-    ended = rig.reconcile()
+    ended = command_runner.reconcile()
     assert ended.code == 0, ended.err
-    assert (rig.tree.driver_version, rig.node.labels()) == (NEW, labels)
-    assert JOURNAL not in rig.node.annotations()
+    assert (command_runner.tree.driver_version, command_runner.node.labels()) == (NEW, labels)
+    assert JOURNAL not in command_runner.node.annotations()
     proxy.assert_all_fired()
     assert [e.status for e in proxy.exchanges("patch", "nodes", user=agent_for_workloads.name)] == [503, 200, 200]

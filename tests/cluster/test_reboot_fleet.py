@@ -19,9 +19,12 @@ from driver_manager.domain.reboot.state import RebootPolicy
 from tests.control_plane.api import Api, wait_until
 from tests.control_plane.kubelet import NodeFactory
 from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
-from tests.control_plane.runner import Rig
+from tests.control_plane.runner import CommandRunner
 from tests.control_plane.servers import AuditRecord, ControlPlane
 from tests.fakes.killer import Killer
+
+pytestmark = pytest.mark.long
+
 
 NODES = 50
 WORKERS = 4
@@ -49,16 +52,16 @@ def worker(fleet: RealFleet, seed: int, problems: list[BaseException], end_s: fl
     chance = random.Random(seed)  # noqa: S311  # which blow comes next is no secret
     try:
         while time.monotonic() < end_s and not problems:
-            left = [site for site in fleet.sites if not site.is_done]
+            left = [driver_node for driver_node in fleet.sites if not driver_node.is_done]
             if not left:
                 return
-            busy = [site for site in left if site.is_away or site.host.remembered().pending]
-            site = chance.choice(busy if busy and chance.random() < 0.6 else left)
-            if site.lock.acquire(blocking=False):
+            busy = [driver_node for driver_node in left if driver_node.is_away or driver_node.host.remembered().pending]
+            driver_node = chance.choice(busy if busy and chance.random() < 0.6 else left)
+            if driver_node.lock.acquire(blocking=False):
                 try:
-                    site.round(blow(chance))
+                    driver_node.round(blow(chance))
                 finally:
-                    site.lock.release()
+                    driver_node.lock.release()
     except BaseException as error:  # noqa: BLE001  # told by the test's own thread
         problems.append(error)
 
@@ -67,26 +70,26 @@ def test_of_fifty_nodes_and_one_slot_never_two_reboot_at_once_and_each_does_once
     control_plane: ControlPlane, admin_api: Api
 ) -> None:
     with real_fleet(control_plane, admin_api, NODES, POLICY) as fleet:
-        for site in fleet.sites:
-            site.request()
+        for driver_node in fleet.sites:
+            driver_node.request()
         problems: list[BaseException] = []
         end_s = time.monotonic() + LIMIT_S
         with ThreadPoolExecutor(WORKERS) as pool:
             for number in range(WORKERS):
                 pool.submit(worker, fleet, SEED + number, problems, end_s)
         assert problems == []
-        assert [site.name for site in fleet.sites if not site.is_done] == []
-        assert [len(site.reboots) for site in fleet.sites] == [1] * NODES
+        assert [driver_node.name for driver_node in fleet.sites if not driver_node.is_done] == []
+        assert [len(driver_node.reboots) for driver_node in fleet.sites] == [1] * NODES
         assert fleet.holders() == []
-        assert sum(site.killed for site in fleet.sites) > NODES, "too few kills to mean something"
-        for site in fleet.sites:
-            assert site.notes() == {}
-            assert "unschedulable" not in admin_api.get(site.path)["spec"]
+        assert sum(driver_node.killed for driver_node in fleet.sites) > NODES, "too few kills to mean something"
+        for driver_node in fleet.sites:
+            assert driver_node.notes() == {}
+            assert "unschedulable" not in admin_api.get(driver_node.path)["spec"]
         events = admin_api.list("/api/v1/namespaces/default/events")
         ours = [(event["involvedObject"]["name"], event["reason"]) for event in events]
         for reason in ("RebootRequired", "RebootCompleted"):
             counted = [name for name, said in ours if said == reason and name.startswith(fleet.prefix)]
-            assert sorted(counted) == sorted(site.name for site in fleet.sites), reason
+            assert sorted(counted) == sorted(driver_node.name for driver_node in fleet.sites), reason
 
 
 def test_a_node_that_dies_with_the_slot_keeps_it_until_it_is_ready_again(
@@ -114,8 +117,8 @@ def test_a_deleted_nodes_slot_is_free_and_a_node_of_the_same_name_does_not_inher
 ) -> None:
     with real_fleet(control_plane, admin_api, 3, POLICY) as fleet:
         dead, other, third = fleet.sites
-        for site in fleet.sites:
-            site.request()
+        for driver_node in fleet.sites:
+            driver_node.request()
         dead.round()
         admin_api.delete(dead.path)
         fleet.deleted.add(dead.name)
@@ -128,9 +131,9 @@ def test_a_deleted_nodes_slot_is_free_and_a_node_of_the_same_name_does_not_inher
         assert f"by {other.name}" in decision.reason
 
 
-def consuming(record: AuditRecord, site: RealSite) -> bool:
+def consuming(record: AuditRecord, driver_node: RealSite) -> bool:
     """Whether the request took the approval away, successfully."""
-    if record.name != site.name or record.verb != "patch" or record.code != 200:
+    if record.name != driver_node.name or record.verb != "patch" or record.code != 200:
         return False
     notes = record.body["metadata"].get("annotations", {})
     return KEYS.approve_reboot in notes and notes[KEYS.approve_reboot] is None
@@ -145,16 +148,16 @@ def test_two_rebooters_that_race_on_one_node_consume_one_approval_once(
     control_plane: ControlPlane, admin_api: Api
 ) -> None:
     with real_fleet(control_plane, admin_api, 8, RebootPolicy("", KEYS, max_concurrent=100)) as fleet:
-        for site in fleet.sites:
-            site.host.obeys = ()
-            site.request()
+        for driver_node in fleet.sites:
+            driver_node.host.obeys = ()
+            driver_node.request()
             mark, meet = control_plane.audit_mark(), threading.Barrier(2)
 
-            def race(site: RealSite = site, meet: threading.Barrier = meet) -> None:
+            def race(driver_node: RealSite = driver_node, meet: threading.Barrier = meet) -> None:
                 killer = Killer()
                 killer.at("lease", lambda: meet_at(meet))
                 killer.at("patch", lambda: meet_at(meet))
-                site.rebooter(killer).round()
+                driver_node.rebooter(killer).round()
 
             threads = [threading.Thread(target=race) for _ in range(2)]
             for thread in threads:
@@ -162,14 +165,14 @@ def test_two_rebooters_that_race_on_one_node_consume_one_approval_once(
             for thread in threads:
                 thread.join(30)
             records = control_plane.audit(control_plane.rebooter.name, mark)
-            assert sum(consuming(record, site) for record in records) == 1
-            assert site.notes()[KEYS.pre_reboot_boot_id] == site.host.boot_id
+            assert sum(consuming(record, driver_node) for record in records) == 1
+            assert driver_node.notes()[KEYS.pre_reboot_boot_id] == driver_node.host.boot_id
 
 
 @pytest.fixture
-def rig(control_plane: ControlPlane, tmp_path: Path, node: NodeFactory) -> Rig:
+def command_runner(control_plane: ControlPlane, tmp_path: Path, node: NodeFactory) -> CommandRunner:
     """An Ascend node with its driver loaded, for the real command line with the rebooter's rights."""
-    made = Rig(control_plane, control_plane.rebooter, tmp_path, "ascend")
+    made = CommandRunner(control_plane, control_plane.rebooter, tmp_path, "ascend")
     made.tree.add_driver("/var/lib/Ascend/driver", "25.2.0")
     made.tree.load("/var/lib/Ascend/driver")
     made.node = node({"openfuyao.com/npu.present": "true"}, boot_id=made.tree.boot_id)
@@ -188,37 +191,37 @@ def is_lean(pid: int) -> bool:
 
 
 def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_again(
-    control_plane: ControlPlane, rig: Rig
+    control_plane: ControlPlane, command_runner: CommandRunner
 ) -> None:
-    assert rig.node is not None
+    assert command_runner.node is not None
     mark = control_plane.audit_mark()
-    record = rig.tree.root / "var/lib/ascend/.rebooter.json"
+    record = command_runner.tree.root / "var/lib/ascend/.rebooter.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(encode(Record()))
-    running = rig.start("rebooter", REBOOTER_INTERVAL="0.1s")
+    running = command_runner.start("rebooter", REBOOTER_INTERVAL="0.1s")
     pid = running.process.pid
     wait_until(lambda: is_lean(pid), "the rebooter is idle")
     wait_until(lambda: rss_mib(pid) > 12, "it has imported what it needs")
     assert rss_mib(pid) <= 16
     assert control_plane.audit(control_plane.rebooter.name, mark) == []
-    marker = rig.tree.root / "var/lib/ascend/.reboot-required"
-    asked = rig.reconcile("--no-wait", DRIVER_LOAD="container", DRIVER_PROFILE="ascend", POD_NAME="")
+    marker = command_runner.tree.root / "var/lib/ascend/.reboot-required"
+    asked = command_runner.reconcile("--no-wait", DRIVER_LOAD="container", DRIVER_PROFILE="ascend", POD_NAME="")
     assert asked.code == 7, asked.err  # the rebooter's rights do not let it read pods
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text("upgrade\n")
-    node = rig.node
+    node = command_runner.node
     wait_until(lambda: node.labels().get(KEYS.reboot_required) == "true", "the request is announced")
     node.api.patch(node.path, {"metadata": {"annotations": {KEYS.approve_reboot: "true"}}})
-    wait_until(lambda: rig.tree.is_told_to_reboot, "the reboot command is given")
+    wait_until(lambda: command_runner.tree.is_told_to_reboot, "the reboot command is given")
     assert KEYS.approve_reboot not in node.annotations()
     assert running.kill().code == -9
-    rig.tree.reboot()
-    rig.tree.load("/var/lib/Ascend/driver")
+    command_runner.tree.reboot()
+    command_runner.tree.load("/var/lib/Ascend/driver")
     ready = {"type": "Ready", "status": "True"}
-    info = node.read()["status"]["nodeInfo"] | {"bootID": rig.tree.boot_id}
+    info = node.read()["status"]["nodeInfo"] | {"bootID": command_runner.tree.boot_id}
     status = {"status": {"nodeInfo": info, "conditions": [ready]}}
     node.api.request("PATCH", f"{node.path}/status", status, content_type="application/merge-patch+json")
-    again = rig.start("rebooter", REBOOTER_INTERVAL="0.1s")
+    again = command_runner.start("rebooter", REBOOTER_INTERVAL="0.1s")
     wait_until(lambda: is_lean(again.process.pid), "everything is cleaned up")
     assert not marker.exists()
     assert not {key for key in {**node.labels(), **node.annotations()} if key.startswith("npu.openfuyao.com/")}
@@ -228,14 +231,14 @@ def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_
 
 def test_a_dead_api_server_is_waited_for(control_plane: ControlPlane, admin_api: Api) -> None:
     with real_fleet(control_plane, admin_api, 1, POLICY) as fleet:
-        (site,) = fleet.sites
-        site.request()
+        (driver_node,) = fleet.sites
+        driver_node.request()
         good = fleet.client
         dead = control_plane.kubeconfig(control_plane.rebooter.token, server="https://127.0.0.1:9")
         fleet.client = load_client(str(dead))
-        decision = site.round()
+        decision = driver_node.round()
         assert decision is not None
         assert (decision.act, "did not answer" in decision.reason) == (RebootAct.WAIT, True)
         fleet.client = good
-        site.round()
-        assert site.host.is_down
+        driver_node.round()
+        assert driver_node.host.is_down

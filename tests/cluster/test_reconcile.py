@@ -17,7 +17,7 @@ from tests.control_plane.runner import (
     NEW_DIGEST,
     OLD,
     PREFIX,
-    Rig,
+    CommandRunner,
     assert_untouched,
     node_of,
     start_and_take,
@@ -28,15 +28,17 @@ COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 EXTRA_LABELS = {f"{PREFIX}vfio-manager": "false", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}driver": "true"}
 LONG = "x" * 50
 
-Build = Callable[..., Rig]
+Build = Callable[..., CommandRunner]
 
 
 @pytest.fixture
-def rig(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> Build:
-    """Builds a rig whose node is on the API server with the host tree's boot id."""
+def command_runner(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> Build:
+    """Builds a command runner whose node is on the API server with the host tree's boot id."""
 
-    def build(user: User = agent_with_events, profile: str = "rebellions", labels: dict[str, str] | None = None) -> Rig:
-        made = Rig(control_plane, user, tmp_path, profile)
+    def build(
+        user: User = agent_with_events, profile: str = "rebellions", labels: dict[str, str] | None = None
+    ) -> CommandRunner:
+        made = CommandRunner(control_plane, user, tmp_path, profile)
         made.node = node(EXTRA_LABELS if labels is None else labels, boot_id=made.tree.boot_id)
         return made
 
@@ -48,9 +50,9 @@ def _counted(records: list[AuditRecord]) -> list[str]:
 
 
 def test_an_upgrade_ends_with_every_label_as_it_was_in_at_most_six_requests(
-    rig: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
+    command_runner: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
-    one = rig().with_upgrade()
+    one = command_runner().with_upgrade()
     node = node_of(one)
     made = operands(node)
     node.set_labels({f"{PREFIX}{LONG[:10]}": LONG})
@@ -71,9 +73,9 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_at_most_six_requests(
 
 
 def test_the_pause_is_one_patch_with_labels_cordon_and_journal(
-    rig: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
+    command_runner: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
-    one = rig().with_upgrade()
+    one = command_runner().with_upgrade()
     operands(node_of(one), ("device-plugin",))
     mark = control_plane.audit_mark()
     assert one.reconcile().code == 0
@@ -91,9 +93,9 @@ def test_the_pause_is_one_patch_with_labels_cordon_and_journal(
 
 
 def test_a_current_driver_costs_two_reads_and_changes_nothing(
-    rig: Build, control_plane: ControlPlane, agent_with_events: User
+    command_runner: Build, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
-    one = rig().with_upgrade()
+    one = command_runner().with_upgrade()
     assert one.reconcile().code == 0
     version = node_of(one).read()["metadata"]["resourceVersion"]
     mark = control_plane.audit_mark()
@@ -107,9 +109,9 @@ def test_a_current_driver_costs_two_reads_and_changes_nothing(
 
 
 def test_plan_and_status_change_nothing(
-    rig: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
+    command_runner: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
-    one = rig().with_upgrade()
+    one = command_runner().with_upgrade()
     operands(node_of(one), ("device-plugin",))
     mark = control_plane.audit_mark()
     planned = one.run("plan", "-o", "json")
@@ -126,8 +128,8 @@ def test_plan_and_status_change_nothing(
     assert one.tree.driver_version == OLD
 
 
-def test_a_laptop_sees_the_node_but_not_the_host(rig: Build, node: NodeFactory) -> None:
-    one = rig().with_upgrade()
+def test_a_laptop_sees_the_node_but_not_the_host(command_runner: Build, node: NodeFactory) -> None:
+    one = command_runner().with_upgrade()
     one.node = node(EXTRA_LABELS)  # another machine's boot id
     status = one.run("status")
     assert status.code == 0, status.err
@@ -138,9 +140,9 @@ def test_a_laptop_sees_the_node_but_not_the_host(rig: Build, node: NodeFactory) 
 
 
 def test_first_generation_rights_without_events_cost_one_warning(
-    rig: Build, operands: OperandsFactory, agent: User
+    command_runner: Build, operands: OperandsFactory, agent: User
 ) -> None:
-    one = rig(agent).with_upgrade()
+    one = command_runner(agent).with_upgrade()
     operands(node_of(one), ("device-plugin",))
     ended = one.reconcile()
     assert ended.code == 0, ended.err
@@ -149,8 +151,8 @@ def test_first_generation_rights_without_events_cost_one_warning(
     assert "no event was recorded" in warnings[0]
 
 
-def test_the_outcome_is_an_event_on_the_node(rig: Build, admin_api: Api) -> None:
-    one = rig().with_upgrade()
+def test_the_outcome_is_an_event_on_the_node(command_runner: Build, admin_api: Api) -> None:
+    one = command_runner().with_upgrade()
     assert one.reconcile().code == 0
     events = admin_api.list("/api/v1/namespaces/default/events")
     (event,) = [event for event in events if event["involvedObject"]["name"] == node_of(one).name]
@@ -158,8 +160,8 @@ def test_the_outcome_is_an_event_on_the_node(rig: Build, admin_api: Api) -> None
     assert NEW in event["message"]
 
 
-def test_a_pod_that_stays_is_named_and_the_node_given_back(rig: Build, operands: OperandsFactory) -> None:
-    one = rig().with_upgrade()
+def test_a_pod_that_stays_is_named_and_the_node_given_back(command_runner: Build, operands: OperandsFactory) -> None:
+    one = command_runner().with_upgrade()
     node = node_of(one)
     made = operands(node)
     node.kubelet.stop_after("metrics-exporter", NEVER)
@@ -173,8 +175,8 @@ def test_a_pod_that_stays_is_named_and_the_node_given_back(rig: Build, operands:
     assert one.tree.driver_version == OLD
 
 
-def test_a_busy_module_ends_with_exit_code_4_and_the_node_given_back(rig: Build) -> None:
-    one = rig().with_upgrade()
+def test_a_busy_module_ends_with_exit_code_4_and_the_node_given_back(command_runner: Build) -> None:
+    one = command_runner().with_upgrade()
     labels = node_of(one).labels()
     one.tree.hold_device()
     ended = one.reconcile(DEVICE_FREE_TIMEOUT="500ms")
@@ -183,8 +185,8 @@ def test_a_busy_module_ends_with_exit_code_4_and_the_node_given_back(rig: Build)
     assert_untouched(one, labels)
 
 
-def test_a_module_that_fails_is_rolled_back_with_exit_code_5(rig: Build) -> None:
-    one = rig().with_upgrade()
+def test_a_module_that_fails_is_rolled_back_with_exit_code_5(command_runner: Build) -> None:
+    one = command_runner().with_upgrade()
     labels = node_of(one).labels()
     one.tree.add_driver("/opt/rbln/bad", "3.0.0", fails=True)
     ended = one.reconcile(DRIVER_ROOT="/opt/rbln/bad")
@@ -195,9 +197,9 @@ def test_a_module_that_fails_is_rolled_back_with_exit_code_5(rig: Build) -> None
 
 
 def test_a_driver_for_another_kernel_is_refused_before_anything_changes(
-    rig: Build, control_plane: ControlPlane, agent_with_events: User
+    command_runner: Build, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
-    one = rig().with_upgrade()
+    one = command_runner().with_upgrade()
     mark = control_plane.audit_mark()
     ended = one.reconcile(DRIVER_ROOT="/opt/rbln/none")
     assert (ended.code, "has no lib/modules" in ended.last_line) == (6, True)
@@ -206,8 +208,8 @@ def test_a_driver_for_another_kernel_is_refused_before_anything_changes(
     assert one.tree.driver_version == OLD
 
 
-def test_a_host_driver_is_left_alone_with_exit_code_10(rig: Build) -> None:
-    one = rig()
+def test_a_host_driver_is_left_alone_with_exit_code_10(command_runner: Build) -> None:
+    one = command_runner()
     one.tree.add_driver("/", OLD)
     one.tree.load("/")
     ended = one.reconcile(DRIVER_LOAD="container")
@@ -216,8 +218,8 @@ def test_a_host_driver_is_left_alone_with_exit_code_10(rig: Build) -> None:
     assert one.tree.driver_version == OLD
 
 
-def test_a_reboot_only_driver_is_never_unloaded_and_asks_with_exit_code_9(rig: Build) -> None:
-    one = rig(profile="ascend", labels={"openfuyao.com/npu.present": "true"})
+def test_a_reboot_only_driver_is_never_unloaded_and_asks_with_exit_code_9(command_runner: Build) -> None:
+    one = command_runner(profile="ascend", labels={"openfuyao.com/npu.present": "true"})
     one.tree.add_driver("/var/lib/Ascend/driver", "25.2.0")
     one.tree.load("/var/lib/Ascend/driver")
     one.tree.record("old", "/var/lib/Ascend/driver", "25.2.0")
@@ -229,8 +231,10 @@ def test_a_reboot_only_driver_is_never_unloaded_and_asks_with_exit_code_9(rig: B
     assert (marker["schema"], marker["reason"], marker["bootId"]) == (1, "upgrade", one.tree.boot_id)
 
 
-def test_a_second_run_is_refused_while_the_first_ones_pod_lives(rig: Build, operands: OperandsFactory) -> None:
-    one = rig().with_upgrade()
+def test_a_second_run_is_refused_while_the_first_ones_pod_lives(
+    command_runner: Build, operands: OperandsFactory
+) -> None:
+    one = command_runner().with_upgrade()
     node = node_of(one)
     made = operands(node, ("device-plugin", "driver"))
     node.kubelet.stop_after("device-plugin", NEVER)
@@ -243,8 +247,8 @@ def test_a_second_run_is_refused_while_the_first_ones_pod_lives(rig: Build, oper
     assert first.end().code == 0
 
 
-def test_a_killed_run_is_finished_by_the_next(rig: Build, operands: OperandsFactory) -> None:
-    one = rig().with_upgrade()
+def test_a_killed_run_is_finished_by_the_next(command_runner: Build, operands: OperandsFactory) -> None:
+    one = command_runner().with_upgrade()
     node = node_of(one)
     made = operands(node)
     labels = node.labels()
@@ -260,8 +264,8 @@ def test_a_killed_run_is_finished_by_the_next(rig: Build, operands: OperandsFact
     made.wait_running()
 
 
-def test_a_terminated_run_gives_the_node_back(rig: Build, operands: OperandsFactory) -> None:
-    one = rig().with_upgrade()
+def test_a_terminated_run_gives_the_node_back(command_runner: Build, operands: OperandsFactory) -> None:
+    one = command_runner().with_upgrade()
     node = node_of(one)
     operands(node)
     labels = node.labels()
@@ -273,8 +277,8 @@ def test_a_terminated_run_gives_the_node_back(rig: Build, operands: OperandsFact
     assert_untouched(one, labels)
 
 
-def test_edits_during_the_pause_win(rig: Build, operands: OperandsFactory) -> None:
-    one = rig().with_upgrade()
+def test_edits_during_the_pause_win(command_runner: Build, operands: OperandsFactory) -> None:
+    one = command_runner().with_upgrade()
     node = node_of(one)
     operands(node)
     labels = node.labels()
@@ -289,8 +293,8 @@ def test_edits_during_the_pause_win(rig: Build, operands: OperandsFactory) -> No
     assert_untouched(one, wanted)
 
 
-def test_an_administrators_cordon_survives(rig: Build) -> None:
-    one = rig().with_upgrade()
+def test_an_administrators_cordon_survives(command_runner: Build) -> None:
+    one = command_runner().with_upgrade()
     node = node_of(one)
     node.api.patch(node.path, {"spec": {"unschedulable": True}})
     assert one.reconcile().code == 0
@@ -298,8 +302,8 @@ def test_an_administrators_cordon_survives(rig: Build) -> None:
     assert CORDON not in node.annotations()
 
 
-def test_a_node_deleted_meanwhile_ends_with_exit_code_2(rig: Build, operands: OperandsFactory) -> None:
-    one = rig().with_upgrade()
+def test_a_node_deleted_meanwhile_ends_with_exit_code_2(command_runner: Build, operands: OperandsFactory) -> None:
+    one = command_runner().with_upgrade()
     node = node_of(one)
     made = operands(node, ("device-plugin",))
     node.kubelet.stop_after("device-plugin", NEVER)
@@ -312,9 +316,9 @@ def test_a_node_deleted_meanwhile_ends_with_exit_code_2(rig: Build, operands: Op
     assert f"node {node.name} does not exist" in ended.last_line
 
 
-def test_labels_that_another_manager_left_paused_are_decoded(rig: Build) -> None:
+def test_labels_that_another_manager_left_paused_are_decoded(command_runner: Build) -> None:
     paused = "paused-for-driver-upgrade"
-    one = rig(
+    one = command_runner(
         labels={f"{PREFIX}device-plugin": paused, f"{PREFIX}container-toolkit": f"team-a_{paused}"}
     ).with_upgrade()
     ended = one.reconcile()
@@ -322,8 +326,8 @@ def test_labels_that_another_manager_left_paused_are_decoded(rig: Build) -> None
     assert_untouched(one, {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-a"})
 
 
-def test_restore_gives_a_node_back_by_hand(rig: Build, operands: OperandsFactory) -> None:
-    one = rig().with_upgrade()
+def test_restore_gives_a_node_back_by_hand(command_runner: Build, operands: OperandsFactory) -> None:
+    one = command_runner().with_upgrade()
     node = node_of(one)
     made: Operands = operands(node)
     labels = node.labels()

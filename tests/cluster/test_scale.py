@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.control_plane.api import Api
 from tests.control_plane.kubelet import COMPONENTS
 from tests.control_plane.many_nodes import PREFIX, Crowd
 from tests.control_plane.servers import ControlPlane
+
+pytestmark = pytest.mark.long
+
 
 NODES = 100
 LIMIT_S = 120.0

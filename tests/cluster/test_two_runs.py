@@ -18,12 +18,15 @@ import pytest
 from driver_manager.sandbox import fake_tools
 from tests.control_plane.api import Api, wait_until
 from tests.control_plane.call_names import EFFECTS
-from tests.control_plane.forked_commands import Nursed
+from tests.control_plane.forked_commands import ForkedCommand
 from tests.control_plane.processes import Ended
 from tests.control_plane.runner import NEW, NEW_DIGEST, OLD
-from tests.control_plane.scene import Left, Stage, World, make_stage, open_world
+from tests.control_plane.scene import Left, NodeScene, World, make_stage, open_world
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.control_plane.workloads import Shape
+
+pytestmark = pytest.mark.long
+
 
 SERVICE = "rbln_daemon.service"
 AGAIN = ("--force-reinstall", "--stop-host-services")
@@ -48,27 +51,27 @@ def world(
 
 
 @pytest.fixture
-def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
+def scene(world: World, request: pytest.FixtureRequest) -> Iterator[NodeScene]:
     """A node with an old driver and a host service."""
     with contextlib.ExitStack() as stack:
         yield new_stage(stack, world, request.node.name)
 
 
-def new_stage(stack: contextlib.ExitStack, world: World, name: str) -> Stage:
+def new_stage(stack: contextlib.ExitStack, world: World, name: str) -> NodeScene:
     made = make_stage(stack, world, name)
-    made.rig.tree.start_service(SERVICE)
+    made.command_runner.tree.start_service(SERVICE)
     return made
 
 
-def driver_load(stage: Stage) -> tuple[str, int]:
+def driver_load(scene: NodeScene) -> tuple[str, int]:
     """What no two loads of the driver have in common."""
-    path = stage.rig.tree.root / "sys/module/rebellions"
-    return stage.rig.tree.driver_version, path.stat().st_mtime_ns if path.exists() else 0
+    path = scene.command_runner.tree.root / "sys/module/rebellions"
+    return scene.command_runner.tree.driver_version, path.stat().st_mtime_ns if path.exists() else 0
 
 
-def assert_given_back(stage: Stage) -> None:
-    assert Left.of(stage) == Left(stage.labels, driver=NEW)
-    assert (stage.rig.tree.digest, stage.rig.tree.services) == (NEW_DIGEST, [SERVICE])
+def assert_given_back(scene: NodeScene) -> None:
+    assert Left.of(scene) == Left(scene.labels, driver=NEW)
+    assert (scene.command_runner.tree.digest, scene.command_runner.tree.services) == (NEW_DIGEST, [SERVICE])
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,9 @@ class Blow:
     done_after: tuple[str, ...]
 
 
-def moments(stage: Stage) -> tuple[list[str], list[tuple[int, str]]]:
+def moments(scene: NodeScene) -> tuple[list[str], list[tuple[int, str]]]:
     """The calls of an undisturbed run, and the moments at which it has the node: a call's number, before or after."""
-    run = stage.start(*AGAIN)
+    run = scene.start(*AGAIN)
     assert run.end().code == 0, run.log
     calls = run.calls
     first = calls.index("patch_node")
@@ -97,19 +100,19 @@ def moments(stage: Stage) -> tuple[list[str], list[tuple[int, str]]]:
     return calls, points
 
 
-def blow(stage: Stage, calls: list[str], number: int, when: str) -> Blow:
+def blow(scene: NodeScene, calls: list[str], number: int, when: str) -> Blow:
     """Stop a run there; a second, a third, and then the first goes on."""
-    first = stage.start(*AGAIN, stops=(f"{number} {when}",))
+    first = scene.start(*AGAIN, stops=(f"{number} {when}",))
     assert first.wait_stopped(), first.log
     assert first.calls == calls[: number + 1], "another run than the one recorded"
-    second = stage.start(*AGAIN, env=BY_HAND).end()
-    third = stage.start(*AGAIN, "--take-over", env=BY_HAND, turn_s=SHORT_TURN_S).end()
-    before = driver_load(stage)
+    second = scene.start(*AGAIN, env=BY_HAND).end()
+    third = scene.start(*AGAIN, "--take-over", env=BY_HAND, turn_s=SHORT_TURN_S).end()
+    before = driver_load(scene)
     first.go_on()
     ended = first.end()
-    was_touched = driver_load(stage) != before
+    was_touched = driver_load(scene) != before
     done = tuple(call for call in first.calls[number + 1 :] if call in FENCED)
-    assert_given_back(stage)
+    assert_given_back(scene)
     return Blow(f"{when} {calls[number]} ({number})", second.code, third.code, ended.code, was_touched, done)
 
 
@@ -119,8 +122,8 @@ def test_at_every_moment_a_second_run_is_refused_and_one_that_takes_over_is_not_
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(AT_ONCE) as pool:
         stages = [new_stage(stack, world, f"moment-{number}") for number in range(AT_ONCE)]
         calls, points = moments(stages[0])
-        for stage in stages[1:]:
-            assert moments(stage) == (calls, points)
+        for scene in stages[1:]:
+            assert moments(scene) == (calls, points)
 
         def deal(one: int) -> list[Blow]:
             return [blow(stages[one], calls, *point) for point in points[one::AT_ONCE]]
@@ -138,11 +141,11 @@ def test_at_every_moment_a_second_run_is_refused_and_one_that_takes_over_is_not_
     assert {one.first for one in blows if not one.taken_over} == {0, 11}
 
 
-def test_two_that_start_at_the_same_instant_never_both_take_the_node(stage: Stage) -> None:
+def test_two_that_start_at_the_same_instant_never_both_take_the_node(scene: NodeScene) -> None:
     winners = set()
     for _ in range(ROUNDS):
-        stage.rig.tree.hold_device()
-        pair = [stage.start(*AGAIN, env=env, stops=("0 before",)) for env in ({}, BY_HAND)]
+        scene.command_runner.tree.hold_device()
+        pair = [scene.start(*AGAIN, env=env, stops=("0 before",)) for env in ({}, BY_HAND)]
         assert all(run.wait_stopped() for run in pair)
         for run in pair:
             run.go_on()
@@ -151,78 +154,80 @@ def test_two_that_start_at_the_same_instant_never_both_take_the_node(stage: Stag
         (winner,) = [run for run in pair if run is not loser]
         assert loser.end().code == 11, loser.log
         winner.wait_log("device in use")
-        fake_tools.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+        fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
         assert winner.end().code == 0, winner.log
-        assert_given_back(stage)
+        assert_given_back(scene)
         winners.add(pair.index(winner))
     print(f"races: {ROUNDS}, won by {sorted(winners)}")
 
 
-def superseded_by_a_force_deleted_pod(stage: Stage, mutant: str = "") -> tuple[Ended, Ended, bool]:
+def superseded_by_a_force_deleted_pod(scene: NodeScene, mutant: str = "") -> tuple[Ended, Ended, bool]:
     """The first run's pod is gone by force, and the process is not; the run of the next pod takes the node."""
-    stage.rig.tree.hold_device()
-    first = stage.start(*AGAIN, mutant=mutant)
+    scene.command_runner.tree.hold_device()
+    first = scene.start(*AGAIN, mutant=mutant)
     first.wait_log("device in use")
     first.stop()
-    stage.own.api.delete(stage.own.path, grace_s=0)
-    stage.own.wait_state("gone")
-    heir = stage.pods.pod(Shape(npus=0), namespace=NAMESPACE)
-    fake_tools.count(stage.rig.tree.root / "sys/module/rebellions", -1)
-    second = stage.start(*AGAIN, env={"POD_NAME": heir.name}).end()
-    before = driver_load(stage)
+    scene.own.api.delete(scene.own.path, grace_s=0)
+    scene.own.wait_state("gone")
+    heir = scene.pods.pod(Shape(npus=0), namespace=NAMESPACE)
+    fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
+    second = scene.start(*AGAIN, env={"POD_NAME": heir.name}).end()
+    before = driver_load(scene)
     first.go_on()
-    return first.end(), second, driver_load(stage) != before
+    return first.end(), second, driver_load(scene) != before
 
 
-def test_the_process_of_a_pod_deleted_by_force_does_nothing_more_once_the_next_pod_has_the_node(stage: Stage) -> None:
-    first, second, was_touched = superseded_by_a_force_deleted_pod(stage)
+def test_the_process_of_a_pod_deleted_by_force_does_nothing_more_once_the_next_pod_has_the_node(
+    scene: NodeScene,
+) -> None:
+    first, second, was_touched = superseded_by_a_force_deleted_pod(scene)
     assert (first.code, second.code, was_touched) == (11, 0, False), first.err
     assert "was taken over by" in first.err or "taken over" in first.last_line
-    assert_given_back(stage)
+    assert_given_back(scene)
 
 
-def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_driver_alone(stage: Stage) -> None:
-    first = stage.start(*AGAIN, stops=("unload before",))
+def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_driver_alone(scene: NodeScene) -> None:
+    first = scene.start(*AGAIN, stops=("unload before",))
     assert first.wait_stopped(), first.log
-    refused = stage.start("--take-over", command="restore", env=BY_HAND, turn_s=SHORT_TURN_S).end()
+    refused = scene.start("--take-over", command="restore", env=BY_HAND, turn_s=SHORT_TURN_S).end()
     assert (refused.code, "in the middle of changing the driver" in refused.err) == (11, True)
     first.kill()
-    stage.rig.tree.hold_device()
-    second = stage.start(*AGAIN)
+    scene.command_runner.tree.hold_device()
+    second = scene.start(*AGAIN)
     second.wait_log("device in use")
     second.stop()
-    assert stage.start("--take-over", command="restore", env=BY_HAND).end().code == 0
-    fake_tools.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+    assert scene.start("--take-over", command="restore", env=BY_HAND).end().code == 0
+    fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
     second.go_on()
     assert second.end().code == 11, second.log
-    assert Left.of(stage) == Left(stage.labels, driver=OLD)
+    assert Left.of(scene) == Left(scene.labels, driver=OLD)
 
 
-def test_a_run_without_the_fence_is_caught(stage: Stage) -> None:
-    _, second, was_touched = superseded_by_a_force_deleted_pod(stage, "no fence")
+def test_a_run_without_the_fence_is_caught(scene: NodeScene) -> None:
+    _, second, was_touched = superseded_by_a_force_deleted_pod(scene, "no fence")
     assert (second.code, was_touched) == (0, True)
 
 
-def test_a_run_that_asks_for_no_owner_is_caught(stage: Stage) -> None:
-    stage.rig.tree.hold_device()
-    first = stage.start(*AGAIN)
+def test_a_run_that_asks_for_no_owner_is_caught(scene: NodeScene) -> None:
+    scene.command_runner.tree.hold_device()
+    first = scene.start(*AGAIN)
     first.wait_log("device in use")
-    second = stage.start(*AGAIN, env={**BY_HAND, "DEVICE_FREE_TIMEOUT": "0s"}, mutant="no owner check").end()
+    second = scene.start(*AGAIN, env={**BY_HAND, "DEVICE_FREE_TIMEOUT": "0s"}, mutant="no owner check").end()
     assert second.code != 11
     os.kill(first.pid, signal.SIGKILL)
 
 
-def test_an_operators_state_machine_and_the_run_change_the_node_at_the_same_moments(stage: Stage) -> None:
+def test_an_operators_state_machine_and_the_run_change_the_node_at_the_same_moments(scene: NodeScene) -> None:
     """Each of our patches meets a change of the operator's; its labels and its cordon are as it left them."""
     key, states = "rebellions.ai/npu-driver-upgrade-state", iter(("cordon-required", "drain-required", "upgrade-done"))
-    run: Nursed = stage.start(*AGAIN, stops=("patch_node before",))
+    run: ForkedCommand = scene.start(*AGAIN, stops=("patch_node before",))
     last = ""
     while run.wait_stopped():
         last = next(states, last)
-        stage.node.set_labels({key: last})
+        scene.node.set_labels({key: last})
         if last == "drain-required":
-            stage.patch({"spec": {"unschedulable": True}})
+            scene.patch({"spec": {"unschedulable": True}})
         run.go_on()
     assert run.end().code == 0, run.log
     assert last == "upgrade-done"
-    assert Left.of(stage) == Left({**stage.labels, key: last}, is_cordoned=True, driver=NEW)
+    assert Left.of(scene) == Left({**scene.labels, key: last}, is_cordoned=True, driver=NEW)

@@ -1,4 +1,4 @@
-"""Proves the ground that evictions are tested on: users' pods, budgets, claims, and today's API on an old server."""
+"""Proves what evictions are tested on: users' pods, budgets, claims, and today's API on an old server."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ from tests.control_plane.workloads import (
     WorkloadsFactory,
     pod_body,
 )
+
+pytestmark = pytest.mark.long
+
 
 DRA = "/apis/resource.k8s.io"
 CLAIM_LIST = f"{DRA}/v1/namespaces/{TEAM}/resourceclaims"

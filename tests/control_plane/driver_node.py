@@ -18,7 +18,7 @@ OLD = "1.2.92"
 
 
 @dataclass(frozen=True)
-class Site:
+class DriverNode:
     """`pod` is the driver pod, bound and Pending."""
 
     tree: HostTree
@@ -54,9 +54,9 @@ def old_driver(folder: Path, profile: Profile, digest: str) -> HostTree:
     return tree
 
 
-def settled(node: Node, daemon_set: Json, tree: HostTree, runner: PodRunner) -> Site:
-    """The site once the DaemonSet controller has made the pod: the node is chosen only now, and nothing runs yet."""
+def settled(node: Node, daemon_set: Json, tree: HostTree, runner: PodRunner) -> DriverNode:
+    """The node once the DaemonSet controller has made the pod: the node is chosen only now, and nothing runs yet."""
     name = daemon_set["metadata"]["name"]
     node.kubelet.start_by_hand(f"{name}-")
     node.set_labels(daemon_set["spec"]["template"]["spec"]["nodeSelector"])
-    return Site(tree, node, runner, wait_pod(node.api, node.name, name))
+    return DriverNode(tree, node, runner, wait_pod(node.api, node.name, name))

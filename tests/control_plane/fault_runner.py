@@ -26,7 +26,7 @@ from tests.control_plane.proxy import Proxy
 
 
 @dataclass(frozen=True)
-class Ground:
+class FaultSetup:
     """Where the API server is, and who may do what there: all that a process needs to know."""
 
     url: str
@@ -61,10 +61,10 @@ class Record:
 class Bench:
     """Everything that a process keeps from one cell to the next."""
 
-    def __init__(self, ground: Ground, stack: contextlib.ExitStack) -> None:
-        self._ground = ground
+    def __init__(self, fault_setup: FaultSetup, stack: contextlib.ExitStack) -> None:
+        self._ground = fault_setup
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
-        api = stack.enter_context(Api(ground.url, ground.ca, ground.admin))
+        api = stack.enter_context(Api(fault_setup.url, fault_setup.ca, fault_setup.admin))
         self._bystander = stack.enter_context(Bystander(api))
 
     def paused(self) -> Json:
@@ -206,11 +206,11 @@ def _told(cell: Cell, fault: Fault, said: Said, problems: Sequence[str]) -> tupl
 _BENCH: list[Bench] = []
 
 
-def set_up(ground: Ground) -> None:
+def set_up(fault_setup: FaultSetup) -> None:
     """Once in each process of a pool: it lives as long as the process."""
     stack = contextlib.ExitStack()
     multiprocessing.util.Finalize(None, stack.close, exitpriority=10)
-    _BENCH.append(Bench(ground, stack))
+    _BENCH.append(Bench(fault_setup, stack))
 
 
 def judge(cell: Cell, record: Record) -> Verdict:

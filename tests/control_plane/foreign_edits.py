@@ -27,7 +27,7 @@ from tests.control_plane.scene import (
     PLUGIN,
     VALIDATOR,
     Left,
-    Stage,
+    NodeScene,
 )
 from tests.control_plane.waits import ASCEND_OLD, ENABLED, REQUESTED, Wait
 
@@ -41,7 +41,7 @@ ASKED_FOR_REBOOT = {
 FRESH = {DRIVER: "true", PLUGIN: "false", "team.example.com/made": "again"}
 """The labels of a Node that is made again."""
 
-Act = Callable[[Stage], contextlib.AbstractContextManager[None] | None]
+Act = Callable[[NodeScene], contextlib.AbstractContextManager[None] | None]
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def usual(wait: Wait, **edits: str | None) -> Expected:
     return Expected(0, edits=edits, marks=(ENABLED,) if wait.name == "operator" else ())
 
 
-def _label(key: str, value: str | None, stage: Stage) -> None:
-    stage.patch({"metadata": {"labels": {key: value}}})
+def _label(key: str, value: str | None, scene: NodeScene) -> None:
+    scene.patch({"metadata": {"labels": {key: value}}})
 
 
 def edits(key: str, value: str | None) -> tuple[Act, Callable[[Wait], Expected]]:
@@ -104,13 +104,13 @@ def pauses(key: str) -> tuple[Act, Callable[[Wait], Expected]]:
     return partial(_label, key, PAUSED), expect
 
 
-def _spec(unschedulable: bool | None, stage: Stage) -> None:
-    stage.patch({"spec": {"unschedulable": unschedulable}})
+def _spec(unschedulable: bool | None, scene: NodeScene) -> None:
+    scene.patch({"spec": {"unschedulable": unschedulable}})
 
 
-def _cordon_anew(stage: Stage) -> None:
-    _spec(None, stage)
-    _spec(True, stage)
+def _cordon_anew(scene: NodeScene) -> None:
+    _spec(None, scene)
+    _spec(True, scene)
 
 
 def cordoned(is_cordoned: bool) -> Callable[[Wait], Expected]:
@@ -128,8 +128,8 @@ def _cordon_expected(wait: Wait) -> Expected:
     return cordoned(not wait.has_journal)(wait)
 
 
-def _annotation(key: str, value: str | None, stage: Stage) -> None:
-    stage.annotate(**{key: value})
+def _annotation(key: str, value: str | None, scene: NodeScene) -> None:
+    scene.annotate(**{key: value})
 
 
 def _garbage_expected(wait: Wait) -> Expected:
@@ -137,8 +137,8 @@ def _garbage_expected(wait: Wait) -> Expected:
     return Expected(2, OLD) if wait.plans_again else usual(wait)
 
 
-def _delete_node(stage: Stage) -> None:
-    stage.world.api.delete(stage.node.path)
+def _delete_node(scene: NodeScene) -> None:
+    scene.world.api.delete(scene.node.path)
 
 
 def _deleted_expected(wait: Wait) -> Expected:
@@ -147,11 +147,11 @@ def _deleted_expected(wait: Wait) -> Expected:
     return Expected(2, OLD if wait.plans_again else NEW, None)
 
 
-def _make_again(stage: Stage) -> None:
-    old = stage.node.read()
-    _delete_node(stage)
-    body: Json = {"metadata": {"name": stage.node.name, "labels": FRESH}, "status": old["status"]}
-    stage.world.api.post("/api/v1/nodes", body)
+def _make_again(scene: NodeScene) -> None:
+    old = scene.node.read()
+    _delete_node(scene)
+    body: Json = {"metadata": {"name": scene.node.name, "labels": FRESH}, "status": old["status"]}
+    scene.world.api.post("/api/v1/nodes", body)
 
 
 def _made_again_expected(wait: Wait) -> Expected:
@@ -163,11 +163,11 @@ def _made_again_expected(wait: Wait) -> Expected:
     return Expected(0, edits=whole)
 
 
-def _delete_own_pod(stage: Stage) -> None:
+def _delete_own_pod(scene: NodeScene) -> None:
     """As `kubectl delete pod` and then the kubelet do."""
-    stage.own.api.delete(stage.own.path)
-    stage.own.wait_state("gone")
-    os.kill(stage.current.pid, signal.SIGTERM)
+    scene.own.api.delete(scene.own.path)
+    scene.own.wait_state("gone")
+    os.kill(scene.current.pid, signal.SIGTERM)
 
 
 def _told_to_end_expected(wait: Wait) -> Expected:
@@ -177,10 +177,10 @@ def _told_to_end_expected(wait: Wait) -> Expected:
     return Expected(10, OLD, marks=(ENABLED, REQUESTED) if wait.name == "operator" else ())
 
 
-def _force_delete_own_pod(stage: Stage) -> None:
+def _force_delete_own_pod(scene: NodeScene) -> None:
     """The process lives on."""
-    stage.own.api.delete(stage.own.path, grace_s=0)
-    stage.own.wait_state("gone")
+    scene.own.api.delete(scene.own.path, grace_s=0)
+    scene.own.wait_state("gone")
 
 
 def _orphan_expected(wait: Wait) -> Expected:
@@ -189,7 +189,7 @@ def _orphan_expected(wait: Wait) -> Expected:
 
 
 @contextlib.contextmanager
-def _looping(stage: Stage, act: Callable[[], object], seconds: float) -> Iterator[None]:
+def _looping(scene: NodeScene, act: Callable[[], object], seconds: float) -> Iterator[None]:
     """`act` again and again, from before the context's begin to its end."""
     done, begun = threading.Event(), threading.Event()
 
@@ -200,7 +200,7 @@ def _looping(stage: Stage, act: Callable[[], object], seconds: float) -> Iterato
             begun.set()
             done.wait(seconds)
 
-    thread = threading.Thread(target=loop, name=f"hand-{stage.node.name}")
+    thread = threading.Thread(target=loop, name=f"hand-{scene.node.name}")
     thread.start()
     try:
         assert begun.wait(15.0)
@@ -210,24 +210,24 @@ def _looping(stage: Stage, act: Callable[[], object], seconds: float) -> Iterato
         thread.join()
 
 
-def _reconcile_labels(stage: Stage) -> contextlib.AbstractContextManager[None]:
+def _reconcile_labels(scene: NodeScene) -> contextlib.AbstractContextManager[None]:
     """An operator that adds the deploy labels that are missing, for ever; an administrator removes one meanwhile."""
     wanted = {EXPORTER: "true", FURTHER: "true"}
 
     def add_missing() -> None:
-        there = stage.node.labels()
+        there = scene.node.labels()
         missing = {key: value for key, value in wanted.items() if key not in there}
         if missing:
-            stage.node.set_labels(missing)
+            scene.node.set_labels(missing)
 
-    _label(EXPORTER, None, stage)
-    return _looping(stage, add_missing, 0.01)
+    _label(EXPORTER, None, scene)
+    return _looping(scene, add_missing, 0.01)
 
 
-def _flap(stage: Stage) -> contextlib.AbstractContextManager[None]:
+def _flap(scene: NodeScene) -> contextlib.AbstractContextManager[None]:
     """Another field manager changes the Node all the time."""
     numbers = iter(range(1_000_000))
-    return _looping(stage, lambda: _label(FLAPPING, str(next(numbers)), stage), FLAP_S)
+    return _looping(scene, lambda: _label(FLAPPING, str(next(numbers)), scene), FLAP_S)
 
 
 HANDS = (
@@ -253,27 +253,27 @@ HANDS = (
 )
 
 
-def play(stage: Stage, wait: Wait, hands: Sequence[Hand], mutant: str = "") -> tuple[int, Left]:
+def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand], mutant: str = "") -> tuple[int, Left]:
     """Exit code, and what is left, of a run during whose wait these hands act.
 
     A run that gave up, as it may where the Node never stops changing, is followed by the next one.
     """
-    wait.reach(stage, mutant)
+    wait.reach(scene, mutant)
     with contextlib.ExitStack() as going_on:
         for hand in hands:
-            lasting = hand.act(stage)
+            lasting = hand.act(scene)
             if lasting is not None:
                 going_on.enter_context(lasting)
-        if not stage.current.has_ended:
-            wait.end(stage)
-        ended = stage.current.end()
+        if not scene.current.has_ended:
+            wait.end(scene)
+        ended = scene.current.end()
     if ended.code == KEPT_CHANGING and any(hand.name == "flaps" for hand in hands):
-        ended = stage.start(mutant=mutant).end()
-    left = Left.of(stage)
+        ended = scene.start(mutant=mutant).end()
+    left = Left.of(scene)
     return ended.code, Left(_without_flapping(left.labels), left.is_cordoned, left.marks, left.driver)
 
 
-def wanted(stage: Stage, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left]:
+def wanted(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left]:
     """What `play` has to give: of several hands, what each makes unusual."""
     nobody, found = usual(wait), usual(wait)
     for one in (hand.expect(wait) for hand in hands):
@@ -286,7 +286,7 @@ def wanted(stage: Stage, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left]:
         )
     if found.edits is None:
         return found.code, Left(None, driver=found.driver)
-    labels = {key: value for key, value in {**stage.labels, **found.edits}.items() if value is not None}
+    labels = {key: value for key, value in {**scene.labels, **found.edits}.items() if value is not None}
     return found.code, Left(labels, found.is_cordoned, found.marks, found.driver)
 
 

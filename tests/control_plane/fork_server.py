@@ -96,7 +96,7 @@ def _be_command(order: dict[str, Any]) -> None:
         code = main.run(order["argv"])
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:  # noqa: BLE001  # a child must not come back into the nursery
+    except BaseException:  # noqa: BLE001  # a child must not come back into the fork server
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(code)

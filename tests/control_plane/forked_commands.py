@@ -1,4 +1,4 @@
-"""Owns the commands that a nursery forks for a test: begun, stopped, continued, ended. Must not import the product."""
+"""Owns commands that a fork server forks for a test: begun, stopped, continued, ended. Must not import the product."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.control_plane.api import wait_until
 from tests.control_plane.processes import RUN_TIMEOUT_S, Ended
 
 
-class Nursed:
+class ForkedCommand:
     """A command under way. `pid` is its process'."""
 
     def __init__(self, folder: Path, last_line: Path) -> None:
@@ -91,7 +91,7 @@ class Nursed:
         return Ended(self._code, out, self.log, last, self._at_s, self._at_s - self._began_s)
 
     def told(self, words: Mapping[str, Any]) -> None:
-        """Take in what the nursery says of it."""
+        """Take in what the fork server says of it."""
         with self._changed:
             if "stopped" in words:
                 self._stops += 1
@@ -100,7 +100,7 @@ class Nursed:
             self._changed.notify_all()
 
 
-class Nursery:
+class ForkServer:
     """The process that forks commands, for as long as the context lasts. Safe to share between threads."""
 
     def __init__(self, folder: Path) -> None:
@@ -108,14 +108,14 @@ class Nursery:
         self._lock = threading.Lock()
         self._began = threading.Condition(self._lock)
         self._count = 0
-        self._by_log: dict[str, Nursed] = {}
-        self._by_pid: dict[int, Nursed] = {}
+        self._by_log: dict[str, ForkedCommand] = {}
+        self._by_pid: dict[int, ForkedCommand] = {}
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.control_plane.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._listener = threading.Thread(target=self._listen, name="nursery")
+        self._listener = threading.Thread(target=self._listen, name="fork-server")
         self._listener.start()
         return self
 
@@ -136,21 +136,21 @@ class Nursery:
         stops: tuple[str, ...] = (),
         turn_s: float | None = None,
         mutant: str = "",
-    ) -> Nursed:
+    ) -> ForkedCommand:
         """Start `driver-manager` with `argv`; it stops itself at the points in `stops`; `mutant` breaks it."""
         assert self._process.stdin is not None
         with self._lock:
             self._count += 1
             folder = self._folder / f"run-{self._count}"
             folder.mkdir()
-            run = Nursed(folder, last_line)
+            run = ForkedCommand(folder, last_line)
             err = str(folder / "err")
             self._by_log[err] = run
             order: dict[str, object] = {"argv": argv, "env": dict(env), "out": str(folder / "out"), "err": err}
             order |= {"record": str(folder / "calls"), "stops": list(stops), "turn_s": turn_s, "mutant": mutant}
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
-            assert self._began.wait_for(lambda: run.pid, 15.0), "the nursery does not begin"
+            assert self._began.wait_for(lambda: run.pid, 15.0), "the fork server does not begin"
         return run
 
     def _listen(self) -> None:

@@ -187,6 +187,6 @@ def real_fleet(plane: ControlPlane, api: Api, size: int, policy: RebootPolicy) -
     with ExitStack() as stack:
         fleet = RealFleet(plane, api, size, policy)
         stack.callback(fleet.client.rest_client.pool_manager.clear)
-        for site in fleet.sites:
-            stack.callback(gone, partial(api.delete, site.path))
+        for driver_node in fleet.sites:
+            stack.callback(gone, partial(api.delete, driver_node.path))
         yield fleet

@@ -25,7 +25,7 @@ CORDON = "rebellions.ai/npu-driver-upgrade-cordon"
 PREFIX = "rebellions.ai/npu.deploy."
 
 
-class Rig:
+class CommandRunner:
     """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Rig:
         self.tree.build()
         self.node: Node | None = None
 
-    def with_upgrade(self) -> Rig:
+    def with_upgrade(self) -> CommandRunner:
         """The old driver is loaded, the new one installed."""
         self.tree.add_driver(OLD_ROOT, OLD)
         self.tree.load(OLD_ROOT)
@@ -82,23 +82,23 @@ class Rig:
         return self.run("reconcile-driver-state", *arguments, **env)
 
 
-def node_of(rig: Rig) -> Node:
-    """The rig's node, which it has."""
-    assert rig.node is not None
-    return rig.node
+def node_of(command_runner: CommandRunner) -> Node:
+    """The runner's node, which it has."""
+    assert command_runner.node is not None
+    return command_runner.node
 
 
-def assert_untouched(rig: Rig, labels: dict[str, str]) -> None:
+def assert_untouched(command_runner: CommandRunner, labels: dict[str, str]) -> None:
     """The node is as it was before anything was taken."""
-    node = node_of(rig)
+    node = node_of(command_runner)
     assert node.labels() == labels
     assert JOURNAL not in node.annotations()
     assert CORDON not in node.annotations()
     assert "unschedulable" not in node.read()["spec"]
 
 
-def start_and_take(rig: Rig, **env: str) -> Running:
+def start_and_take(command_runner: CommandRunner, **env: str) -> Running:
     """A run that has taken the node, and waits for pods."""
-    run = rig.start("reconcile-driver-state", **env)
-    wait_until(lambda: JOURNAL in node_of(rig).annotations(), "the node is taken")
+    run = command_runner.start("reconcile-driver-state", **env)
+    wait_until(lambda: JOURNAL in node_of(command_runner).annotations(), "the node is taken")
     return run

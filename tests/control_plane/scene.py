@@ -1,6 +1,6 @@
 """Owns one node on which a run is played: its host tree, its pods, the run, and what is left at the end.
 
-Made for many at once, in threads, with commands from a nursery. Must not import the product.
+Made for many at once, in threads, with commands from a fork server. Must not import the product.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.control_plane.api import Api, Json
-from tests.control_plane.forked_commands import Nursed, Nursery
+from tests.control_plane.forked_commands import ForkedCommand, ForkServer
 from tests.control_plane.kubelet import Node
 from tests.control_plane.objects import create_node
 from tests.control_plane.proxy import Proxy
-from tests.control_plane.runner import CORDON, JOURNAL, PREFIX, Rig
+from tests.control_plane.runner import CORDON, JOURNAL, PREFIX, CommandRunner
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.control_plane.workloads import Pod, Shape, Workloads
 
@@ -45,33 +45,33 @@ class World:
     user: User
     api: Api
     proxy: Proxy
-    nursery: Nursery
+    fork_server: ForkServer
     folder: Path
 
 
 @contextlib.contextmanager
 def open_world(plane: ControlPlane, user: User, api: Api, folder: Path) -> Iterator[World]:
-    """A proxy and a nursery before `plane`, for as long as the context lasts."""
+    """A proxy and a fork server before `plane`, for as long as the context lasts."""
     nodes, runs = folder / "nodes", folder / "runs"
     for made in (nodes, runs):
         made.mkdir()
-    with Proxy.before(plane) as proxy, Nursery(runs) as nursery:
-        yield World(plane, user, api, proxy, nursery, nodes)
+    with Proxy.before(plane) as proxy, ForkServer(runs) as fork_server:
+        yield World(plane, user, api, proxy, fork_server, nodes)
 
 
 @dataclass
-class Stage:
+class NodeScene:
     """One node. `own` is the pod that its run is told it runs in, `labels` what the Node had before the run."""
 
     world: World
-    rig: Rig
+    command_runner: CommandRunner
     node: Node
     pods: Workloads
     own: Pod
     stack: contextlib.ExitStack
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    run: Nursed | None = None
+    run: ForkedCommand | None = None
     others: list[Pod] = field(default_factory=list)
 
     def start(
@@ -82,15 +82,15 @@ class Stage:
         stops: tuple[str, ...] = (),
         turn_s: float | None = None,
         mutant: str = "",
-    ) -> Nursed:
+    ) -> ForkedCommand:
         """Start a reconcile, or another command, in our own pod unless `env` says otherwise."""
-        told = self.rig.environment(**{"POD_NAME": self.own.name, **self.env, **env})
+        told = self.command_runner.environment(**{"POD_NAME": self.own.name, **self.env, **env})
         argv = [command, *arguments]
-        last_line = self.rig.new_last_line()
-        return self.world.nursery.start(argv, told, last_line, stops=stops, turn_s=turn_s, mutant=mutant)
+        last_line = self.command_runner.new_last_line()
+        return self.world.fork_server.start(argv, told, last_line, stops=stops, turn_s=turn_s, mutant=mutant)
 
     @property
-    def current(self) -> Nursed:
+    def current(self) -> ForkedCommand:
         """The run that was begun."""
         assert self.run is not None
         return self.run
@@ -108,17 +108,17 @@ class Stage:
         return JOURNAL in self.node.annotations()
 
 
-def make_stage(stack: contextlib.ExitStack, world: World, name: str, profile: str = "rebellions") -> Stage:
+def make_stage(stack: contextlib.ExitStack, world: World, name: str, profile: str = "rebellions") -> NodeScene:
     """A node with an old driver and its agent's pod; `stack` removes them."""
     folder = world.folder / name
     folder.mkdir()
-    rig = Rig(world.plane, world.user, folder, profile, proxy=world.proxy)
+    command_runner = CommandRunner(world.plane, world.user, folder, profile, proxy=world.proxy)
     if profile == "rebellions":
-        rig.with_upgrade()
-    rig.node = node = create_node(stack, world.api, LABELS, boot_id=rig.tree.boot_id)
+        command_runner.with_upgrade()
+    command_runner.node = node = create_node(stack, world.api, LABELS, boot_id=command_runner.tree.boot_id)
     pods = Workloads(stack, world.api, node)
     own = pods.pod(Shape(npus=0), namespace=NAMESPACE)
-    return Stage(world, rig, node, pods, own, stack, labels=dict(LABELS))
+    return NodeScene(world, command_runner, node, pods, own, stack, labels=dict(LABELS))
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ class Left:
     driver: str = ""
 
     @classmethod
-    def of(cls, stage: Stage) -> Left:
+    def of(cls, scene: NodeScene) -> Left:
         """As it is now."""
-        found = stage.world.api.list("/api/v1/nodes", fieldSelector=f"metadata.name={stage.node.name}")
-        driver = stage.rig.tree.driver_version
+        found = scene.world.api.list("/api/v1/nodes", fieldSelector=f"metadata.name={scene.node.name}")
+        driver = scene.command_runner.tree.driver_version
         if not found:
             return cls(None, driver=driver)
         meta = found[0]["metadata"]

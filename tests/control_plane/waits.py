@@ -12,7 +12,7 @@ from driver_manager.sandbox import fake_tools
 from tests.control_plane.api import wait_until
 from tests.control_plane.kubelet import NEVER
 from tests.control_plane.objects import create_operands
-from tests.control_plane.scene import Stage
+from tests.control_plane.scene import NodeScene
 from tests.control_plane.workloads import Pod, Shape
 
 KEY = "rebellions.ai/npu-driver-upgrade"
@@ -25,103 +25,103 @@ EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 class Wait:
     """A wait of a run.
 
-    `begin` starts a run on a stage, `said` is the log line of the wait, `end` lets it go on. `has_journal`: the node is
+    `begin` starts a run on a scene, `said` is the log line of the wait, `end` lets it go on. `has_journal`: the node is
     taken in it; `has_pause`: its labels are paused. `plans_again`: after it the run observes and plans anew.
     """
 
     name: str
-    begin: Callable[[Stage, str], None]
+    begin: Callable[[NodeScene, str], None]
     said: str
-    end: Callable[[Stage], None]
+    end: Callable[[NodeScene], None]
     has_journal: bool = True
     has_pause: bool = True
     plans_again: bool = False
     profile: str = "rebellions"
 
-    def reach(self, stage: Stage, mutant: str = "") -> None:
+    def reach(self, scene: NodeScene, mutant: str = "") -> None:
         """Start a run, and return when it waits."""
-        self.begin(stage, mutant)
-        stage.current.wait_log(self.said)
+        self.begin(scene, mutant)
+        scene.current.wait_log(self.said)
 
 
-def _workload(stage: Stage, shape: Shape) -> Pod:
+def _workload(scene: NodeScene, shape: Shape) -> Pod:
     """A pod that takes for ever to stop."""
-    (pod,) = stage.pods.managed(1, shape)
-    stage.node.kubelet.stop_after(pod.key, NEVER)
-    stage.others.append(pod)
+    (pod,) = scene.pods.managed(1, shape)
+    scene.node.kubelet.stop_after(pod.key, NEVER)
+    scene.others.append(pod)
     return pod
 
 
-def _with_operand(stage: Stage, mutant: str) -> None:
-    create_operands(stage.stack, stage.world.api, stage.node, ("device-plugin",))
-    stage.labels = stage.node.labels()
-    stage.node.kubelet.stop_after("device-plugin", NEVER)
-    stage.run = stage.start(mutant=mutant)
+def _with_operand(scene: NodeScene, mutant: str) -> None:
+    create_operands(scene.stack, scene.world.api, scene.node, ("device-plugin",))
+    scene.labels = scene.node.labels()
+    scene.node.kubelet.stop_after("device-plugin", NEVER)
+    scene.run = scene.start(mutant=mutant)
 
 
-def _with_workload(env: Mapping[str, str]) -> Callable[[Stage, str], None]:
-    def begin(stage: Stage, mutant: str) -> None:
-        _workload(stage, Shape())
-        stage.run = stage.start(mutant=mutant, env=env)
+def _with_workload(env: Mapping[str, str]) -> Callable[[NodeScene, str], None]:
+    def begin(scene: NodeScene, mutant: str) -> None:
+        _workload(scene, Shape())
+        scene.run = scene.start(mutant=mutant, env=env)
 
     return begin
 
 
-def _with_holder(stage: Stage, mutant: str) -> None:
-    stage.rig.tree.hold_device()
-    stage.run = stage.start(mutant=mutant)
+def _with_holder(scene: NodeScene, mutant: str) -> None:
+    scene.command_runner.tree.hold_device()
+    scene.run = scene.start(mutant=mutant)
 
 
-def _with_job(stage: Stage, mutant: str) -> None:
-    stage.others.append(stage.pods.pod(Shape(labels={"kind": "job"}), owner=stage.pods.replica_set()))
-    stage.run = stage.start(mutant=mutant, env={**EVICT, "WAIT_FOR_COMPLETION_SELECTOR": "kind=job"})
+def _with_job(scene: NodeScene, mutant: str) -> None:
+    scene.others.append(scene.pods.pod(Shape(labels={"kind": "job"}), owner=scene.pods.replica_set()))
+    scene.run = scene.start(mutant=mutant, env={**EVICT, "WAIT_FOR_COMPLETION_SELECTOR": "kind=job"})
 
 
-def _managed(stage: Stage, mutant: str) -> None:
-    stage.annotate(**{ENABLED: "true"})
-    stage.others.extend(stage.pods.managed())
-    stage.run = stage.start(mutant=mutant)
-    wait_until(lambda: stage.node.annotations().get(REQUESTED) == "true", "the operator is asked")
+def _managed(scene: NodeScene, mutant: str) -> None:
+    scene.annotate(**{ENABLED: "true"})
+    scene.others.extend(scene.pods.managed())
+    scene.run = scene.start(mutant=mutant)
+    wait_until(lambda: scene.node.annotations().get(REQUESTED) == "true", "the operator is asked")
 
 
-def _safe(stage: Stage, mutant: str) -> None:
-    stage.run = stage.start("--safe-load", mutant=mutant)
-    wait_until(lambda: stage.node.annotations().get(SAFE_LOAD) == stage.own.name, "the operator is asked")
+def _safe(scene: NodeScene, mutant: str) -> None:
+    scene.run = scene.start("--safe-load", mutant=mutant)
+    wait_until(lambda: scene.node.annotations().get(SAFE_LOAD) == scene.own.name, "the operator is asked")
 
 
-def _for_a_reboot(stage: Stage, mutant: str) -> None:
-    tree = stage.rig.tree
+def _for_a_reboot(scene: NodeScene, mutant: str) -> None:
+    tree = scene.command_runner.tree
     tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
     tree.load(ASCEND_ROOT)
     tree.record("old", ASCEND_ROOT, ASCEND_OLD)
-    stage.run = stage.start(mutant=mutant, env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""})
+    scene.run = scene.start(mutant=mutant, env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""})
 
 
-def _release(stage: Stage) -> None:
-    stage.node.kubelet.release()
+def _release(scene: NodeScene) -> None:
+    scene.node.kubelet.release()
 
 
-def _free(stage: Stage) -> None:
-    fake_tools.count(stage.rig.tree.root / "sys/module/rebellions", -1)
+def _free(scene: NodeScene) -> None:
+    fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
 
 
-def _complete(stage: Stage) -> None:
-    (job,) = stage.others
+def _complete(scene: NodeScene) -> None:
+    (job,) = scene.others
     job.api.patch(f"{job.path}/status", {"status": {"phase": "Succeeded"}})
 
 
-def _move(stage: Stage) -> None:
-    (pod,) = stage.others
+def _move(scene: NodeScene) -> None:
+    (pod,) = scene.others
     pod.api.delete(pod.path, grace_s=0)
 
 
-def _allow(stage: Stage) -> None:
-    if stage.world.api.list("/api/v1/nodes", fieldSelector=f"metadata.name={stage.node.name}"):
-        stage.annotate(**{SAFE_LOAD: None})
+def _allow(scene: NodeScene) -> None:
+    if scene.world.api.list("/api/v1/nodes", fieldSelector=f"metadata.name={scene.node.name}"):
+        scene.annotate(**{SAFE_LOAD: None})
 
 
-def _terminate(stage: Stage) -> None:
-    stage.current.terminate()
+def _terminate(scene: NodeScene) -> None:
+    scene.current.terminate()
 
 
 DRAIN = {"ENABLE_AUTO_DRAIN": "true", "DRAIN_TIMEOUT_SECONDS": "60"}

@@ -15,7 +15,7 @@ from driver_manager.domain.reboot.slots import Slots
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState
 from driver_manager.domain.reboot.windows import parse
 from tests.docs.markdown import table
-from tests.fakes.reboot_world import APPROVE, KEYS, Fleet, Site
+from tests.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine
 
 POLICY = RebootPolicy("", KEYS, cordon=True, clear_workloads=True)
 DAY_S = 24 * 3600.0
@@ -46,31 +46,31 @@ def _name(guard: Callable[[RebootState], RebootDecision | None]) -> str:
     return guard.__name__.strip("_").replace("_", " ")
 
 
-def _one(policy: RebootPolicy = POLICY, **request: object) -> Site:
+def _one(policy: RebootPolicy = POLICY, **request: object) -> Machine:
     """A node that is asked to reboot."""
-    (site,) = Fleet(1, policy).sites
-    return site.request(**request)  # type: ignore[arg-type]  # the fields of a marker
+    (machine,) = Fleet(1, policy).machines
+    return machine.request(**request)  # type: ignore[arg-type]  # the fields of a marker
 
 
-def _lives(site: Site, rounds: int = 4) -> None:
+def _lives(machine: Machine, rounds: int = 4) -> None:
     for _ in range(rounds):
-        if site.host.is_down:
-            site.come_back()
-        site.round()
-        site.clock.sleep(30.0)
+        if machine.host.is_down:
+            machine.come_back()
+        machine.round()
+        machine.clock.sleep(30.0)
 
 
-def _while_workloads_leave(site: Site, act: Callable[[], object]) -> None:
+def _while_workloads_leave(machine: Machine, act: Callable[[], object]) -> None:
     """Let `act` happen in the middle of a reboot's way, after the grant and before the command."""
-    clear = site.workloads.clear
+    clear = machine.workloads.clear
 
     def leave() -> None:
         act()
         clear()
 
-    with mock.patch.object(site.workloads, "clear", leave):
-        site.round()
-    _lives(site)
+    with mock.patch.object(machine.workloads, "clear", leave):
+        machine.round()
+    _lives(machine)
 
 
 def approved() -> None:
@@ -80,117 +80,117 @@ def approved() -> None:
 
 def approved_late() -> None:
     """Approval comes after a while; the kubelet and the driver come back late."""
-    site = _one(approved=False)
-    site.round()
-    site.cluster.edit(annotations=APPROVE)
-    site.round()
-    site.boot()
-    site.round()
-    site.tell(is_ready=True, boot_id=site.host.boot_id)
-    site.host.serves = False
-    site.round()
-    site.host.serves = True
-    site.round()
-    site.round()
+    machine = _one(approved=False)
+    machine.round()
+    machine.cluster.edit(annotations=APPROVE)
+    machine.round()
+    machine.boot()
+    machine.round()
+    machine.tell(is_ready=True, boot_id=machine.host.boot_id)
+    machine.host.serves = False
+    machine.round()
+    machine.host.serves = True
+    machine.round()
+    machine.round()
 
 
 def withdrawn() -> None:
     """The chip recovers before anybody approves."""
-    site = _one(approved=False)
-    site.round()
-    site.host.marker = None
-    _lives(site, 2)
+    machine = _one(approved=False)
+    machine.round()
+    machine.host.marker = None
+    _lives(machine, 2)
 
 
 def withdrawn_with_a_grant() -> None:
     """It recovers while workloads leave."""
-    site = _one()
-    _while_workloads_leave(site, lambda: setattr(site.host, "marker", None))
+    machine = _one()
+    _while_workloads_leave(machine, lambda: setattr(machine.host, "marker", None))
 
 
 def for_another_reason() -> None:
     """An upgrade that was granted becomes a recovery."""
-    site = _one()
-    _while_workloads_leave(site, lambda: site.request("recovery", approved=False))
+    machine = _one()
+    _while_workloads_leave(machine, lambda: machine.request("recovery", approved=False))
 
 
 def outside_its_window() -> None:
     """The window is not open yet; once it is, it closes while workloads leave."""
-    site = _one(replace(POLICY, schedule=parse("22:00-23:00")))
-    site.clock.sleep((12 * 3600 - site.clock.wall()) % DAY_S)
-    site.round()
-    site.clock.sleep(10.5 * 3600)
-    _while_workloads_leave(site, lambda: site.clock.sleep(4 * 3600))
+    machine = _one(replace(POLICY, schedule=parse("22:00-23:00")))
+    machine.clock.sleep((12 * 3600 - machine.clock.wall()) % DAY_S)
+    machine.round()
+    machine.clock.sleep(10.5 * 3600)
+    _while_workloads_leave(machine, lambda: machine.clock.sleep(4 * 3600))
 
 
 def too_young() -> None:
     """The host has just booted."""
-    site = _one()
-    site.host.booted_at = site.clock.now
-    site.round()
+    machine = _one()
+    machine.host.booted_at = machine.clock.now
+    machine.round()
 
 
 def blocked() -> None:
     """A pod would not leave; then it would."""
-    site = _one()
-    site.workloads.blocking = ("pod a/b: its DaemonSet would make it anew",)
-    site.round()
-    site.workloads.blocking = ()
-    _lives(site)
+    machine = _one()
+    machine.workloads.blocking = ("pod a/b: its DaemonSet would make it anew",)
+    machine.round()
+    machine.workloads.blocking = ()
+    _lives(machine)
 
 
 def one_slot() -> None:
     """Two nodes, and one may reboot at a time."""
     fleet = Fleet(2, POLICY)
-    for site in fleet.sites:
-        site.request()
+    for machine in fleet.machines:
+        machine.request()
     for _ in range(6):
-        for site in fleet.sites:
-            _lives(site, 1)
+        for machine in fleet.machines:
+            _lives(machine, 1)
 
 
 def too_often() -> None:
     """Reboots do not help."""
-    site = _one(replace(POLICY, max_attempts=1, auto_upgrade=True))
-    _lives(site)
-    site.clock.sleep(POLICY.min_uptime_s)
-    site.request()
-    _lives(site, 2)
+    machine = _one(replace(POLICY, max_attempts=1, auto_upgrade=True))
+    _lives(machine)
+    machine.clock.sleep(POLICY.min_uptime_s)
+    machine.request()
+    _lives(machine, 2)
 
 
 def forced() -> None:
     """The command does nothing, sysrq does."""
-    site = _one(replace(POLICY, grace_s=20.0))
-    site.host.obeys = ("sysrq",)
-    _lives(site, 6)
+    machine = _one(replace(POLICY, grace_s=20.0))
+    machine.host.obeys = ("sysrq",)
+    _lives(machine, 6)
 
 
 def given_up() -> None:
     """Nothing takes the host down."""
-    site = _one(replace(POLICY, grace_s=20.0))
-    site.host.obeys = ()
-    _lives(site, 6)
+    machine = _one(replace(POLICY, grace_s=20.0))
+    machine.host.obeys = ()
+    _lives(machine, 6)
 
 
 def elsewhere() -> None:
     """The Node is not there, or is another host's."""
-    site = _one()
-    there = site.cluster.current
+    machine = _one()
+    there = machine.cluster.current
     assert there is not None
-    site.cluster.current = replace(there, machine_id="another", boot_id="another")
-    site.round()
-    site.cluster.current = None
-    site.round()
+    machine.cluster.current = replace(there, machine_id="another", boot_id="another")
+    machine.round()
+    machine.cluster.current = None
+    machine.round()
 
 
 def slot_lost() -> None:
     """Somebody deletes the Lease while workloads leave."""
-    site = _one()
+    machine = _one()
 
     def delete() -> None:
-        site.fleet.slots, site.fleet.slots_version = slots.encode(Slots()), site.fleet.slots_version + 1
+        machine.fleet.slots, machine.fleet.slots_version = slots.encode(Slots()), machine.fleet.slots_version + 1
 
-    _while_workloads_leave(site, delete)
+    _while_workloads_leave(machine, delete)
 
 
 STORIES: tuple[Callable[[], None], ...] = (

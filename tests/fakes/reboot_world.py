@@ -48,7 +48,7 @@ class Home(Protocol):
 class FakeRebootHost:
     """See `driver_manager.ports.RebootHost`. `obeys` says what takes it down: the command, sysrq, or nothing."""
 
-    site: Home
+    machine: Home
     boots: int = 1
     booted_at: float = 0.0
     marker: str | None = None
@@ -65,13 +65,13 @@ class FakeRebootHost:
     @property
     def boot_id(self) -> str:
         """This boot's id."""
-        return f"{self.site.name}-boot-{self.boots}"
+        return f"{self.machine.name}-boot-{self.boots}"
 
     # the port
 
     def look(self) -> Snapshot:
-        with self.site.killer.call("look"):
-            uptime_s = self.site.clock.now - self.booted_at
+        with self.machine.killer.call("look"):
+            uptime_s = self.machine.clock.now - self.booted_at
             if self.marker is None:
                 return Snapshot(self.boot_id, uptime_s)
             try:
@@ -80,37 +80,37 @@ class FakeRebootHost:
                 return Snapshot(self.boot_id, uptime_s, marker_problem=error.what)
 
     def machine_id(self) -> str:
-        with self.site.killer.call("machine id"):
+        with self.machine.killer.call("machine id"):
             return "machine"
 
     def record(self) -> Record:
-        with self.site.killer.call("record"):
+        with self.machine.killer.call("record"):
             return self.remembered()
 
     def keep(self, record: Record) -> None:
-        with self.site.killer.call("keep", effect=True):
+        with self.machine.killer.call("keep", effect=True):
             self.text = reboot_record.encode(record)
 
     def why_not_ready(self) -> str:
-        with self.site.killer.call("driver"):
+        with self.machine.killer.call("driver"):
             return "" if self.serves else "the driver is not loaded"
 
     def remove_marker(self, seen: Marker) -> None:
-        with self.site.killer.call("remove marker", effect=True):
+        with self.machine.killer.call("remove marker", effect=True):
             if self.marker is not None and markers.decode(self.marker) == seen:
                 self.marker = None
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
-        with self.site.killer.call("evidence", effect=True):
+        with self.machine.killer.call("evidence", effect=True):
             self.evidence.append((name, lines))
 
     def why_no_way_in(self) -> str:
-        with self.site.killer.call("way in"):
+        with self.machine.killer.call("way in"):
             return self.no_way_in
 
     def reboot(self) -> RebootAnswer:
         if self.refusal:
-            with self.site.killer.call("command", effect=True):
+            with self.machine.killer.call("command", effect=True):
                 self.commands.append("refused")
             return RebootAnswer(self.refusal, is_refused=True)
         self._told("command")
@@ -128,29 +128,29 @@ class FakeRebootHost:
         return reboot_record.decode(self.text) if self.text is not None else Record()
 
     def _told(self, how: str) -> None:
-        with self.site.killer.call(how, effect=True):
+        with self.machine.killer.call(how, effect=True):
             self.commands.append(how)
             if how in self.obeys:
-                self.site.go_down()
+                self.machine.go_down()
 
 
 @dataclass
 class FakeSlots:
     """See `driver_manager.ports.SlotStore`, as one node sees it; the value is the fleet's."""
 
-    site: Site
+    machine: Machine
 
     def read(self, limit: int) -> SlotsSeen:
-        with self.site.killer.call("slots"):
-            fleet = self.site.fleet
+        with self.machine.killer.call("slots"):
+            fleet = self.machine.fleet
             value = slots.decode(fleet.slots)
             held = value.holders if len(value.holders) >= limit else ()
             gone = {holder.uid for holder in held if not fleet.is_there(holder.node, holder.uid)}
             return SlotsSeen(value, str(fleet.slots_version), frozenset(gone))
 
     def write(self, value: Slots, version: str) -> None:
-        with self.site.killer.call("lease", effect=True):
-            fleet = self.site.fleet
+        with self.machine.killer.call("lease", effect=True):
+            fleet = self.machine.fleet
             if version != str(fleet.slots_version):
                 raise Conflict("the slots changed since they were read", "")
             fleet.slots, fleet.slots_version = slots.encode(value), fleet.slots_version + 1
@@ -160,23 +160,23 @@ class FakeSlots:
 class FakeWorkloads:
     """See `driver_manager.ports.Workloads`."""
 
-    site: Site
+    machine: Machine
     blocking: tuple[str, ...] = ()
     stay: bool = False
     cleared: int = 0
 
     def blockers(self) -> tuple[str, ...]:
-        with self.site.killer.call("blockers"):
+        with self.machine.killer.call("blockers"):
             return self.blocking
 
     def clear(self) -> None:
-        with self.site.killer.call("evict", effect=True):
+        with self.machine.killer.call("evict", effect=True):
             if self.stay:
                 raise PodsRemain("pod a/b does not leave", "Look at it.")
             self.cleared += 1
 
 
-class Site:
+class Machine:
     """One node: its Node, its host, the process that runs there."""
 
     def __init__(self, fleet: Fleet, name: str, policy: RebootPolicy) -> None:
@@ -202,7 +202,7 @@ class Site:
         ports = RebootPorts(self.cluster, FakeSlots(self), self.host, self.fleet.clock, self.reporter, self.workloads)
         return Rebooter(ports, self.policy, 30.0)
 
-    def request(self, reason: str = "upgrade", *, approved: bool = True, **fields: object) -> Site:
+    def request(self, reason: str = "upgrade", *, approved: bool = True, **fields: object) -> Machine:
         """A marker of this boot appears, and an administrator approves."""
         marker = Marker(reason, self.host.boot_id, node=self.name, written_s=int(self.fleet.clock.wall()))
         self.host.marker = markers.encode(replace(marker, **fields))  # type: ignore[arg-type]  # fields of a Marker
@@ -295,7 +295,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.clock = FakeClock()
         self.slots, self.slots_version = slots.encode(Slots()), 1
-        self.sites = [Site(self, f"node-{number}", self.policy) for number in range(self.size)]
+        self.machines = [Machine(self, f"node-{number}", self.policy) for number in range(self.size)]
 
     @property
     def holders(self) -> list[str]:
@@ -304,20 +304,22 @@ class Fleet:
 
     def is_there(self, name: str, uid: str) -> bool:
         """Whether the Node of that name and uid exists."""
-        current = next((site.cluster.current for site in self.sites if site.name == name), None)
+        current = next((machine.cluster.current for machine in self.machines if machine.name == name), None)
         return current is not None and current.uid == uid
 
-    def check_reboot(self, site: Site) -> None:
-        """Raises AssertionError unless `site` may go down now."""
+    def check_reboot(self, machine: Machine) -> None:
+        """Raises AssertionError unless `machine` may go down now."""
         down = [
-            other.name for other in self.sites if other is not site and (other.host.is_down or not other.host.serves)
+            other.name
+            for other in self.machines
+            if other is not machine and (other.host.is_down or not other.host.serves)
         ]
         alive = [name for name in down if self.is_there(name, f"uid-{name}")]
-        assert len(alive) < self.policy.max_concurrent, f"{site.name} reboots while {alive} are down"
-        assert site.host.boot_id not in site.reboots, f"{site.name} reboots twice for one request"
-        assert site.host.marker is not None, f"{site.name} reboots without a marker"
-        assert self.policy.schedule.is_open(self.clock.wall()), f"{site.name} reboots outside its window"
-        assert site.notes.get(KEYS.pre_reboot_boot_id) == site.host.boot_id
+        assert len(alive) < self.policy.max_concurrent, f"{machine.name} reboots while {alive} are down"
+        assert machine.host.boot_id not in machine.reboots, f"{machine.name} reboots twice for one request"
+        assert machine.host.marker is not None, f"{machine.name} reboots without a marker"
+        assert self.policy.schedule.is_open(self.clock.wall()), f"{machine.name} reboots outside its window"
+        assert machine.notes.get(KEYS.pre_reboot_boot_id) == machine.host.boot_id
 
     def settle(self, rounds: int = 60) -> None:
         """Fair rounds of undisturbed processes until nothing changes for longer than a reboot command may take.
@@ -327,10 +329,10 @@ class Fleet:
         quiet = 0
         for _ in range(rounds):
             before = self._fingerprint()
-            for site in self.sites:
-                if site.host.is_down:
-                    site.come_back()
-                site.round()
+            for machine in self.machines:
+                if machine.host.is_down:
+                    machine.come_back()
+                machine.round()
             self.clock.sleep(30.0)
             quiet = quiet + 1 if self._fingerprint() == before else 0
             if quiet * 30.0 > self.policy.grace_s:
@@ -339,8 +341,8 @@ class Fleet:
 
     def _fingerprint(self) -> object:
         return [
-            (site.host.text, site.host.marker, site.host.boots, site.host.is_down, site.cluster.current)
-            for site in self.sites
+            (machine.host.text, machine.host.marker, machine.host.boots, machine.host.is_down, machine.cluster.current)
+            for machine in self.machines
         ], self.slots
 
 
@@ -349,18 +351,18 @@ def unavailable() -> None:
     raise ApiUnavailable("no answer", "Look at the API server.")
 
 
-def check_rebooted_once(site: Site) -> None:
+def check_rebooted_once(machine: Machine) -> None:
     """Raises AssertionError unless the request was done exactly once and nothing is left of it."""
-    assert len(site.reboots) == 1, f"{site.name}: {site.reboots}"
-    check_clean(site)
-    assert site.events("RebootRequired") == ["reason=upgrade"]
-    assert len(site.events("RebootCompleted")) == 1
+    assert len(machine.reboots) == 1, f"{machine.name}: {machine.reboots}"
+    check_clean(machine)
+    assert machine.events("RebootRequired") == ["reason=upgrade"]
+    assert len(machine.events("RebootCompleted")) == 1
 
 
-def check_clean(site: Site) -> None:
+def check_clean(machine: Machine) -> None:
     """Raises AssertionError unless nothing is taken and nothing speaks of a reboot."""
-    assert site.notes == {}, site.notes
-    assert site.cluster.current is not None
-    assert not site.cluster.current.unschedulable
-    assert site.host.remembered().is_empty
-    assert site.name not in site.fleet.holders
+    assert machine.notes == {}, machine.notes
+    assert machine.cluster.current is not None
+    assert not machine.cluster.current.unschedulable
+    assert machine.host.remembered().is_empty
+    assert machine.name not in machine.fleet.holders

@@ -37,9 +37,10 @@ for path in found.saved:
     path.unlink()
 """
 
-pytestmark = pytest.mark.skipif(
-    bool(guided.why_not()) and not os.environ.get("CI"), reason=guided.why_not() or "it is there"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(bool(guided.why_not()) and not os.environ.get("CI"), reason=guided.why_not() or "it is there"),
+]
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,9 @@ from tests.fuzz.mutation import amplified, mutated
 from tests.fuzz.target import Form, Target, TooSlowError, check
 from tests.fuzz.targets import TARGETS
 
+pytestmark = pytest.mark.long
+
+
 HANG_S = 20.0
 HEAVY = {"host", "driver-tree", "processes", "marks", "command-line"}
 """Those that lay a host out for each input."""

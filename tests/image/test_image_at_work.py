@@ -13,7 +13,7 @@ import pytest
 from driver_manager.cli.main import COMMANDS
 from driver_manager.sandbox import fake_tools
 from tests.control_plane.kubelet import NodeFactory, OperandsFactory
-from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, PREFIX, Rig
+from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
 from tests.image.builder import Container, Said
 
@@ -51,8 +51,8 @@ def test_what_is_left_out_cannot_be_imported(container: Container) -> None:
         assert "ModuleNotFoundError" in said.err, module
 
 
-class ImageRig(Rig):
-    """A rig whose stand-in tools run with the image's interpreter, and which the image's command line works on."""
+class ImageRig(CommandRunner):
+    """A command runner whose stand-in tools run with the image's interpreter; the image's command line works on it."""
 
     def use(self, container: Container, plane: ControlPlane, user: User) -> ImageRig:
         """Let the command line be that of `container`, with a service account's mount."""
@@ -90,7 +90,7 @@ class ImageRig(Rig):
 
 
 @pytest.fixture
-def rig(
+def command_runner(
     control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory, container: Container
 ) -> ImageRig:
     """A node ready for an upgrade by the image's command line."""
@@ -101,24 +101,24 @@ def rig(
 
 
 def test_a_reconcile_from_inside_swaps_the_driver_and_gives_every_label_back(
-    rig: ImageRig, operands: OperandsFactory
+    command_runner: ImageRig, operands: OperandsFactory
 ) -> None:
-    assert rig.node is not None
-    made = operands(rig.node, ("device-plugin",))
-    before = rig.node.labels()
-    said = rig.run_inside("reconcile-driver-state")
+    assert command_runner.node is not None
+    made = operands(command_runner.node, ("device-plugin",))
+    before = command_runner.node.labels()
+    said = command_runner.run_inside("reconcile-driver-state")
     assert said.status == 0, said.err
-    assert (rig.tree.driver_version, rig.tree.digest) == (NEW, NEW_DIGEST)
-    assert rig.node.labels() == before
-    assert JOURNAL not in rig.node.annotations()
+    assert (command_runner.tree.driver_version, command_runner.tree.digest) == (NEW, NEW_DIGEST)
+    assert command_runner.node.labels() == before
+    assert JOURNAL not in command_runner.node.annotations()
     made.wait_running()
 
 
 def test_every_way_to_the_cluster_works_with_what_is_kept(
-    rig: ImageRig, control_plane: ControlPlane, agent_with_events: User
+    command_runner: ImageRig, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
     plain = json.loads(control_plane.kubeconfig(agent_with_events.token).read_text())
-    folder = rig.tree.root.parent
+    folder = command_runner.tree.root.parent
     (folder / "token").write_text(agent_with_events.token)
     status = {"token": agent_with_events.token}
     credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
@@ -130,26 +130,26 @@ def test_every_way_to_the_cluster_works_with_what_is_kept(
         "plugin": {"exec": {**plugin, "interactiveMode": "Never"}},
     }
     for name, user in ways.items():
-        said = _status(rig, name, {**plain, "users": [{"name": "test", "user": user}]})
+        said = _status(command_runner, name, {**plain, "users": [{"name": "test", "user": user}]})
         assert said.status == 0, f"{name}: {said.err}"
 
 
 def test_an_expired_openid_token_is_renewed_or_its_failure_is_not_for_want_of_a_module(
-    rig: ImageRig, control_plane: ControlPlane
+    command_runner: ImageRig, control_plane: ControlPlane
 ) -> None:
     plain = json.loads(control_plane.kubeconfig("unused").read_text())
     parts: tuple[dict[str, Any], ...] = ({"alg": "none"}, {"exp": 1}, {})
     expired = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
     config = {"id-token": expired, "refresh-token": "r", "client-id": "c", "idp-issuer-url": "https://127.0.0.1:1"}
     user = {"auth-provider": {"name": "oidc", "config": config}}
-    said = _status(rig, "openid", {**plain, "users": [{"name": "test", "user": user}]})
+    said = _status(command_runner, "openid", {**plain, "users": [{"name": "test", "user": user}]})
     assert said.status in (2, 7, 8), said.err
     assert "127.0.0.1" in said.err
     assert "No module named" not in said.err
     assert "Traceback" not in said.err
 
 
-def _status(rig: ImageRig, name: str, kubeconfig: dict[str, Any]) -> Said:
-    path = rig.tree.root.parent / f"kubeconfig-{name}"
+def _status(command_runner: ImageRig, name: str, kubeconfig: dict[str, Any]) -> Said:
+    path = command_runner.tree.root.parent / f"kubeconfig-{name}"
     path.write_text(json.dumps(kubeconfig))
-    return rig.run_inside("status", KUBECONFIG=str(path), API_TIMEOUT="1s")
+    return command_runner.run_inside("status", KUBECONFIG=str(path), API_TIMEOUT="1s")

@@ -102,15 +102,15 @@ class Laboratory:
     def _pytest(self, root: Path, tests: Iterable[str], limit_s: int) -> tuple[int | None, str]:
         """Status and last lines of one run that ends with the first failure, or at `limit_s`."""
         arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
-        nursery = self._idle.get()
+        fork_server = self._idle.get()
         try:
-            assert nursery.stdin is not None
-            assert nursery.stdout is not None
-            nursery.stdin.write(json.dumps({"root": str(root), "arguments": arguments, "limit_s": limit_s}) + "\n")
-            nursery.stdin.flush()
-            answer = json.loads(nursery.stdout.readline())
+            assert fork_server.stdin is not None
+            assert fork_server.stdout is not None
+            fork_server.stdin.write(json.dumps({"root": str(root), "arguments": arguments, "limit_s": limit_s}) + "\n")
+            fork_server.stdin.flush()
+            answer = json.loads(fork_server.stdout.readline())
         finally:
-            self._idle.put(nursery)
+            self._idle.put(fork_server)
         return answer["status"], answer["said"]
 
 

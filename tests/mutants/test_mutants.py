@@ -16,6 +16,9 @@ from tests.mutants.catalogue import MUTANTS
 from tests.mutants.laboratory import End, Laboratory, Verdict
 from tests.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
+pytestmark = pytest.mark.long
+
+
 LABELS = "domain/labels.py"
 FITTING = MUTANTS["value-overflow"]
 

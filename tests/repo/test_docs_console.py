@@ -14,6 +14,9 @@ from tests.docs.console import EXITS, PAGES, Command, Unknown, commands, substit
 from tests.docs.markdown import ROOT
 from tests.fakes.sandboxed import ByHand, by_hand
 
+pytestmark = pytest.mark.long
+
+
 TIMEOUT_S = 60.0
 BROKEN = 'name = "acme"\nstrategy = "in-place"\npci_vendor = "0x1E52"\n'
 REST = """

@@ -13,7 +13,7 @@ from tests.control_plane.api import Api
 from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.sweep.figures import Figures
 from tests.control_plane.sweep.paths import Path
-from tests.control_plane.sweep.scene import Ground
+from tests.control_plane.sweep.scene import SweepNode
 from tests.control_plane.sweep.sweeping import Recording, record
 
 WORKERS = 3
@@ -33,37 +33,37 @@ def figures(pytestconfig: pytest.Config) -> Figures:
 
 
 @pytest.fixture(scope="module")
-def grounds_for(
+def sweep_nodes_for(
     control_plane: ControlPlane,
     agent_for_workloads: User,
     admin_api: Api,
     dra: None,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[int], list[Ground]]]:
+) -> Iterator[Callable[[int], list[SweepNode]]]:
     """Makes nodes to sweep on. They go with the module: their kubelets watch all pods of the cluster."""
     with contextlib.ExitStack() as stack:
 
-        def make(count: int) -> list[Ground]:
+        def make(count: int) -> list[SweepNode]:
             folders = [tmp_path_factory.mktemp("ground") for _ in range(count)]
-            return [Ground(stack, control_plane, agent_for_workloads, admin_api, folder) for folder in folders]
+            return [SweepNode(stack, control_plane, agent_for_workloads, admin_api, folder) for folder in folders]
 
         yield make
 
 
 @pytest.fixture(scope="module")
-def grounds(grounds_for: Callable[[int], list[Ground]]) -> list[Ground]:
+def grounds(sweep_nodes_for: Callable[[int], list[SweepNode]]) -> list[SweepNode]:
     """Nodes that are swept at the same time: three keep two processors busy, as each waits now and then."""
-    return grounds_for(WORKERS)
+    return sweep_nodes_for(WORKERS)
 
 
 @pytest.fixture(scope="module")
-def ground(grounds_for: Callable[[int], list[Ground]]) -> Ground:
+def sweep_node(sweep_nodes_for: Callable[[int], list[SweepNode]]) -> SweepNode:
     """One node."""
-    return grounds_for(1)[0]
+    return sweep_nodes_for(1)[0]
 
 
 @pytest.fixture(scope="module")
-def recordings(grounds: list[Ground]) -> Callable[[Path], Recording]:
+def recordings(grounds: list[SweepNode]) -> Callable[[Path], Recording]:
     """The undisturbed run of a path, recorded once."""
     return cache(lambda path: record(grounds[0], path))
 

@@ -22,8 +22,11 @@ from tests.control_plane.sweep.light_tools import lighten
 from tests.control_plane.sweep.outcome import outcome
 from tests.control_plane.sweep.paths import PATHS, Path
 from tests.control_plane.sweep.recording import Effect, Place
-from tests.control_plane.sweep.scene import Ground, Kill
+from tests.control_plane.sweep.scene import Kill, SweepNode
 from tests.control_plane.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
+
+pytestmark = pytest.mark.long
+
 
 Record = Callable[[Path], Recording]
 BY_NAME = {path.name: path for path in PATHS}
@@ -32,7 +35,7 @@ PAUSE = Effect(Place.API, "patch nodes", 1)
 
 @pytest.mark.parametrize("path", PATHS, ids=str)
 def test_a_run_killed_anywhere_is_finished_by_the_next_and_nothing_is_lost(
-    grounds: list[Ground], recordings: Record, figures: Figures, path: Path
+    grounds: list[SweepNode], recordings: Record, figures: Figures, path: Path
 ) -> None:
     began_s = time.monotonic()
     recording = recordings(path)
@@ -43,8 +46,8 @@ def test_a_run_killed_anywhere_is_finished_by_the_next_and_nothing_is_lost(
     assert not lost, "\n".join(lost)
 
 
-def struck(ground: Ground, *, recording: Recording, point: Point) -> Judged:
-    return strike(ground, recording, point)
+def struck(sweep_node: SweepNode, *, recording: Recording, point: Point) -> Judged:
+    return strike(sweep_node, recording, point)
 
 
 def test_every_path_has_writes_to_the_api_and_to_the_host(recordings: Record) -> None:
@@ -53,25 +56,25 @@ def test_every_path_has_writes_to_the_api_and_to_the_host(recordings: Record) ->
 
 
 def test_before_means_that_nothing_has_happened_and_after_that_all_of_it_has(
-    grounds: list[Ground], recordings: Record
+    grounds: list[SweepNode], recordings: Record
 ) -> None:
     path = BY_NAME["replace-by-manager"]
     (unload,) = (one for one in recordings(path).effects if one.name == "run rmmod rebellions")
     for after in (False, True):
         with grounds[0].scene(path) as scene:
             scene.killed(Kill(PAUSE, after))
-            assert (JOURNAL in scene.ground.node.annotations()) is after
+            assert (JOURNAL in scene.sweep_node.node.annotations()) is after
         with grounds[0].scene(path) as scene:
             scene.killed(Kill(unload, after))
-            assert (scene.rig.tree.driver_version == "not loaded") is after
+            assert (scene.command_runner.tree.driver_version == "not loaded") is after
 
 
 def test_a_run_killed_together_with_its_half_done_modprobe_is_finished_by_the_next(
-    grounds: list[Ground], recordings: Record
+    grounds: list[SweepNode], recordings: Record
 ) -> None:
     recording = recordings(BY_NAME["replace-by-manager"])
     with grounds[0].scene(recording.path) as scene:
-        tree = scene.rig.tree
+        tree = scene.command_runner.tree
         tree.add_driver(NEW_ROOT, NEW, seconds=30.0)
         run = scene.start()
         core = tree.root / "sys/module/rebellions_core/version"
@@ -115,7 +118,7 @@ def last(name: str) -> Callable[[Recording], Kill]:
     ],
 )
 def test_a_mutant_is_found(
-    grounds: list[Ground],
+    grounds: list[SweepNode],
     recordings: Record,
     mutant: str,
     path: str,

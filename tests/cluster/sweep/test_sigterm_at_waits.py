@@ -16,7 +16,10 @@ from tests.control_plane.kubelet import NEVER
 from tests.control_plane.runner import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX
 from tests.control_plane.sweep.figures import Figures
 from tests.control_plane.sweep.paths import MANAGED, PATHS, Path
-from tests.control_plane.sweep.scene import OPERAND, REQUESTED, Ground, Scene
+from tests.control_plane.sweep.scene import OPERAND, REQUESTED, Scene, SweepNode
+
+pytestmark = pytest.mark.long
+
 
 LIMIT_S = 5.0
 BY_NAME = {path.name: path for path in PATHS}
@@ -25,16 +28,16 @@ SAFE_LOAD = "rebellions.ai/npu-driver-upgrade.driver-wait-for-safe-load"
 MARKER = "var/lib/ascend/.reboot-required"
 JOBS = {"app": "job"}
 
-Stage = Callable[[Scene], contextlib.AbstractContextManager[None]]
+Obstacle = Callable[[Scene], contextlib.AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait: the path that gets there, what makes it wait until `stage` is left, and what it says when it waits."""
+    """A wait: the path that gets there, what makes it wait until `obstacle` is left, and what it says when it waits."""
 
     name: str
     path: Path
-    stage: Stage
+    obstacle: Obstacle
     says: str
     kept: dict[str, str] = field(default_factory=dict)
 
@@ -44,7 +47,7 @@ class Wait:
 
 @contextlib.contextmanager
 def operand_stays(scene: Scene) -> Iterator[None]:
-    kubelet = scene.ground.node.kubelet
+    kubelet = scene.sweep_node.node.kubelet
     kubelet.stop_after(OPERAND, NEVER)
     yield
     kubelet.release(OPERAND)
@@ -52,7 +55,7 @@ def operand_stays(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def jobs_stay(scene: Scene) -> Iterator[None]:
-    kubelet = scene.ground.node.kubelet
+    kubelet = scene.sweep_node.node.kubelet
     for job in scene.jobs:
         kubelet.stop_after(job.key, NEVER)
     yield
@@ -61,22 +64,22 @@ def jobs_stay(scene: Scene) -> Iterator[None]:
 
 @contextlib.contextmanager
 def budget_refuses(scene: Scene) -> Iterator[None]:
-    budget = scene.ground.made.budget(JOBS, min_available=len(scene.jobs))
+    budget = scene.sweep_node.made.budget(JOBS, min_available=len(scene.jobs))
     yield
     budget.set_min_available(0)
 
 
 @contextlib.contextmanager
 def device_is_held(scene: Scene) -> Iterator[None]:
-    scene.rig.tree.hold_device()
+    scene.command_runner.tree.hold_device()
     yield
-    refcnt = scene.rig.tree.root / "sys/module/rebellions/refcnt"
+    refcnt = scene.command_runner.tree.root / "sys/module/rebellions/refcnt"
     refcnt.write_text("0\n")
 
 
 @contextlib.contextmanager
 def operator_sleeps(scene: Scene) -> Iterator[None]:
-    node = scene.ground.node
+    node = scene.sweep_node.node
     node.api.patch(node.path, {"metadata": {"annotations": {MANAGED: "true"}}})
     yield
     node.api.patch(node.path, {"metadata": {"annotations": {MANAGED: None, REQUESTED: None}}})
@@ -108,9 +111,9 @@ def slow(tree: HostTree, tool: str) -> Callable[[], object]:
 
 @contextlib.contextmanager
 def driver_loads_slowly(scene: Scene) -> Iterator[None]:
-    scene.rig.tree.add_driver(NEW_ROOT, NEW, seconds=1.0)
+    scene.command_runner.tree.add_driver(NEW_ROOT, NEW, seconds=1.0)
     yield
-    scene.rig.tree.add_driver(NEW_ROOT, NEW)
+    scene.command_runner.tree.add_driver(NEW_ROOT, NEW)
 
 
 REPLACE, EVICT = BY_NAME["replace-by-manager"], BY_NAME["eviction"]
@@ -135,7 +138,7 @@ def terminated_at(scene: Scene, says: str, figures: Figures, name: str, *words: 
     run = scene.start(None, *words)
     wait_until(lambda: says in run.err, f"{name}: it says {says!r}")
     if "safe" in says:
-        wait_until(lambda: SAFE_LOAD in scene.ground.node.annotations(), "the wait is announced")
+        wait_until(lambda: SAFE_LOAD in scene.sweep_node.node.annotations(), "the wait is announced")
     run.send(signal.SIGTERM)
     ended = run.end()
     assert ended.took_s < LIMIT_S, ended.err
@@ -144,17 +147,17 @@ def terminated_at(scene: Scene, says: str, figures: Figures, name: str, *words: 
 
 
 @pytest.mark.parametrize("wait", WAITS, ids=str)
-def test_a_run_that_waits_gives_the_node_back(ground: Ground, figures: Figures, wait: Wait) -> None:
-    with ground.scene(wait.path) as scene:
-        with wait.stage(scene):
+def test_a_run_that_waits_gives_the_node_back(sweep_node: SweepNode, figures: Figures, wait: Wait) -> None:
+    with sweep_node.scene(wait.path) as scene:
+        with wait.obstacle(scene):
             code, said = terminated_at(scene, wait.says, figures, wait.name)
-            node = ground.node.read()
+            node = sweep_node.node.read()
             assert code == 10, said
-            assert node["metadata"]["labels"] == ground.labels
+            assert node["metadata"]["labels"] == sweep_node.labels
             assert node["metadata"].get("annotations", {}) == wait.kept
             assert "unschedulable" not in node["spec"]
-            is_loaded = scene.rig.tree.driver_version
-            assert is_loaded == (NEW if wait.stage is driver_loads_slowly else OLD)
+            is_loaded = scene.command_runner.tree.driver_version
+            assert is_loaded == (NEW if wait.obstacle is driver_loads_slowly else OLD)
         finish(replace(scene.path, words=()), scene)
 
 
@@ -163,59 +166,61 @@ def finish(path: Path, scene: Scene) -> None:
     scene.path = path
     ended = scene.start().end()
     assert ended.code == 0, ended.err
-    node = scene.ground.node.read()
-    assert node["metadata"]["labels"] == scene.ground.labels
+    node = scene.sweep_node.node.read()
+    assert node["metadata"]["labels"] == scene.sweep_node.labels
     assert JOURNAL not in node["metadata"].get("annotations", {})
     assert "unschedulable" not in node["spec"]
 
 
-def held(ground: Ground, figures: Figures, mutant: str = "") -> tuple[dict[str, str], dict[str, str]]:
+def held(sweep_node: SweepNode, figures: Figures, mutant: str = "") -> tuple[dict[str, str], dict[str, str]]:
     """Labels and annotations after SIGTERM between unload and load, and the check that the next run gives back."""
     path = replace(BY_NAME["replace-by-container"], is_cordoned=False)
-    with ground.scene(path, mutant=mutant) as scene:
-        quick = slow(scene.rig.tree, "umount")
+    with sweep_node.scene(path, mutant=mutant) as scene:
+        quick = slow(scene.command_runner.tree, "umount")
         code, said = terminated_at(scene, "unmount", figures, "a host without its driver")
         assert code == 10, said
-        assert scene.rig.tree.driver_version == "not loaded"
-        node = ground.node.read()["metadata"]
+        assert scene.command_runner.tree.driver_version == "not loaded"
+        node = sweep_node.node.read()["metadata"]
         quick()
         finish(path, scene)
         return node["labels"], node.get("annotations", {})
 
 
-def test_a_run_whose_old_driver_is_gone_holds_the_node(ground: Ground, figures: Figures) -> None:
-    labels, annotations = held(ground, figures)
+def test_a_run_whose_old_driver_is_gone_holds_the_node(sweep_node: SweepNode, figures: Figures) -> None:
+    labels, annotations = held(sweep_node, figures)
     assert labels[f"{PREFIX}{OPERAND}"] == PAUSED
     assert {JOURNAL, CORDON} <= annotations.keys()
 
 
-def test_one_that_never_holds_is_found(ground: Ground) -> None:
-    labels, _ = held(ground, Figures(), "never-hold")
+def test_one_that_never_holds_is_found(sweep_node: SweepNode) -> None:
+    labels, _ = held(sweep_node, Figures(), "never-hold")
     assert labels[f"{PREFIX}{OPERAND}"] == "true"
 
 
-def test_a_hold_for_a_reboot_ends_with_exit_code_9_and_the_request_stays(ground: Ground, figures: Figures) -> None:
-    with ground.scene(replace(BY_NAME["reboot-required"], words=())) as scene:
+def test_a_hold_for_a_reboot_ends_with_exit_code_9_and_the_request_stays(
+    sweep_node: SweepNode, figures: Figures
+) -> None:
+    with sweep_node.scene(replace(BY_NAME["reboot-required"], words=())) as scene:
         code, said = terminated_at(scene, "hold", figures, "a reboot")
         assert code == 9, said
-        assert ground.node.labels()["npu.openfuyao.com/reboot-required"] == "true"
-        assert (scene.rig.tree.root / MARKER).exists()
-        assert "unschedulable" not in ground.node.read()["spec"]
+        assert sweep_node.node.labels()["npu.openfuyao.com/reboot-required"] == "true"
+        assert (scene.command_runner.tree.root / MARKER).exists()
+        assert "unschedulable" not in sweep_node.node.read()["spec"]
 
 
 def test_without_the_api_server_it_ends_in_time_all_the_same_and_the_next_run_gives_back(
-    ground: Ground, figures: Figures
+    sweep_node: SweepNode, figures: Figures
 ) -> None:
-    with ground.scene(REPLACE) as scene:
+    with sweep_node.scene(REPLACE) as scene:
         with operand_stays(scene):
             run = scene.start()
             wait_until(lambda: "operand pod(s) to terminate" in run.err, "it waits for the operand")
-            ground.proxy.go_away(LIMIT_S)
+            sweep_node.proxy.go_away(LIMIT_S)
             run.send(signal.SIGTERM)
             ended = run.end()
             assert ended.took_s < LIMIT_S, ended.err
             figures.terminated("an API server that is gone", ended.took_s)
             assert (ended.code, "the next run gives it back" in ended.err) == (10, True), ended.err
-            assert JOURNAL in ground.node.annotations()
-            assert scene.rig.tree.driver_version == OLD
+            assert JOURNAL in sweep_node.node.annotations()
+            assert scene.command_runner.tree.driver_version == OLD
         finish(REPLACE, scene)

@@ -49,11 +49,11 @@ class Outcome:
 
 def outcome(scene: Scene, code: int) -> Outcome:
     """What there is now, once the operator is done and the operand runs that runs in the end."""
-    ground = scene.ground
-    wait_until(lambda: REQUESTED not in ground.node.annotations(), "the operator is done")
-    node = ground.node.read()
-    if node["metadata"]["labels"].get(ground.operands.deploy_labels[OPERAND]) == "true":
-        ground.operands.wait_running(OPERAND)
+    sweep_node = scene.sweep_node
+    wait_until(lambda: REQUESTED not in sweep_node.node.annotations(), "the operator is done")
+    node = sweep_node.node.read()
+    if node["metadata"]["labels"].get(sweep_node.operands.deploy_labels[OPERAND]) == "true":
+        sweep_node.operands.wait_running(OPERAND)
     files = _files(scene)
     whole = {path: text for path, text in files.items() if not _INTERRUPTED.search(path)}
     return Outcome(
@@ -63,10 +63,10 @@ def outcome(scene: Scene, code: int) -> Outcome:
         is_cordoned=bool(node["spec"].get("unschedulable")),
         modules=_modules(scene),
         files=whole,
-        mounts=(scene.rig.tree.root / "proc/1/mountinfo").read_text(),
-        services=tuple(scene.rig.tree.services),
+        mounts=(scene.command_runner.tree.root / "proc/1/mountinfo").read_text(),
+        services=tuple(scene.command_runner.tree.services),
         jobs=tuple(job.state() for job in scene.jobs),
-        bystander=ground.bystander.state(),
+        bystander=sweep_node.bystander.state(),
         evicted=_evicted(scene),
         interrupted=len(files) - len(whole),
     )
@@ -89,7 +89,7 @@ def gone_back(after_a_boot: Outcome, old: Outcome, profile: Profile) -> Outcome:
 
 
 def _modules(scene: Scene) -> dict[str, str]:
-    folder = scene.rig.tree.root / "sys/module"
+    folder = scene.command_runner.tree.root / "sys/module"
     return {one.name: (one / "version").read_text().strip() for one in sorted(folder.iterdir())}
 
 
@@ -99,13 +99,13 @@ def _files(scene: Scene) -> dict[str, str]:
     The files of the locks say nothing, and the note of who had the node last says something of a living process only:
     a run that finds nothing to do makes none of them.
     """
-    root, paths = scene.rig.tree.root, scene.rig.tree.profile.paths
+    root, paths = scene.command_runner.tree.root, scene.command_runner.tree.profile.paths
     aside = (paths.work_lock, paths.effect_lock, paths.owner_note)
     named = {
-        scene.rig.tree.boot_id: "<boot id>",
-        str(scene.rig.tree.bin): "<bin>",
+        scene.command_runner.tree.boot_id: "<boot id>",
+        str(scene.command_runner.tree.bin): "<bin>",
         str(root): "",
-        scene.ground.node.name: "<node>",
+        scene.sweep_node.node.name: "<node>",
     }
     found = {}
     for path in sorted(root.rglob("*")):
@@ -127,7 +127,7 @@ def _without_author(text: str) -> str:
 def _evicted(scene: Scene) -> dict[str, int]:
     """How often each pod's eviction reached the server and was not refused, be it that nobody heard the answer."""
     asked: Counter[str] = Counter()
-    for exchange in scene.ground.proxy.exchanges("create", "pods/eviction", since=scene.beginning):
+    for exchange in scene.sweep_node.proxy.exchanges("create", "pods/eviction", since=scene.beginning):
         options = exchange.request.body["deleteOptions"]
         is_kept_back = any(fault.action == Hold() for fault in exchange.faults)
         if not options.get("dryRun") and not is_kept_back and exchange.status in (None, 201):

@@ -17,7 +17,7 @@ from tests.control_plane.faults import Fault, Hold
 from tests.control_plane.kubelet import Node
 from tests.control_plane.objects import create_node, create_operands
 from tests.control_plane.proxy import Proxy
-from tests.control_plane.runner import PREFIX, Rig
+from tests.control_plane.runner import PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.sweep.forking import Died, Forked, Zygote
 from tests.control_plane.sweep.launch import Order
@@ -53,7 +53,7 @@ class Kill:
         return f"killed {'after' if self.after else 'before'} {self.effect}"
 
 
-class Ground:
+class SweepNode:
     """One worker's node; `stack` removes it."""
 
     def __init__(self, stack: contextlib.ExitStack, plane: ControlPlane, user: User, api: Api, folder: Folder) -> None:
@@ -83,16 +83,16 @@ class Ground:
         self._scenes += 1
         folder = self._folder / f"scene-{self._scenes}"
         folder.mkdir(parents=True)
-        rig = Rig(self._plane, self._user, folder, path.profile, proxy=self.proxy)
-        rig.node = self.node
-        path.lay_out(rig.tree)
-        lighten(rig.tree)
-        self._reset(path, rig.tree.boot_id)
+        command_runner = CommandRunner(self._plane, self._user, folder, path.profile, proxy=self.proxy)
+        command_runner.node = self.node
+        path.lay_out(command_runner.tree)
+        lighten(command_runner.tree)
+        self._reset(path, command_runner.tree.boot_id)
         jobs = self.made.managed(path.jobs, JOB) if path.jobs else []
         with contextlib.ExitStack() as stack:
             if path.is_managed:
                 stack.enter_context(_operator(self.node, jobs))
-            yield Scene(self, path, rig, folder, jobs, mutant)
+            yield Scene(self, path, command_runner, folder, jobs, mutant)
         for job in jobs:
             gone(lambda job=job: job.api.delete(job.path, grace_s=0), 409)  # type: ignore[misc]
         shutil.rmtree(folder)
@@ -119,33 +119,41 @@ class Ground:
 class Scene:
     """One host and the Node, from the beginning of a path to its end."""
 
-    def __init__(self, ground: Ground, path: Path, rig: Rig, folder: Folder, jobs: list[Pod], mutant: str) -> None:
-        self.ground = ground
+    def __init__(
+        self,
+        sweep_node: SweepNode,
+        path: Path,
+        command_runner: CommandRunner,
+        folder: Folder,
+        jobs: list[Pod],
+        mutant: str,
+    ) -> None:
+        self.sweep_node = sweep_node
         self.path = path
-        self.rig = rig
+        self.command_runner = command_runner
         self.jobs = jobs
         self._folder = folder
         self._mutant = mutant
         self._runs = 0
-        self._mark = ground.proxy.mark()
+        self._mark = sweep_node.proxy.mark()
         self.beginning = self._mark
 
     def start(self, kill: Kill | None = None, *words: str, **env: str) -> Forked:
         """Begin a run of the path; `kill` only where it is at a host effect."""
         self._runs += 1
-        self._mark = self.ground.proxy.mark()
+        self._mark = self.sweep_node.proxy.mark()
         own = self._folder / f"run-{self._runs}"
         own.mkdir()
         for name in ("termination-log", "out", "err", "effects"):
             (own / name).touch()
-        pod = {"POD_NAME": self.ground.driver_pod} if self.path.runs_in_pod else {}
+        pod = {"POD_NAME": self.sweep_node.driver_pod} if self.path.runs_in_pod else {}
         # The processes of this host are those of the machine that the tests run on: nobody else runs on the tree.
-        environment = self.rig.environment(
+        environment = self.command_runner.environment(
             TERMINATION_LOG=str(own / "termination-log"), TMPDIR=str(own / "tmp"), **{**pod, **self.path.env, **env}
         )
         (own / "tmp").mkdir()
         is_hosts = kill is not None and kill.effect.place is Place.HOST
-        return self.ground.zygote.start(
+        return self.sweep_node.zygote.start(
             Order(
                 words=("reconcile-driver-state", *self.path.words, *words),
                 env=environment,
@@ -160,7 +168,7 @@ class Scene:
 
     def effects(self, ended: Died) -> tuple[Effect, ...]:
         """All effects of the last run."""
-        return recorded(self.ground.proxy.exchanges(since=self._mark), ended.effects)
+        return recorded(self.sweep_node.proxy.exchanges(since=self._mark), ended.effects)
 
     def killed(self, kill: Kill) -> Died:
         """A run that is killed there; AssertionError where it comes to an end."""
@@ -169,26 +177,26 @@ class Scene:
         else:
             verb, resource = kill.effect.name.split(" ")
             fault = Fault(Hold(applied=kill.after), verb, resource, nth=kill.effect.number)
-            times = self.ground.proxy.fired(fault) + 1  # the same was scripted in earlier scenes
-            self.ground.proxy.add(fault)
+            times = self.sweep_node.proxy.fired(fault) + 1  # the same was scripted in earlier scenes
+            self.sweep_node.proxy.add(fault)
             run = self.start()
             try:
-                self.ground.proxy.wait_fired(fault, times)
+                self.sweep_node.proxy.wait_fired(fault, times)
             finally:
                 run.send(signal.SIGKILL)
                 ended = run.end()
                 # The request of a dead client goes no further.
-                self.ground.proxy.go_away(0.0)
-                self.ground.proxy.release(fault)
+                self.sweep_node.proxy.go_away(0.0)
+                self.sweep_node.proxy.release(fault)
         assert ended.is_killed, f"{kill}: it ended with {ended.code}\n{ended.err}"
         return ended
 
     def reboot(self) -> None:
         """The host boots anew, and its kubelet tells so."""
-        self.rig.tree.reboot()
-        self.path.lay_anew(self.rig.tree)
-        lighten(self.rig.tree)
-        self.ground.tell_boot(self.rig.tree.boot_id)
+        self.command_runner.tree.reboot()
+        self.path.lay_anew(self.command_runner.tree)
+        lighten(self.command_runner.tree)
+        self.sweep_node.tell_boot(self.command_runner.tree.boot_id)
 
 
 @contextlib.contextmanager

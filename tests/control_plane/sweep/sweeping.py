@@ -13,7 +13,7 @@ from tests.control_plane.sweep.judging import Verdict, judge
 from tests.control_plane.sweep.outcome import Outcome, after_a_boot, gone_back, outcome
 from tests.control_plane.sweep.paths import Path
 from tests.control_plane.sweep.recording import Effect, uncovered
-from tests.control_plane.sweep.scene import EDITED, Ground, Kill, Scene
+from tests.control_plane.sweep.scene import EDITED, Kill, Scene, SweepNode
 
 EDIT = {EDITED: "false"}
 """What an administrator changes between the kill and the next run."""
@@ -60,9 +60,9 @@ class Judged:
         return "\n".join(f"{self.path}, {self.point}: {line}" for line in str(self.verdict).splitlines())
 
 
-def record(ground: Ground, path: Path) -> Recording:
+def record(sweep_node: SweepNode, path: Path) -> Recording:
     """Run the path undisturbed. AssertionError where it does not end as the path says."""
-    with ground.scene(path) as scene:
+    with sweep_node.scene(path) as scene:
         ended = scene.start().end()
         assert ended.code == path.code, f"{path}: it ended with {ended.code}\n{ended.err}"
         effects, at_the_end = scene.effects(ended), outcome(scene, ended.code)
@@ -76,14 +76,14 @@ def points(recording: Recording) -> list[Point]:
     return [Point(kill, False) for kill in recording.kills] + [Point(kill, True) for kill in booted]
 
 
-def strike(ground: Ground, recording: Recording, point: Point, mutant: str = "") -> Judged:
+def strike(sweep_node: SweepNode, recording: Recording, point: Point, mutant: str = "") -> Judged:
     """Kill a run at this point, run once more to the end, and judge what is there then."""
-    with ground.scene(recording.path, mutant=mutant) as scene:
+    with sweep_node.scene(recording.path, mutant=mutant) as scene:
         died = scene.killed(point.kill)
         gap = uncovered(recording.effects, scene.effects(died))
         if point.reboots:
             scene.reboot()
-        ground.node.set_labels(EDIT)
+        sweep_node.node.set_labels(EDIT)
         got = outcome(scene, scene.start().end().code)
         got = after_a_boot(got) if point.reboots else got
         wanted = _wanted(recording, point, got)
@@ -108,22 +108,22 @@ def _may_go(scene: Scene) -> frozenset[str]:
 class Workers:
     """Several grounds that work through a list at once."""
 
-    def __init__(self, grounds: Iterable[Ground]) -> None:
-        self._free: SimpleQueue[Ground] = SimpleQueue()
+    def __init__(self, grounds: Iterable[SweepNode]) -> None:
+        self._free: SimpleQueue[SweepNode] = SimpleQueue()
         self._count = 0
-        for ground in grounds:
-            self._free.put(ground)
+        for sweep_node in grounds:
+            self._free.put(sweep_node)
             self._count += 1
 
-    def each(self, work: Iterable[Callable[[Ground], T]]) -> list[T]:
+    def each(self, work: Iterable[Callable[[SweepNode], T]]) -> list[T]:
         """The results in order. Raises what the first that failed raised."""
 
-        def on_a_free_one(one: Callable[[Ground], T]) -> T:
-            ground = self._free.get()
+        def on_a_free_one(one: Callable[[SweepNode], T]) -> T:
+            sweep_node = self._free.get()
             try:
-                return one(ground)
+                return one(sweep_node)
             finally:
-                self._free.put(ground)
+                self._free.put(sweep_node)
 
         with ThreadPoolExecutor(self._count) as pool:
             return list(pool.map(on_a_free_one, work))

@@ -24,7 +24,7 @@ STEPS = 12
 RACE_S = 1.5
 
 
-class Ground:
+class Case:
     """A host root beside a folder of the container that looks the same; `swap` puts a symlink to it in the way."""
 
     def __init__(self, top: Path) -> None:
@@ -59,7 +59,7 @@ WRITES: dict[str, Callable[[HostFiles], object]] = {
 }
 
 
-def act_with_a_swap_before(step: int, ground: Ground, act: Callable[[HostFiles], object]) -> object:
+def act_with_a_swap_before(step: int, case: Case, act: Callable[[HostFiles], object]) -> object:
     """What `act` says where the folder is swapped right before the `step`-th opening; None where it is refused."""
     real, count = os.open, 0
 
@@ -67,21 +67,21 @@ def act_with_a_swap_before(step: int, ground: Ground, act: Callable[[HostFiles],
         nonlocal count
         count += 1
         if count == step:
-            ground.swap()
+            case.swap()
         return real(*arguments, **options)  # type: ignore[arg-type]  # as given
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(OSError, ConfigError):
         patch.setattr(os, "open", opens)
-        return act(ground.files)
+        return act(case.files)
     return None
 
 
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_nothing_of_the_container_is_read_whenever_the_folder_is_swapped(tmp_path: Path, step: int, name: str) -> None:
-    ground = Ground(tmp_path)
-    (ground.outside / "of the container").write_text("x")
-    seen = act_with_a_swap_before(step, ground, READS[name])
+    case = Case(tmp_path)
+    (case.outside / "of the container").write_text("x")
+    seen = act_with_a_swap_before(step, case, READS[name])
     assert seen in (None, "host", ["aside", "state"])
 
 
@@ -90,9 +90,9 @@ def test_nothing_of_the_container_is_read_whenever_the_folder_is_swapped(tmp_pat
 def test_nothing_of_the_container_is_written_whenever_the_folder_is_swapped(
     tmp_path: Path, step: int, name: str
 ) -> None:
-    ground = Ground(tmp_path)
-    act_with_a_swap_before(step, ground, WRITES[name])
-    assert ground.contents() == ground.before
+    case = Case(tmp_path)
+    act_with_a_swap_before(step, case, WRITES[name])
+    assert case.contents() == case.before
 
 
 @contextmanager
@@ -115,23 +115,23 @@ def test_whoever_checks_by_name_and_opens_by_name_is_caught(
     monkeypatch.setattr(host_files, "place", place_by_name)
     caught = False
     for step in range(1, STEPS + 1):
-        ground = Ground(tmp_path / str(step))
-        seen = act_with_a_swap_before(step, ground, {**READS, **WRITES}[name])
-        caught = caught or seen in ("container", ["aside", "new", "state"]) or ground.contents() != ground.before
+        case = Case(tmp_path / str(step))
+        seen = act_with_a_swap_before(step, case, {**READS, **WRITES}[name])
+        caught = caught or seen in ("container", ["aside", "new", "state"]) or case.contents() != case.before
     # What lists a folder opens it without following, whichever way it came to its name.
     assert caught is (name != "names")
 
 
 def test_a_folder_that_is_swapped_all_the_time_leads_nobody_out(tmp_path: Path) -> None:
-    ground = Ground(tmp_path)
-    (ground.outside / "of the container").write_text("x")
-    ground.before = ground.contents()
-    real, moved = ground.root / "run/rbln", ground.root / "run/moved"
+    case = Case(tmp_path)
+    (case.outside / "of the container").write_text("x")
+    case.before = case.contents()
+    real, moved = case.root / "run/rbln", case.root / "run/moved"
     is_over = threading.Event()
 
     def swaps() -> None:
         while not is_over.is_set():
-            ground.swap()
+            case.swap()
             real.unlink()
             moved.rename(real)
 
@@ -142,14 +142,14 @@ def test_a_folder_that_is_swapped_all_the_time_leads_nobody_out(tmp_path: Path) 
         end_s = time.monotonic() + RACE_S
         while time.monotonic() < end_s:
             with contextlib.suppress(OSError):
-                seen.add(ground.files.read(STATE))
-            for act in (ground.files.remove, lambda path: ground.files.put_aside(path, "aside")):
+                seen.add(case.files.read(STATE))
+            for act in (case.files.remove, lambda path: case.files.put_aside(path, "aside")):
                 with contextlib.suppress(OSError):
                     act("/run/rbln/of the container")
     finally:
         is_over.set()
         thread.join()
-    assert ground.contents() == ground.before
+    assert case.contents() == case.before
     assert "container" not in seen
     assert "host" in seen, "else this shows nothing"
 

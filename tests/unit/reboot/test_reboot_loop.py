@@ -12,47 +12,47 @@ from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.domain.reboot.windows import parse
-from tests.fakes.reboot_world import APPROVE, KEYS, Fleet, Site, check_clean, check_rebooted_once
+from tests.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine, check_clean, check_rebooted_once
 
 POLICY = RebootPolicy("", KEYS)
 
 
-def one(**fields: object) -> Site:
+def one(**fields: object) -> Machine:
     """A fleet of one node."""
-    (site,) = Fleet(1, replace(POLICY, **fields)).sites  # type: ignore[arg-type]  # fields of the policy
-    return site
+    (machine,) = Fleet(1, replace(POLICY, **fields)).machines  # type: ignore[arg-type]  # fields of the policy
+    return machine
 
 
-def said(site: Site) -> str:
+def said(machine: Machine) -> str:
     """Why it waits."""
-    decision = site.round()
+    decision = machine.round()
     assert decision is not None
     assert decision.act is RebootAct.WAIT, decision
     return decision.reason
 
 
 def test_an_approved_upgrade_reboots_once_and_leaves_nothing() -> None:
-    site = one().request()
-    assert site.round() is None
-    assert site.host.is_down
-    assert KEYS.approve_reboot not in site.notes
-    assert site.notes[KEYS.pre_reboot_boot_id] == "node-0-boot-1"
-    assert site.notes[KEYS.upgrade_state] == REBOOT_STATE
-    assert site.fleet.holders == ["node-0"]
-    site.fleet.settle()
-    check_rebooted_once(site)
-    assert site.host.marker is None
+    machine = one().request()
+    assert machine.round() is None
+    assert machine.host.is_down
+    assert KEYS.approve_reboot not in machine.notes
+    assert machine.notes[KEYS.pre_reboot_boot_id] == "node-0-boot-1"
+    assert machine.notes[KEYS.upgrade_state] == REBOOT_STATE
+    assert machine.fleet.holders == ["node-0"]
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+    assert machine.host.marker is None
 
 
 def test_without_an_approval_it_waits_and_holds_nothing() -> None:
-    site = one().request(approved=False)
-    assert "waits for approval" in said(site)
-    assert site.notes[KEYS.reboot_required] == "true"
-    assert site.fleet.holders == []
-    assert site.host.remembered().reason.startswith("waits for approval")
-    site.cluster.edit(annotations=APPROVE)
-    site.fleet.settle()
-    check_rebooted_once(site)
+    machine = one().request(approved=False)
+    assert "waits for approval" in said(machine)
+    assert machine.notes[KEYS.reboot_required] == "true"
+    assert machine.fleet.holders == []
+    assert machine.host.remembered().reason.startswith("waits for approval")
+    machine.cluster.edit(annotations=APPROVE)
+    machine.fleet.settle()
+    check_rebooted_once(machine)
 
 
 @pytest.mark.parametrize(
@@ -65,223 +65,223 @@ def test_without_an_approval_it_waits_and_holds_nothing() -> None:
     ],
 )
 def test_each_automatic_covers_only_its_reason(auto: dict[str, bool], reason: str, reboots: bool) -> None:
-    site = one(**auto).request(reason, approved=False)
-    site.round()
-    assert site.host.is_down is reboots
+    machine = one(**auto).request(reason, approved=False)
+    machine.round()
+    assert machine.host.is_down is reboots
 
 
 def test_an_approval_set_in_advance_is_good_for_one_reboot() -> None:
-    site = one()
-    site.cluster.edit(annotations=APPROVE)
-    assert site.round() is not None
-    assert site.notes == APPROVE
-    site.request(approved=False)
-    site.fleet.settle()
-    check_rebooted_once(site)
-    site.fleet.clock.sleep(1_000.0)
-    site.request(approved=False)
-    assert "waits for approval" in said(site)
+    machine = one()
+    machine.cluster.edit(annotations=APPROVE)
+    assert machine.round() is not None
+    assert machine.notes == APPROVE
+    machine.request(approved=False)
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+    machine.fleet.clock.sleep(1_000.0)
+    machine.request(approved=False)
+    assert "waits for approval" in said(machine)
 
 
 def test_a_host_that_is_not_up_for_long_waits() -> None:
-    site = one().request()
-    site.host.booted_at = site.fleet.clock.now - 100
-    assert "500 s are left" in said(site)
-    site.fleet.clock.sleep(501)
-    site.round()
-    assert site.host.is_down
+    machine = one().request()
+    machine.host.booted_at = machine.fleet.clock.now - 100
+    assert "500 s are left" in said(machine)
+    machine.fleet.clock.sleep(501)
+    machine.round()
+    assert machine.host.is_down
 
 
 def test_outside_its_window_it_waits() -> None:
-    site = one(schedule=parse("00:00-00:01")).request()
-    assert "maintenance window: 00:00-00:01" in said(site)
+    machine = one(schedule=parse("00:00-00:01")).request()
+    assert "maintenance window: 00:00-00:01" in said(machine)
 
 
 def test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more() -> None:
-    site = one(auto_upgrade=True)
+    machine = one(auto_upgrade=True)
     for _ in range(3):
-        site.request(approved=False)
-        site.round()
-        site.fleet.settle()
-        site.fleet.clock.sleep(1_000)
-    assert len(site.reboots) == 3
-    site.request(approved=False)
+        machine.request(approved=False)
+        machine.round()
+        machine.fleet.settle()
+        machine.fleet.clock.sleep(1_000)
+    assert len(machine.reboots) == 3
+    machine.request(approved=False)
     for _ in range(3):
-        assert "3 attempt(s) to reboot within 24 h did not help" in said(site)
-    assert len(site.events("RebootEscalated")) == 1
-    assert len(site.reboots) == 3
-    site.fleet.clock.sleep(24 * 3600)
-    site.round()
-    assert len(site.reboots) == 4
+        assert "3 attempt(s) to reboot within 24 h did not help" in said(machine)
+    assert len(machine.events("RebootEscalated")) == 1
+    assert len(machine.reboots) == 3
+    machine.fleet.clock.sleep(24 * 3600)
+    machine.round()
+    assert len(machine.reboots) == 4
 
 
 def test_a_chip_that_recovers_before_the_reboot_withdraws_the_request_everywhere() -> None:
-    site = one().request("recovery", approved=False)
-    site.round()
-    site.host.marker = None
-    site.fleet.settle()
-    check_clean(site)
-    assert site.reboots == []
-    assert site.events("RebootWithdrawn") == ["no reboot is required"]
+    machine = one().request("recovery", approved=False)
+    machine.round()
+    machine.host.marker = None
+    machine.fleet.settle()
+    check_clean(machine)
+    assert machine.reboots == []
+    assert machine.events("RebootWithdrawn") == ["no reboot is required"]
 
 
 def test_an_approval_is_given_back_where_no_reboot_came_of_it() -> None:
-    site = one(cordon=True).request("recovery")
-    site.killer.revive()
-    site.round_with(lambda killer: killer.at("evidence", lambda: setattr(site.host, "marker", None)))
-    site.fleet.settle()
-    assert site.reboots == []
-    assert site.notes == APPROVE
-    assert site.cluster.current is not None
-    assert not site.cluster.current.unschedulable
-    assert site.fleet.holders == []
+    machine = one(cordon=True).request("recovery")
+    machine.killer.revive()
+    machine.round_with(lambda killer: killer.at("evidence", lambda: setattr(machine.host, "marker", None)))
+    machine.fleet.settle()
+    assert machine.reboots == []
+    assert machine.notes == APPROVE
+    assert machine.cluster.current is not None
+    assert not machine.cluster.current.unschedulable
+    assert machine.fleet.holders == []
 
 
 def test_its_own_cordon_is_lifted_after_the_boot_and_an_administrators_is_not() -> None:
-    site = one(cordon=True).request()
-    site.round()
-    assert site.notes[KEYS.cordon] == CORDON_FOR_REBOOT
-    site.fleet.settle()
-    check_rebooted_once(site)
-    site = one(cordon=True).request()
-    site.cluster.edit(cordon=True)
-    site.round()
-    assert KEYS.cordon not in site.notes
-    site.fleet.settle()
-    assert site.cluster.current is not None
-    assert site.cluster.current.unschedulable
+    machine = one(cordon=True).request()
+    machine.round()
+    assert machine.notes[KEYS.cordon] == CORDON_FOR_REBOOT
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+    machine = one(cordon=True).request()
+    machine.cluster.edit(cordon=True)
+    machine.round()
+    assert KEYS.cordon not in machine.notes
+    machine.fleet.settle()
+    assert machine.cluster.current is not None
+    assert machine.cluster.current.unschedulable
 
 
 def test_a_cordon_that_an_administrator_set_again_meanwhile_stays() -> None:
-    site = one(cordon=True).request()
-    site.round()
-    site.cluster.edit(cordon=False)
-    site.cluster.edit(cordon=True)
-    site.fleet.settle()
-    assert site.cluster.current is not None
-    assert site.cluster.current.unschedulable
-    assert site.notes == {}
+    machine = one(cordon=True).request()
+    machine.round()
+    machine.cluster.edit(cordon=False)
+    machine.cluster.edit(cordon=True)
+    machine.fleet.settle()
+    assert machine.cluster.current is not None
+    assert machine.cluster.current.unschedulable
+    assert machine.notes == {}
 
 
 def test_a_node_keeps_its_slot_until_it_is_ready_and_its_driver_serves() -> None:
-    site, other = (fleet := Fleet(2, POLICY)).sites
-    site.request().round()
+    machine, other = (fleet := Fleet(2, POLICY)).machines
+    machine.request().round()
     other.request()
     assert "waits for a slot: 1 of 1 in use, by node-0" in said(other)
-    site.boot()
-    assert "the Node is not Ready" in said(site) or "has not told of this boot" in said(site)
+    machine.boot()
+    assert "the Node is not Ready" in said(machine) or "has not told of this boot" in said(machine)
     assert "waits for a slot" in said(other)
-    site.tell(is_ready=True)  # what the API server still knows of the earlier boot
-    assert "has not told of this boot" in said(site)
-    site.tell(is_ready=True, boot_id=site.host.boot_id)
-    assert "the driver is not loaded" in said(site)
+    machine.tell(is_ready=True)  # what the API server still knows of the earlier boot
+    assert "has not told of this boot" in said(machine)
+    machine.tell(is_ready=True, boot_id=machine.host.boot_id)
+    assert "the driver is not loaded" in said(machine)
     assert "waits for a slot" in said(other)
-    site.host.serves = True
-    site.round()
+    machine.host.serves = True
+    machine.round()
     assert fleet.holders == []
     other.round()
     assert other.host.is_down
 
 
 def test_what_speaks_of_the_reboot_is_gone_before_the_slot_is() -> None:
-    site = one().request()
-    site.round()
-    site.boot()
-    said(site)
-    assert KEYS.reboot_required not in site.notes
-    assert KEYS.pre_reboot_boot_id not in site.notes
-    assert site.host.marker is None
-    assert site.fleet.holders == ["node-0"]
+    machine = one().request()
+    machine.round()
+    machine.boot()
+    said(machine)
+    assert KEYS.reboot_required not in machine.notes
+    assert KEYS.pre_reboot_boot_id not in machine.notes
+    assert machine.host.marker is None
+    assert machine.fleet.holders == ["node-0"]
 
 
 def test_a_deleted_node_loses_its_slot_and_one_of_the_same_name_does_not_inherit() -> None:
-    site, other = (fleet := Fleet(2, POLICY)).sites
-    site.request().round()
-    site.cluster.replace_node({})
+    machine, other = (fleet := Fleet(2, POLICY)).machines
+    machine.request().round()
+    machine.cluster.replace_node({})
     other.request().round()
     assert other.host.is_down
     assert fleet.holders == ["node-1"]
 
 
 def test_a_reboot_command_that_does_nothing_is_followed_by_sysrq() -> None:
-    site = one().request()
-    site.host.obeys = ("sysrq",)
-    assert "waiting up to 300 s" in said(site)
-    site.fleet.clock.sleep(299)
-    said(site)
-    assert site.host.commands == ["command"]
-    site.fleet.clock.sleep(1)
-    site.round()
-    assert site.host.commands == ["command", "sysrq"]
-    site.fleet.settle()
-    check_rebooted_once(site)
+    machine = one().request()
+    machine.host.obeys = ("sysrq",)
+    assert "waiting up to 300 s" in said(machine)
+    machine.fleet.clock.sleep(299)
+    said(machine)
+    assert machine.host.commands == ["command"]
+    machine.fleet.clock.sleep(1)
+    machine.round()
+    assert machine.host.commands == ["command", "sysrq"]
+    machine.fleet.settle()
+    check_rebooted_once(machine)
 
 
 def test_a_host_that_cannot_be_entered_keeps_its_approval_and_no_slot() -> None:
-    site = one().request()
-    site.host.no_way_in = "the host's namespaces cannot be entered: Invalid argument"
-    assert "is blocked: the host's namespaces cannot be entered" in said(site)
-    assert site.fleet.holders == []
-    assert site.notes[KEYS.approve_reboot] == "true"
-    assert site.host.commands == []
-    site.host.no_way_in = ""
-    site.fleet.settle()
-    check_rebooted_once(site)
+    machine = one().request()
+    machine.host.no_way_in = "the host's namespaces cannot be entered: Invalid argument"
+    assert "is blocked: the host's namespaces cannot be entered" in said(machine)
+    assert machine.fleet.holders == []
+    assert machine.notes[KEYS.approve_reboot] == "true"
+    assert machine.host.commands == []
+    machine.host.no_way_in = ""
+    machine.fleet.settle()
+    check_rebooted_once(machine)
 
 
 def test_a_command_that_is_refused_is_given_again_and_never_followed_by_sysrq() -> None:
-    site = one(cordon=True).request()
-    site.host.refusal = "blocked by an inhibitor"
+    machine = one(cordon=True).request()
+    machine.host.refusal = "blocked by an inhibitor"
     for _ in range(5):
-        assert "refuses to reboot: blocked by an inhibitor" in said(site)
-        assert "blocked by an inhibitor" in site.host.remembered().reason
-        site.fleet.clock.sleep(30)
-    assert site.host.commands == ["refused"] * 5
-    assert len(site.host.evidence) == 1
-    site.host.refusal = ""
-    site.fleet.settle()
-    check_rebooted_once(site)
-    assert site.host.commands == ["refused"] * 5 + ["command"]
+        assert "refuses to reboot: blocked by an inhibitor" in said(machine)
+        assert "blocked by an inhibitor" in machine.host.remembered().reason
+        machine.fleet.clock.sleep(30)
+    assert machine.host.commands == ["refused"] * 5
+    assert len(machine.host.evidence) == 1
+    machine.host.refusal = ""
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+    assert machine.host.commands == ["refused"] * 5 + ["command"]
 
 
 def test_a_host_that_refuses_for_long_is_given_up_and_gets_its_approval_back() -> None:
-    site = one(cordon=True, max_attempts=1).request()
-    site.host.refusal = "blocked by an inhibitor"
+    machine = one(cordon=True, max_attempts=1).request()
+    machine.host.refusal = "blocked by an inhibitor"
     for _ in range(12):
-        site.round()
-        site.fleet.clock.sleep(30)
-    assert set(site.host.commands) == {"refused"}
-    (event,) = site.events("RebootFailed")
+        machine.round()
+        machine.fleet.clock.sleep(30)
+    assert set(machine.host.commands) == {"refused"}
+    (event,) = machine.events("RebootFailed")
     assert "refused to reboot for 300 s: blocked by an inhibitor" in event
-    assert "did not help" in said(site)
-    assert site.fleet.holders == []
-    assert site.notes == {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
+    assert "did not help" in said(machine)
+    assert machine.fleet.holders == []
+    assert machine.notes == {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
 
 
 def test_a_host_without_sysrq_gives_up_at_once_and_says_why() -> None:
-    site = one(max_attempts=1).request()
-    site.host.obeys = ()
-    site.host.no_sysrq = "cannot write /proc/sysrq-trigger: Permission denied"
-    site.round()
-    site.fleet.clock.sleep(300)
-    site.round()
-    (event,) = site.events("RebootFailed")
+    machine = one(max_attempts=1).request()
+    machine.host.obeys = ()
+    machine.host.no_sysrq = "cannot write /proc/sysrq-trigger: Permission denied"
+    machine.round()
+    machine.fleet.clock.sleep(300)
+    machine.round()
+    (event,) = machine.events("RebootFailed")
     assert "sysrq-trigger: Permission denied" in event
-    assert site.fleet.holders == []
-    assert site.host.commands == ["command"]
+    assert machine.fleet.holders == []
+    assert machine.host.commands == ["command"]
 
 
 def test_a_host_that_nothing_reboots_gives_up_and_gives_everything_back() -> None:
-    site = one(cordon=True, max_attempts=1).request()
-    site.host.obeys = ()
+    machine = one(cordon=True, max_attempts=1).request()
+    machine.host.obeys = ()
     for _ in range(20):
-        site.round()
-        site.fleet.clock.sleep(30)
-    assert len(site.events("RebootFailed")) == 1
-    assert "did not help" in said(site)
-    assert site.fleet.holders == []
-    assert site.notes == {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
-    assert site.host.commands == ["command", "sysrq"]
+        machine.round()
+        machine.fleet.clock.sleep(30)
+    assert len(machine.events("RebootFailed")) == 1
+    assert "did not help" in said(machine)
+    assert machine.fleet.holders == []
+    assert machine.notes == {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
+    assert machine.host.commands == ["command", "sysrq"]
 
 
 @pytest.mark.parametrize(
@@ -295,88 +295,88 @@ def test_a_host_that_nothing_reboots_gives_up_and_gives_everything_back() -> Non
     ids=["garbage", "large", "foreign", "future"],
 )
 def test_what_is_no_marker_of_ours_reboots_nothing_and_is_left_alone(text: str) -> None:
-    site = one(auto_upgrade=True)
-    site.host.marker = text
-    decision = site.round()
+    machine = one(auto_upgrade=True)
+    machine.host.marker = text
+    decision = machine.round()
     assert decision is not None
     assert decision.act is RebootAct.NOTHING
-    assert site.host.marker == text
-    assert site.notes == {}
+    assert machine.host.marker == text
+    assert machine.notes == {}
 
 
 def test_a_marker_that_turns_to_garbage_gives_back_what_was_taken() -> None:
-    site = one().request()
-    site.round_with(lambda killer: killer.at("evidence", lambda: setattr(site.host, "marker", "garbage")))
-    site.fleet.settle()
-    assert site.reboots == []
-    assert site.fleet.holders == []
-    assert site.notes == APPROVE
+    machine = one().request()
+    machine.round_with(lambda killer: killer.at("evidence", lambda: setattr(machine.host, "marker", "garbage")))
+    machine.fleet.settle()
+    assert machine.reboots == []
+    assert machine.fleet.holders == []
+    assert machine.notes == APPROVE
 
 
 def test_a_stale_marker_is_cleared_and_never_acted_on() -> None:
-    site = one(auto_upgrade=True).request(boot_id="node-0-boot-0")
-    site.cluster.edit({KEYS.reboot_required: "true"})
-    site.fleet.settle()
-    assert site.reboots == []
-    assert site.host.marker is None
-    assert site.notes == APPROVE
+    machine = one(auto_upgrade=True).request(boot_id="node-0-boot-0")
+    machine.cluster.edit({KEYS.reboot_required: "true"})
+    machine.fleet.settle()
+    assert machine.reboots == []
+    assert machine.host.marker is None
+    assert machine.notes == APPROVE
 
 
 def test_a_request_written_while_a_stale_one_is_cleared_is_not_lost() -> None:
-    site = one(auto_recover=True).request("recovery", boot_id="node-0-boot-0", approved=False)
+    machine = one(auto_recover=True).request("recovery", boot_id="node-0-boot-0", approved=False)
 
     def wedged() -> None:
-        site.request("recovery", approved=False)
+        machine.request("recovery", approved=False)
 
-    site.round_with(lambda killer: killer.at("remove marker", wedged))
-    assert site.host.is_down
-    assert site.reboots == ["node-0-boot-1"]
+    machine.round_with(lambda killer: killer.at("remove marker", wedged))
+    assert machine.host.is_down
+    assert machine.reboots == ["node-0-boot-1"]
 
 
 def test_an_older_operators_marker_is_good_for_one_reboot_though_it_names_no_boot() -> None:
-    site = one(auto_recover=True)
-    site.host.marker = "recovery\n"
-    site.round()
-    assert site.host.is_down
-    site.fleet.settle()
-    site.fleet.clock.sleep(1_000)
-    site.fleet.settle()
-    assert len(site.reboots) == 1
-    check_clean(site)
+    machine = one(auto_recover=True)
+    machine.host.marker = "recovery\n"
+    machine.round()
+    assert machine.host.is_down
+    machine.fleet.settle()
+    machine.fleet.clock.sleep(1_000)
+    machine.fleet.settle()
+    assert len(machine.reboots) == 1
+    check_clean(machine)
 
 
 def test_a_reboot_by_hand_is_cleaned_up_after_too() -> None:
-    site = one().request(approved=False)
-    said(site)
-    site.host.marker = None  # reconcile was faster
-    site.come_back()
-    site.fleet.settle()
-    check_clean(site)
+    machine = one().request(approved=False)
+    said(machine)
+    machine.host.marker = None  # reconcile was faster
+    machine.come_back()
+    machine.fleet.settle()
+    check_clean(machine)
 
 
 def test_the_slot_is_given_back_though_reconcile_cleared_everything_else() -> None:
-    site = one().request()
-    site.round()
-    site.come_back()
-    site.host.marker = None
-    site.cluster.edit(dict.fromkeys(site.notes, None), annotations=dict.fromkeys(site.notes, None))
-    site.fleet.settle()
-    assert site.fleet.holders == []
-    assert site.host.remembered().is_empty
+    machine = one().request()
+    machine.round()
+    machine.come_back()
+    machine.host.marker = None
+    machine.cluster.edit(dict.fromkeys(machine.notes, None), annotations=dict.fromkeys(machine.notes, None))
+    machine.fleet.settle()
+    assert machine.fleet.holders == []
+    assert machine.host.remembered().is_empty
 
 
 def test_a_lost_record_is_made_up_for_by_what_the_node_tells() -> None:
-    site = one(cordon=True).request()
-    site.round()
-    site.host.text = None
-    site.fleet.settle()
-    check_clean(site)
-    assert len(site.reboots) == 1
+    machine = one(cordon=True).request()
+    machine.round()
+    machine.host.text = None
+    machine.fleet.settle()
+    check_clean(machine)
+    assert len(machine.reboots) == 1
 
 
 def test_a_record_that_came_with_another_nodes_disk_frees_no_slot_of_that_node() -> None:
     fleet = Fleet(2, POLICY)
-    first, copy = fleet.sites
+    first, copy = fleet.machines
     first.request()
     first.round()
     assert fleet.holders == ["node-0"]
@@ -390,80 +390,80 @@ def test_a_record_that_came_with_another_nodes_disk_frees_no_slot_of_that_node()
 
 
 def test_a_node_made_anew_between_slot_and_grant_leaves_no_slot_behind() -> None:
-    site = one(max_concurrent=2, auto_upgrade=True).request(approved=False)
-    site.round_with(lambda killer: killer.at("lease", killer.die, after=True))
-    assert site.fleet.holders == ["node-0"]
-    site.tell(uid="uid-anew", labels={})
-    site.round_with(lambda killer: killer.at("lease", killer.die, after=True))
-    site.host.marker = None
-    site.fleet.settle()
-    assert site.fleet.holders == []
-    check_clean(site)
+    machine = one(max_concurrent=2, auto_upgrade=True).request(approved=False)
+    machine.round_with(lambda killer: killer.at("lease", killer.die, after=True))
+    assert machine.fleet.holders == ["node-0"]
+    machine.tell(uid="uid-anew", labels={})
+    machine.round_with(lambda killer: killer.at("lease", killer.die, after=True))
+    machine.host.marker = None
+    machine.fleet.settle()
+    assert machine.fleet.holders == []
+    check_clean(machine)
 
 
 def test_a_record_that_cannot_be_read_reboots_nothing_and_says_so() -> None:
-    site = one(auto_upgrade=True).request()
-    site.host.text = '{"schema": 9}'
-    assert "record cannot be read: its schema is 9" in said(site)
-    assert site.reboots == []
+    machine = one(auto_upgrade=True).request()
+    machine.host.text = '{"schema": 9}'
+    assert "record cannot be read: its schema is 9" in said(machine)
+    assert machine.reboots == []
 
 
 def test_blockers_are_looked_at_before_a_slot_is_taken() -> None:
-    site = one(clear_workloads=True).request()
-    site.workloads.blocking = ("pod a/b has no controller",)
-    assert "pod a/b has no controller" in said(site)
-    site.cluster.edit(annotations={KEYS.journal: "{}"})
-    site.workloads.blocking = ()
-    assert "has taken the node" in said(site)
-    assert "lease" not in site.killer.effects
-    site.cluster.edit(annotations={KEYS.journal: None})
-    site.round()
-    assert (site.host.is_down, site.workloads.cleared) == (True, 1)
+    machine = one(clear_workloads=True).request()
+    machine.workloads.blocking = ("pod a/b has no controller",)
+    assert "pod a/b has no controller" in said(machine)
+    machine.cluster.edit(annotations={KEYS.journal: "{}"})
+    machine.workloads.blocking = ()
+    assert "has taken the node" in said(machine)
+    assert "lease" not in machine.killer.effects
+    machine.cluster.edit(annotations={KEYS.journal: None})
+    machine.round()
+    assert (machine.host.is_down, machine.workloads.cleared) == (True, 1)
 
 
 def test_workloads_that_stay_give_everything_back() -> None:
-    site = one(clear_workloads=True, cordon=True, max_attempts=1).request()
-    site.workloads.stay = True
-    assert "did not help" in said(site)
-    assert site.reboots == []
-    assert site.fleet.holders == []
-    assert site.notes == {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
-    assert site.events("RebootFailed") == ["pod a/b does not leave"]
+    machine = one(clear_workloads=True, cordon=True, max_attempts=1).request()
+    machine.workloads.stay = True
+    assert "did not help" in said(machine)
+    assert machine.reboots == []
+    assert machine.fleet.holders == []
+    assert machine.notes == {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
+    assert machine.events("RebootFailed") == ["pod a/b does not leave"]
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
-    site = one(dry_run=True).request()
-    assert "dry run: would take a slot" in said(site)
-    assert site.killer.effects == []
+    machine = one(dry_run=True).request()
+    assert "dry run: would take a slot" in said(machine)
+    assert machine.killer.effects == []
 
 
 def test_a_dry_run_that_is_ended_gives_back_nothing_of_the_run_before_it() -> None:
-    site = one().request()
-    site.round_with(lambda killer: killer.at("evidence", killer.die))
-    site.policy = replace(site.policy, dry_run=True)
-    site.killer.revive()
-    site.clock.ask_to_end()
+    machine = one().request()
+    machine.round_with(lambda killer: killer.at("evidence", killer.die))
+    machine.policy = replace(machine.policy, dry_run=True)
+    machine.killer.revive()
+    machine.clock.ask_to_end()
     with pytest.raises(Terminated):
-        site.rebooter.run()
-    assert site.killer.effects == []
-    assert site.fleet.holders == ["node-0"]
+        machine.rebooter.run()
+    assert machine.killer.effects == []
+    assert machine.fleet.holders == ["node-0"]
 
 
 def test_rebooters_that_were_started_together_do_not_ask_together() -> None:
     pauses_s = []
     for number in (0.0, 0.999):
-        site = one().request(approved=False)
-        site.clock.drawn = number
-        site.clock.after(100.0, site.clock.ask_to_end)
+        machine = one().request(approved=False)
+        machine.clock.drawn = number
+        machine.clock.after(100.0, machine.clock.ask_to_end)
         with pytest.raises(Terminated):
-            site.rebooter.run()
-        pauses_s.append(site.clock.slept[0])
+            machine.rebooter.run()
+        pauses_s.append(machine.clock.slept[0])
     assert pauses_s == pytest.approx([27.0, 33.0], abs=0.1)
 
 
 def test_evidence_is_saved_before_the_reboot() -> None:
-    site = one().request(evidence=("npu-smi said nothing",))
-    site.round()
-    ((name, lines),) = site.host.evidence
+    machine = one().request(evidence=("npu-smi said nothing",))
+    machine.round()
+    ((name, lines),) = machine.host.evidence
     assert name.endswith("-upgrade")
     assert "npu-smi said nothing" in lines

@@ -118,18 +118,18 @@ def test_a_request_withdrawn_at_any_call_reboots_nothing(point: tuple[int, int, 
 def test_sigterm_at_any_call_gives_back_what_no_reboot_was_begun_for() -> None:
     for number in range(len(undisturbed()[0][0])):
         fleet = Fleet(1, RebootPolicy("", KEYS, cordon=True))
-        (site,) = fleet.sites
-        site.request()
-        site.killer.at_call(number, fleet.clock.ask_to_end)
+        (machine,) = fleet.machines
+        machine.request()
+        machine.killer.at_call(number, fleet.clock.ask_to_end)
         with pytest.raises(BaseException, match=r"told to end|^$"):
-            site.rebooter.run()
-        if not site.host.is_down:
+            machine.rebooter.run()
+        if not machine.host.is_down:
             assert fleet.holders == []
-            assert KEYS.pre_reboot_boot_id not in site.notes
-            assert site.notes.get(KEYS.approve_reboot) == "true"
+            assert KEYS.pre_reboot_boot_id not in machine.notes
+            assert machine.notes.get(KEYS.approve_reboot) == "true"
         fleet.clock.forget_the_end()
         fleet.settle()
-        check_rebooted_once(site)
+        check_rebooted_once(machine)
 
 
 BLOWS = st.tuples(
@@ -146,30 +146,30 @@ def test_in_any_order_of_blows_no_two_reboot_at_once_none_is_lost_none_reboots_t
     blows: list[tuple[int, str, int, int]], limit: int
 ) -> None:
     fleet = Fleet(4, RebootPolicy("", KEYS, cordon=True, max_concurrent=limit, max_attempts=1000))
-    for site in fleet.sites:
-        site.request()
+    for machine in fleet.machines:
+        machine.request()
     for number, kind, at, other in blows:
         strike(fleet, number, kind, at, other)
     fleet.settle(200)
-    for site in fleet.sites:
-        if site.host.boots == 1 + len(site.reboots) and site.events("RebootCompleted"):
-            assert len(site.reboots) == 1
-        check_clean_node(site)
+    for machine in fleet.machines:
+        if machine.host.boots == 1 + len(machine.reboots) and machine.events("RebootCompleted"):
+            assert len(machine.reboots) == 1
+        check_clean_node(machine)
     assert fleet.holders == []
 
 
 def strike(fleet: Fleet, number: int, kind: str, at: int, other: int) -> None:
     """One blow at one node, then its next round."""
-    site = fleet.sites[number]
-    if site.host.is_down:
+    machine = fleet.machines[number]
+    if machine.host.is_down:
         if at % 2:
-            site.come_back()
+            machine.come_back()
         return
     if kind == "withdraw":
-        site.host.marker = None
+        machine.host.marker = None
     elif kind == "by-hand":
-        if not site.host.remembered().pending:
-            site.come_back()
+        if not machine.host.remembered().pending:
+            machine.come_back()
         return
     actions: dict[str, Callable[[Killer], None]] = {
         "kill": lambda killer: killer.kill_at(at % 14, after=False),
@@ -179,20 +179,20 @@ def strike(fleet: Fleet, number: int, kind: str, at: int, other: int) -> None:
         "stop": lambda killer: killer.at_call(at, lambda: _others_go_on(fleet, number, other)),
         "second": lambda killer: killer.at_call(at, lambda: _second_goes_on(fleet, number)),
     }
-    site.round_with(actions.get(kind, lambda _: None))
+    machine.round_with(actions.get(kind, lambda _: None))
     fleet.clock.sleep(30.0)
 
 
 def _second_goes_on(fleet: Fleet, number: int) -> None:
-    fleet.sites[number].second_process()
+    fleet.machines[number].second_process()
 
 
 def _others_go_on(fleet: Fleet, number: int, other: int) -> None:
-    site = fleet.sites[other]
+    machine = fleet.machines[other]
     if other != number:
-        if site.host.is_down:
-            site.come_back()
-        site.round()
+        if machine.host.is_down:
+            machine.come_back()
+        machine.round()
 
 
 def caught(check: Callable[[], None]) -> bool:

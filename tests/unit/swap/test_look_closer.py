@@ -22,7 +22,7 @@ HOLDING = workload("h", resources=(), claims=("c",))
 IN_USE = host(modules=modules(users=1))
 
 
-class Ground:
+class Case:
     """A cluster with one claim, and a host on which one process has the device."""
 
     def __init__(self, holders: tuple[Holder, ...] = (Holder(7, "x", "/dev/rbln0", "open", pod_uid="h"),)) -> None:
@@ -38,17 +38,17 @@ class Ground:
 
 
 def test_claims_and_named_holders_are_added_where_the_driver_is_to_be_replaced() -> None:
-    ground = Ground()
-    seen = ground.look(observation(pods=(HOLDING,), host=IN_USE))
+    case = Case()
+    seen = case.look(observation(pods=(HOLDING,), host=IN_USE))
     assert seen.claims == (CLAIM,)
     assert [(holder.pod, holder.pod_uid) for holder in seen.holders] == [("tenant/h", "h")]
-    assert ground.killer.calls == ["claims", "holders"]
+    assert case.killer.calls == ["claims", "holders"]
 
 
 def test_the_holder_in_a_static_pod_is_known_by_its_mirror_pod() -> None:
-    ground = Ground((Holder(7, "x", "/dev/rbln0", "open", pod_uid="hash"),))
+    case = Case((Holder(7, "x", "/dev/rbln0", "open", pod_uid="hash"),))
     mirror = pod("mirror-pod", is_mirror=True, static_uid="hash")
-    (holder,) = ground.look(observation(pods=(mirror,), host=IN_USE)).holders
+    (holder,) = case.look(observation(pods=(mirror,), host=IN_USE)).holders
     assert (holder.pod, holder.pod_uid) == ("rbln-system/mirror-pod", "mirror-pod")
 
 
@@ -64,10 +64,10 @@ def test_the_holder_in_a_static_pod_is_known_by_its_mirror_pod() -> None:
     ],
 )
 def test_nothing_is_asked_that_does_not_matter(pods: Iterable[Any], facts: Any, asked: list[str]) -> None:
-    ground = Ground()
+    case = Case()
     obs = observation(pods=tuple(pods), host=facts)
-    ground.look(obs)
-    assert ground.killer.calls == asked
+    case.look(obs)
+    assert case.killer.calls == asked
 
 
 @pytest.mark.parametrize(
@@ -76,35 +76,35 @@ def test_nothing_is_asked_that_does_not_matter(pods: Iterable[Any], facts: Any, 
 def test_given_classes_are_looked_for_though_the_profile_has_none(
     classes: tuple[str, ...], given: tuple[str, ...], asked: list[str]
 ) -> None:
-    ground = Ground()
+    case = Case()
     policy = Policy(eviction=EvictionRules(device_classes=given))
-    ground.look(observation(pods=(HOLDING,)), policy, device_classes=classes)
-    assert ground.killer.calls == asked
+    case.look(observation(pods=(HOLDING,)), policy, device_classes=classes)
+    assert case.killer.calls == asked
 
 
 def test_holders_that_cannot_be_seen_are_said() -> None:
-    ground = Ground()
+    case = Case()
 
     def blind() -> None:
         raise ConfigError("/proc shows no process", "Run as root.")
 
-    ground.killer.at("holders", blind)
-    assert ground.look(observation(pods=(HOLDING,), host=IN_USE)).holders == ()
-    assert ground.reporter.warnings == ["who has the device open is not known: /proc shows no process"]
+    case.killer.at("holders", blind)
+    assert case.look(observation(pods=(HOLDING,), host=IN_USE)).holders == ()
+    assert case.reporter.warnings == ["who has the device open is not known: /proc shows no process"]
 
 
 @pytest.mark.parametrize("rules", [EvictionRules(is_enabled=True), EvictionRules(drains=True)])
 def test_claims_that_may_not_be_read_end_the_run_where_pods_would_be_evicted(rules: EvictionRules) -> None:
-    ground = Ground()
-    ground.killer.at("claims", refuse)
+    case = Case()
+    case.killer.at("claims", refuse)
     with pytest.raises(ApiRefused):
-        ground.look(observation(pods=(HOLDING,)), Policy(eviction=rules))
+        case.look(observation(pods=(HOLDING,)), Policy(eviction=rules))
 
 
 def test_claims_that_may_not_be_read_are_not_taken_for_none_where_nobody_is_evicted() -> None:
-    ground = Ground()
-    ground.killer.at("claims", refuse)
-    seen = ground.look(observation(pods=(HOLDING,)))
+    case = Case()
+    case.killer.at("claims", refuse)
+    seen = case.look(observation(pods=(HOLDING,)))
     assert (seen.claims, seen.has_unread_claims) == ((), True)
 
 
