@@ -82,6 +82,7 @@ def _make_driver_archive(image: builder.Image, archive: Path) -> None:
             sample = builder.build_sample_driver(
                 f"localhost/driver-manager-sample-driver:{tag}", builder.Image(manager, 0.0), tree
             )
+            _set_sys_root(sample.name)
             names.append(sample.name)
     fresh = archive.with_suffix(".fresh")
     fresh.unlink(missing_ok=True)
@@ -109,13 +110,21 @@ def _with_stand_ins(base: str, name: str) -> str:
             program.unlink(missing_ok=True)
             program.write_text(f'#!/bin/sh\nexec python3 -I -S /opt/stand-ins/stand_ins.py {tool} "$@"\n')
             program.chmod(0o755)
-        # The driver container looks at its own /sys, which is a fresh one: here it is told where the stand-in's is.
-        _buildah("config", "--env=SYS_ROOT=/run/rbln/.stand-ins/sys", container)
         full = f"localhost/{name}"
         _buildah("commit", "--quiet", container, full)
     finally:
         _buildah("rm", container)
     return full
+
+
+def _set_sys_root(name: str) -> None:
+    """Tell the driver container where the stand-ins' /sys is: its own is a fresh one, and it has no other of the host."""
+    container = _buildah("from", "--pull=never", name).strip()
+    try:
+        _buildah("config", "--env=SYS_ROOT=/run/rbln/.stand-ins/sys", container)
+        _buildah("commit", "--quiet", container, name)
+    finally:
+        _buildah("rm", container)
 
 
 def _write_driver_tree(tree: Path, version: str) -> None:

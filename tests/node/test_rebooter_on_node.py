@@ -84,8 +84,12 @@ class Rebooter:
         return found
 
     def wait_said(self, text: str) -> None:
-        """Wait until the rebooter's last word has this in it."""
-        wait_until(lambda: text in self.record().get("said", ""), f"the rebooter says {text!r}", LONG_S)
+        """Wait until the rebooter's last word has this in it. AssertionError with what it wrote."""
+        try:
+            wait_until(lambda: text in self.record().get("said", ""), f"the rebooter says {text!r}", LONG_S)
+        except AssertionError as error:
+            words = ("logs", "-n", "npu-operator", "-l", "app.kubernetes.io/name=driver-rebooter", "--tail=30")
+            raise AssertionError(f"{error}\n{self.record()}\n{self.machine.kubectl(*words).stdout}") from error
 
     def asked(self) -> list[str]:
         """What the host was told, and in which namespaces."""
