@@ -152,6 +152,22 @@ HOST_MUTANTS = (
         ("unit/domain/test_markers.py::test_a_marker_that_was_cut_short_is_not_taken_for_an_older_operators",),
     ),
     Mutant(
+        "refusal-overruled",
+        "a host that refuses to reboot is not rebooted by sysrq",
+        "core/reboot/loop.py",
+        "        if answer.is_refused:\n",
+        "        if False:\n",
+        ("unit/reboot/test_reboot_loop.py::test_a_command_that_is_refused_is_given_again_and_never_followed_by_sysrq",),
+    ),
+    Mutant(
+        "way-in-not-tried",
+        "no approval is consumed on a host that cannot be told to reboot",
+        "core/reboot/loop.py",
+        "        return (no_way_in, *found) if no_way_in else found\n",
+        "        return found\n",
+        ("unit/reboot/test_reboot_loop.py::test_a_host_that_cannot_be_entered_keeps_its_approval_and_no_slot",),
+    ),
+    Mutant(
         "approval-not-consumed",
         "an approval is good for one reboot",
         "domain/reboot/patches.py",

@@ -21,6 +21,8 @@ from driver_manager.domain.errors import ManagerError, ModuleFailed
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot.record import RebootAnswer
+from driver_manager.domain.tool_status import TIMED_OUT
 from driver_manager.ports import Clock
 
 COMMAND_TIMEOUT_S = 60.0
@@ -30,6 +32,10 @@ SYSRQ = "sub"
 """Sync, remount read-only, reboot at once (admin-guide/sysrq)."""
 
 BETWEEN_SYSRQ_S = 2.0
+WAY_IN_S = 10.0
+FOUND_NO_PROGRAM = "failed to execute"
+"""nsenter(1) where it is in, and what it is to run is not there (util-linux, lib/exec_shell.c, errexec)."""
+
 HOLDERS_S = 10.0
 KERNEL_LINES = 400
 KERNEL_RECORDS = 100_000
@@ -99,13 +105,26 @@ class HostRebooter(RebootFiles):
         with contextlib.suppress(OSError):
             self._forget_old(folder)
 
-    def reboot(self) -> str:
+    def why_no_way_in(self) -> str:
         """See the port."""
+        try:
+            words = in_host(self._roots.proc)
+        except ModuleFailed as error:
+            return f"{error.what} ({error.remedy})"
+        # Whether the host has this program does not matter: nsenter fails before it looks for one.
+        result = run([*words, "true"], timeout_s=WAY_IN_S) if words else None
+        if result is None or not result.status or FOUND_NO_PROGRAM in result.err:
+            return ""
+        return f"the host's namespaces cannot be entered: {result.last_line} (the pod needs hostPID and privileged)"
+
+    def reboot(self) -> RebootAnswer:
+        """See the port. A command that was killed, or hangs, may have told the host before."""
         try:
             result = run([*in_host(self._roots.proc), *self._command], timeout_s=COMMAND_TIMEOUT_S)
         except ManagerError as error:
-            return error.what
-        return result.last_line if result.status else ""
+            return RebootAnswer(error.what, is_refused=True)
+        is_refused = result.status > 0 and result.status != TIMED_OUT
+        return RebootAnswer(result.last_line if result.status else "", is_refused)
 
     def force_reboot(self) -> None:
         """See the port."""

@@ -56,7 +56,8 @@ class Pending:
 
     `node_uid` is whose slot it is, `approved` whether an approval was consumed for it, `counted` whether it is among
     the attempts. `commanded_s` is the host's uptime in seconds from which on it may go down, `given` whether the
-    command is known to have been given; `forced_s` is the same for sysrq.
+    command is known to have been given; `forced_s` is the same for sysrq. `refused_s` is the uptime at which the host
+    first refused the command, `refusal` what it said last.
     """
 
     request: RebootRequest
@@ -68,6 +69,19 @@ class Pending:
     commanded_s: float | None = None
     given: bool = False
     forced_s: float | None = None
+    refused_s: float | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class RebootAnswer:
+    """What a reboot command came to: `problem` is what went wrong, "" where nothing did.
+
+    `is_refused` where the host has said no: then it does not go down. A command that hangs may still take it down.
+    """
+
+    problem: str = ""
+    is_refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +142,7 @@ def encode(record: Record) -> str:
             "commanded": pending.commanded_s,
             "given": pending.given,
             "forced": pending.forced_s,
+            **({"refused": pending.refused_s, "refusal": pending.refusal} if pending.refused_s is not None else {}),
         }
         if pending
         else None,
@@ -169,4 +184,7 @@ def _pending(body: Fields) -> Pending:
         commanded_s=None if body.is_null("commanded") else body.seconds("commanded"),
         given=body.flag("given"),
         forced_s=None if body.is_null("forced") else body.seconds("forced"),
+        # There only where it was refused.
+        refused_s=None if "refused" not in body or body.is_null("refused") else body.seconds("refused"),
+        refusal=body.text("refusal", ""),
     )
