@@ -25,7 +25,7 @@ from driver_manager.domain.model import (
     PodList,
     ProbeResult,
 )
-from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.reboot.record import RebootAnswer, Record
 from driver_manager.domain.reboot.slots import Slots, SlotsSeen
 from driver_manager.domain.reboot.snapshot import Snapshot
 
@@ -265,8 +265,12 @@ class RebootHost(Protocol):
         """Keep `lines`, the kernel's last messages and the device's holders over the reboot. Raises ManagerError."""
         ...
 
-    def reboot(self) -> str:
-        """Give the reboot command; what went wrong, "" where it was taken. Comes back also where the command hangs."""
+    def why_no_way_in(self) -> str:
+        """Why the reboot command could not be run in the host's namespaces, "" where it can. Raises nothing."""
+        ...
+
+    def reboot(self) -> RebootAnswer:
+        """Give the reboot command; what it came to. Comes back also where the command hangs."""
         ...
 
     def force_reboot(self) -> None:

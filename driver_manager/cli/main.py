@@ -14,6 +14,8 @@ import click
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.printing import put
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
+from driver_manager.domain.setting import Setting
+from driver_manager.settings import LOG_FORMAT, TERMINATION_LOG
 
 COMMANDS = {
     "reconcile-driver-state": ("driver_manager.cli.reconcile", "reconcile_command"),
@@ -115,19 +117,19 @@ def _usage_text(error: click.ClickException) -> str:
     return " ".join(error.format_message().split())
 
 
-def _told(argv: list[str], flag: str, env: str, default: str) -> str:
+def _told(argv: list[str], option: Setting[str]) -> str:
     """An option where click has not read it, or could not: flag before environment before default."""
     for number, word in enumerate(argv):
-        if word == flag and number + 1 < len(argv):
+        if word == option.flag and number + 1 < len(argv):
             return argv[number + 1]
-        if word.startswith(f"{flag}="):
+        if word.startswith(f"{option.flag}="):
             return word.partition("=")[2]
-    return os.environ.get(env) or default
+    return os.environ.get(option.env) or str(option.default or option.unset)
 
 
 def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
     """Two lines, as every failure has them; the exit code."""
-    wanted = _told(argv, "--log-format", "LOG_FORMAT", "auto")
+    wanted = _told(argv, LOG_FORMAT)
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
-    path = _told(argv, "--termination-log", "TERMINATION_LOG", "/dev/termination-log")
+    path = _told(argv, TERMINATION_LOG)
     return LogForm(as_json, termination_log=path).fail(time.time, code, what, remedy)

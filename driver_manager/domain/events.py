@@ -19,6 +19,6 @@ EVENTS: dict[str, str] = {
     REBOOT_ESCALATED: "as many reboots as are allowed did not help: a person has to look; once for each request",
     REBOOT_COMPLETED: "the node rebooted, is Ready, and its driver is loaded; how long that took",
     REBOOT_WITHDRAWN: "nothing asks for the reboot any more; what was taken for it was given back",
-    REBOOT_FAILED: "neither the reboot command nor sysrq rebooted the host; the slot was given back",
+    REBOOT_FAILED: "the host refused to reboot, or nothing rebooted it; the slot was given back",
 }
 """Every reason that this program posts."""

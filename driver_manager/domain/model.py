@@ -183,9 +183,16 @@ class ModuleFile:
     unread: str = ""
 
 
+UNREAD = "unknown"
+"""How a process uses the device whose /proc does not answer."""
+
+
 @dataclass(frozen=True)
 class Holder:
-    """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown."""
+    """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown.
+
+    With UNREAD it may be one: that cannot be determined, `node` is "" and no pod is held responsible.
+    """
 
     pid: int
     process: str
@@ -196,7 +203,9 @@ class Holder:
     pod: str = ""
 
     def __str__(self) -> str:
-        who = f"{self.process} (pid {self.pid})"
+        who = f"{self.process} (pid {self.pid})" if self.pid else self.process
+        if self.how == UNREAD:
+            return f"{who} may use the device: this cannot be determined, /proc does not answer in time"
         if self.pod or self.pod_uid:
             who += f" in pod {self.pod or self.pod_uid}"
         if self.container:
@@ -304,11 +313,12 @@ class DeviceVerdict:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One sample of a probe."""
+    """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself."""
 
     health: Health
     reason: str
     devices: tuple[DeviceVerdict, ...] = ()
+    is_tool_broken: bool = False
 
 
 class Loader(Enum):

@@ -247,7 +247,7 @@ def _value(kind: Any, value: Any, where: str, at: str) -> Any:
             raise _bad(where, at, value, "a number above 0")
         return float(min(value, MAX_TIMEOUT_S + 1))
     if not isinstance(value, kind):
-        raise _bad(where, at, value, "a text")
+        raise _bad(where, at, value, "true or false" if kind is bool else "a text")
     return _printable(value, where, at) if isinstance(value, str) else value
 
 

@@ -16,9 +16,10 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True)
 class Authority:
-    """A CA in a folder of its own: `ca.crt` and `ca.key`, PEM."""
+    """A CA in a folder of its own: `ca.crt` and `ca.key`, PEM. `names` are those of the servers that it signs for."""
 
     folder: Path
+    names: str = _NAMES
 
     @property
     def certificate(self) -> Path:
@@ -34,7 +35,7 @@ class Authority:
         """Certificate and key of a server on loopback, PEM; with 0 `days` it has expired."""
         extensions = self.folder / "extensions"
         extensions.write_text(
-            f"{_NAMES}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
+            f"{self.names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
             "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
         )
         key, request, signed = f"{name}.key", f"{name}.csr", f"{name}.crt"

@@ -33,7 +33,7 @@ _BACKLOG = 1024  # a thousand nodes may start at once
 
 
 class Proxy:
-    """Listens on loopback for as long as the context lasts; any number of clients may use it.
+    """Listens on loopback, or at `address`, for as long as the context lasts; any number of clients may use it.
 
     With `certificates` (file and key by name, one of them `good`) it speaks TLS, without them plain HTTP. `users` names
     who a bearer token stands for. Leaving the context ends whatever is open, within `CLOSE_LIMIT_S` seconds.
@@ -46,7 +46,9 @@ class Proxy:
         certificates: Mapping[str, tuple[Path, Path]] | None = None,
         users: Mapping[str, str] | None = None,
         faults: Iterable[Fault] = (),
+        address: tuple[str, int] | None = None,
     ) -> None:
+        self._address = address
         self._is_encrypted = bool(certificates)
         self.identity = Identity(certificates or {}, users or {})
         self._changed = threading.Condition()
@@ -66,7 +68,7 @@ class Proxy:
         return cls(plane.url, plane.ca, {GOOD: plane.server_certificate}, users, faults)
 
     def __enter__(self) -> Self:
-        self._listener = _listener()
+        self._listener = socket.create_server(self._address, backlog=_BACKLOG) if self._address else _listener()
         self._hangups = Hangups()
         self._stage = Stage(
             self._server,

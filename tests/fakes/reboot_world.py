@@ -8,12 +8,12 @@ from typing import Protocol
 
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.domain import markers
-from driver_manager.domain.errors import ApiUnavailable, Conflict, PodsRemain
+from driver_manager.domain.errors import ApiUnavailable, Conflict, ModuleFailed, PodsRemain
 from driver_manager.domain.markers import Marker, MarkerUnreadable
 from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot import slots
 from driver_manager.domain.reboot.decision import RebootDecision
-from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.reboot.record import RebootAnswer, Record
 from driver_manager.domain.reboot.slots import Slots, SlotsSeen
 from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.reboot.state import RebootPolicy
@@ -58,6 +58,9 @@ class FakeRebootHost:
     obeys: tuple[str, ...] = ("command", "sysrq")
     evidence: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    no_way_in: str = ""
+    refusal: str = ""
+    no_sysrq: str = ""
 
     @property
     def boot_id(self) -> str:
@@ -101,10 +104,21 @@ class FakeRebootHost:
         with self.machine.killer.call("evidence", effect=True):
             self.evidence.append((name, lines))
 
-    def reboot(self) -> str:
-        return self._told("command")
+    def why_no_way_in(self) -> str:
+        with self.machine.killer.call("way in"):
+            return self.no_way_in
+
+    def reboot(self) -> RebootAnswer:
+        if self.refusal:
+            with self.machine.killer.call("command", effect=True):
+                self.commands.append("refused")
+            return RebootAnswer(self.refusal, is_refused=True)
+        self._told("command")
+        return RebootAnswer()
 
     def force_reboot(self) -> None:
+        if self.no_sysrq:
+            raise ModuleFailed(self.no_sysrq, "Reboot the node by hand.")
         self._told("sysrq")
 
     # the world
@@ -113,12 +127,11 @@ class FakeRebootHost:
         """The record on disk."""
         return reboot_record.decode(self.text) if self.text is not None else Record()
 
-    def _told(self, how: str) -> str:
+    def _told(self, how: str) -> None:
         with self.machine.killer.call(how, effect=True):
             self.commands.append(how)
             if how in self.obeys:
                 self.machine.go_down()
-        return ""
 
 
 @dataclass

@@ -67,7 +67,7 @@ class Laboratory:
         self._stack.close()
 
     def verdict(self, mutant: Mutant) -> Future[Verdict]:
-        """Apply the mutant to a copy and run its tests there. One that hangs is killed by tests without an end."""
+        """Apply the mutant to a copy and run its tests there. One that hangs is killed where its tests do not end."""
         return self._pool.submit(self._verdict, mutant)
 
     def control(self, mutants: Iterable[Mutant]) -> Future[str]:

@@ -14,7 +14,7 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health import machine
 from driver_manager.domain.health.machine import Finding, HealthState
-from driver_manager.domain.profile import Strategy
+from driver_manager.domain.profile import HostPaths, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap import plan
 from driver_manager.domain.swap.plan import Decision
@@ -83,6 +83,15 @@ def test_the_reference_has_every_option_event_key_and_path() -> None:
     for profile in builtin().values():
         assert not [key for key in vars(profile.keys).values() if key and f"`{key}`" not in text]
     assert [one.env for one in declared if not reference.takers(one)] == []
+
+
+def test_the_reference_has_every_path_that_follows_from_others() -> None:
+    derived = {name for name, value in vars(HostPaths).items() if isinstance(value, property)}
+    assert set(reference.DERIVED) == derived
+    text = reference.pages()[markdown.DOCS / "reference.md"]
+    for profile in builtin().values():
+        paths = {name: getattr(profile.paths, name) for name in derived}
+        assert not {name: path for name, path in paths.items() if path and f"`{path}`" not in text}
 
 
 def test_every_key_of_a_profile_has_a_meaning_and_no_meaning_is_left_over() -> None:

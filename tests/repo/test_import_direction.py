@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,8 +84,8 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{found.module}.{alias.name}" for alias in found.names)
 
 
-def own_rooms(path: Path) -> set[str]:
-    """Rooms of the package that a file imports; the bare package (its version) is none."""
+def own_modules(path: Path) -> set[str]:
+    """Modules of the package that a file imports; the bare package (its version) is none."""
     known = modules()
     names = [name.split(".")[1:] for name in imports(path) if name.split(".")[0] == NAME]
     found = set()
@@ -92,8 +93,13 @@ def own_rooms(path: Path) -> set[str]:
         ends = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
         module = next((end for end in ends if f"{end}.py" in known or f"{end}/__init__.py" in known), None)
         if module is not None:
-            found.add(room_of(f"{module}.py" if f"{module}.py" in known else f"{module}/__init__.py"))
+            found.add(f"{module}.py" if f"{module}.py" in known else f"{module}/__init__.py")
     return found
+
+
+def own_rooms(path: Path) -> set[str]:
+    """Rooms of those modules."""
+    return {room_of(module) for module in own_modules(path)}
 
 
 def outside(path: Path) -> set[str]:
@@ -121,6 +127,27 @@ def test_the_table_of_rooms_goes_one_way() -> None:
         (room, other) for room, below in LAYERS.items() for other in below if order.index(other) > order.index(room)
     }
     assert not upward, "so there is no circle"
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The names on a way that comes back to where it began, none where there is no such way."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_another() -> None:
+    assert circle({name: own_modules(path) - {name} for name, path in modules().items()}) == []
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("if TYPE_CHECKING:\n    from driver_manager.sandbox.apiserver import ApiServer\n")
+    graph = {name: own_modules(path) - {name} for name, path in modules().items()}
+    graph["sandbox/http.py"] |= own_modules(file)
+    assert {"sandbox/http.py", "sandbox/apiserver.py"} <= set(circle(graph))
 
 
 def test_the_domain_uses_only_the_pure_part_of_the_standard_library() -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from driver_manager.adapters.host.holders import find_holders
+from driver_manager.adapters.host.holders import Looks, find_holders
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
@@ -16,12 +16,13 @@ from driver_manager.adapters.host.namespaces import in_host
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.reboot_files import RebootFiles
 from driver_manager.adapters.host.roots import HostRoots, machine_id
-from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.run import run
 from driver_manager.domain.errors import ManagerError, ModuleFailed
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot.record import RebootAnswer
+from driver_manager.domain.tool_status import TIMED_OUT
 from driver_manager.ports import Clock
 
 COMMAND_TIMEOUT_S = 60.0
@@ -31,6 +32,10 @@ SYSRQ = "sub"
 """Sync, remount read-only, reboot at once (admin-guide/sysrq)."""
 
 BETWEEN_SYSRQ_S = 2.0
+WAY_IN_S = 10.0
+FOUND_NO_PROGRAM = "failed to execute"
+"""nsenter(1) where it is in, and what it is to run is not there (util-linux, lib/exec_shell.c, errexec)."""
+
 HOLDERS_S = 10.0
 KERNEL_LINES = 400
 KERNEL_RECORDS = 100_000
@@ -100,13 +105,26 @@ class HostRebooter(RebootFiles):
         with contextlib.suppress(OSError):
             self._forget_old(folder)
 
-    def reboot(self) -> str:
+    def why_no_way_in(self) -> str:
         """See the port."""
+        try:
+            words = in_host(self._roots.proc)
+        except ModuleFailed as error:
+            return f"{error.what} ({error.remedy})"
+        # Whether the host has this program does not matter: nsenter fails before it looks for one.
+        result = run([*words, "true"], timeout_s=WAY_IN_S) if words else None
+        if result is None or not result.status or FOUND_NO_PROGRAM in result.err:
+            return ""
+        return f"the host's namespaces cannot be entered: {result.last_line} (the pod needs hostPID and privileged)"
+
+    def reboot(self) -> RebootAnswer:
+        """See the port. A command that was killed, or hangs, may have told the host before."""
         try:
             result = run([*in_host(self._roots.proc), *self._command], timeout_s=COMMAND_TIMEOUT_S)
         except ManagerError as error:
-            return error.what
-        return result.last_line if result.status else ""
+            return RebootAnswer(error.what, is_refused=True)
+        is_refused = result.status > 0 and result.status != TIMED_OUT
+        return RebootAnswer(result.last_line if result.status else "", is_refused)
 
     def force_reboot(self) -> None:
         """See the port."""
@@ -123,15 +141,12 @@ class HostRebooter(RebootFiles):
 
     def _holders(self) -> list[str]:
         """Who uses the device, as far as can be told: what looks at the memory of a stuck process may get stuck too."""
-        found = lines_within(HOLDERS_S, self._find_holders)
-        return found if found is not None else [f"unknown: no answer within {HOLDERS_S:g} s"]
-
-    def _find_holders(self) -> list[str]:
-        roots = self._roots
+        roots, looks = self._roots, Looks(timeout_s=HOLDERS_S)
         try:
-            return [str(one) for one in find_holders(roots.proc, roots.dev, self._profile.paths.device_nodes)]
+            found = find_holders(roots.proc, roots.dev, self._profile.paths.device_nodes, looks=looks)
         except ManagerError as error:
             return [f"unknown: {error.what}"]
+        return [str(one) for one in found]
 
     def _kernel_log(self) -> list[str]:
         try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from driver_manager.adapters.host.namespaces import in_host_mounts
+from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import run
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed
+from driver_manager.domain.tool_status import NO_TOOL
 from driver_manager.ports import Clock
 
 SYSTEMCTL_TIMEOUT_S = 10.0
@@ -52,7 +53,12 @@ def _becomes(sys_root: Path, name: str, clock: Clock, deadline: Deadline, *, wan
 def _systemctl(proc: Path, verb: str, name: str, deadline: Deadline) -> None:
     """Queue the job and come back at once: a wait of ours can be interrupted, one of systemctl cannot."""
     argv = [*in_host_mounts(proc), "systemctl", verb, "--no-block", "--", name]
-    result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S))
+    result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S), env=host_path())
+    if result.status in NO_TOOL:
+        raise ModuleFailed(
+            f"cannot {verb} host service {name}: the host has no systemctl",
+            f"{verb.capitalize()} it with the host's own tools, then run again.",
+        )
     if result.status:
         raise ModuleFailed(
             f"cannot {verb} host service {name}: {result.last_line}", f"Run `systemctl {verb} {name}` there."

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.fence import Ownership
-from driver_manager.adapters.host.holders import bound_to, find_holders
+from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.namespaces import in_host_mounts
+from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe_command import probe_command
 from driver_manager.adapters.host.roots import HostRoots
@@ -41,6 +41,7 @@ class LinuxHost:
         self._files = roots.files()
         self._profile = profile
         self._clock = clock
+        self._unread: set[int] = set()
         self._ownership = Ownership(self._files, profile.paths, clock)
 
     def modules(self) -> Mapping[str, Module]:
@@ -106,7 +107,7 @@ class LinuxHost:
         if command is None:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
         result = run(command.argv, timeout_s=deadline.bound(probe.timeout_s), env=command.env)
-        return parse(probe.parser, result.status, result.out, result.last_line)
+        return parse(probe.parser, result.status, result.out, result.last_line, err=result.err)
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
@@ -116,9 +117,9 @@ class LinuxHost:
         command = [*enter, "umount"]
         target = mount_point if enter else str(self._files.path(mount_point))
         before = self._times_mounted(mount_point)
-        result = run([*command, "--", target], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+        result = run([*command, "--", target], timeout_s=deadline.bound(TOOL_TIMEOUT_S), env=host_path())
         if result.status:
-            result = run([*command, "--lazy", "--", target], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+            result = run([*command, "--lazy", "--", target], timeout_s=deadline.bound(TOOL_TIMEOUT_S), env=host_path())
         if before and self._times_mounted(mount_point) >= before:  # whatever the tool says
             raise ModuleFailed(
                 f"cannot unmount {mount_point}: {result.last_line}", "Find what holds it with `fuser -vm` on the host."
@@ -128,11 +129,19 @@ class LinuxHost:
         """See the port."""
         table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
         devices = mounts.devices_of(table, mount_points)
-        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices)))
+        looks = self._looks(deadline.bound(LOOK_S))
+        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices, looks)))
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         """See the port."""
-        return find_holders(self._roots.proc, self._roots.dev, self._profile.paths.device_nodes, enough=enough)
+        nodes = self._profile.paths.device_nodes
+        return find_holders(
+            self._roots.proc, self._roots.dev, nodes, enough=enough, looks=self._looks(deadline.bound(LOOK_S))
+        )
+
+    def _looks(self, timeout_s: float) -> Looks:
+        """One look at all processes, without those that did not answer an earlier one of this run."""
+        return Looks(self._clock.is_ending, self._unread, timeout_s)
 
     def stop_service(self, name: str, deadline: Deadline) -> None:
         """See the port."""

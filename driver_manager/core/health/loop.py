@@ -113,6 +113,8 @@ class HealthWatch:
         if result is None and not muted:
             return  # a mute that ended since it was looked at: the next turn takes a sample
         said = result or ProbeResult(Health.UNKNOWN, muted)
+        if not muted:
+            self._warn("tool", f"the health of the devices is unknown: {said.reason}" if said.is_tool_broken else "")
         sample = Sample(said.health, said.reason, begun, self._clock.wall(), muted)
         judged = machine.judge(before, sample, seen, self._policy.failures, self._policy.interval_s / 2)
         self._history = after = replace(judged, stuck=self._prober.stuck())

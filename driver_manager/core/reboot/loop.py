@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 
 from driver_manager.domain import events
 from driver_manager.domain.backoff import around_s
-from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, PodsRemain, Terminated
+from driver_manager.domain.errors import (
+    ApiUnavailable,
+    Conflict,
+    ManagerError,
+    ModuleFailed,
+    NodeMissing,
+    PodsRemain,
+    Terminated,
+)
 from driver_manager.domain.model import NodeChange, is_this_host
 from driver_manager.domain.reboot.decision import ENDS, RebootAct, RebootDecision, decide
 from driver_manager.domain.reboot.patches import cleaned, completed, given_back, granted, how_long, is_approved
@@ -120,10 +128,15 @@ class Rebooter:
                 case RebootAct.ASK_SLOTS:
                     state = replace(state, slots=self._ports.slots.read(self._policy.max_concurrent))
                 case RebootAct.ASK_BLOCKERS:
-                    workloads = self._ports.workloads
-                    state = replace(state, blockers=workloads.blockers() if workloads else ())
+                    state = replace(state, blockers=self._blockers())
                 case _:
                     return state, decision
+
+    def _blockers(self) -> tuple[str, ...]:
+        """What would keep the node from being rebooted: asked before anything is taken for it."""
+        workloads, no_way_in = self._ports.workloads, self._ports.host.why_no_way_in()
+        found = workloads.blockers() if workloads else ()
+        return (no_way_in, *found) if no_way_in else found
 
     def _observed(self) -> RebootState:
         host = self._ports.host
@@ -214,7 +227,8 @@ class Rebooter:
     def _reboot(self, state: RebootState, _: str) -> None:
         """Evidence, then a second look at everything, then the command: nothing may have changed meanwhile."""
         host = self._ports.host
-        self._save_evidence(state)
+        if state.pending is None or state.pending.refused_s is None:
+            self._save_evidence(state)
         again, decision = self._decided()
         pending = again.pending
         if decision.act is not RebootAct.REBOOT or pending is None or again.request != state.request:
@@ -225,10 +239,21 @@ class Rebooter:
         if not self._still_wanted(again.snapshot):
             host.keep(again.record)
             return
-        problem = host.reboot()
-        if problem:
-            self._ports.reporter.warn(f"the reboot command failed: {problem}")
+        answer = host.reboot()
+        if answer.is_refused:
+            self._remember_refusal(again, pending, answer.problem)
+        if answer.problem:
+            self._ports.reporter.warn(f"the reboot command failed: {answer.problem}")
         host.keep(replace(commanded, pending=replace(pending, commanded_s=again.snapshot.uptime_s, given=True)))
+
+    def _remember_refusal(self, state: RebootState, pending: Pending, reason: str) -> None:
+        """The host stays up, and sysrq would overrule who keeps it up. Raises ModuleFailed: tried again next round."""
+        what = f"the host refuses to reboot: {reason}"[:REASON_CHARS]
+        since_s = state.snapshot.uptime_s if pending.refused_s is None else pending.refused_s
+        refused = replace(pending, commanded_s=None, refused_s=since_s, refusal=reason[:REASON_CHARS])
+        self._ports.host.keep(replace(state.record, pending=refused, reason=what))
+        limit = f"{self._policy.grace_s:g} s after the first refusal the reboot is given up"
+        raise ModuleFailed(what, f"Remove what inhibits it; {limit}.")
 
     def _force(self, state: RebootState, _: str) -> None:
         pending = state.here
@@ -238,7 +263,13 @@ class Rebooter:
         if not self._still_wanted(state.snapshot):
             self._ports.host.keep(state.record)
             return
-        self._ports.host.force_reboot()
+        try:
+            self._ports.host.force_reboot()
+        except Terminated:
+            raise
+        except ManagerError as error:
+            self._ports.reporter.warn(f"{error.what}. {error.remedy}")
+            self._give_up(self._observed(), f"neither the reboot command nor sysrq rebooted the host: {error.what}")
 
     def _still_wanted(self, snapshot: Snapshot) -> bool:
         """A last look without any request: a process that slept meanwhile must not act on what it knew before."""

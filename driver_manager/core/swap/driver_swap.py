@@ -11,7 +11,7 @@ from typing import assert_never
 from driver_manager.core.swap.context import RunContext
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, OwnedElsewhere
-from driver_manager.domain.model import DriverSource, Health, Module
+from driver_manager.domain.model import UNREAD, DriverSource, Health, Module
 from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.swap.steps.modules import (
@@ -90,8 +90,9 @@ class DriverSwap:
         except ManagerError as error:
             return f" (holders unknown: {error.what})"
         texts = [str(holder) for holder in found]
-        if found and len(found) < count:
-            texts.append(f"{count - len(found)} more could not be found")
+        sure = [holder for holder in found if holder.how != UNREAD]
+        if sure and len(sure) < count:
+            texts.append(f"{count - len(sure)} more could not be found")
         return ": " + "; ".join(texts) if texts else ""
 
     def _busy(self, what: str) -> DriverBusy:

@@ -14,7 +14,7 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import Claim, Holder, Host, Node, Observation, Pod, PodList, is_this_host
+from driver_manager.domain.model import UNREAD, Claim, Holder, Host, Node, Observation, Pod, PodList, is_this_host
 from driver_manager.domain.modules import users
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import namespaces_with_claims
@@ -87,7 +87,7 @@ def _checked(digest: str, where: str) -> str:
 
 
 def is_alive(
-    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool] | None
+    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool | None] | None
 ) -> bool | None:
     """Whether the journal's owner may still be at work; None where it cannot be told (`process_lives` None: off node).
 
@@ -132,6 +132,9 @@ def look_closer(now: Situation, ports: Ports) -> Situation:
             holders = named(ports.host.holders(deadline, count), obs.pods.pods)
         except ManagerError as error:
             ports.reporter.warn(f"who has the device open is not known: {error.what}")
+    for holder in holders:
+        if holder.how == UNREAD:
+            ports.reporter.warn(str(holder))
     return replace(now, obs=replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None))
 
 
@@ -143,7 +146,7 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
     *,
     digest: str,
     read_host: Callable[[Journal | None], Host | None],
-    process_lives: Callable[[Owner], bool],
+    process_lives: Callable[[Owner], bool | None],
 ) -> Observation:
     """All facts as one value. `read_host` gives None where no host can be read.
 

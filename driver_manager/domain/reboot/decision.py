@@ -180,11 +180,26 @@ def _granted(state: RebootState) -> RebootDecision | None:
             if why
             else RebootDecision(RebootAct.TAKE_SLOT, "the slot is not ours any more")
         )
+    return _command(state, pending)
+
+
+def _command(state: RebootState, pending: Pending) -> RebootDecision:
+    """Grant and slot are ours: nothing holds the reboot back but the host itself, which may have refused."""
     if not pending.counted:
         return RebootDecision(RebootAct.COUNT, f"the reboot is granted ({state.reason})")
     if state.policy.clear_workloads and not pending.cleared:
         return RebootDecision(RebootAct.CLEAR_WORKLOADS, "workloads leave before the reboot")
+    if _was_refused_for_long(state, pending):
+        grace_s = state.policy.grace_s
+        return RebootDecision(RebootAct.GIVE_UP, f"the host refused to reboot for {grace_s:g} s: {pending.refusal}")
     return RebootDecision(RebootAct.REBOOT, f"everything allows the reboot ({state.reason})")
+
+
+def _was_refused_for_long(state: RebootState, pending: Pending) -> bool:
+    """Whether the host has refused the command for as long as a command has time, and none is under way."""
+    if pending.refused_s is None or pending.commanded_s is not None:
+        return False
+    return state.snapshot.uptime_s >= pending.refused_s + state.policy.grace_s
 
 
 def _may_go_down(state: RebootState, pending: Pending) -> bool:
@@ -239,8 +254,8 @@ def _blockers(state: RebootState) -> RebootDecision | None:
         found.append(f"the label {keys.skip} says to leave the node alone")
     if found:
         return _held_back(state, f"is blocked: {'; '.join(found)}")
-    if state.blockers is None and state.policy.clear_workloads:
-        return RebootDecision(RebootAct.ASK_BLOCKERS, "would the workloads leave")
+    if state.blockers is None:
+        return RebootDecision(RebootAct.ASK_BLOCKERS, "can the host be told, and would the workloads leave")
     return None
 
 

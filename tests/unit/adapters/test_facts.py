@@ -219,11 +219,12 @@ def test_devices_are_listed_in_order_and_a_missing_bus_is_empty(tree: Tree) -> N
     [
         ("rebellions", False, True),
         ("rebellions", True, True),
-        ("", False, True),
+        ("", False, False),
         ("", True, False),
         ("vfio-pci", False, False),
         ("vfio-pci", True, False),
         ("pci-stub", False, False),
+        ("nouveau", False, False),
     ],
 )
 def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(
@@ -235,8 +236,21 @@ def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(
         (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
     if is_virtual:
         (device / "physfn").symlink_to("../0000:00:00.0")
-    assert served_devices(tree.roots, PROFILE) == (("0000:01:00.0",) if is_served else ())
+    profile = replace(PROFILE, modules=replace(PROFILE.modules, conflicting=("nouveau",)))
+    assert served_devices(tree.roots, profile) == (("0000:01:00.0",) if is_served else ())
     assert pci_devices(tree.roots, PROFILE) == ("0000:01:00.0",)
+
+
+def test_virtual_functions_of_nvidia_are_no_missing_devices(tree: Tree) -> None:
+    nvidia = PROFILES["nvidia"]
+    for address, is_virtual in (("0000:01:00.0", False), ("0000:01:00.4", True)):
+        tree.pci(address, "0x10de", kind="0x030200")
+        device = tree.root / "sys/bus/pci/devices" / address
+        (device / "driver").symlink_to("../../../../bus/pci/drivers/nvidia")
+        if is_virtual:
+            (device / "physfn").symlink_to("../0000:01:00.0")
+    assert served_devices(tree.roots, nvidia) == ("0000:01:00.0",)
+    assert pci_devices(tree.roots, nvidia) == ("0000:01:00.0", "0000:01:00.4")
 
 
 # markers

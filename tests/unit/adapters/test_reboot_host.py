@@ -19,7 +19,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.reboot.record import Attempt, Record, RecordUnreadable
+from driver_manager.domain.reboot.record import Attempt, RebootAnswer, Record, RecordUnreadable
 from driver_manager.sandbox.host_tree import HostTree
 from tests.fakes.builders import ASCEND
 from tests.fakes.clock import FakeClock
@@ -195,15 +195,46 @@ def test_evidence_is_bounded_in_size_and_number(tree: HostTree) -> None:
 
 def test_the_reboot_command_is_run_as_words_and_what_fails_is_said(tree: HostTree, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    assert host(tree, "touch", str(ran)).reboot() == ""
+    assert host(tree, "touch", str(ran)).reboot() == RebootAnswer()
     assert ran.exists()
-    assert "not found" in host(tree, "no-such-command").reboot()
-    assert host(tree, "false").reboot() != ""
+    assert "not found" in host(tree, "no-such-command").reboot().problem
+    assert host(tree, "false").reboot().problem != ""
 
 
 def test_a_reboot_command_that_hangs_is_left_after_its_time(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_reboot, "COMMAND_TIMEOUT_S", 0.2)
-    assert "no end after" in host(tree, "sleep", "60").reboot()
+    answer = host(tree, "sleep", "60").reboot()
+    assert "no end after" in answer.problem
+    assert not answer.is_refused
+
+
+@pytest.mark.parametrize(("script", "refused"), [("exit 1", True), ("exit 126", True), ("kill -9 $$", False)])
+def test_a_command_that_ends_with_a_status_was_refused_and_one_that_was_killed_may_have_told(
+    tree: HostTree, script: str, refused: bool
+) -> None:
+    answer = host(tree, "sh", "-c", script).reboot()
+    assert answer.problem
+    assert answer.is_refused is refused
+
+
+def test_namespaces_that_cannot_be_entered_are_named_before_a_reboot_is_granted(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("mnt", "pid", "net", "ipc", "uts"):
+        put(tree, f"/proc/1/ns/{kind}", "")
+    answers = {
+        "nsenter: reassociate to namespace 'ns/pid' failed: Invalid argument": "needs hostPID",
+        "nsenter: failed to execute true: No such file or directory": "",
+    }
+    for said, expected in answers.items():
+        monkeypatch.setattr(host_reboot, "run", lambda *_, said=said, **__: Result(1, "", said))
+        found = host(tree).why_no_way_in()
+        assert expected in found
+        assert bool(found) is bool(expected)
+
+
+def test_a_host_whose_namespaces_are_ours_needs_no_way_in(tree: HostTree) -> None:
+    assert host(tree).why_no_way_in() == ""
 
 
 def test_the_reboot_command_runs_in_all_namespaces_of_the_host(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +247,7 @@ def test_the_reboot_command_runs_in_all_namespaces_of_the_host(tree: HostTree, m
         return Result(0, "", "")
 
     monkeypatch.setattr(host_reboot, "run", run)
-    assert host(tree, "systemctl", "reboot").reboot() == ""
+    assert host(tree, "systemctl", "reboot").reboot() == RebootAnswer()
     (argv,) = ran
     assert (argv[0], argv[-3:]) == ("nsenter", ["--", "systemctl", "reboot"])
     assert {option.partition("=")[0] for option in argv[1:-3]} == {"--mount", "--pid", "--net", "--ipc", "--uts"}

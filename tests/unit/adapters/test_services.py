@@ -161,3 +161,32 @@ def test_our_own_mount_namespace_is_not_entered_again(tmp_path: Path) -> None:
 
 def test_without_the_hosts_proc_nothing_is_entered(tmp_path: Path) -> None:
     assert in_host_mounts(tmp_path) == []
+
+
+# programs of other hosts
+
+
+def test_a_host_without_systemctl_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(monkeypatch, tmp_path, runs=True)
+    machine.result = Result(127, "", "nsenter: failed to execute systemctl: No such file or directory\n")
+    with pytest.raises(ModuleFailed, match="the host has no systemctl"):
+        machine.do("stop")
+
+
+@pytest.mark.parametrize("folder", ["/run/current-system/sw/bin", "/usr/bin", "/opt/bin"])
+def test_a_hosts_programs_are_looked_for_where_hosts_keep_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    given: dict[str, str] = {}
+
+    def run(_: Sequence[str], *, env: dict[str, str], **__: Any) -> Result:
+        given.update(env)
+        return Result(1, "", "no")
+
+    monkeypatch.setenv("PATH", "/ours/first")
+    machine = Machine(monkeypatch, tmp_path, runs=True)
+    monkeypatch.setattr(services, "run", run)
+    with pytest.raises(ModuleFailed):
+        machine.do("stop")
+    assert given["PATH"].split(":")[0] == "/ours/first"
+    assert folder in given["PATH"].split(":")

@@ -7,14 +7,10 @@ import pytest
 from tests.fakes import pace
 
 
-@pytest.mark.parametrize(("starts_s", "ratio"), [((0.01, 0.02, 0.03), 1.0), ((0.12, 0.6, 0.24), 5.0)])
+@pytest.mark.parametrize(("starts", "ratio"), [((0.1, 0.5, 0.9), 1.0), ((1.0, 5.0, 2.0), 5.0)])
 def test_the_slowest_start_tells_the_pace(
-    monkeypatch: pytest.MonkeyPatch, starts_s: tuple[float, ...], ratio: float
+    monkeypatch: pytest.MonkeyPatch, starts: tuple[float, ...], ratio: float
 ) -> None:
-    starts = iter(starts_s)
-    monkeypatch.setattr(pace, "_start_s", lambda: next(starts))
+    left = iter(starts)
+    monkeypatch.setattr(pace, "floor_s", lambda: next(left) * pace.NOMINAL_S)
     assert pace.patient(2.0) == pytest.approx(2.0 * ratio)
-
-
-def test_the_start_of_an_interpreter_is_really_measured() -> None:
-    assert pace._start_s() > 0

@@ -50,6 +50,7 @@ def state(**fields: Any) -> RebootState:
         "node": replace(READY, annotations=APPROVED),
         "policy": policy(),
         "wall_s": NOW_S,
+        "blockers": (),
     }
     return RebootState(**{**known, **fields})
 
@@ -227,7 +228,35 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         RebootAct.WAIT,
         "a driver-manager run has taken the node",
     ),
-    ("ask blockers", state(policy=policy(clear_workloads=True)), RebootAct.ASK_BLOCKERS, "would the workloads leave"),
+    (
+        "ask blockers",
+        state(policy=policy(clear_workloads=True), blockers=None),
+        RebootAct.ASK_BLOCKERS,
+        "would the workloads leave",
+    ),
+    ("ask for the way in", state(blockers=None), RebootAct.ASK_BLOCKERS, "can the host be told"),
+    ("no way in", state(blockers=("no hostPID",)), RebootAct.WAIT, "is blocked: no hostPID"),
+    (
+        "refused",
+        under_way(slots=MINE, record=replace(TOLD, pending=replace(PENDING, refused_s=9_701.0, refusal="busy"))),
+        RebootAct.REBOOT,
+        "everything allows",
+    ),
+    (
+        "refused for long",
+        under_way(slots=MINE, record=replace(TOLD, pending=replace(PENDING, refused_s=9_700.0, refusal="busy"))),
+        RebootAct.GIVE_UP,
+        "the host refused to reboot for 300 s: busy",
+    ),
+    (
+        "refused, and maybe told since",
+        under_way(
+            slots=MINE,
+            record=replace(TOLD, pending=replace(PENDING, refused_s=9_700.0, refusal="busy", commanded_s=9_999.0)),
+        ),
+        RebootAct.REBOOT,
+        "everything allows",
+    ),
     ("blocked", state(policy=policy(clear_workloads=True), blockers=("pod x",)), RebootAct.WAIT, "is blocked: pod x"),
     ("ask slots", state(), RebootAct.ASK_SLOTS, "is there room"),
     ("unknown slots", state(slots=SlotsSeen(problem="they cannot be read")), RebootAct.WAIT, "they cannot be read"),

@@ -217,6 +217,60 @@ def test_a_reboot_command_that_does_nothing_is_followed_by_sysrq() -> None:
     check_rebooted_once(machine)
 
 
+def test_a_host_that_cannot_be_entered_keeps_its_approval_and_no_slot() -> None:
+    machine = one().request()
+    machine.host.no_way_in = "the host's namespaces cannot be entered: Invalid argument"
+    assert "is blocked: the host's namespaces cannot be entered" in said(machine)
+    assert machine.fleet.holders == []
+    assert machine.notes[KEYS.approve_reboot] == "true"
+    assert machine.host.commands == []
+    machine.host.no_way_in = ""
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+
+
+def test_a_command_that_is_refused_is_given_again_and_never_followed_by_sysrq() -> None:
+    machine = one(cordon=True).request()
+    machine.host.refusal = "blocked by an inhibitor"
+    for _ in range(5):
+        assert "refuses to reboot: blocked by an inhibitor" in said(machine)
+        assert "blocked by an inhibitor" in machine.host.remembered().reason
+        machine.fleet.clock.sleep(30)
+    assert machine.host.commands == ["refused"] * 5
+    assert len(machine.host.evidence) == 1
+    machine.host.refusal = ""
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+    assert machine.host.commands == ["refused"] * 5 + ["command"]
+
+
+def test_a_host_that_refuses_for_long_is_given_up_and_gets_its_approval_back() -> None:
+    machine = one(cordon=True, max_attempts=1).request()
+    machine.host.refusal = "blocked by an inhibitor"
+    for _ in range(12):
+        machine.round()
+        machine.fleet.clock.sleep(30)
+    assert set(machine.host.commands) == {"refused"}
+    (event,) = machine.events("RebootFailed")
+    assert "refused to reboot for 300 s: blocked by an inhibitor" in event
+    assert "did not help" in said(machine)
+    assert machine.fleet.holders == []
+    assert machine.notes == {**APPROVE, KEYS.reboot_required: "true", KEYS.upgrade_state: REBOOT_STATE}
+
+
+def test_a_host_without_sysrq_gives_up_at_once_and_says_why() -> None:
+    machine = one(max_attempts=1).request()
+    machine.host.obeys = ()
+    machine.host.no_sysrq = "cannot write /proc/sysrq-trigger: Permission denied"
+    machine.round()
+    machine.fleet.clock.sleep(300)
+    machine.round()
+    (event,) = machine.events("RebootFailed")
+    assert "sysrq-trigger: Permission denied" in event
+    assert machine.fleet.holders == []
+    assert machine.host.commands == ["command"]
+
+
 def test_a_host_that_nothing_reboots_gives_up_and_gives_everything_back() -> None:
     machine = one(cordon=True, max_attempts=1).request()
     machine.host.obeys = ()

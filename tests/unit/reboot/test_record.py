@@ -44,6 +44,7 @@ RECORDS = st.builds(
         commanded_s=SECONDS,
         given=st.booleans(),
         forced_s=SECONDS,
+        refused_s=SECONDS,
     ),
     attempts=st.lists(st.builds(Attempt, st.integers(0, LAST_MOMENT_S), st.sampled_from(REASONS)), max_size=3).map(
         tuple

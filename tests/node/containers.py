@@ -1,0 +1,99 @@
+"""Owns a test node's container runtime: containerd with runc and a bridge network, and the images put into it.
+
+Must not import the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.control_plane.api import wait_until
+from tests.node.images import PAUSE
+from tests.node.namespaces import Daemon, Namespaces
+
+SOCKET = "/run/containerd/containerd.sock"
+CNI_PROGRAMS = "/usr/lib/cni"
+READY_S = 60.0
+
+# restrict_oom_score_adj: without CAP_SYS_RESOURCE nobody may lower his score, and every sandbox would die of it.
+_CONFIG = f"""\
+version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "{SOCKET}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{CNI_PROGRAMS}"
+    conf_dir = "/etc/cni/net.d"
+"""
+_NETWORK = """\
+{
+  "cniVersion": "0.4.0",
+  "name": "node",
+  "plugins": [
+    {
+      "type": "bridge",
+      "bridge": "pods",
+      "isGateway": true,
+      "ipMasq": false,
+      "ipam": {
+        "type": "host-local",
+        "ranges": [[{ "subnet": "10.78.0.0/24" }]],
+        "routes": [{ "dst": "0.0.0.0/0" }],
+        "dataDir": "/run/cni"
+      }
+    }
+  ]
+}
+"""
+
+
+class Containers:
+    """containerd in the node; `start()`, and then images."""
+
+    def __init__(self, namespaces: Namespaces) -> None:
+        self._namespaces = namespaces
+        root = namespaces.root
+        (root / "etc/containerd").mkdir(exist_ok=True)
+        (root / "etc/containerd/config.toml").write_text(_CONFIG)
+        (root / "etc/cni/net.d").mkdir(parents=True)
+        (root / "etc/cni/net.d/10-node.conflist").write_text(_NETWORK)
+        words = ["containerd", "--config", "/etc/containerd/config.toml"]
+        self.daemon = Daemon(namespaces, "containerd", words)
+
+    def start(self) -> None:
+        """Start containerd, and wait until it answers."""
+        self.daemon.start()
+
+        def answers() -> bool:
+            self.daemon.check_alive()
+            return self._namespaces.run("ctr", "--timeout=2s", "version").returncode == 0
+
+        wait_until(answers, f"containerd answers; its log is {self.daemon.log}", READY_S, every_s=0.05)
+
+    def load(self, archives: Iterable[Path]) -> None:
+        """Put the images of docker archives into the node. Raises NodeTierError."""
+        for archive in archives:
+            self._namespaces.checked("ctr", "-n", "k8s.io", "images", "import", str(archive))
+
+    def processes(self, pod_uid: str) -> list[int]:
+        """The pids, as this process sees them, in a pod's control groups."""
+        hierarchy = Path("/sys/fs/cgroup/pids")
+        files = (hierarchy / self._namespaces.group).rglob(f"*pod{pod_uid}*/**/cgroup.procs")
+        return sorted({int(pid) for file in files for pid in file.read_text().split()})
+
+
+def is_there(programs: str = CNI_PROGRAMS) -> bool:
+    """Whether the network plugins are installed."""
+    return all((Path(programs) / name).exists() for name in ("bridge", "host-local", "loopback"))

@@ -1,0 +1,160 @@
+"""Owns the control plane inside of a test node: etcd, API server, controllers, scheduler, and the door to them.
+
+Pods reach it as `kubernetes.default` at 10.0.0.1:443, through the tests' proxy, which gives this old server the
+eviction of today's. Everything else talks to port 6443. Must not import the product.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.control_plane.api import Api, wait_until
+from tests.control_plane.certificates import Authority
+from tests.node.doorway import Doorway
+from tests.node.namespaces import CHECKOUT, Daemon, Namespaces, NodeTierError
+from tests.node.node_init import ADDRESS, NAME, SERVICE_ADDRESS
+
+BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+PORT = 6443
+READY_S = 120.0
+
+_NAMES = f"subjectAltName=IP:127.0.0.1,IP:{SERVICE_ADDRESS},IP:{ADDRESS},DNS:kubernetes.default"
+
+
+class ControlPlane:
+    """Ready on entry, with `api` for an administrator; it ends with the node."""
+
+    def __init__(self, namespaces: Namespaces, assets: Path) -> None:
+        self._namespaces = namespaces
+        self._assets = assets.resolve()
+        # Below the node's own /run: keys and tokens go with it.
+        self._seen_inside = Path("/run/control-plane")
+        self._folder = namespaces.root / "run/control-plane"
+        self._tokens = {
+            "admin": ("node-tests", "system:masters"),
+            "kubelet": (f"system:node:{NAME}", "system:nodes"),
+            "controllers": ("system:kube-controller-manager", "system:masters"),
+            "scheduler": ("system:kube-scheduler", "system:masters"),
+        }
+        self._secrets = {role: secrets.token_hex(16) for role in self._tokens}
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir()
+        authority = Authority(self._folder, _NAMES)
+        authority.establish()
+        authority.sign("server")
+        lines = [f"{self._secrets[role]},{user},{user},{group}\n" for role, (user, group) in self._tokens.items()]
+        (self._folder / "tokens.csv").write_text("".join(lines))
+        self._doorway = Doorway(self._namespaces.pid, ("127.0.0.1", PORT)).__enter__()
+        # The folder is the node's; whoever talks to the server from outside needs the certificate there.
+        self.ca = self._namespaces.logs / "ca.crt"
+        self.ca.write_bytes(authority.certificate.read_bytes())
+        self.api = Api(f"https://127.0.0.1:{self._doorway.port}", self.ca, self._secrets["admin"])
+        self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.api.close()
+        self._doorway.__exit__(None, None, None)
+
+    def kubeconfig(self, role: str, server: str = f"https://127.0.0.1:{PORT}") -> str:
+        """The path, inside of the node, of a self-contained kubeconfig for one of the users."""
+        ca = base64.b64encode(self.ca.read_bytes()).decode()
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "node",
+            "contexts": [{"name": "node", "context": {"cluster": "node", "user": role}}],
+            "clusters": [{"name": "node", "cluster": {"server": server, "certificate-authority-data": ca}}],
+            "users": [{"name": role, "user": {"token": self._secrets[role]}}],
+        }
+        name = f"{role}-{server.rpartition(':')[2]}.kubeconfig"
+        (self._folder / name).write_text(json.dumps(config))
+        return str(self._seen_inside / name)
+
+    def be_gone(self, seconds: float) -> None:
+        """Kill the API server, refuse connections for so long, and start it again."""
+        self.server.kill()
+        time.sleep(seconds)
+        self.start_server()
+
+    def start_server(self) -> None:
+        """Start it again, and wait until it serves."""
+        self.server.start()
+        self._wait("kube-apiserver ready", lambda: self.api.answers("/readyz"), self.server)
+
+    def _start(self) -> None:
+        inside = self._seen_inside
+        certificate, key = inside / "server.crt", inside / "server.key"
+        etcd = self._daemon(
+            "etcd",
+            f"--data-dir={inside / 'etcd'}",
+            "--unsafe-no-fsync",
+            "--heartbeat-interval=100",
+            "--election-timeout=1000",
+        )
+        self.server = self._daemon(
+            "kube-apiserver",
+            "--etcd-servers=http://127.0.0.1:2379",
+            "--bind-address=0.0.0.0",
+            f"--advertise-address={ADDRESS}",
+            f"--secure-port={PORT}",
+            "--insecure-port=0",
+            "--allow-privileged=true",
+            f"--tls-cert-file={certificate}",
+            f"--tls-private-key-file={key}",
+            f"--service-account-key-file={certificate}",
+            f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://kubernetes.default",
+            f"--token-auth-file={inside / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--endpoint-reconciler-type=none",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            f"--cert-dir={inside}",
+        )
+        etcd.start()
+        self.start_server()
+        controllers = self._daemon(
+            "kube-controller-manager",
+            f"--kubeconfig={self.kubeconfig('controllers')}",
+            "--leader-elect=false",
+            "--controllers=*",
+            "--use-service-account-credentials=false",
+            f"--root-ca-file={inside / 'ca.crt'}",
+            f"--service-account-private-key-file={key}",
+            "--port=0",
+        )
+        scheduler = self._daemon(
+            "kube-scheduler", f"--kubeconfig={self.kubeconfig('scheduler')}", "--leader-elect=false", "--port=0"
+        )
+        words = [sys.executable, "-m", "tests.node.front", SERVICE_ADDRESS, f"https://127.0.0.1:{PORT}"]
+        words += [str(inside / "ca.crt"), str(certificate), str(key)]
+        self.front = Daemon(self._namespaces, "front", ["env", f"--chdir={CHECKOUT}", *words])
+        for one in (controllers, scheduler, self.front):
+            one.start()
+        account = "/api/v1/namespaces/default/serviceaccounts/default"
+        self._wait("service accounts", lambda: self.api.answers(account), etcd, self.server, controllers, self.front)
+
+    def _daemon(self, name: str, *arguments: str) -> Daemon:
+        return Daemon(self._namespaces, name, [str(self._assets / name), *arguments])
+
+    def _wait(self, what: str, check: Callable[[], bool], *daemons: Daemon) -> None:
+        def checked() -> bool:
+            for one in daemons:
+                one.check_alive()
+            return check()
+
+        try:
+            wait_until(checked, what, READY_S, every_s=0.05)
+        except AssertionError as error:
+            raise NodeTierError(f"{error}; logs are in {self._namespaces.logs}\n{daemons[0].tail()}") from error

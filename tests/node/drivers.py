@@ -1,0 +1,322 @@
+"""Owns the driver on a test node: deploy/ as it is, its operands, users' pods, and the questions that tests ask.
+
+Only image names' tags, the node's own label and, for an upgrade, the DaemonSet's driver version are not deploy/'s.
+Must not import the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.control_plane.api import JSON_PATCH, Json, gone, wait_until
+from tests.deploy.apply import apply
+from tests.deploy.kustomize import only, render
+from tests.node.images import OPERAND, TAGS
+from tests.node.machine import Machine
+
+NAMESPACE = "rbln-system"
+PREFIX = "rebellions.ai/npu.deploy."
+PAUSED = "paused-for-driver-upgrade"
+JOURNAL = "rebellions.ai/npu-driver-manager.journal"
+RESOURCE = "rebellions.ai/ATOM"
+MANAGER = "k8s-driver-manager"
+OPERANDS = (
+    "device-plugin",
+    "dra-kubelet-plugin",
+    "metrics-exporter",
+    "rbln-daemon",
+    "npu-feature-discovery",
+    "operator-validator",
+)
+GATE = "/run/gate"
+"""A folder of the node: a pod of `gated` does not stop before the file `open` is in it."""
+
+STOP_S = 3
+LONG_S = float(os.environ.get("NODE_TEST_WAIT_S", "240"))
+
+_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+
+
+def stopping_after(seconds: int) -> str:
+    """A shell's line that runs until SIGTERM, and so long after it."""
+    return f"trap 'sleep {seconds}; exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+
+
+STOPPING_AT_GATE = (
+    f"trap 'while [ ! -e {GATE}/open ]; do sleep 0.1; done; exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The driver's pod at one moment; `restarts` are those of the init container."""
+
+    name: str
+    uid: str
+    restarts: int
+
+
+class Drivers:
+    """The driver DaemonSet of deploy/overlays/rebellions on the node, and what lives beside it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.api = machine.api
+        self.version = ""
+        self._objects = render("rebellions")
+        self._set = only(self._objects, "DaemonSet", "rebellions-driver")
+
+    def install(self) -> None:
+        """Apply deploy/ in its first version, label the node, and wait until the driver is ready."""
+        for one in self._objects:
+            apply(self.api, one)
+        self.version = next(iter(TAGS))
+        self.label({f"{PREFIX}driver": "true"})
+        self.wait_ready()
+
+    def label(self, labels: dict[str, str | None]) -> None:
+        """Change labels of the Node."""
+        self.api.patch(self.machine.kubelet.path, {"metadata": {"labels": labels}})
+
+    def labels(self) -> dict[str, str]:
+        """The deploy labels of the Node, by component."""
+        found = self.machine.kubelet.node()["metadata"]["labels"]
+        return {key.removeprefix(PREFIX): value for key, value in found.items() if key.startswith(PREFIX)}
+
+    def is_paused(self) -> bool:
+        """Whether a run holds the node, which its journal tells."""
+        return JOURNAL in self.machine.kubelet.node()["metadata"].get("annotations", {})
+
+    def want(self, version: str, **env: str) -> None:
+        """Change the DaemonSet to another driver; nothing happens before its pod is deleted."""
+        self.version = version
+        spec = self._set["spec"]["template"]["spec"]
+        for container in (*spec["initContainers"], *spec["containers"]):
+            values = {one["name"]: one for one in container.get("env", [])}
+            for name, value in {"DRIVER_CONFIG_DIGEST": f"sample-{version}", "DRIVER_VERSION": version}.items():
+                if name in values:
+                    values[name]["value"] = value
+            if container["name"] == "driver":
+                container["image"] = f"driver-manager-sample-driver:{TAGS[version]}"
+            if container["name"] == MANAGER:
+                kept = [one for one in container["env"] if one["name"] not in env]
+                container["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
+        apply(self.api, self._set)
+
+    def other_version(self) -> str:
+        """Not the present one."""
+        return next(one for one in TAGS if one != self.version)
+
+    def pod(self) -> Seen | None:
+        """The driver's pod that is not on its way out."""
+        pods = self.api.list(_PODS, labelSelector="app.kubernetes.io/component=rbln-driver")
+        alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        if not alive:
+            return None
+        status = alive[0]["status"]
+        restarts = sum(one["restartCount"] for one in status.get("initContainerStatuses", []))
+        meta = alive[0]["metadata"]
+        return Seen(meta["name"], meta["uid"], restarts)
+
+    def a_pod(self) -> Seen:
+        """The driver's pod, waited for."""
+        return wait_until(self.pod, "a driver pod", LONG_S)
+
+    def delete_pod(self, *, grace_s: int | None = None) -> Seen:
+        """Delete the driver's pod; which it was."""
+        pod = self.a_pod()
+        gone(lambda: self.api.delete(f"{_PODS}/{pod.name}", grace_s=grace_s, uid=pod.uid))
+        return pod
+
+    def wait_ready(self) -> None:
+        """Wait until the driver is loaded in the wanted version and its ready marker is there.
+
+        Not for the pod's condition: a kubelet before 1.21 tells of a startup probe's success only at the next event of
+        the pod (kubernetes/kubernetes#98376).
+        """
+        self._wait(self.is_ready, f"driver {self.version} is ready")
+
+    def is_ready(self) -> bool:
+        """Whether the driver serves, as operands see it: the startup probe of its container has made the marker."""
+        with contextlib.suppress(OSError):
+            return self._run_file("rbln/validations/.driver-ctr-ready") == self.version == self.loaded()
+        return False
+
+    def wait_paused(self) -> Seen:
+        """Wait until a run has taken the node and its pod; which pod it is."""
+        self._wait(self.is_paused, "a run has taken the node")
+        return self.a_pod()
+
+    def loaded(self) -> str:
+        """The version of the module that is loaded, "" without one."""
+        with contextlib.suppress(OSError):
+            return self._run_file("rbln/.stand-ins/sys/module/rebellions/version")
+        return ""
+
+    def _run_file(self, name: str) -> str:
+        return (self.machine.namespaces.root / "run" / name).read_text().strip()
+
+    def wait_serving(self) -> None:
+        """Wait until all is as after an undisturbed upgrade: driver, labels, operands, and nothing left on the Node."""
+        self.wait_ready()
+        self._wait(lambda: not self.is_paused(), "the node is given back")
+        node = self.machine.kubelet.node()
+        assert not node["spec"].get("unschedulable"), node["spec"]
+        assert set(self.labels().values()) == {"true"}, self.labels()
+        self._wait(self.operands_run, "all operands run")
+
+    def operands_run(self) -> bool:
+        """Whether every operand that is there has its pod, running."""
+        return all(self.running(name) for name in self.operand_names())
+
+    def operand_names(self) -> list[str]:
+        """The operands that are there."""
+        sets = self.api.list(_SETS, labelSelector="node-tests=operand")
+        return [one["metadata"]["name"] for one in sets]
+
+    def running(self, name: str) -> list[Json]:
+        """The pods of a DaemonSet that run and are not on their way out."""
+        pods = self.api.list(_PODS, labelSelector=f"app={name}")
+        return [
+            pod
+            for pod in pods
+            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def add_operand(self, name: str, line: str, *, grace_s: int = 30) -> None:
+        """A DaemonSet that a deploy label places, whose containers run this line of shell; waits for its pod."""
+        labels = {"app": name, "node-tests": "operand"}
+        container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [line]}
+        container["volumeMounts"] = [{"name": "gate", "mountPath": GATE}]
+        spec: Json = {
+            "nodeSelector": {f"{PREFIX}{name}": "true"},
+            "tolerations": [{"operator": "Exists"}],
+            "terminationGracePeriodSeconds": grace_s,
+            "containers": [container],
+            "volumes": [{"name": "gate", "hostPath": {"path": GATE, "type": "DirectoryOrCreate"}}],
+        }
+        body = {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
+            "spec": {
+                "selector": {"matchLabels": {"app": name}},
+                "template": {"metadata": {"labels": labels}, "spec": spec},
+            },
+        }
+        apply(self.api, body)
+        self.label({f"{PREFIX}{name}": "true"})
+        self._wait(lambda: bool(self.running(name)), f"{name} runs")
+
+    def remove_operands(self) -> None:
+        """All of them and their labels, at once."""
+        self.open_gate()
+        names = self.operand_names()
+        for name in names:
+            gone(lambda name=name: self.api.delete(f"{_SETS}/{name}"))  # type: ignore[misc]
+        self.label({f"{PREFIX}{name}": None for name in names})
+        self._wait(lambda: not self.api.list(_PODS, labelSelector="node-tests=operand"), "no operand is left")
+
+    def refused(self) -> list[str]:
+        """The pods that a kubelet did not admit again because of their node's labels, by DaemonSet."""
+        events = self.api.list(f"/api/v1/namespaces/{NAMESPACE}/events", fieldSelector="reason=NodeAffinity")
+        return sorted({one["involvedObject"]["name"].rpartition("-")[0] for one in events})
+
+    def put_right(self) -> None:
+        """After a test, whatever it left: the driver is ready, and no run is under way."""
+        self.open_gate()
+        if self.is_paused() or not self.is_ready():
+            self.want(self.version)
+            self.delete_pod(grace_s=0)
+            self.wait_serving()
+
+    def offer_devices(self, count: int) -> None:
+        """Let the Node have so many accelerators, as a device plugin would."""
+        key = RESOURCE.replace("/", "~1")
+        patch = [{"op": "add", "path": f"/status/capacity/{key}", "value": str(count)}]
+        self.api.patch(f"{self.machine.kubelet.path}/status", patch, JSON_PATCH)
+        status = f"{RESOURCE} can be had"
+        self._wait(lambda: RESOURCE in self.machine.kubelet.node()["status"]["allocatable"], status)
+
+    def add_users(self, name: str, *, replicas: int, min_available: int) -> str:
+        """A ReplicaSet whose pods use an accelerator each, with a disruption budget, running; the budget's path."""
+        labels = {"app": name}
+        container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [stopping_after(0)]}
+        container["resources"] = {"limits": {RESOURCE: "1"}}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+        selector = {"matchLabels": labels}
+        spec = {"replicas": replicas, "selector": selector, "template": template}
+        self.api.post("/apis/apps/v1/namespaces/default/replicasets", {"metadata": {"name": name}, "spec": spec})
+        self._wait(lambda: len(self.users(name)) == replicas, f"{name} runs")
+        budgets = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+        path = f"{budgets}/{name}"
+        self.api.post(
+            budgets, {"metadata": {"name": name}, "spec": {"minAvailable": min_available, "selector": selector}}
+        )
+        self._wait(lambda: "disruptionsAllowed" in self.api.get(path).get("status", {}), "the budget is in force")
+        return path
+
+    def users(self, name: str) -> list[Json]:
+        """The users' pods that run and are not on their way out."""
+        pods = self.api.list("/api/v1/namespaces/default/pods", labelSelector=f"app={name}")
+        return [
+            pod
+            for pod in pods
+            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def remove_users(self) -> None:
+        """All of them."""
+        base = "/apis/apps/v1/namespaces/default/replicasets"
+        for one in self.api.list(base):
+            gone(lambda one=one: self.api.delete(f"{base}/{one['metadata']['name']}"))  # type: ignore[misc]
+
+    def wait_said(self, text: str) -> None:
+        """Wait until the run under way has said so."""
+        words = ("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER)
+        self._wait(lambda: text in self.machine.kubectl(*words).stdout, f"the run says {text!r}")
+
+    def open_gate(self) -> None:
+        """Let the gated pods stop."""
+        self.gate().mkdir(exist_ok=True)
+        (self.gate() / "open").touch()
+
+    def close_gate(self) -> None:
+        """From here on a gated pod that is told to end stays."""
+        self.gate().mkdir(exist_ok=True)
+        (self.gate() / "open").unlink(missing_ok=True)
+
+    def gate(self) -> Path:
+        """The folder, as this process reaches it."""
+        return self.machine.namespaces.root / GATE.lstrip("/")
+
+    def _wait(self, check: Callable[[], bool], what: str) -> None:
+        try:
+            wait_until(check, what, LONG_S, every_s=0.05)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from error
+
+    def story(self) -> str:
+        """What there is to see, for a test that failed."""
+        pods = self.api.list(_PODS)
+        lines = [self.machine.kubectl("get", "pods,events", "--all-namespaces").stdout]
+        node = self.machine.kubelet.node()
+        lines += [f"annotations {node['metadata'].get('annotations')}", f"labels {self.labels()}"]
+        for pod in pods:
+            words = ("logs", "-n", NAMESPACE, pod["metadata"]["name"], "-c", MANAGER, "--tail=20")
+            if any(one["name"] == MANAGER for one in pod["spec"].get("initContainers", [])):
+                lines.append(self.machine.kubectl(*words).stdout)
+        return "\n".join([*lines, f"logs are in {self.machine.namespaces.logs}"])
+
+
+def timed(act: Callable[[], None]) -> float:
+    """How many seconds it took."""
+    began_s = time.monotonic()
+    act()
+    return time.monotonic() - began_s

@@ -1,0 +1,108 @@
+"""Owns one whole test node: control plane, containerd and kubelet in one process's namespaces, and what it needs.
+
+As a program: `python -m tests.node.machine --check` says what the machine lacks, `--prepare` makes the images. Must
+not import the product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.image import builder
+from tests.node import containers, control_plane, images
+from tests.node.containers import Containers
+from tests.node.control_plane import ControlPlane
+from tests.node.kubelet import Kubelet
+from tests.node.namespaces import CHECKOUT, Namespaces
+
+ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
+KUBELET_VARIABLE = "NODE_TEST_ASSETS"
+"""Names the folder with a kubelet; build/kubelet without it."""
+
+PACKAGE_OF = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "kubectl": "kubernetes-client",
+    "busybox": "busybox-static",
+    "gcc-12": "gcc-12",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "openssl": "openssl",
+}
+
+
+class Machine:
+    """A node that is Ready, for as long as the context lasts."""
+
+    def __enter__(self) -> Self:
+        with ThreadPoolExecutor() as threads, contextlib.ExitStack() as stack:
+            archives = threads.submit(lambda: [*images.tiny_archives(), *images.driver_archives()])
+            self.namespaces = stack.enter_context(Namespaces())
+            self.containers = Containers(self.namespaces)
+            self.containers.start()
+            loading = threads.submit(lambda: self.containers.load(archives.result()))
+            self.plane = stack.enter_context(ControlPlane(self.namespaces, Path(os.environ[ASSETS_VARIABLE])))
+            self.api = self.plane.api
+            self.kubelet = Kubelet(self.namespaces, kubelet_program(), self.plane.kubeconfig("kubelet"), self.api)
+            self.kubelet.start()
+            loading.result()
+            self._admin = self.plane.kubeconfig("admin")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.__exit__(kind, error, at)
+
+    def kubectl(self, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        """kubectl on the node, as an administrator."""
+        return self.namespaces.run("kubectl", f"--kubeconfig={self._admin}", *words, given=given)
+
+
+def kubelet_program() -> Path:
+    """The kubelet of the tests."""
+    return Path(os.environ.get(KUBELET_VARIABLE) or CHECKOUT / "build/kubelet").resolve() / "kubelet"
+
+
+def missing() -> list[str]:
+    """What the tier lacks on this machine, one readable line each; empty where it can run."""
+    lines = [f"{one} (Debian package {name})" for one, name in PACKAGE_OF.items() if shutil.which(one) is None]
+    if not containers.is_there():
+        lines.append(f"network plugins in {containers.CNI_PROGRAMS} (Debian package containernetworking-plugins)")
+    if not os.access(kubelet_program(), os.X_OK):
+        lines.append(f"a kubelet: set {KUBELET_VARIABLE} to a folder with one, or fill build/kubelet")
+    assets = os.environ.get(ASSETS_VARIABLE)
+    absent = [name for name in control_plane.BINARIES if not os.access(Path(assets or "/absent", name), os.X_OK)]
+    if absent:
+        lines.append(f"{', '.join(absent)} in {ASSETS_VARIABLE}" if assets else f"{ASSETS_VARIABLE} is not set")
+    return [*lines, *builder.missing()]
+
+
+def main() -> int:
+    """0 where the tier can run, 1 with the reasons where it cannot."""
+    parser = argparse.ArgumentParser(prog="python -m tests.node.machine", description="The node test tier's node.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="say what the machine lacks")
+    what.add_argument("--prepare", action="store_true", help="make the images, if that was not done already")
+    lacking = missing()
+    if parser.parse_args().prepare and not lacking:
+        print(f"node tier: {images.driver_archives()[0].name}")
+        return 0
+    print("node tier: missing " + "; ".join(lacking) if lacking else "node tier: can run")
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Owns how tests find and end the process of a run on a test node, and how they say what the kubelet did about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.control_plane.api import wait_until
+from tests.node.drivers import LONG_S, Drivers, Seen
+
+
+def run_process(drivers: Drivers) -> int:
+    """The pid of the init container's driver-manager, as this process sees it; 0 where it does not run."""
+    pod = drivers.pod()
+    for pid in drivers.machine.containers.processes(pod.uid) if pod else ():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+        except OSError:
+            continue
+        if "reconcile-driver-state" in words:
+            return pid
+    return 0
+
+
+def waiting_run(drivers: Drivers) -> int:
+    """The pid of a run that waits, with everything but the gated operand gone."""
+    wait_until(lambda: not drivers.running("device-plugin"), "the other operand has left", LONG_S)
+    return wait_until(lambda: run_process(drivers), "the run's process", LONG_S)
+
+
+def kill_run(drivers: Drivers) -> None:
+    """SIGKILL the run as soon as there is one, and wait for its end."""
+    pid = wait_until(lambda: run_process(drivers), "the run's process", LONG_S)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: run_process(drivers) != pid, "the end of the run's process", LONG_S)
+
+
+def what_happened(before: Seen, after: Seen) -> str:
+    """In the table's words."""
+    pods = "same pod" if before.uid == after.uid else "new pod"
+    restarts = {0: "init container not restarted", 1: "init container restarted once"}
+    return f"{pods}, {restarts.get(after.restarts, f'init container restarted {after.restarts} times')}"
