@@ -168,7 +168,7 @@ class ModuleFile:
 
     `layout_matches`: whether its checksum of `module_layout` is this kernel's, so that the kernel takes it although
     it was built for another release (kernel/module/version.c, check_modstruct_version). `flags_match`: whether the rest
-    of its vermagic (SMP, preempt, …) is that of the host's own modules.
+    of its vermagic (SMP, preempt, …) is that of the host's own modules. `unread`: why it tells nothing of itself.
     """
 
     name: str
@@ -180,6 +180,7 @@ class ModuleFile:
     flags_match: bool | None = None
     missing_dependencies: tuple[str, ...] = ()
     unknown_symbols: tuple[str, ...] | None = None
+    unread: str = ""
 
 
 UNREAD = "unknown"

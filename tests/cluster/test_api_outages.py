@@ -28,6 +28,7 @@ from tests.control_plane.runner import (
     start_and_take,
 )
 from tests.control_plane.servers import ControlPlane, User
+from tests.fakes.pace import patient
 
 pytestmark = pytest.mark.long
 
@@ -113,11 +114,11 @@ def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_reme
 
 def test_an_unknown_ca_is_a_configuration_error_at_once(command_runner: CommandRunner, proxy: Proxy) -> None:
     proxy.identity.present("strange", handshakes=1000)
-    ended = command_runner.reconcile()
+    ended = command_runner.reconcile(API_TIMEOUT="1h")
     assert ended.code == 2, ended.err
     assert "certificate is not trusted: unable to get local issuer certificate" in ended.last_line
     assert "certificate-authority" in ended.last_line
-    assert ended.took_s < 10.0, "the budget of 60 s is not spent on it"
+    assert ended.took_s < patient(10.0), "the budget is not spent on it"
     assert proxy.exchanges() == []
 
 
@@ -138,7 +139,7 @@ def test_a_junk_ca_in_a_kubeconfig_is_a_configuration_error_at_once(
     )
     assert ended.code == 2, ended.err
     assert "its CA certificate cannot be read" in ended.last_line
-    assert ended.took_s < 10.0
+    assert ended.took_s < patient(10.0)
 
 
 def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_new_one(
@@ -184,7 +185,7 @@ def refuses(url: str) -> bool:
     """Whether nobody listens there."""
     where = urlsplit(url)
     try:
-        socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=5.0).close()
+        socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=25.0).close()
     except ConnectionRefusedError:
         return True
     return False

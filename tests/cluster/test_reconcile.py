@@ -27,6 +27,7 @@ from tests.control_plane.runner import (
     start_and_take,
 )
 from tests.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
+from tests.fakes.pace import patient
 
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 EXTRA_LABELS = {f"{PREFIX}vfio-manager": "false", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}driver": "true"}
@@ -72,7 +73,7 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
     assert requests == ["get nodes", "list pods", "patch nodes", "watch pods", "patch nodes"]
     last_gone_s = max(deletion.asked_at_s or 0 for deletion in node.kubelet.deletions)
     assert len(node.kubelet.deletions) == 6
-    assert ended.at_s - last_gone_s < 3.0  # the figure itself is scripts/bench's; this machine may be busy
+    assert ended.at_s - last_gone_s < patient(3.0)  # the figure itself is scripts/bench's
     made.wait_running()
 
 

@@ -103,7 +103,7 @@ class Crowd:
             self._each(shuffled, self._end_pods)
             ended = [run for process in agents for run in json.loads(_line(process))]
         took_s = time.monotonic() - begun_s
-        return self._summary(ended, self._plane.audit(self._user.name, mark, settle_s=30.0), took_s)
+        return self._summary(ended, self._plane.audit(self._user.name, mark, settle_s=150.0), took_s)
 
     def notes(self) -> list[Json]:
         """Labels, annotations and spec of every node of the crowd now."""

@@ -25,7 +25,7 @@ from tests.fuzz.targets import TARGETS
 pytestmark = pytest.mark.long
 
 
-HANG_S = 20.0
+HANG_S = 100.0
 HEAVY = {"host", "driver-tree", "processes", "marks", "command-line"}
 """Those that lay a host out for each input."""
 

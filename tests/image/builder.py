@@ -28,8 +28,8 @@ TAG = "localhost/driver-manager"
 INPUTS = ("Containerfile", ".containerignore", "pyproject.toml", "README.md", "LICENSE", "scripts/image")
 INPUT_FOLDERS = ("driver_manager", "images", "requirements")
 EPOCH = "1700000000"  # the time of everything in the image, so that it does not depend on the last commit's
-BUILD_TIMEOUT_S = 300.0
-RUN_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 1_500.0
+RUN_TIMEOUT_S = 600.0
 
 PACKAGE_OF = {
     "buildah": "buildah",

@@ -232,7 +232,7 @@ def _told(folder: Path) -> tuple[int, ...]:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.kill()
-    process.wait(10)
+    process.wait(60)
 
 
 def main() -> int:

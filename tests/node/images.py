@@ -118,7 +118,7 @@ def _with_stand_ins(base: str, name: str) -> str:
 
 
 def _set_sys_root(name: str) -> None:
-    """Tell the driver container where the stand-ins' /sys is: its own is fresh, and it has no other of the host."""
+    """Tell the driver container where the stand-ins' /sys is: its own is a fresh one, the host's is not there."""
     container = _buildah("from", "--pull=never", name).strip()
     try:
         _buildah("config", "--env=SYS_ROOT=/run/rbln/.stand-ins/sys", container)

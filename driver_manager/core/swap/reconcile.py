@@ -117,6 +117,8 @@ class _Run:
         except OwnedElsewhere:
             raise
         except ManagerError as error:
+            if isinstance(error, PreflightFailed) and _was_taken_since(obs, ports, self._profile):
+                raise Conflict(f"{error.what}, but the Node was taken or given back meanwhile", error.remedy) from error
             # A node that an earlier run left paused does not stay so because this run cannot even start.
             return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
         try:
@@ -177,6 +179,19 @@ def _check_rights(ports: Ports, decided: Plan) -> None:
     if missing:
         what = "; ".join(check.what for check in missing)
         raise PreflightFailed(f"preflight: {what}", remedies(missing))
+
+
+def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:
+    """Whether the Node's journal is another one than in `obs`: one GET, False where it gets no answer.
+
+    A run that has the node changes modules, files and mounts, so a second one may see them half done.
+    """
+    try:
+        now = ports.cluster.node()
+    except ManagerError:
+        return False
+    key = profile.keys.journal
+    return now.annotations.get(key) != obs.node.annotations.get(key)
 
 
 def _plain(error: ManagerError) -> Outcome:

@@ -12,6 +12,7 @@ from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
 
 _BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
+_LOOK_AT_IT = "Run again. If it stays so, run modinfo on that file by hand: the file may be broken or cut short."
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ..
 def _kernel(file: ModuleFile, kernel: str) -> Check:
     """The kernel compares vermagic, but leaves the release out where both sides have symbol checksums."""
     name, release = f"{file.name} for this kernel", file.vermagic.split(" ")[0]
+    if file.unread:
+        return Check(name, False, f"whether {file.path} is built for {kernel} is not known: {file.unread}", _LOOK_AT_IT)
     if file.layout_matches is False:
         what = f"{file.path} was built for kernel {release or 'unknown'} and its checksums are not those of {kernel}"
         return Check(name, False, what, _BUILD_IT)

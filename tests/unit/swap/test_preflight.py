@@ -108,6 +108,8 @@ FITS = f"{KERNEL} SMP"
         (ModuleFile("m", "/m.ko", vermagic="5.15 SMP"), False),
         (ModuleFile("m", "/m.ko", vermagic=f"{KERNEL}-other SMP"), False),
         (ModuleFile("m", "/m.ko"), False),
+        (ModuleFile("m", "/m.ko", unread="modinfo failed: killed"), False),
+        (ModuleFile("m", "/m.ko", layout_matches=True, unread="modinfo failed: killed"), False),
         (ModuleFile("m", "/m.ko", vermagic=FITS, missing_dependencies=("n",)), False),
         (ModuleFile("m", "/m.ko", vermagic=FITS, unknown_symbols=()), True),
         (ModuleFile("m", "/m.ko", vermagic=FITS, unknown_symbols=("gone",)), False),
@@ -118,6 +120,15 @@ def test_a_module_that_this_kernel_would_not_take_stops_the_run(file: ModuleFile
     found = problems(Situation.of(observation(host=host(source=DriverSource("/opt", (file,)))), PROFILE, MANAGER))
     assert (found == ()) is ok
     assert all(problem.what and problem.remedy for problem in found)
+
+
+def test_a_module_that_tells_nothing_of_itself_is_not_said_to_be_of_another_kernel() -> None:
+    file = ModuleFile("m", "/m.ko", unread="modinfo failed: killed")
+    (problem,) = problems(Situation.of(observation(host=host(source=DriverSource("/opt", (file,)))), PROFILE, MANAGER))
+    assert "/m.ko is built for" in problem.what
+    assert "is not known: modinfo failed: killed" in problem.what
+    assert "built for this kernel" not in problem.remedy
+    assert "Run again" in problem.remedy
 
 
 @pytest.mark.parametrize(
