@@ -147,11 +147,12 @@ class Proxy:
         return "\n".join([*map(str, self._log.all()), *([f"script:\n{script}"] if script else [])])
 
     def go_away(self, seconds: float) -> None:
-        """End every connection, and refuse new ones for `seconds`."""
+        """End every connection, and refuse new ones for `seconds`: for no time at all, none is refused."""
         with self._changed:
             self._back_at_s = time.monotonic() + seconds
             self._changed.notify_all()  # it may be away already, and for longer
-        self._stop_listening()
+        if seconds > 0:
+            self._stop_listening()
         self._shut_connections()
 
     def _stop_listening(self) -> None:
@@ -183,7 +184,7 @@ class Proxy:
             self._start(client)
 
     def _wait_back(self) -> None:
-        """Listen again when the time has come; at once where it was gone for no time at all."""
+        """Listen again when the time has come."""
         with self._changed:
             while not self._closing.is_set() and (left_s := self._back_at_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
