@@ -95,7 +95,7 @@ class Drivers:
         return JOURNAL in self.machine.kubelet.node()["metadata"].get("annotations", {})
 
     def want(self, version: str, **env: str) -> None:
-        """Change the DaemonSet to another driver, with `env` for this time; nothing happens before its pod is deleted."""
+        """Change the DaemonSet to another driver, with `env` this time; nothing happens before its pod is deleted."""
         self.version = version
         spec = self._set["spec"]["template"]["spec"]
         for container in (*spec["initContainers"], *spec["containers"]):
