@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.health.machine import Surroundings
 from driver_manager.domain.journal import Owner
+from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
     Claim,
@@ -68,6 +71,10 @@ class Cluster(Protocol):
         """Apply `change` in one PATCH. Raises Conflict if `resource_version` is given and no longer current."""
         ...
 
+    def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
+        """Apply `operations` in one PATCH. Raises Conflict, and changes nothing, where one of them does not apply."""
+        ...
+
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         """An Event on the Node; with a `key`, once only, however often it is asked for.
 
@@ -88,49 +95,52 @@ class Cluster(Protocol):
 
 
 class HostSystem(Protocol):
-    """Effects on the host, and the reads that belong to them. Paths are absolute on the host."""
+    """Effects on the host, and the reads that belong to them. Paths are absolute on the host.
+
+    What runs a tool, waits or reads of processes is over at its deadline, in whichever way it ends.
+    """
 
     def modules(self) -> Mapping[str, Module]:
         """The driver's loaded modules now, by name: roots, all above them, their own below them."""
         ...
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, deadline: Deadline) -> None:
         """Unload one module. Raises ModuleBusy while something uses it, ModuleFailed otherwise."""
         ...
 
-    def load(self, source: DriverSource) -> None:
+    def load(self, source: DriverSource, deadline: Deadline) -> None:
         """Load the modules of `source`. Raises ModuleFailed; what was loaded on the way is unloaded again."""
         ...
 
-    def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
+    def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         """Load modules again that were unloaded before a root turned out to be busy. Raises ModuleFailed."""
         ...
 
-    def await_device_nodes(self, timeout_s: float) -> bool:
-        """Whether a device node of the profile appeared within `timeout_s` seconds, or none is to be expected."""
+    def await_device_nodes(self, deadline: Deadline) -> bool:
+        """Whether a device node of the profile appeared in time, or none is to be expected."""
         ...
 
-    def probe(self, root: str) -> ProbeResult:
+    def probe(self, root: str, deadline: Deadline) -> ProbeResult:
         """One sample of the profile's probe, run from the driver root."""
         ...
 
-    def unmount(self, mount_point: str) -> None:
+    def unmount(self, mount_point: str, deadline: Deadline) -> None:
         """Unmount in the host's mount namespace. Raises ModuleFailed."""
         ...
 
-    def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:
+    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
         """Uids of pods whose own mounts still show what is mounted at `mount_points` now."""
         ...
 
-    def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
+    def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         """Processes that use a device of the profile; mappings are read if open files explain fewer than `enough`."""
         ...
 
-    def stop_service(self, name: str) -> None:
+    def stop_service(self, name: str, deadline: Deadline) -> None:
         """Stop a service of the host. Raises ModuleFailed."""
         ...
 
-    def start_service(self, name: str) -> None:
+    def start_service(self, name: str, deadline: Deadline) -> None:
         """Start a service of the host. Raises ModuleFailed."""
         ...
 
@@ -342,3 +352,13 @@ class Reporter(Protocol):
     def warn(self, text: str) -> None:
         """Something is wrong but does not end the run."""
         ...
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The outside of a reconcile, wired once by the command line."""
+
+    cluster: Cluster
+    host: HostSystem
+    clock: Clock
+    reporter: Reporter

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kubernetes.client
-import kubernetes.config
 import pytest
 
 

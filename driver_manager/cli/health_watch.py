@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -30,10 +29,8 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health import machine
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.profile import Profile
-from driver_manager.settings import Values
+from driver_manager.domain.setting import Values
 
-_NODE_NAME = tuple(setting for setting in settings.CLUSTER if setting.name == "node_name")
-_DRIVER_ROOT = tuple(setting for setting in settings.DRIVER if setting.name == "driver_root")
 _ONCE_CODES = {
     Health.HEALTHY: ExitCode.DONE,
     Health.UNHEALTHY: ExitCode.MODULE_FAILED,
@@ -50,14 +47,13 @@ _ONCE_CODES = {
 @click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
 @click.option("--handover", is_flag=True, hidden=True, help="Print what the loop is started with, for a reload.")
 @output_option
-@with_options(settings.HEALTH, settings.HOST, _DRIVER_ROOT, _NODE_NAME, settings.LOGGING)
-def health_watch_command(*, once: bool, handover: bool, output: str, **options: Any) -> int:
+@with_options(settings.HEALTH, settings.HOST, (settings.DRIVER_ROOT, settings.NODE_NAME), settings.LOGGING)
+def health_watch_command(*, once: bool, handover: bool, output: str, values: Values) -> int:
     """Run the profile's probe again and again; after some failures in a row the driver is wedged.
 
     Then the driver's ready marker is withdrawn, and where only a reboot helps the recovery marker is written for the
     rebooter. Both are undone when the driver recovers. Asks nothing of the API server. SIGHUP reads the profile anew.
     """
-    values = Values(options)
     launch = _launch(values)
     if once:
         return _once(launch, output)
@@ -75,36 +71,43 @@ def _launch(values: Values) -> Launch:
     boot_id(roots)  # a host that cannot be seen is better found now than at every turn
     profile = _profile(values, roots)
     policy = WatchPolicy(
-        interval_s=values.seconds("interval"),
-        failures=values.count("failures"),
-        timeout_s=values.seconds("timeout", profile.probe.timeout_s if profile.probe else 0.0),
-        node=values.text("node_name"),
+        interval_s=values[settings.HEALTH_WATCH_INTERVAL],
+        failures=values[settings.HEALTH_WATCH_FAILURES],
+        timeout_s=_probe_timeout_s(values, profile),
+        node=values[settings.NODE_NAME],
     )
-    for name, seconds in (("interval", policy.interval_s), ("timeout", policy.timeout_s)):
-        refuse_zero(name, seconds)
-    textfile = values.text("metrics_textfile")
+    refuse_zero(settings.HEALTH_WATCH_INTERVAL, policy.interval_s)
+    refuse_zero(settings.HEALTH_WATCH_TIMEOUT, policy.timeout_s)
+    textfile = values[settings.METRICS_TEXTFILE]
     if textfile and not Path(textfile).parent.is_dir():
         raise ConfigError(
             f"the folder of --metrics-textfile {textfile} is not there",
             "Mount that folder writable, or mend --metrics-textfile.",
         )
-    if values.text("metrics_addr"):
-        parse_address(values.text("metrics_addr"))
+    if values[settings.METRICS_ADDR]:
+        parse_address(values[settings.METRICS_ADDR])
         require_client()
     return Launch(
         roots=roots,
         profile=profile,
         policy=policy,
-        driver_root=values.text("driver_root") or profile.paths.driver_root,
-        metrics_addr=values.text("metrics_addr"),
-        metrics_textfile=values.text("metrics_textfile"),
+        driver_root=values[settings.DRIVER_ROOT] or profile.paths.driver_root,
+        metrics_addr=values[settings.METRICS_ADDR],
+        metrics_textfile=values[settings.METRICS_TEXTFILE],
         argv=tuple(click.get_current_context().find_root().obj or ()),
     )
 
 
+def _probe_timeout_s(values: Values, profile: Profile) -> float:
+    told = values[settings.HEALTH_WATCH_TIMEOUT]
+    if told is not None:
+        return told
+    return profile.probe.timeout_s if profile.probe else 0.0
+
+
 def _profile(values: Values, roots: HostRoots) -> Profile:
-    known = profiles.known(values.text("profile_file"))
-    profile = profiles.pick(values.text("profile"), known, (), lambda one: bool(pci_devices(roots, one)))
+    known = profiles.known(values[settings.PROFILE_FILE])
+    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
     if profile.probe is None:
         raise ConfigError(
             f"the profile {profile.name} has no probe", "Add [probe] to it; the shipped profiles show how."

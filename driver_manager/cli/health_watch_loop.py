@@ -20,7 +20,7 @@ from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.supervisor import KILL_S, TERM_S, Supervisor
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli import lean
-from driver_manager.core.health.loop import HealthWatch, WatchPolicy
+from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.health.metrics import HealthReport
@@ -82,7 +82,7 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     prober = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s)
     marks = HostMarks(launch.roots, launch.profile, clock)
     publish = _publisher(launch, clock, reporter)
-    watch = HealthWatch(prober, marks, clock, reporter, launch.policy, publish)
+    watch = HealthWatch(WatchPorts(prober, marks, clock, reporter), launch.policy, publish)
     policy = launch.policy
     reporter.info(
         f"watching the {launch.profile.name} driver every {policy.interval_s:g} s; "

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from driver_manager.settings import COMMON, HEADINGS, Setting, SettingKind, heading_of
+from driver_manager.domain.setting import AnySetting, SettingKind
+from driver_manager.settings import COMMON, HEADINGS, heading_of
 
 _SENTENCE_END = re.compile(r"(?<=\.)(?<!e\.g\.) ")
 
@@ -27,7 +28,7 @@ def first_sentence(text: str) -> str:
 class SettingOption(click.Option):
     """An option made from a Setting; its row of the help names the variable and the default behind the text."""
 
-    def __init__(self, *args: Any, setting: Setting, **known: Any) -> None:
+    def __init__(self, *args: Any, setting: AnySetting, **known: Any) -> None:
         super().__init__(*args, **known)
         self.setting = setting
 
@@ -70,7 +71,7 @@ def _heading(option: click.Option) -> str:
 
 
 def _is_common(option: click.Parameter) -> bool:
-    return not isinstance(option, SettingOption) or option.setting.name in COMMON
+    return not isinstance(option, SettingOption) or option.setting in COMMON
 
 
 def _show_all(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -15,21 +14,21 @@ from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.wiring import open_session
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.model import Holder
+from driver_manager.domain.model import UNREAD, Holder
 from driver_manager.domain.modules import users
 from driver_manager.domain.pods.operands import named
-from driver_manager.settings import Values
+from driver_manager.domain.setting import Values
 
 
 @click.command(cls=ScreenCommand, name="holders", short_help="List the processes that use the device.")
 @output_option
 @with_options(settings.CLUSTER, settings.HOST, settings.LOGGING)
-def holders_command(*, output: str, **options: Any) -> int:
+def holders_command(*, output: str, values: Values) -> int:
     """List the processes that have the device open or mapped, with their pods and containers. Changes nothing.
 
     Needs the host's /proc (PROC_ROOT) and, for the names of pods, the API server.
     """
-    session = open_session(Values(options), api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     if not session.is_here:
         raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
     loaded = session.ports().host.modules().values()
@@ -39,9 +38,13 @@ def holders_command(*, output: str, **options: Any) -> int:
     if any(holder.pod_uid for holder in found):
         found = named(found, session.cluster.pods().pods)
     put(json.dumps([asdict(holder) for holder in found], indent=2) if output == "json" else _table(found))
-    if count > len(found):
+    sure = [holder for holder in found if holder.how != UNREAD]
+    for holder in found:
+        if holder.how == UNREAD:
+            session.log.warn(str(holder))
+    if count > len(sure):
         session.log.warn(
-            f"the driver has {count - len(found)} more user(s) that could not be found under {session.roots.proc}"
+            f"the driver has {count - len(sure)} more user(s) that could not be found under {session.roots.proc}"
         )
     return ExitCode.DONE
 
@@ -51,7 +54,7 @@ def _table(holders: tuple[Holder, ...]) -> str:
         return "nobody uses the device"
     rows = [("PID", "PROCESS", "NODE", "HOW", "POD", "CONTAINER")]
     rows += [
-        (str(one.pid), one.process, one.node, one.how, one.pod or one.pod_uid or "-", one.container[:12] or "-")
+        (str(one.pid), one.process, one.node or "-", one.how, one.pod or one.pod_uid or "-", one.container[:12] or "-")
         for one in holders
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

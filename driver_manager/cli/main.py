@@ -7,13 +7,15 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.printing import put
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
+from driver_manager.domain.setting import Setting
+from driver_manager.settings import LOG_FORMAT, TERMINATION_LOG
 
 COMMANDS = {
     "reconcile-driver-state": ("driver_manager.cli.reconcile", "reconcile_command"),
@@ -63,7 +65,21 @@ def cli() -> None:
 
 def entry() -> None:
     """The console script: run, and end with the exit code of the wire contract."""
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with all that was written; nothing is taken down that ends with it.
+
+    Taking modules down one by one is 20 ms that a node is given back later. Where a stream cannot be written any more,
+    the interpreter ends as it ever does, and says so.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)
+    os._exit(code)
 
 
 def run(argv: list[str]) -> int:
@@ -101,19 +117,19 @@ def _usage_text(error: click.ClickException) -> str:
     return " ".join(error.format_message().split())
 
 
-def _told(argv: list[str], flag: str, env: str, default: str) -> str:
+def _told(argv: list[str], option: Setting[str]) -> str:
     """An option where click has not read it, or could not: flag before environment before default."""
     for number, word in enumerate(argv):
-        if word == flag and number + 1 < len(argv):
+        if word == option.flag and number + 1 < len(argv):
             return argv[number + 1]
-        if word.startswith(f"{flag}="):
+        if word.startswith(f"{option.flag}="):
             return word.partition("=")[2]
-    return os.environ.get(env) or default
+    return os.environ.get(option.env) or str(option.default or option.unset)
 
 
 def _fail(argv: list[str], code: ExitCode, what: str, remedy: str) -> int:
     """Two lines, as every failure has them; the exit code."""
-    wanted = _told(argv, "--log-format", "LOG_FORMAT", "auto")
+    wanted = _told(argv, LOG_FORMAT)
     as_json = wanted == "json" or (wanted != "text" and not sys.stderr.isatty())
-    path = _told(argv, "--termination-log", "TERMINATION_LOG", "/dev/termination-log")
+    path = _told(argv, TERMINATION_LOG)
     return LogForm(as_json, termination_log=path).fail(time.time, code, what, remedy)

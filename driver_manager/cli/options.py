@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -9,9 +10,12 @@ import click
 
 from driver_manager.adapters.report.terminal import allows_colour
 from driver_manager.cli.help_screen import SettingOption
-from driver_manager.settings import Setting, SettingKind, parse_duration
+from driver_manager.domain.duration import parse_duration
+from driver_manager.domain.setting import AnySetting, SettingKind, Values
+from driver_manager.settings import DRIVER_PROFILE
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 class Duration(click.ParamType[float]):
@@ -50,7 +54,7 @@ def _profiles(_: click.Context, __: click.Parameter, incomplete: str) -> list[st
     return [name for name in (profiles.AUTO, *sorted(profiles.builtin())) if name.startswith(incomplete)]
 
 
-def _type_of(setting: Setting) -> Any:
+def _type_of(setting: AnySetting) -> Any:
     match setting.kind:
         case SettingKind.DURATION:
             return Duration()
@@ -66,12 +70,19 @@ def _type_of(setting: Setting) -> Any:
             return click.STRING
 
 
-def with_options(*groups: tuple[Setting, ...]) -> Callable[[F], F]:
-    """Decorator that adds every setting of `groups` as an option with its environment variable."""
+def with_options(*groups: tuple[AnySetting, ...]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Decorator that adds every setting of `groups` as an option; the command gets them all as `values`."""
+    settings = [setting for group in groups for setting in group]
 
-    def decorate(command: F) -> F:
-        for setting in reversed([setting for group in groups for setting in group]):
-            command = click.option(
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(command)
+        def with_values(**options: Any) -> R:
+            values = Values({setting: options.pop(setting.name) for setting in settings})
+            return command(values=values, **options)
+
+        made: Callable[..., R] = with_values
+        for setting in reversed(settings):
+            made = click.option(
                 setting.flag,
                 setting.name,
                 cls=SettingOption,
@@ -80,11 +91,11 @@ def with_options(*groups: tuple[Setting, ...]) -> Callable[[F], F]:
                 type=_type_of(setting),
                 is_flag=setting.kind is SettingKind.FLAG,
                 default=setting.default,
-                shell_complete=_profiles if setting.name == "profile" else None,
+                shell_complete=_profiles if setting is DRIVER_PROFILE else None,
                 metavar="NUMBER" if setting.kind is SettingKind.COUNT else None,
                 help=setting.help,
-            )(command)
-        return command
+            )(made)
+        return made
 
     return decorate
 

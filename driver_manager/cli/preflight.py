@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
-from typing import Any
 
 import click
 
 from driver_manager import settings
 from driver_manager.cli.help_screen import ScreenCommand
-from driver_manager.cli.options import styled, with_options
+from driver_manager.cli.options import output_option, styled, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.wiring import open_session, policy
-from driver_manager.core.swap.executor import Ports
 from driver_manager.core.swap.reconcile import decide, rehearsed
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.escaping import shown
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.preflight import Check, access, checks, rights_to_replace
-from driver_manager.ports import Cluster
-from driver_manager.settings import Values
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.ports import Cluster, Ports
 
 _WISHED = ("create", "events")
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 
 @click.command(cls=ScreenCommand, name="preflight", short_help="Check whether the driver could be replaced now.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["auto", "text", "json"]),
-    default="auto",
-    show_default=True,
-    help="auto: text on a terminal, else JSON.",
-)
+@output_option
 @with_options(settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
-def preflight_command(*, output: str, **options: Any) -> int:
+def preflight_command(*, output: str, values: Values) -> int:
     """Check whether the driver could be replaced now: modules, signatures, conflicts, rights, deadline.
 
     Changes nothing. Exit code 6 when something would stop the run; a run of reconcile-driver-state checks the same
     before its first change.
     """
-    values = Values(options)
     wanted = policy(values)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     obs = session.observe(session.node)
@@ -53,13 +43,12 @@ def preflight_command(*, output: str, **options: Any) -> int:
         raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
     needed = rights_to_replace(session.profile, wanted)
     found = (
-        *checks(obs.host, session.profile, wanted),
+        *checks(Situation.of(obs, session.profile, wanted)),
         *_workloads(session.ports(), obs, session.profile, wanted),
         *access(session.cluster.refused(needed), needed),
         *_wished(session.cluster),
     )
-    as_json = output == "json" or (output == "auto" and not sys.stdout.isatty())
-    put(json.dumps([asdict(check) for check in found], indent=2) if as_json else _text(found))
+    put(json.dumps([asdict(check) for check in found], indent=2) if output == "json" else _text(found))
     return ExitCode.PREFLIGHT_FAILED if any(check.ok is False for check in found) else ExitCode.DONE
 
 

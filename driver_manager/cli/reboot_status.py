@@ -13,7 +13,7 @@ from driver_manager.domain.model import Node
 from driver_manager.domain.reboot.patches import is_approved
 from driver_manager.domain.reboot.record import Record
 
-WINDOW = tuple(setting for setting in settings.REBOOTER if setting.name == "reboot_attempts_window")
+WINDOW = settings.REBOOT_ATTEMPTS_WINDOW
 """The option that says for how long a reboot counts; it should be the rebooter's."""
 
 
@@ -24,7 +24,7 @@ def facts(session: Session, node: Node, *, on_host: bool) -> dict[str, Any] | No
     if not paths.reboot_marker:
         return None
     record, problem = _record(session) if on_host else (Record(), "not on the node")
-    wall_s, window_s = session.clock.wall(), session.values.seconds(WINDOW[0].name)
+    wall_s, window_s = session.clock.wall(), session.values[WINDOW]
     return {
         "required": keys.reboot_required in node.labels,
         "approved": is_approved(node, keys),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from zoneinfo import ZoneInfo
 
 import click
@@ -29,7 +29,7 @@ from driver_manager.adapters.report.log import LogReporter
 from driver_manager.cli import lean
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import with_options
-from driver_manager.cli.wiring import eviction_rules, host_roots, kube_cluster, log_form, node_name, refuse_zero
+from driver_manager.cli.wiring import eviction_consents, host_roots, kube_cluster, log_form, node_name, refuse_zero
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.core.reboot.node_drain import NodeDrain
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
@@ -39,7 +39,7 @@ from driver_manager.domain.reboot.record import Record, RecordUnreadable
 from driver_manager.domain.reboot.snapshot import is_idle
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.domain.reboot.windows import Schedule
-from driver_manager.settings import Values
+from driver_manager.domain.setting import Values
 
 if TYPE_CHECKING:
     from driver_manager.adapters.kube.cluster import KubeCluster
@@ -72,13 +72,13 @@ class Wired:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
 @with_options(settings.REBOOTER, settings.REBOOT_EVICTION, settings.CLUSTER, settings.HOST, settings.LOGGING)
-def rebooter_command(*, dry_run: bool, **options: Any) -> int:
+def rebooter_command(*, dry_run: bool, values: Values) -> int:
     """Watch for the reboot-required marker and reboot the node once it is approved, and everything else allows it.
 
     Runs for ever, one on each node; without a marker it asks the API server nothing, but for one look at the Node where
     it has never been before. Needs the host's root (/host), /proc and namespaces.
     """
-    wired = _wired(Values(options), dry_run=dry_run)
+    wired = _wired(values, dry_run=dry_run)
     wired.clock.install()
     # Before the first idle hour, too: a bad kubeconfig is said at once.
     cluster = kube_cluster(wired.values, wired.policy.node, wired.clock, wired.log)
@@ -96,22 +96,22 @@ def rebooter_command(*, dry_run: bool, **options: Any) -> int:
 
 def _wired(values: Values, *, dry_run: bool) -> Wired:
     """Everything that can be checked without a request. Raises ConfigError."""
-    refuse_zero("interval", values.seconds("interval"))
+    refuse_zero(settings.REBOOTER_INTERVAL, values[settings.REBOOTER_INTERVAL])
     clock, roots = SystemClock(), host_roots(values)
     profile = _profile(values, roots)
     policy = RebootPolicy(
         node=node_name(values, roots),
         keys=profile.keys,
-        auto_upgrade=values.flag("auto_upgrade"),
-        auto_recover=values.flag("auto_recover"),
-        min_uptime_s=values.seconds("reboot_min_uptime"),
-        max_attempts=values.count("reboot_attempts"),
-        attempt_window_s=values.seconds("reboot_attempts_window"),
-        max_concurrent=values.count("max_concurrent_reboots"),
+        auto_upgrade=values[settings.AUTO_UPGRADE],
+        auto_recover=values[settings.AUTO_RECOVER],
+        min_uptime_s=values[settings.REBOOT_MIN_UPTIME],
+        max_attempts=values[settings.REBOOT_ATTEMPTS],
+        attempt_window_s=values[settings.REBOOT_ATTEMPTS_WINDOW],
+        max_concurrent=values[settings.MAX_CONCURRENT_REBOOTS],
         schedule=_schedule(values),
-        cordon=values.flag("reboot_cordon") or values.flag("reboot_evict"),
-        clear_workloads=values.flag("reboot_evict"),
-        grace_s=values.seconds("reboot_grace"),
+        cordon=values[settings.REBOOT_CORDON] or values[settings.REBOOT_EVICT],
+        clear_workloads=values[settings.REBOOT_EVICT],
+        grace_s=values[settings.REBOOT_GRACE],
         dry_run=dry_run,
     )
     log = log_form(values).reporter(clock.wall)
@@ -119,8 +119,8 @@ def _wired(values: Values, *, dry_run: bool) -> Wired:
 
 
 def _profile(values: Values, roots: HostRoots) -> Profile:
-    known = profiles.known(values.text("profile_file"))
-    profile = profiles.pick(values.text("profile"), known, (), lambda one: bool(pci_devices(roots, one)))
+    known = profiles.known(values[settings.PROFILE_FILE])
+    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
     if not (profile.paths.reboot_marker and profile.paths.rebooter_record and profile.keys.reboot_slots):
         raise ConfigError(
             f"profile {profile.name} asks for no reboots",
@@ -133,7 +133,7 @@ def _profile(values: Values, roots: HostRoots) -> Profile:
 
 
 def _schedule(values: Values) -> Schedule:
-    name = values.text("reboot_time_zone")
+    name = values[settings.REBOOT_TIME_ZONE]
     try:
         zone: tzinfo = UTC if name == "UTC" else ZoneInfo(name)
     except (KeyError, OSError, ValueError) as error:
@@ -141,13 +141,13 @@ def _schedule(values: Values) -> Schedule:
             f"there is no time zone {name!r} here", "Set REBOOT_TIME_ZONE to a name such as Europe/Berlin, or UTC."
         ) from error
     try:
-        return windows.parse(values.text("reboot_windows"), zone)
+        return windows.parse(values[settings.REBOOT_WINDOWS], zone)
     except ValueError as error:
         raise ConfigError(str(error), "Mend REBOOT_WINDOWS (--reboot-windows).") from error
 
 
 def _command(values: Values) -> tuple[str, ...]:
-    text = values.text("reboot_command")
+    text = values[settings.REBOOT_COMMAND]
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
@@ -174,8 +174,8 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
     values, clock, log, profile = wired.values, wired.clock, wired.log, wired.profile
     from driver_manager.adapters.kube.leases import LeaseSlots  # noqa: PLC0415  # the Kubernetes client, as above
 
-    namespace = values.text("operator_namespace") or values.text("pod_namespace") or profile.namespace
-    rules = replace(eviction_rules(values), is_enabled=True)
+    namespace = values[settings.OPERATOR_NAMESPACE] or values[settings.POD_NAMESPACE] or profile.namespace
+    rules = replace(eviction_consents(values), is_enabled=True)
     ports = RebootPorts(
         cluster,
         LeaseSlots(cluster.api, namespace, profile.keys),
@@ -184,7 +184,7 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
         log,
         NodeDrain(cluster, clock, log, profile, rules) if wired.policy.clear_workloads else None,
     )
-    interval_s = values.seconds("interval")
+    interval_s = values[settings.REBOOTER_INTERVAL]
     while True:
         with _alone(wired) as is_alone:
             if is_alone:
@@ -199,7 +199,7 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
 @contextlib.contextmanager
 def _alone(wired: Wired) -> Generator[bool, None, None]:
     """Whether no other process acts on this host's marker, for as long as the context lasts. Raises ConfigError."""
-    path = f"{wired.profile.paths.rebooter_record}.lock"
+    path = wired.profile.paths.rebooter_lock
     with contextlib.ExitStack() as stack:
         try:
             is_alone = stack.enter_context(WorkLock(wired.roots.files(), path).alone(wired.clock))
@@ -217,7 +217,7 @@ def _become_idle(wired: Wired) -> NoReturn:
         "marker": paths.reboot_marker,
         "record": paths.rebooter_record,
         "node": wired.policy.node,
-        "interval_s": wired.values.seconds("interval"),
+        "interval_s": wired.values[settings.REBOOTER_INTERVAL],
         "keeps_record": not wired.policy.dry_run,
         "argv": sys.argv[1:],
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
@@ -18,7 +17,7 @@ from driver_manager.core.swap.reconcile import Outcome, decide, reconcile, rehea
 from driver_manager.domain import events
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
 from driver_manager.domain.model import Policy
-from driver_manager.settings import Values
+from driver_manager.domain.setting import Values
 
 _GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 
@@ -31,13 +30,12 @@ _GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST,
 @click.option("--dry-run", is_flag=True, help="Print the plan and change nothing (same as `plan`).")
 @output_option
 @with_options(*_GROUPS)
-def reconcile_command(*, dry_run: bool, output: str, **options: Any) -> int:
+def reconcile_command(*, dry_run: bool, output: str, values: Values) -> int:
     """Bring this node's driver to what is wanted, and give the node back as it was.
 
     Pauses the operands' deploy labels, waits until their pods have left, unloads the old driver, loads the new one
     (or clears the way for its container), and puts every label back. Killed at any point, the next run goes on.
     """
-    values = Values(options)
     if dry_run:
         return _show_plan(values, output)
     wanted = policy(values)
@@ -64,9 +62,9 @@ def _reconciled(session: Session, wanted: Policy) -> Outcome:
 @click.command(cls=ScreenCommand, name="plan", short_help="Print what a reconcile would do now, and why.")
 @output_option
 @with_options(*_GROUPS)
-def plan_command(*, output: str, **options: Any) -> int:
+def plan_command(*, output: str, values: Values) -> int:
     """Print what reconcile-driver-state would do now, and why. Changes nothing."""
-    return _show_plan(Values(options), output)
+    return _show_plan(values, output)
 
 
 def _show_plan(values: Values, output: str) -> int:
@@ -97,7 +95,7 @@ def _announce(session: Session, outcome: Outcome) -> None:
         session.log.info(outcome.what)
     line = f"exit {outcome.exit_code.value}: {outcome.what} {outcome.remedy}".strip()
     last = f"exit {outcome.exit_code.value}: {outcome.what}"
-    write_termination_log(session.values.text("termination_log"), last, outcome.remedy)
+    write_termination_log(session.values[settings.TERMINATION_LOG], last, outcome.remedy)
     if outcome.changed:
         with session.clock.shielded():
             reason = events.DRIVER_RECONCILE_FAILED if failed else events.DRIVER_RECONCILED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
-from typing import Any
 
 import click
 
@@ -20,13 +19,11 @@ from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import NodeChange, Observation
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.driver_state import is_loaded
 from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, release
 from driver_manager.domain.swap.planner import refuse_if_owned
-from driver_manager.domain.swap.steps import GiveBack
-from driver_manager.settings import Values
-
-_TAKE_OVER = tuple(setting for setting in settings.DRIVER if setting.name == "take_over")
+from driver_manager.domain.swap.steps.node import GiveBack
 
 
 @click.command(cls=ScreenCommand, name="restore", short_help="Give this node back from its journal by hand.")
@@ -35,17 +32,16 @@ _TAKE_OVER = tuple(setting for setting in settings.DRIVER if setting.name == "ta
     "--ignore-journal", is_flag=True, help="Decode the labels from their own values; drop an unreadable journal."
 )
 @output_option
-@with_options(settings.CLUSTER, _TAKE_OVER, settings.HOST, settings.LOGGING)
-def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, **options: Any) -> int:
+@with_options(settings.CLUSTER, (settings.TAKE_OVER,), settings.HOST, settings.LOGGING)
+def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values: Values) -> int:
     """Give this node back from its journal: labels that still hold our value, our cordon, the journal itself.
 
     What somebody changed meanwhile stays as they made it. Works from a laptop too. Refused while the run that took
     the node lives (--take-over if you know better).
     """
-    values = Values(options)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
-    refuse_if_owned(obs, take_over=values.flag("take_over"))
+    refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
     if obs.host is None and journal is not None and journal.services and not dry_run:
         raise ConfigError(
             f"host services were stopped on node {obs.node.name} ({', '.join(journal.services)}), and this is not it",
@@ -63,7 +59,7 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     ports, is_well = session.ports(), False
     session.log.step(1, 1, GiveBack(journal).describe())
     try:
-        settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, session.profile, obs)
+        settler = Settler(ports, session.profile, obs)
         # On the node, a run that only sleeps must not go on with a driver that is in use again.
         with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
             settler.give_back(journal)

@@ -22,8 +22,8 @@ from driver_manager.domain.model import Host, Node, Observation, Policy
 from driver_manager.domain.modules import unload_order
 from driver_manager.domain.pods.labels import is_paused
 from driver_manager.domain.pods.operands import placed_by, why_still_there
-from driver_manager.domain.swap.steps import Plan
-from driver_manager.settings import Values
+from driver_manager.domain.setting import Values
+from driver_manager.domain.swap.plan import Plan
 
 OFF_NODE = "not on the node"
 
@@ -43,14 +43,13 @@ class Facts:
 )
 @output_option
 @with_options(
-    settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, reboot_status.WINDOW, settings.HOST, settings.LOGGING
+    settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, (reboot_status.WINDOW,), settings.HOST, settings.LOGGING
 )
-def status_command(*, output: str, **options: Any) -> int:
+def status_command(*, output: str, values: Values) -> int:
     """Show this node on one screen: labels, journal, cordon, operand pods, modules, digest, and what a run would do.
 
     Works in a node debug pod (host at /host) and from a laptop, where the host's part says "not on the node".
     """
-    values = Values(options)
     wanted = policy(values)
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     body = as_json(_facts(session, wanted), session)

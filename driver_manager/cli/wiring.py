@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from driver_manager import profiles, settings
 from driver_manager.adapters.host import facts as host_facts
@@ -20,7 +20,6 @@ from driver_manager.adapters.process import identity as process_identity
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.adapters.report.terminal import is_capable
-from driver_manager.core.swap.executor import Ports
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ManagerError
@@ -28,8 +27,8 @@ from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, PodList, Policy, is_this_host
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
-from driver_manager.ports import Cluster
-from driver_manager.settings import Values
+from driver_manager.domain.setting import Setting, Values
+from driver_manager.ports import Cluster, Ports
 
 if TYPE_CHECKING:
     from driver_manager.adapters.kube.cluster import KubeCluster
@@ -40,66 +39,72 @@ CONTAINER_HOST_ROOT = Path("/host")
 def host_roots(values: Values) -> HostRoots:
     """Where the host is seen: as told, else /host where a host tree is mounted there, else /."""
     mounted = (CONTAINER_HOST_ROOT / "etc").is_dir()
-    root = Path(values.text("host_root") or (CONTAINER_HOST_ROOT if mounted else "/"))
+    root = Path(values[settings.HOST_ROOT] or (CONTAINER_HOST_ROOT if mounted else "/"))
     return HostRoots(
         root=root,
-        proc=Path(values.text("proc_root") or root / "proc"),
-        sys=Path(values.text("sys_root") or root / "sys"),
-        dev=Path(values.text("dev_root") or root / "dev"),
+        proc=Path(values[settings.PROC_ROOT] or root / "proc"),
+        sys=Path(values[settings.SYS_ROOT] or root / "sys"),
+        dev=Path(values[settings.DEV_ROOT] or root / "dev"),
     )
 
 
 def policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for a bad selector."""
     return Policy(
-        loader=Loader(values.text("driver_load")),
-        force_reinstall=values.flag("force_reinstall"),
-        no_wait=values.flag("no_wait"),
-        take_over=values.flag("take_over"),
-        stop_host_services=values.flag("stop_host_services"),
-        pod_termination_timeout_s=values.seconds("pod_termination_timeout"),
-        device_free_timeout_s=values.seconds("device_free_timeout"),
-        deadline_s=values.seconds("reconcile_deadline"),
+        loader=Loader(values[settings.DRIVER_LOAD]),
+        force_reinstall=values[settings.FORCE_REINSTALL],
+        no_wait=values[settings.NO_WAIT],
+        take_over=values[settings.TAKE_OVER],
+        stop_host_services=values[settings.STOP_HOST_SERVICES],
+        pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
+        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
+        deadline_s=values[settings.RECONCILE_DEADLINE],
         eviction=eviction_rules(values),
-        completion=_selector(values, "wait_for_completion_selector"),
-        completion_timeout_s=values.seconds("wait_for_completion_timeout"),
-        safe_load=values.flag("safe_load"),
-        operator_timeout_s=values.seconds("operator_timeout"),
-        ignore_skip=values.flag("ignore_skip"),
+        completion=_selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
+        completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
+        safe_load=values[settings.SAFE_LOAD],
+        operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
+        ignore_skip=values[settings.IGNORE_SKIP],
     )
 
 
 def eviction_rules(values: Values) -> EvictionRules:
     """What may be done to users' pods. Raises ConfigError for a bad selector."""
-    classes = values.text("npu_pod_eviction_device_class").split(",")
+    return replace(
+        eviction_consents(values),
+        is_enabled=values[settings.ENABLE_NPU_POD_EVICTION],
+        evicts_holders=values[settings.EVICT_HOLDERS],
+        drains=values[settings.ENABLE_AUTO_DRAIN],
+        drain_selector=_selector(values, settings.DRAIN_POD_SELECTOR_LABEL),
+        drain_timeout_s=values[settings.DRAIN_TIMEOUT_SECONDS],
+    )
+
+
+def eviction_consents(values: Values) -> EvictionRules:
+    """Of those rules, what matters before a reboot, too."""
+    classes = values[settings.NPU_POD_EVICTION_DEVICE_CLASS].split(",")
     return EvictionRules(
-        is_enabled=values.flag("enable_npu_pod_eviction"),
-        forces=values.flag("npu_pod_eviction_force"),
-        deletes_empty_dirs=values.flag("npu_pod_eviction_delete_emptydir_data"),
-        evicts_holders=values.flag("evict_holders"),
-        timeout_s=values.seconds("pod_eviction_timeout"),
-        drains=values.flag("enable_auto_drain"),
-        drain_selector=_selector(values, "drain_pod_selector_label"),
-        drain_timeout_s=values.seconds("drain_timeout_seconds"),
+        forces=values[settings.NPU_POD_EVICTION_FORCE],
+        deletes_empty_dirs=values[settings.NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA],
+        timeout_s=values[settings.POD_EVICTION_TIMEOUT],
         device_classes=tuple(name.strip() for name in classes if name.strip()),
     )
 
 
-def _selector(values: Values, name: str) -> Selector:
+def _selector(values: Values, option: Setting[str]) -> Selector:
     """The label selector in an option. Raises ConfigError."""
     try:
-        return selectors.parse(values.text(name))
+        return selectors.parse(values[option])
     except ValueError as error:
-        option = next(setting for setting in settings.WORKLOADS if setting.name == name)
         raise ConfigError(
             f"{option.env} is not a label selector: {error}", "Write it as kubectl's -l takes it: a=b,c in (d,e)."
         ) from error
 
 
-def refuse_zero(name: str, seconds: float) -> None:
+def refuse_zero(option: Setting[Any], seconds: float) -> None:
     """Raise ConfigError for an option that has to be a time above 0."""
     if not seconds > 0:
-        raise ConfigError(f"--{name} is {seconds:g} seconds", f"Give --{name} a time above 0.")
+        raise ConfigError(f"{option.flag} is {seconds:g} seconds", f"Give {option.flag} a time above 0.")
 
 
 def _with_last_label(profile: Profile, key: str) -> Profile:
@@ -114,9 +119,9 @@ def _with_last_label(profile: Profile, key: str) -> Profile:
 
 def log_form(values: Values) -> LogForm:
     """How the log is written: text on a terminal, JSON lines otherwise, unless told."""
-    wanted = values.text("log_format") or "auto"
+    wanted = values[settings.LOG_FORMAT]
     as_json = wanted == "json" or (wanted == "auto" and not sys.stderr.isatty())
-    return LogForm(as_json, values.text("log_level") or "info", values.text("termination_log"))
+    return LogForm(as_json, values[settings.LOG_LEVEL], values[settings.TERMINATION_LOG])
 
 
 @dataclass
@@ -149,7 +154,7 @@ class Session:
             self._pods(current, identity, recent=recent),
             self.profile,
             identity,
-            digest=self.values.text("driver_config_digest"),
+            digest=self.values.get(settings.DRIVER_CONFIG_DIGEST, ""),
             read_host=lambda journal: self._host(journal, tolerant=tolerant),
             process_lives=lambda owner: process_identity.lives(owner, self.roots.proc),
         )
@@ -171,9 +176,10 @@ class Session:
         return self.cluster.pods()
 
     def _host(self, journal: Journal | None, *, tolerant: bool) -> Host | None:
-        loads = self.values.text("driver_load") == Loader.MANAGER.value
+        loads = self.values.get(settings.DRIVER_LOAD, "") == Loader.MANAGER.value
+        root = self.values.get(settings.DRIVER_ROOT, "")
         try:
-            return host_facts.read_host(self.roots, self.profile, self.values.text("driver_root"), journal, loads=loads)
+            return host_facts.read_host(self.roots, self.profile, root, journal, loads=loads)
         except ConfigError as error:
             if not tolerant:
                 raise
@@ -181,9 +187,9 @@ class Session:
             return None
 
     def _identity(self) -> Identity:
-        told = self.values.text("pod_name")
+        told = self.values[settings.POD_NAME]
         namespace = (
-            self.values.text("pod_namespace") or self.values.text("operator_namespace") or self.profile.namespace
+            self.values[settings.POD_NAMESPACE] or self.values[settings.OPERATOR_NAMESPACE] or self.profile.namespace
         )
         around, _ = whose(Path("/proc/self"))
         return Identity(told or socket.gethostname(), bool(told), namespace, self._process(), around)
@@ -199,7 +205,7 @@ class Session:
 def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporter:
     """The log; a list of steps instead for a person at a terminal, unless LOG_FORMAT says otherwise."""
     form = log_form(values)
-    if lists_steps and not form.as_json and values.text("log_format") != "text" and is_capable(sys.stderr):
+    if lists_steps and not form.as_json and values[settings.LOG_FORMAT] != "text" and is_capable(sys.stderr):
         from driver_manager.adapters.report.steps import StepList  # noqa: PLC0415  # with a thread, for this case only
 
         return StepList(clock.monotonic, level=form.level, stream=sys.stderr)
@@ -213,8 +219,8 @@ def open_session(
 
     `lists_steps`: the command has steps that a person may want to follow; it has to call `log.ended` after them.
     """
-    known = profiles.known(values.text("profile_file"))
-    wanted = values.text("profile")
+    known = profiles.known(values[settings.PROFILE_FILE])
+    wanted = values[settings.DRIVER_PROFILE]
     if wanted != profiles.AUTO:
         profiles.pick(wanted, known, (), lambda _: False)
     clock = SystemClock()
@@ -226,7 +232,7 @@ def open_session(
     node = cluster.node()
     is_here = _is_here(node, roots)
     profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(pci_devices(roots, one)))
-    profile = _with_last_label(profile, values.text("node_label_for_pod_eviction"))
+    profile = _with_last_label(profile, values[settings.NODE_LABEL_FOR_NPU_POD_EVICTION])
     return Session(values, clock, log, cluster, roots, node, profile, is_here)
 
 
@@ -240,7 +246,7 @@ def _is_here(node: Node, roots: HostRoots) -> bool:
 
 def node_name(values: Values, roots: HostRoots) -> str:
     """The node's name: as told, else the host's own where a host tree is mounted. Raises ConfigError."""
-    told = values.text("node_name")
+    told = values[settings.NODE_NAME]
     if not told and roots.root != Path("/"):
         with contextlib.suppress(OSError):
             told = (roots.files().read("/etc/hostname") or "").strip()
@@ -258,5 +264,6 @@ def kube_cluster(
     from driver_manager.adapters.kube.client import load_client  # noqa: PLC0415  # as above
     from driver_manager.adapters.kube.cluster import KubeCluster  # noqa: PLC0415  # 40 MiB that only this needs
 
-    client = load_client(values.text("kubeconfig") or None)
-    return KubeCluster(client, name, clock, log, values.seconds("api_timeout", api_timeout_s))
+    told = values[settings.API_TIMEOUT]
+    client = load_client(values[settings.KUBECONFIG] or None)
+    return KubeCluster(client, name, clock, log, api_timeout_s if told is None else told)

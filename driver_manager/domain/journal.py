@@ -5,14 +5,12 @@ Owns the JSON form of the annotation. Every version ever written stays readable.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
-
-VERSION = 1
+from driver_manager.domain.wire import Fields, Form
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,16 @@ class JournalUnreadable(ConfigError):
     """The annotation is not a journal that this version can act on."""
 
 
+FORM = Form(
+    "the node's journal",
+    JournalUnreadable,
+    "Look at it with `driver-manager status`; `driver-manager restore --ignore-journal` gives the labels back "
+    "from their own values. Nothing was changed.",
+    key="v",
+    is_compact=True,
+)
+
+
 def encode(journal: Journal) -> str:
     """The annotation's value: compact JSON with sorted keys."""
     owner = journal.owner
@@ -77,7 +85,6 @@ def encode(journal: Journal) -> str:
         "bootId": owner.boot_id,
     }
     body: dict[str, Any] = {
-        "v": VERSION,
         "bootId": journal.boot_id,
         "owner": {
             **({"pod": owner.pod, "uid": owner.pod_uid} if owner.pod_uid else {}),
@@ -100,83 +107,43 @@ def encode(journal: Journal) -> str:
         body["cordonManager"] = journal.cordon_manager
     if journal.node_uid:
         body["nodeUid"] = journal.node_uid
-    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return FORM.write(body)
 
 
 def decode(text: str) -> Journal:
     """The journal in `text`. Raises JournalUnreadable for garbage and for versions newer than this one."""
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(f"it is not JSON ({error})") from error
-    if not isinstance(body, dict):
-        raise _unreadable("it is not a JSON object")
-    version = body.get("v")
-    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
-        raise JournalUnreadable(
-            f"the node's journal has version {version}, this driver-manager knows up to {VERSION}",
-            "Run a driver-manager at least as new as the one that wrote it; nothing was changed.",
-        )
-    if version != VERSION or isinstance(version, bool):
-        raise _unreadable(f"its version is {version!r}")
+    body = FORM.read(text)
     return Journal(
-        owner=_owner(_typed(body, "owner", dict)),
-        boot_id=_typed(body, "bootId", str),
-        labels=_labels(_typed(body, "labels", dict)),
-        cordoned=_typed(body, "cordoned", bool),
-        driver=_driver(body["driver"]) if body.get("driver") is not None else None,
-        services=_names(body, "services") if "services" in body else (),
-        cordon_manager=_typed(body, "cordonManager", str) if "cordonManager" in body else "",
-        node_uid=_typed(body, "nodeUid", str) if "nodeUid" in body else "",
+        owner=_owner(body.fields("owner")),
+        boot_id=body.text("bootId"),
+        labels=body.texts_by_name("labels"),
+        cordoned=body.flag("cordoned"),
+        driver=None if "driver" not in body or body.is_null("driver") else _driver(body.fields("driver")),
+        services=body.texts("services", ()),
+        cordon_manager=body.text("cordonManager", ""),
+        node_uid=body.text("nodeUid", ""),
     )
 
 
-def _unreadable(why: str) -> JournalUnreadable:
-    return JournalUnreadable(
-        f"the node's journal cannot be read: {why}",
-        "Look at it with `driver-manager status`; `driver-manager restore --ignore-journal` gives the labels back "
-        "from their own values. Nothing was changed.",
-    )
-
-
-def _typed(body: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = body.get(key)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise _unreadable(f"{key} is {value!r}, expected {kind.__name__}")
-    return value
-
-
-def _owner(body: Mapping[str, Any]) -> Owner:
+def _owner(body: Fields) -> Owner:
     in_pod = "uid" in body
-    pod, pod_uid = (_typed(body, "pod", str), _typed(body, "uid", str)) if in_pod else ("", "")
+    pod, pod_uid = (body.text("pod"), body.text("uid")) if in_pod else ("", "")
     if in_pod and "pid" not in body:
         return Owner(pod=pod, pod_uid=pod_uid)
     return Owner(
         pod=pod,
         pod_uid=pod_uid,
-        pid=_typed(body, "pid", int),
-        start_ticks=_typed(body, "startTicks", int),
-        pid_namespace=_typed(body, "pidNamespace", int),
-        boot_id=_typed(body, "bootId", str),
+        pid=body.whole("pid"),
+        start_ticks=body.whole("startTicks"),
+        pid_namespace=body.whole("pidNamespace"),
+        boot_id=body.text("bootId"),
     )
 
 
-def _labels(body: Mapping[str, Any]) -> dict[str, str]:
-    if not all(isinstance(value, str) for value in body.values()):
-        raise _unreadable("labels holds something else than text")
-    return dict(body)
-
-
-def _driver(body: Any) -> OldDriver:
-    if not isinstance(body, dict):
-        raise _unreadable(f"driver is {body!r}, expected an object")
-    version, root = _typed(body, "version", str), _typed(body, "root", str)
-    digest = _typed(body, "digest", str) if "digest" in body else ""
-    return OldDriver(version=version, root=root, modules=_names(body, "modules"), digest=digest)
-
-
-def _names(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    names = _typed(body, key, list)
-    if not all(isinstance(name, str) for name in names):
-        raise _unreadable(f"{key} holds something else than text")
-    return tuple(names)
+def _driver(body: Fields) -> OldDriver:
+    return OldDriver(
+        version=body.text("version"),
+        root=body.text("root"),
+        modules=body.texts("modules"),
+        digest=body.text("digest", ""),
+    )

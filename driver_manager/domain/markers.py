@@ -5,14 +5,12 @@ Owns its JSON form and what is taken for a marker of an older operator. Every ve
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.wire import Form, parsed
 
-SCHEMA = 1
 UPGRADE = "upgrade"
 RECOVERY = "recovery"
 REASONS = (UPGRADE, RECOVERY)
@@ -50,6 +48,13 @@ class MarkerUnreadable(ConfigError):
     """The file is not a marker that this version can act on."""
 
 
+FORM = Form(
+    "the reboot-required marker",
+    MarkerUnreadable,
+    "Look at the file on the host and remove it if nobody needs it; nothing acts on it.",
+)
+
+
 def encode(marker: Marker) -> str:
     """The file's content: one line of JSON. The oldest evidence is left out where it would be too long."""
     evidence = marker.evidence
@@ -66,43 +71,28 @@ def decode(text: str) -> Marker:
     Raises MarkerUnreadable for anything else: what is not understood must not reboot a node.
     """
     if len(text) > MAX_CHARS:
-        raise _unreadable(f"it is longer than {MAX_CHARS} characters")
+        raise FORM.refused(f"it is longer than {MAX_CHARS} characters")
     try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parsed(text)
+    except ValueError:
         return _legacy(text)
-    if not isinstance(body, dict):
-        raise _unreadable("it is not a JSON object")
-    schema = body.get("schema")
-    if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
-        raise _unreadable(f"its schema is {schema!r}")
-    if schema > SCHEMA:
-        raise _unreadable(f"its schema is {schema}, this driver-manager knows up to {SCHEMA}")
-    if body.get("reason") not in REASONS:
-        raise _unreadable(f"its reason is {body.get('reason')!r}")
-    if not _text(body, "bootId"):
-        raise _unreadable("it names no boot")
-    written = body.get("time", 0)
-    evidence = body.get("evidence", [])
-    if not isinstance(written, int) or isinstance(written, bool):
-        raise _unreadable(f"its time is {written!r}")
-    if not isinstance(evidence, list) or not all(isinstance(line, str) for line in evidence):
-        raise _unreadable("its evidence is not a list of lines")
+    body = FORM.opened(value)
+    if not body.text("bootId", ""):
+        raise FORM.refused("it names no boot")
     return Marker(
-        reason=body["reason"],
-        boot_id=_text(body, "bootId"),
-        node=_text(body, "node"),
-        from_driver=_text(body, "from"),
-        to_driver=_text(body, "to"),
-        writer=_text(body, "writer"),
-        written_s=written,
-        evidence=tuple(evidence),
+        reason=body.choice("reason", REASONS),
+        boot_id=body.text("bootId"),
+        node=body.text("node", ""),
+        from_driver=body.text("from", ""),
+        to_driver=body.text("to", ""),
+        writer=body.text("writer", ""),
+        written_s=body.whole("time", 0),
+        evidence=body.texts("evidence", ()),
     )
 
 
 def _encoded(marker: Marker, evidence: tuple[str, ...]) -> str:
     body = {
-        "schema": SCHEMA,
         "reason": marker.reason,
         "bootId": marker.boot_id,
         "node": marker.node,
@@ -112,26 +102,12 @@ def _encoded(marker: Marker, evidence: tuple[str, ...]) -> str:
         "time": marker.written_s,
         **({"evidence": list(evidence)} if evidence else {}),
     }
-    return json.dumps(body, sort_keys=True) + "\n"
+    return FORM.write(body) + "\n"
 
 
 def _legacy(text: str) -> Marker:
     """Plain text of the Alauda operator (v1.2.4): no boot, no schema, but a word for why."""
     found = _NAMES_REASON.search(text) if _LEGACY.fullmatch(text) else None
     if found is None:
-        raise _unreadable("it is neither JSON nor a line that names upgrade or recovery")
+        raise FORM.refused("it is neither JSON nor a line that names upgrade or recovery")
     return Marker(UPGRADE if found.group(1).lower() == "upgrad" else RECOVERY, boot_id="")
-
-
-def _text(body: dict[str, Any], key: str) -> str:
-    value = body.get(key, "")
-    if not isinstance(value, str):
-        raise _unreadable(f"its {key} is {value!r}, expected a text")
-    return value
-
-
-def _unreadable(why: str) -> MarkerUnreadable:
-    return MarkerUnreadable(
-        f"the reboot-required marker cannot be read: {why}",
-        "Look at the file on the host and remove it if nobody needs it; nothing acts on it.",
-    )

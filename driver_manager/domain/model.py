@@ -21,7 +21,8 @@ FIELD_MANAGER = "driver-manager"
 class Node:
     """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told.
 
-    `is_ready` is None where its kubelet does not tell.
+    `cordon_record` is the place of the record of that in the managed fields. `is_ready` is None where its kubelet does
+    not tell.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Node:
     boot_id: str = ""
     machine_id: str = ""
     cordon_manager: str = ""
+    cordon_record: int = 0
     is_ready: bool | None = None
 
 
@@ -166,7 +168,7 @@ class ModuleFile:
 
     `layout_matches`: whether its checksum of `module_layout` is this kernel's, so that the kernel takes it although
     it was built for another release (kernel/module/version.c, check_modstruct_version). `flags_match`: whether the rest
-    of its vermagic (SMP, preempt, …) is that of the host's own modules.
+    of its vermagic (SMP, preempt, …) is that of the host's own modules. `unread`: why it tells nothing of itself.
     """
 
     name: str
@@ -178,11 +180,19 @@ class ModuleFile:
     flags_match: bool | None = None
     missing_dependencies: tuple[str, ...] = ()
     unknown_symbols: tuple[str, ...] | None = None
+    unread: str = ""
+
+
+UNREAD = "unknown"
+"""How a process uses the device whose /proc does not answer."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown."""
+    """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown.
+
+    With UNREAD it may be one: that cannot be determined, `node` is "" and no pod is held responsible.
+    """
 
     pid: int
     process: str
@@ -193,7 +203,9 @@ class Holder:
     pod: str = ""
 
     def __str__(self) -> str:
-        who = f"{self.process} (pid {self.pid})"
+        who = f"{self.process} (pid {self.pid})" if self.pid else self.process
+        if self.how == UNREAD:
+            return f"{who} may use the device: this cannot be determined, /proc does not answer in time"
         if self.pod or self.pod_uid:
             who += f" in pod {self.pod or self.pod_uid}"
         if self.container:
@@ -301,11 +313,12 @@ class DeviceVerdict:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One sample of a probe."""
+    """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself."""
 
     health: Health
     reason: str
     devices: tuple[DeviceVerdict, ...] = ()
+    is_tool_broken: bool = False
 
 
 class Loader(Enum):

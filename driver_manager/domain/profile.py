@@ -164,6 +164,11 @@ class HostPaths:
         """What health-watch remembers of this boot."""
         return self._of_ours("health-watch.json")
 
+    @property
+    def rebooter_lock(self) -> str:
+        """The file that the one rebooter of the host holds locked, "" where there is none."""
+        return f"{self.rebooter_record}.lock" if self.rebooter_record else ""
+
     def _of_ours(self, name: str) -> str:
         """A file beside our load record: in the vendor's folder under /run, gone with the boot."""
         return f"{self.load_record.rpartition('/')[0]}/{name}"
@@ -171,7 +176,10 @@ class HostPaths:
 
 @dataclass(frozen=True)
 class Probe:
-    """A command that says whether the driver serves its devices, looked for inside the driver root."""
+    """A command that says whether the driver serves its devices, looked for inside the driver root.
+
+    `lists_virtual`: it lists SR-IOV virtual functions that the driver has, beside the physical ones.
+    """
 
     tool: str
     args: tuple[str, ...] = ()
@@ -180,6 +188,7 @@ class Probe:
     library_dirs: tuple[str, ...] = ()
     timeout_s: float = 20.0
     parser: str = "exit-status"
+    lists_virtual: bool = True
 
 
 @dataclass(frozen=True)

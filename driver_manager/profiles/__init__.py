@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
@@ -30,8 +30,7 @@ MAX_TIMEOUT_S = 86_400
 
 def builtin() -> dict[str, Profile]:
     """The shipped profiles by name."""
-    folder = resources.files(__name__)
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".toml")), key=lambda entry: entry.name)
+    files = sorted(Path(__file__).parent.glob("*.toml"))
     found = (parse(entry.read_text(encoding="utf-8"), entry.name) for entry in files)
     return {profile.name: profile for profile in found}
 
@@ -168,6 +167,10 @@ def _check_patterns(profile: Profile, where: str) -> None:
     for name in ("device_classes", "idle_states"):
         if "" in getattr(profile, name):
             raise _bad(where, name, "", "a name")
+    _check_names(profile, where)
+
+
+def _check_names(profile: Profile, where: str) -> None:
     for prefix in profile.resource_prefixes:
         if not _PREFIXED_KEY.fullmatch(f"{prefix}x"):
             raise _bad(where, "resource_prefixes", prefix, "the beginning of a resource's name, as example.com/npu")
@@ -244,7 +247,7 @@ def _value(kind: Any, value: Any, where: str, at: str) -> Any:
             raise _bad(where, at, value, "a number above 0")
         return float(min(value, MAX_TIMEOUT_S + 1))
     if not isinstance(value, kind):
-        raise _bad(where, at, value, "a text")
+        raise _bad(where, at, value, "true or false" if kind is bool else "a text")
     return _printable(value, where, at) if isinstance(value, str) else value
 
 

@@ -12,14 +12,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 from driver_manager.sandbox.requests import SERVED, VERBS, RequestRecord, SandboxRequest, route
 from driver_manager.sandbox.store import ApiError, Obj, ResourceKind
-
-if TYPE_CHECKING:
-    from driver_manager.sandbox.apiserver import ApiServer
 
 _OPEN_PATHS = ("/version", "/readyz", "/livez", "/healthz")
 
@@ -44,11 +41,29 @@ def _group(kind: ResourceKind) -> Obj:
     return {"name": kind.group, "versions": [version], "preferredVersion": version}
 
 
+class Api(Protocol):
+    """What decides about the requests; `requests` grows by one record per request."""
+
+    requests: list[RequestRecord]
+
+    def authenticate(self, authorization: str) -> str:
+        """The user behind an Authorization header. Raises ApiError."""
+
+    def is_denied(self, verb: str, resource: str, user: str) -> bool:
+        """Whether a rule forbids it."""
+
+    def answer(self, request: SandboxRequest) -> tuple[int, Obj]:
+        """The status and body for all but watches. Raises ApiError."""
+
+    def watch(self, request: SandboxRequest) -> Iterator[Obj]:
+        """The events of a watch. Raises ApiError."""
+
+
 class HttpServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024  # a thousand nodes may start at once
 
-    def __init__(self, api: ApiServer) -> None:
+    def __init__(self, api: Api) -> None:
         self.api = api
         self._connections: set[Any] = set()
         self._closed = threading.Condition()

@@ -241,7 +241,7 @@ class Store:
             found, revision = [obj for obj in self._objects[resource].values() if matches(obj)], self._revision
         return copy.deepcopy(sorted(found, key=_key)), revision
 
-    def patch(
+    def patch(  # noqa: PLR0913  # an API call's options, by keyword
         self,
         resource: str,
         name: str,
@@ -278,7 +278,7 @@ class Store:
             is_done = metadata.get("deletionGracePeriodSeconds") == 0 and not metadata.get("finalizers")
             return self._commit(kind, "DELETED" if is_done else "MODIFIED", old, new, dry_run)
 
-    def delete(
+    def delete(  # noqa: PLR0913  # an API call's options, by keyword
         self,
         resource: str,
         name: str,

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from tests.bench import demo, figure, idle, reconcile, scale
 from tests.bench.figure import Figure
+from tests.bench.floor import floor_s
 from tests.bench.health_watch import measure_watch
 from tests.bench.holders import measure_holders
 from tests.control_plane.rights import EVENTS, GENERATION_1, REBOOTER, bind_rights
@@ -25,6 +26,7 @@ from tests.control_plane.servers import NAMESPACE, ControlPlane, missing_assets
 
 RUNS = 10
 HOLDER_RUNS = 5
+PEAK_RUNS = 3
 DEMO_RUNS = 3
 OVER = "median of {}"
 
@@ -40,7 +42,7 @@ def main() -> int:
     found = figures()
     noise = (
         f"Load before: {before:.1f}, after: {figure.busy():.1f}, of {os.cpu_count()} processors; control plane, "
-        f"clients and stand-ins share them."
+        f"clients and stand-ins share them. Floor: an interpreter that imports click and ends, {floor_s():.3f} s now."
     )
     if output == "json":
         rows = [one.to_json() for one in found]
@@ -78,27 +80,40 @@ def running_plane(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane
 def of_reconcile(plane: ControlPlane) -> list[Figure]:
     """What one upgrade costs."""
     samples = [in_a_folder(f"reconcile {n + 1} of {RUNS}", lambda f: reconcile.measure(plane, f)) for n in range(RUNS)]
+    peaks = [in_a_folder("its memory", lambda f: reconcile.measure_peak(plane, f)) for _ in range(PEAK_RUNS)]
+    floors = tuple(sample.floor_s for sample in samples)
     return [
         Figure(
             "API requests of one reconcile with 6 operands",
             "",
             tuple(float(sample.requests) for sample in samples),
-            6,
+            5,
             f"audit log, events and access reviews aside; {OVER.format(RUNS)}",
         ),
         Figure(
             "last pod's deletion to the process' exit",
             "s",
             tuple(sample.reaction_s for sample in samples),
-            0.5,
-            f"from before its final DELETE is sent; unload and load by stand-in tools; {OVER.format(RUNS)}",
+            0.15,
+            f"from before its final DELETE is sent; stand-in tools in sh; {OVER.format(RUNS)}",
+            floors,
+            2,
         ),
         Figure(
             "whole overhead of a reconcile",
             "s",
             tuple(sample.overhead_s for sample in samples),
-            1.0,
-            f"start to end of the process less the second that the pods take; {OVER.format(RUNS)}",
+            0.35,
+            f"start to end of the process less the pods' second; stand-in tools in sh; {OVER.format(RUNS)}",
+            floors,
+            5,
+        ),
+        Figure(
+            "peak memory of a reconcile",
+            "MiB",
+            tuple(peaks),
+            36.0,
+            f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}",
         ),
     ]
 
@@ -107,7 +122,8 @@ def of_holders(plane: ControlPlane) -> list[Figure]:
     """What finding the holders of a device costs."""
     seconds = in_a_folder("holders among 5,000 processes", lambda f: measure_holders(plane, f, HOLDER_RUNS))
     how = f"whole command among 5,000 processes more; {OVER.format(HOLDER_RUNS)}"
-    return [Figure("`holders` on a host with 5,000 processes", "s", tuple(seconds), 1.0, how)]
+    floors = tuple(floor_s() for _ in seconds)
+    return [Figure("`holders` on a host with 5,000 processes", "s", tuple(seconds), 1.0, how, floors, 14)]
 
 
 def of_idle(plane: ControlPlane) -> list[Figure]:
@@ -142,6 +158,8 @@ def of_scale(plane: ControlPlane) -> list[Figure]:
             (crowd.p99_s,),
             0.5,
             f"last pod's deletion to the end of the run; median {crowd.reactions_s[scale.NODES // 2]:.2f} s",
+            (floor_s(),),
+            7,
         ),
     ]
 
@@ -181,7 +199,8 @@ def of_demo() -> list[Figure]:
     """What the first look costs."""
     say("demo")
     seconds = tuple(demo.measure_demo(DEMO_RUNS))
-    return [Figure("the sandbox's demo", "s", seconds, 10.0, f"whole command; {OVER.format(DEMO_RUNS)}")]
+    floors = tuple(floor_s() for _ in seconds)
+    return [Figure("the sandbox's demo", "s", seconds, 10.0, f"whole command; {OVER.format(DEMO_RUNS)}", floors, 140)]
 
 
 def in_a_folder(what: str, measure: Callable[[Path], T]) -> T:

@@ -18,7 +18,7 @@ def measure_demo(runs: int) -> list[float]:
             env={"PATH": os.environ["PATH"]},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         seconds.append(time.monotonic() - begun_s)

@@ -11,9 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Figure:
-    """One row: what, its samples, the target, and how it was measured. No sample is above the target where it is met.
+    """One row: what, its samples, the target, and how it was measured.
 
-    The median counts; of figures that are a bound themselves (a maximum, a percentile) there is one sample.
+    The median counts; of figures that are a bound themselves (a maximum, a percentile) there is one sample. A time has
+    the machine's floor beside each sample, in seconds, and a target in multiples of it: it is met by either of the two.
     """
 
     what: str
@@ -21,6 +22,8 @@ class Figure:
     samples: tuple[float, ...]
     target: float
     how: str
+    floors_s: tuple[float, ...] = ()
+    target_floors: float = 0.0
 
     @property
     def median(self) -> float:
@@ -29,22 +32,30 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the median reaches the target."""
-        return self.median <= self.target
+        """Whether the median reaches the target, or that of the multiples theirs."""
+        return self.median <= self.target or (bool(self.floors_s) and self.median_floors <= self.target_floors)
+
+    @property
+    def median_floors(self) -> float:
+        """The middle one of the samples as multiples of the floor beside each."""
+        return statistics.median(sample / floor for sample, floor in zip(self.samples, self.floors_s, strict=True))
 
     def measured(self) -> str:
         """Median with its unit, and the range where there is more than one sample."""
         low, high = min(self.samples), max(self.samples)
         text = f"{self._number(self.median)} {self.unit}".strip()
-        return text if low == high else f"{text} ({self._number(low)}–{self._number(high)})"
+        text = text if low == high else f"{text} ({self._number(low)}–{self._number(high)})"
+        return f"{text}, {self.median_floors:.1f} × floor" if self.floors_s else text
 
     def wanted(self) -> str:
         """The target with its unit."""
-        return f"{self.target:g}" if self.target == 0 else f"≤ {self.target:g} {self.unit}".strip()
+        text = f"{self.target:g}" if self.target == 0 else f"≤ {self.target:g} {self.unit}".strip()
+        return f"{text} or {self.target_floors:g} × floor" if self.floors_s else text
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
-        return {**vars(self), "median": self.median, "met": self.is_met}
+        floors = {"medianFloors": self.median_floors} if self.floors_s else {}
+        return {**vars(self), "median": self.median, "met": self.is_met, **floors}
 
     def _number(self, value: float) -> str:
         return f"{value:.0f}" if value == round(value) else f"{value:.3g}"

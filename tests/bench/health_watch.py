@@ -64,7 +64,7 @@ def watching(tree: AscendTree) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(150)
 
 
 def resident_mib(pid: int) -> float:

@@ -72,7 +72,7 @@ def _watching(tree: AscendTree, environment: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(150)
 
 
 def _most_mib(pid: int) -> float:

@@ -9,7 +9,7 @@ from tests.control_plane.servers import ControlPlane
 from tests.fakes.storm import Outage, no_numbers, own_numbers, peak, requests_s
 
 NODES = 1_000
-LIMIT_S = 300.0
+LIMIT_S = 1_500.0
 UNLIMITED = ("--max-requests-inflight=4000", "--max-mutating-requests-inflight=2000")
 """For an API server on this machine alone. By its default it refuses some of a thousand with 429, who come again."""
 

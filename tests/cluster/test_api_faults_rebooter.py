@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from driver_manager.adapters.kube.client import load_client
 from driver_manager.core.reboot.loop import MAX_ACTS
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.control_plane.api import Api
@@ -15,6 +14,7 @@ from tests.control_plane.fault_kinds import ALL, Cell, Family, share
 from tests.control_plane.fault_runner import enumerate_requests
 from tests.control_plane.fault_script import to_text
 from tests.control_plane.faults import Fault
+from tests.control_plane.pod_transport import pod_transport
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.control_plane.servers import ControlPlane
@@ -51,7 +51,7 @@ class Track:
         self._fleet.sites.append(driver_node)
         driver_node.request()
         with Proxy(self._plane.url, self._plane.ca, faults=faults) as proxy:
-            self._fleet.client = load_client(str(self._plane.kubeconfig(self._plane.rebooter.token, proxy.url)))
+            self._fleet.client = pod_transport(self._plane, self._plane.rebooter.token, proxy.url)
             rounds(driver_node, ROUNDS_DISTURBED if faults else ROUNDS)
         self._fleet.client = self._good
         rounds(driver_node, ROUNDS)

@@ -15,6 +15,7 @@ from tests.control_plane.api import wait_until
 from tests.control_plane.certificates import all_certificates
 from tests.control_plane.faults import Certificate, Fault, Gone, Hold
 from tests.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.control_plane.processes import Ended
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.runner import (
     JOURNAL,
@@ -27,6 +28,7 @@ from tests.control_plane.runner import (
     start_and_take,
 )
 from tests.control_plane.servers import ControlPlane, User
+from tests.fakes.pace import patient
 
 pytestmark = pytest.mark.long
 
@@ -66,7 +68,7 @@ def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time
     node, labels = node_of(command_runner), node_of(command_runner).labels()
     node.kubelet.stop_after("device-plugin", NEVER)
     run = start_and_take(command_runner)
-    wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
+    wait_until(lambda: any(one.status for one in proxy.exchanges("watch", "pods")), "the watch was answered")
     proxy.go_away(3.0)
     node.kubelet.release("device-plugin")
     ended = run.end()
@@ -112,11 +114,11 @@ def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_reme
 
 def test_an_unknown_ca_is_a_configuration_error_at_once(command_runner: CommandRunner, proxy: Proxy) -> None:
     proxy.identity.present("strange", handshakes=1000)
-    ended = command_runner.reconcile()
+    ended = command_runner.reconcile(API_TIMEOUT="1h")
     assert ended.code == 2, ended.err
     assert "certificate is not trusted: unable to get local issuer certificate" in ended.last_line
     assert "certificate-authority" in ended.last_line
-    assert ended.took_s < 10.0, "the budget of 60 s is not spent on it"
+    assert ended.took_s < patient(10.0), "the budget is not spent on it"
     assert proxy.exchanges() == []
 
 
@@ -137,7 +139,7 @@ def test_a_junk_ca_in_a_kubeconfig_is_a_configuration_error_at_once(
     )
     assert ended.code == 2, ended.err
     assert "its CA certificate cannot be read" in ended.last_line
-    assert ended.took_s < 10.0
+    assert ended.took_s < patient(10.0)
 
 
 def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_new_one(
@@ -146,30 +148,44 @@ def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_n
     token = tmp_path / "token"
     token.write_text(agent_with_events.token)
     path = kubeconfig(tmp_path, proxy.url, control_plane.ca, token)
+    ended = rotated(command_runner, proxy, agent_with_events, token, KUBECONFIG=str(path))
+    assert "the credentials were read anew" in ended.err
+    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 401, 200]
+
+
+def test_a_pod_whose_token_is_rotated_sends_the_new_one_at_once(
+    command_runner: CommandRunner, proxy: Proxy, control_plane: ControlPlane, agent_with_events: User
+) -> None:
+    account = control_plane.service_account(agent_with_events.token, proxy.url)
+    rotated(command_runner, proxy, agent_with_events, Path(account["TEST_SERVICE_ACCOUNT"]) / "token", **account)
+    assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 200]
+
+
+def rotated(command_runner: CommandRunner, proxy: Proxy, user: User, token: Path, **env: str) -> Ended:
+    """How a run ended whose token, in the file `token`, was replaced while it watched."""
     node, labels = node_of(command_runner), node_of(command_runner).labels()
     node.kubelet.stop_after("device-plugin", NEVER)
-    cut = Fault(Hold(), "get", "nodes", nth=2)
+    cut = Fault(Hold(), "patch", "nodes", nth=2)
     proxy.add(cut)
-    run = start_and_take(command_runner, KUBECONFIG=str(path))
+    run = start_and_take(command_runner, **env)
     wait_until(lambda: proxy.exchanges("watch", "pods"), "the pods are watched")
     token.write_text("rotated")
-    proxy.identity.rotate(agent_with_events.token, "rotated")
+    proxy.identity.rotate(user.token, "rotated")
     node.kubelet.release("device-plugin")  # said by the watch that the old token has opened
     proxy.wait_fired(cut)
     proxy.release()
     ended = run.end()
     assert ended.code == 0, ended.err
-    assert "the credentials were read anew" in ended.err
     assert_untouched(command_runner, labels)
-    assert [exchange.status for exchange in proxy.exchanges("get", "nodes")] == [200, 401, 200]
     assert len(proxy.exchanges("watch", "pods")) == 1
+    return ended
 
 
 def refuses(url: str) -> bool:
     """Whether nobody listens there."""
     where = urlsplit(url)
     try:
-        socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=5.0).close()
+        socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=25.0).close()
     except ConnectionRefusedError:
         return True
     return False

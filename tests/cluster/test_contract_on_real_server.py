@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import pytest
 
+from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.transport import Transport
 from tests.contract.cluster_port import ClusterContract, Target
 from tests.contract.slot_store import SlotContract
 from tests.contract.workloads_port import WorkloadsContract
 from tests.control_plane.api import Api
+from tests.control_plane.pod_transport import pod_transport
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.servers import ControlPlane
+
+
+def reached(plane: ControlPlane, api: Api, server: str | None = None, *, in_pod: bool) -> Target:
+    """The session's control plane, by kubeconfig or as from a pod; whoever has no role may do nothing."""
+
+    def way(token: str) -> Transport:
+        return pod_transport(plane, token, server) if in_pod else load_client(str(plane.kubeconfig(token, server)))
+
+    return Target(api, lambda: way(plane.admin.token), lambda: way(plane.nobody.token))
 
 
 class TestOnRealServer(ClusterContract):
     """See ClusterContract."""
 
-    @pytest.fixture
-    def target(self, control_plane: ControlPlane, admin_api: Api) -> Target:
-        """The session's control plane; whoever has no role may do nothing."""
-        nobody = control_plane.kubeconfig(control_plane.nobody.token)
-        return Target(admin_api, control_plane.kubeconfig(control_plane.admin.token), nobody)
+    @pytest.fixture(params=[False, True], ids=["kubeconfig", "in-pod"])
+    def target(self, request: pytest.FixtureRequest, control_plane: ControlPlane, admin_api: Api) -> Target:
+        """See above."""
+        return reached(control_plane, admin_api, in_pod=request.param)
 
 
 class TestWorkloadsOnRealServer(WorkloadsContract):
@@ -28,8 +39,7 @@ class TestWorkloadsOnRealServer(WorkloadsContract):
     @pytest.fixture
     def target(self, control_plane: ControlPlane, admin_api: Api, proxy: Proxy, dra: None) -> Target:
         """As above, through the proxy that makes up for what the old server lacks."""
-        nobody = control_plane.kubeconfig(control_plane.nobody.token, proxy.url)
-        return Target(admin_api, control_plane.kubeconfig(control_plane.admin.token, proxy.url), nobody)
+        return reached(control_plane, admin_api, proxy.url, in_pod=True)
 
 
 class TestSlotsOnRealServer(SlotContract):
@@ -37,6 +47,5 @@ class TestSlotsOnRealServer(SlotContract):
 
     @pytest.fixture
     def target(self, control_plane: ControlPlane, admin_api: Api) -> Target:
-        """The session's control plane; whoever has no role may do nothing."""
-        nobody = control_plane.kubeconfig(control_plane.nobody.token)
-        return Target(admin_api, control_plane.kubeconfig(control_plane.admin.token), nobody)
+        """See above."""
+        return reached(control_plane, admin_api, in_pod=True)

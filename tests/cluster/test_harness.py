@@ -12,6 +12,7 @@ import pytest
 from tests.control_plane.api import Api, Json, status_of, wait_until
 from tests.control_plane.kubelet import COMPONENTS, NEVER, NodeFactory, OperandsFactory
 from tests.control_plane.servers import NAMESPACE, ControlPlane, ControlPlaneError, User, missing_assets
+from tests.fakes.pace import patient
 
 PAUSED = "paused-for-driver-upgrade"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -73,7 +74,7 @@ def test_a_pod_takes_as_long_to_stop_as_the_test_says(node: NodeFactory, operand
     target.set_labels({made.deploy_labels["device-plugin"]: PAUSED})
     made.wait_gone()
     wait_until(lambda: target.kubelet.deletions, "the kubelet's record of the deletion")
-    assert 0.5 <= target.kubelet.deletions[0].gone_at_s - paused_s < 5
+    assert 0.5 <= target.kubelet.deletions[0].gone_at_s - paused_s < patient(5.0)
 
 
 def test_a_restored_label_brings_a_new_pod(node: NodeFactory, operands: OperandsFactory) -> None:

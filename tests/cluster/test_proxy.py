@@ -24,6 +24,7 @@ from tests.control_plane.kubelet import Node, NodeFactory
 from tests.control_plane.proxy import CLOSE_LIMIT_S, Proxy
 from tests.control_plane.raw_streams import opened, read_on, watch_path
 from tests.control_plane.servers import ControlPlane, User
+from tests.fakes.pace import patient
 
 pytestmark = pytest.mark.long
 
@@ -96,7 +97,7 @@ def test_a_watch_passes_line_by_line_as_the_lines_come(
             assert f'"a":"{round_}"'.encode() in line
             assert line.endswith(b"\n")
     print(f"a watch's line after the answer to the write: median {1000 * statistics.median(waits_s):.1f} ms")
-    assert statistics.median(waits_s) < 0.05
+    assert statistics.median(waits_s) < patient(0.05)
 
 
 def test_a_proxy_that_holds_a_line_back_would_be_noticed(
@@ -157,10 +158,10 @@ def _leave_while_in_use(control_plane: ControlPlane, agent: User) -> None:
             for fault in (hold, silence, slow):
                 proxy.wait_fired(fault)
             began_s = time.monotonic()
-        assert time.monotonic() - began_s < CLOSE_LIMIT_S
+        assert time.monotonic() - began_s < patient(CLOSE_LIMIT_S)
         for done in waiting:
             with pytest.raises(urllib3.exceptions.HTTPError):
-                done.result(timeout=5)
+                done.result(timeout=25)
         for stream in streams:
             with pytest.raises((IncompleteRead, OSError)):
                 read_on(stream, bytearray())

@@ -36,6 +36,7 @@ from tests.control_plane.proxy import Proxy
 from tests.control_plane.raw_streams import opened, read_on, watch_path
 from tests.control_plane.runner import JOURNAL, NEW, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
+from tests.fakes.pace import patient
 
 pytestmark = pytest.mark.long
 
@@ -139,7 +140,7 @@ def test_a_dropped_connection_is_reset_and_not_closed_in_order(control_plane: Co
     """Seen on plain HTTP: over TLS, Python's client tells of both in the same way."""
     with Proxy(control_plane.url, control_plane.ca, faults=[Fault(Drop())]) as proxy:
         address = urlsplit(proxy.url)
-        with socket.create_connection((address.hostname or "", address.port or 0), timeout=5) as client:
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=25) as client:
             client.sendall(f"GET {target.path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
             with pytest.raises(ConnectionResetError):
                 client.recv(1)
@@ -226,7 +227,7 @@ def test_a_server_that_is_gone_refuses_and_is_back_after_its_time(
     with pytest.raises(urllib3.exceptions.NewConnectionError):
         through.get(target.path)
     wait_until(lambda: through.answers(target.path), "the server is back")
-    assert 0.3 <= time.monotonic() - began_s < 3
+    assert 0.3 <= time.monotonic() - began_s < patient(3.0)
     assert proxy.url == url
     assert target.labels() == {"a": "0"}
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from driver_manager.domain.json_patch import pointer
+from tests.bench.reconcile import PEAK
 from tests.control_plane.api import Api, Json
 from tests.control_plane.kubelet import NEVER, NodeFactory, Operands, OperandsFactory
 from tests.control_plane.runner import (
@@ -23,6 +27,7 @@ from tests.control_plane.runner import (
     start_and_take,
 )
 from tests.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
+from tests.fakes.pace import patient
 
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
 EXTRA_LABELS = {f"{PREFIX}vfio-manager": "false", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}driver": "true"}
@@ -49,7 +54,7 @@ def _counted(records: list[AuditRecord]) -> list[str]:
     return [f"{record.verb} {record.resource}" for record in records if record.resource not in COUNTED_OUT]
 
 
-def test_an_upgrade_ends_with_every_label_as_it_was_in_at_most_six_requests(
+def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
     command_runner: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
     one = command_runner().with_upgrade()
@@ -65,11 +70,34 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_at_most_six_requests(
     assert_untouched(one, labels)
     assert (one.tree.driver_version, one.tree.digest) == (NEW, NEW_DIGEST)
     requests = _counted(control_plane.audit(agent_with_events.name, since=mark))
-    assert requests == ["get nodes", "list pods", "patch nodes", "watch pods", "get nodes", "patch nodes"]
+    assert requests == ["get nodes", "list pods", "patch nodes", "watch pods", "patch nodes"]
     last_gone_s = max(deletion.asked_at_s or 0 for deletion in node.kubelet.deletions)
     assert len(node.kubelet.deletions) == 6
-    assert ended.at_s - last_gone_s < 3.0  # the figure itself is scripts/bench's; this machine may be busy
+    assert ended.at_s - last_gone_s < patient(3.0)  # the figure itself is scripts/bench's
     made.wait_running()
+
+
+LIBRARIES = r"(kubernetes|oauthlib|psutil|pydantic|pyudev|requests|tenacity|urllib3|websocket|yaml)"
+MOST_MIB = 36.0
+
+
+def test_an_upgrade_in_a_pod_imports_no_library_but_click(command_runner: Build, operands: OperandsFactory) -> None:
+    one = command_runner().with_upgrade()
+    operands(node_of(one), ("device-plugin",))
+    ended = one.reconcile(PYTHONPROFILEIMPORTTIME="1")
+    assert ended.code == 0, ended.err
+    assert re.search(r"^import time: .* click$", ended.err, re.MULTILINE)
+    assert not re.findall(rf"^import time: .* {LIBRARIES}$", ended.err, re.MULTILINE)
+
+
+def test_an_upgrade_in_a_pod_has_at_most_36_mib(
+    command_runner: Build, operands: OperandsFactory, tmp_path: Path
+) -> None:
+    one = command_runner().with_upgrade()
+    operands(node_of(one))
+    one.through = (sys.executable, "-I", "-S", str(PEAK), str(tmp_path / "peak"))
+    assert one.reconcile().code == 0
+    assert float((tmp_path / "peak").read_text()) <= MOST_MIB
 
 
 def test_the_pause_is_one_patch_with_labels_cordon_and_journal(
@@ -89,7 +117,11 @@ def test_the_pause_is_one_patch_with_labels_cordon_and_journal(
     journal = json.loads(body["metadata"]["annotations"][JOURNAL])
     assert journal["labels"][f"{PREFIX}container-toolkit"] == "team-a"
     assert body["metadata"]["resourceVersion"]
-    assert (last.body or {})["metadata"]["annotations"] == {JOURNAL: None, CORDON: None}
+    changes = {one["path"]: one for one in last.body or [] if one["op"] != "test"}
+    removed = {path for path, one in changes.items() if one["op"] == "remove"}
+    assert removed == {pointer("metadata", "annotations", key) for key in (JOURNAL, CORDON)} | {"/spec/unschedulable"}
+    tested = {one["path"] for one in last.body or [] if one["op"] == "test"}
+    assert tested > set(changes), "nothing is replaced unseen"
 
 
 def test_a_current_driver_costs_two_reads_and_changes_nothing(

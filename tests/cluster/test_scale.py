@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 
 
 NODES = 100
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 SEQUENCE = ("get nodes", "list pods", "patch nodes", "watch pods", "get nodes", "patch nodes")
 
 

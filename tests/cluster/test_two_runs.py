@@ -95,7 +95,7 @@ def moments(scene: NodeScene) -> tuple[list[str], list[tuple[int, str]]]:
     assert run.end().code == 0, run.log
     calls = run.calls
     first = calls.index("patch_node")
-    last = max(number for number, call in enumerate(calls) if call == "patch_node")
+    last = max(number for number, call in enumerate(calls) if call.startswith("patch_node"))
     points = [(first, "after"), *((number, "before") for number in range(first + 1, last + 1))]
     return calls, points
 

@@ -6,40 +6,43 @@ A subclass provides the fixture `target`. Every fact here is what the core relie
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
+from driver_manager.domain.journal import Journal, Owner, encode
+from driver_manager.domain.json_patch import Operation, expect, pointer, replaced
 from driver_manager.domain.model import NodeChange, PodEvent, PodEventKind
+from driver_manager.domain.swap.node_patches import tested_release
+from driver_manager.profiles import builtin
 from tests.control_plane.api import Api, Json
 
 KEY = "rebellions.ai/npu.deploy.device-plugin"
+PROFILE = builtin()["rebellions"]
 NOTE = "rebellions.ai/npu-driver-manager.journal"
 PODS = "/api/v1/namespaces/default/pods"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server under the contract: an administrator's client, and a kubeconfig for the adapter."""
+    """A server under the contract: an administrator's client, and the adapter's ways, its own and who may nothing's."""
 
     api: Api
-    kubeconfig: Path
-    refused_kubeconfig: Path
+    way: Callable[[], Transport]
+    refused_way: Callable[[], Transport]
 
     def cluster(self, node: str, *, refused: bool = False, budget_s: float = 5.0) -> KubeCluster:
         """The adapter for `node`, with a retry budget of so many seconds, half of which one answer may take."""
         clock = SystemClock()
-        kubeconfig = self.refused_kubeconfig if refused else self.kubeconfig
-        return KubeCluster(
-            load_client(str(kubeconfig)), node, clock, LogReporter(clock.wall, as_json=True, level="error"), budget_s
-        )
+        way = self.refused_way if refused else self.way
+        return KubeCluster(way(), node, clock, LogReporter(clock.wall, as_json=True, level="error"), budget_s)
 
     def make_node(self) -> str:
         """A new node with one deploy label and one annotation of somebody else; its name."""
@@ -99,6 +102,69 @@ class ClusterContract:
                 body["metadata"].pop(field, None)
             body["spec"] = body.get("spec") or {}
         assert after == before
+
+    def test_a_json_patch_applies_where_the_node_is_as_it_says(self, target: Target) -> None:
+        cluster = target.cluster(target.make_node())
+        before = cluster.node()
+        taken = cluster.patch_node(NodeChange({KEY: "p"}, {NOTE: "j"}, unschedulable=True), before.resource_version)
+        after = cluster.patch_node_where(
+            (
+                expect(taken.uid, "metadata", "uid"),
+                *replaced("p", "true", "metadata", "labels", KEY),
+                *replaced("j", None, "metadata", "annotations", NOTE),
+                *replaced(True, None, "spec", "unschedulable"),
+            )
+        )
+        assert (after.labels, after.annotations) == (before.labels, before.annotations)
+        assert after.unschedulable is False
+        assert after == cluster.node()
+
+    @pytest.mark.parametrize(
+        "operations",
+        [
+            (expect("another", "metadata", "uid"),),
+            replaced("paused", "x", "metadata", "labels", KEY),
+            replaced("x", None, "metadata", "annotations", NOTE),
+            replaced("x", None, "metadata", "labels", "absent"),
+            (Operation("remove", pointer("metadata", "labels", "absent")),),
+            (expect("somebody", "metadata", "managedFields", 40, "manager"),),
+        ],
+        ids=["uid", "label", "no-note", "no-label", "no-removal", "no-record"],
+    )
+    def test_a_json_patch_that_does_not_apply_is_a_conflict_and_changes_nothing(
+        self, target: Target, operations: tuple[Operation, ...]
+    ) -> None:
+        cluster = target.cluster(target.make_node())
+        before = cluster.node()
+        with pytest.raises(Conflict):
+            cluster.patch_node_where((*replaced("x", "y", "metadata", "labels", "other"), *operations))
+        assert cluster.node() == before
+
+    def test_a_taken_node_is_released_without_a_look_unless_its_cordon_was_set_again(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        for is_disturbed in (False, True):
+            before = cluster.node()
+            held = Journal(Owner(pid=1), "boot", {KEY: "true"}, cordoned=True, cordon_manager="driver-manager")
+            notes = {PROFILE.keys.journal: encode(held), PROFILE.keys.cordon: "true"}
+            paused = NodeChange({KEY: PROFILE.deploy.paused_value}, notes, unschedulable=True)
+            taken = cluster.patch_node(paused, before.resource_version)
+            operations = tested_release(taken, held, PROFILE)
+            assert operations
+            if not is_disturbed:
+                after = cluster.patch_node_where(operations)
+                assert (after.labels, after.annotations, after.unschedulable) == (
+                    before.labels,
+                    before.annotations,
+                    False,
+                )
+                continue
+            if not taken.cordon_manager:  # a server that keeps no record of who set what
+                return
+            for cordon in (None, True):
+                target.api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": cordon}})
+            with pytest.raises(Conflict):
+                cluster.patch_node_where(operations)
 
     def test_a_patch_on_a_stale_version_is_a_conflict_and_changes_nothing(self, target: Target) -> None:
         name = target.make_node()

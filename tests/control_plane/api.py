@@ -24,7 +24,7 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 
-_REQUEST_TIMEOUT = urllib3.Timeout(connect=5, read=30)
+_REQUEST_TIMEOUT = urllib3.Timeout(connect=25, read=150)
 
 
 class ApiError(Exception):
@@ -36,7 +36,7 @@ class ApiError(Exception):
         self.body = body
 
 
-def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = 15.0, every_s: float = 0.02) -> T:
+def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = 75.0, every_s: float = 0.02) -> T:
     """The first truthy value of `check`, asked every `every_s` seconds. AssertionError after `timeout_s` seconds."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -146,7 +146,7 @@ class Api:
     def watch(self, path: str, *, timeout_s: int = 300, **params: str) -> Watch:
         """An open watch, ended by the server after `timeout_s` seconds. ApiError as for `request`."""
         query = _query({"watch": "1", "timeoutSeconds": str(timeout_s)} | params)
-        timeout = urllib3.Timeout(connect=5, read=timeout_s + 10)
+        timeout = urllib3.Timeout(connect=25, read=timeout_s + 50)
         response = self._pool.request(
             "GET", self._url + path + query, headers=self._headers, preload_content=False, timeout=timeout
         )

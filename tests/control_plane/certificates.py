@@ -46,7 +46,7 @@ class Authority:
 
     def _openssl(self, *args: str) -> None:
         done = subprocess.run(
-            ["openssl", *args], cwd=self.folder, capture_output=True, text=True, timeout=30, check=False
+            ["openssl", *args], cwd=self.folder, capture_output=True, text=True, timeout=150, check=False
         )
         if done.returncode:
             raise CertificateError(f"openssl {args[0]} ended with status {done.returncode}:\n{done.stderr}")

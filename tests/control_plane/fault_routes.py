@@ -126,7 +126,7 @@ class Bystander:
         with self._lock:
             self._is_over = True
             self._stop()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def look_after(self, node: str, pods: dict[str, list[str]]) -> None:
         """From now on these pods of `node` go when a label is paused or an annotation set."""

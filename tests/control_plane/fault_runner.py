@@ -5,19 +5,18 @@ Owns what is looked at after a run. What has to be seen is `faultkinds`'.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import multiprocessing.util
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tests.control_plane.api import Api, Json
 from tests.control_plane.exchanges import Exchange
-from tests.control_plane.fault_kinds import KINDS, TLS, TOKEN_FILE, Asked, Cell, Kind, code_of, most_requests
+from tests.control_plane.fault_kinds import KINDS, Asked, Cell, Kind, code_of, most_requests
 from tests.control_plane.fault_routes import ROUTES, Bystander, Scene, State, is_as_before, is_taken
 from tests.control_plane.fault_script import to_text
 from tests.control_plane.faults import ALWAYS, Answer, Fault
@@ -74,7 +73,7 @@ class Bench:
             Fault(Answer(403), "patch", "nodes", nth=2, times=ALWAYS),
         )
         with self._scene("full") as scene, self._proxy(*faults) as proxy:
-            self._run(scene, self._kubeconfig(scene, proxy.url))
+            self._run(scene, proxy.url)
             assert is_taken(scene.state())
             return scene.snapshot()
 
@@ -83,7 +82,7 @@ class Bench:
         paused = self.paused() if ROUTES[route].is_paused else None
         with self._scene(route, paused) as scene, self._proxy() as proxy:
             before = scene.state()
-            said = self._run(scene, self._kubeconfig(scene, proxy.url))
+            said = self._run(scene, proxy.url)
             assert said.code == scene.route.code, said.err
             return Record(enumerate_requests(proxy.exchanges()), said.code, before, scene.state(), paused)
 
@@ -92,9 +91,9 @@ class Bench:
         began_s = time.monotonic()
         with self._scene(cell.route, record.paused) as scene:
             fault = cell.fault(str(scene.folder / "token"))
-            with self._proxy(fault, encrypted=cell.by.needs == TLS) as proxy:
+            with self._proxy(fault) as proxy:
                 before = scene.state()
-                said = self._run(scene, self._kubeconfig(scene, proxy.url, cell.by), cell.by)
+                said = self._run(scene, proxy.url, cell.by)
                 fired, asked = proxy.fired(fault), proxy.exchanges(cell.asked.verb)
             after = scene.state()
             requests = sum(one.request.target.resource == cell.asked.resource for one in asked)
@@ -113,7 +112,7 @@ class Bench:
         if not is_as_before(after, before) and is_taken(after) and not is_said:
             yield f"held, and it is not said: {said.last_line}"
         with self._proxy() as proxy:
-            again = self._run(scene, self._kubeconfig(scene, proxy.url))
+            again = self._run(scene, proxy.url)
         if again.code != record.code:
             yield f"the next run ended with {again.code}: {again.last_line}"
         yield from _of_state("the next run", record.after, scene.state())
@@ -128,34 +127,26 @@ class Bench:
             scene.close()
 
     @contextlib.contextmanager
-    def _proxy(self, *faults: Fault, encrypted: bool = False) -> Iterator[Proxy]:
-        certificates = self._ground.certificates if encrypted else None
-        with Proxy(self._ground.url, self._ground.ca, certificates, faults=faults) as proxy:
+    def _proxy(self, *faults: Fault) -> Iterator[Proxy]:
+        with Proxy(self._ground.url, self._ground.ca, self._ground.certificates, faults=faults) as proxy:
             yield proxy
 
-    def _kubeconfig(self, scene: Scene, server: str, kind: Kind | None = None) -> Path:
-        ca = base64.b64encode(self._ground.ca.read_bytes()).decode()
-        token = scene.folder / "token"
-        token.write_text(self._ground.agent)
-        is_on_disk = kind is not None and kind.needs == TOKEN_FILE
-        user = {"tokenFile": str(token)} if is_on_disk else {"token": self._ground.agent}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-            "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority-data": ca}}],
-            "users": [{"name": "test", "user": user}],
+    def _account(self, scene: Scene, server: str) -> dict[str, str]:
+        """The service account in the scene's folder, and the environment that leads to it."""
+        (scene.folder / "token").write_text(self._ground.agent)
+        (scene.folder / "ca.crt").write_bytes(self._ground.ca.read_bytes())
+        url = urlsplit(server)
+        return {
+            "TEST_SERVICE_ACCOUNT": str(scene.folder),
+            "KUBERNETES_SERVICE_HOST": str(url.hostname),
+            "KUBERNETES_SERVICE_PORT": str(url.port),
         }
-        path = scene.folder / "kubeconfig"
-        path.write_text(json.dumps(config))
-        return path
 
-    def _run(self, scene: Scene, kubeconfig: Path, kind: Kind = KINDS[0]) -> Said:
+    def _run(self, scene: Scene, server: str, kind: Kind = KINDS[0]) -> Said:
         waits = dict.fromkeys(
             ("POD_TERMINATION_TIMEOUT", "POD_EVICTION_TIMEOUT", "OPERATOR_TIMEOUT"), f"{kind.wait_s}s"
         )
-        env = {**scene.env, **waits, "API_TIMEOUT": f"{kind.budget_s}s", "KUBECONFIG": str(kubeconfig)}
+        env = {**scene.env, **waits, "API_TIMEOUT": f"{kind.budget_s}s", **self._account(scene, server)}
         return run(scene.route.argv, env, scene.tree, scene.folder)
 
 

@@ -106,7 +106,7 @@ def serve_dra(api: Api) -> None:
         api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
     base = f"/apis/{DRA_GROUP}"
     paths = (base, f"{base}/v1/resourceclaims", f"{base}/v1/deviceclasses")
-    wait_until(lambda: all(map(api.answers, paths)), f"{DRA_GROUP} is served", timeout_s=30)
+    wait_until(lambda: all(map(api.answers, paths)), f"{DRA_GROUP} is served", timeout_s=150)
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def _looping(scene: NodeScene, act: Callable[[], object], seconds: float) -> Ite
     thread = threading.Thread(target=loop, name=f"hand-{scene.node.name}")
     thread.start()
     try:
-        assert begun.wait(15.0)
+        assert begun.wait(75.0)
         yield
     finally:
         done.set()

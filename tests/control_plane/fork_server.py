@@ -20,6 +20,7 @@ from kubernetes import client, config  # noqa: F401  # imported here so that no 
 from driver_manager.adapters.kube import cluster as kube_cluster  # noqa: F401  # likewise
 from driver_manager.cli import main, options, reconcile, restore, status, wiring  # noqa: F401  # likewise
 from tests.control_plane import call_points, mutants
+from tests.control_plane.pod_transport import enter_pod
 
 
 def serve() -> None:
@@ -82,6 +83,7 @@ def _be_command(order: dict[str, Any]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(order["env"])
+        enter_pod(order["env"])
         for descriptor, path, flags in (
             (0, os.devnull, os.O_RDONLY),
             (1, order["out"], os.O_WRONLY | os.O_CREAT),

@@ -82,7 +82,7 @@ class ForkedCommand:
         return self.end()
 
     def end(self) -> Ended:
-        """Wait for its end (at most a minute)."""
+        """Wait for its end (at most RUN_TIMEOUT_S)."""
         with self._changed:
             done = self._changed.wait_for(lambda: self.has_ended, RUN_TIMEOUT_S)
         assert done, f"no end after {RUN_TIMEOUT_S:g} s\n{self.log}"
@@ -122,8 +122,8 @@ class ForkServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=10)
-        self._listener.join(timeout=10)
+        self._process.wait(timeout=60)
+        self._listener.join(timeout=60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -150,7 +150,7 @@ class ForkServer:
             order |= {"record": str(folder / "calls"), "stops": list(stops), "turn_s": turn_s, "mutant": mutant}
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
-            assert self._began.wait_for(lambda: run.pid, 15.0), "the fork server does not begin"
+            assert self._began.wait_for(lambda: run.pid, 75.0), "the fork server does not begin"
         return run
 
     def _listen(self) -> None:

@@ -21,6 +21,7 @@ from driver_manager.adapters.host import services
 from driver_manager.adapters.host import system as host_system
 from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.modules import tree as module_tree
+from driver_manager.adapters.kube import in_pod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.process.run import Result
 from driver_manager.cli import main, reconcile, restore, wiring
@@ -70,6 +71,7 @@ def run(argv: Sequence[str], env: Mapping[str, str], tree: HostTree, folder: Pat
     with (
         mock.patch.dict(os.environ, environment, clear=True),
         mock.patch.object(wiring, "SystemClock", SkippingClock),
+        mock.patch.object(in_pod, "ACCOUNT", Path(env.get("TEST_SERVICE_ACCOUNT", in_pod.ACCOUNT))),
         _tools_called(tree),
         signals_kept(),
         contextlib.redirect_stdout(out),

@@ -92,7 +92,7 @@ class Kubelet:
             self._changed.notify_all()
             self._watch_stop()
         for thread in self._threads:
-            thread.join(timeout=10)
+            thread.join(timeout=60)
             assert not thread.is_alive(), f"{thread.name} did not end"
 
     def stop_after(self, key: str, seconds: float) -> None:
@@ -268,12 +268,12 @@ class Operands:
         """The components that have a pod on the node in any state."""
         return {component for component, pods in self.pods().items() if pods}
 
-    def wait_running(self, *components: str, timeout_s: float = 15.0) -> None:
+    def wait_running(self, *components: str, timeout_s: float = 75.0) -> None:
         """Wait until these components (all, if none is named) run."""
         wanted = set(components or self.components)
         wait_until(lambda: wanted <= self.running(), f"running on {self.node.name}: {sorted(wanted)}", timeout_s)
 
-    def wait_gone(self, *components: str, timeout_s: float = 15.0) -> None:
+    def wait_gone(self, *components: str, timeout_s: float = 75.0) -> None:
         """Wait until these components (all, if none is named) have no pod on the node."""
         wanted = set(components or self.components)
         wait_until(lambda: not wanted & self.present(), f"gone from {self.node.name}: {sorted(wanted)}", timeout_s)

@@ -10,21 +10,19 @@ import json
 import sys
 import threading
 import time
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from kubernetes import client as kube_client
-
-from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import SystemClock
-from driver_manager.core.swap.executor import Ports
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import reconcile
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.model import Host, Observation, Policy
+from driver_manager.ports import Ports
 from driver_manager.settings import API_TIMEOUT_S
+from tests.control_plane.pod_transport import of_environment
 from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE
 from tests.fakes.clock import RecordingReporter
 from tests.fakes.host import FakeHost
@@ -37,13 +35,13 @@ STACK_BYTES = 512 * 1024
 class Agent:
     """What runs as the init container of one node's driver pod."""
 
-    def __init__(self, client: Any, node: str) -> None:
+    def __init__(self, transport: Transport, node: str) -> None:
         self._node = node
         self._clock = SystemClock()
         self._reporter = RecordingReporter()
         self._host = FakeHost(Killer(), PROFILE, machine_id=node)
         self._host.put_driver(OLD, OLD_DIGEST, peer=False)
-        self._cluster = KubeCluster(client, node, self._clock, self._reporter, API_TIMEOUT_S)
+        self._cluster = KubeCluster(transport, node, self._clock, self._reporter, API_TIMEOUT_S)
 
     def run(self) -> dict[str, Any]:
         """One reconcile; times are `time.monotonic()` in seconds, the same clock in every process."""
@@ -88,14 +86,13 @@ def run_all(agents: list[Agent]) -> list[dict[str, Any]]:
     return ended
 
 
-def main(kubeconfig: str, nodes: list[str]) -> None:
-    """All agents of `nodes`."""
-    configuration = load_client(kubeconfig).configuration
-    agents = [Agent(kube_client.ApiClient(copy(configuration)), node) for node in nodes]
+def main(environ: dict[str, str], nodes: list[str]) -> None:
+    """All agents of `nodes`, each with a connection of its own, as pods of that environment."""
+    agents = [Agent(of_environment(environ), node) for node in nodes]
     print("ready", flush=True)
     sys.stdin.readline()
     print(json.dumps(run_all(agents)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(json.loads(sys.argv[1]), sys.argv[2:])

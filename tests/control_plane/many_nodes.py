@@ -103,7 +103,7 @@ class Crowd:
             self._each(shuffled, self._end_pods)
             ended = [run for process in agents for run in json.loads(_line(process))]
         took_s = time.monotonic() - begun_s
-        return self._summary(ended, self._plane.audit(self._user.name, mark, settle_s=30.0), took_s)
+        return self._summary(ended, self._plane.audit(self._user.name, mark, settle_s=150.0), took_s)
 
     def notes(self) -> list[Json]:
         """Labels, annotations and spec of every node of the crowd now."""
@@ -136,8 +136,8 @@ class Crowd:
     @contextlib.contextmanager
     def _agents(self) -> Iterator[list[subprocess.Popen[str]]]:
         """The processes, ready to begin."""
-        kubeconfig = str(self._plane.kubeconfig(self._user.token))
-        argv = [sys.executable, "-m", "tests.control_plane.many_agents", kubeconfig]
+        environ = json.dumps(self._plane.service_account(self._user.token))
+        argv = [sys.executable, "-m", "tests.control_plane.many_agents", environ]
         agents = [
             subprocess.Popen([*argv, *self.nodes[first::PROCESSES]], stdin=-1, stdout=-1, text=True)
             for first in range(min(PROCESSES, len(self.nodes)))

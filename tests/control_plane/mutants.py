@@ -39,7 +39,8 @@ def _always_uncordon() -> None:
         change: NodeChange = release(node, *rest)
         return replace(change, unschedulable=False if node.unschedulable else None)
 
-    _replace(settling, "release", uncordoning)
+    for module in (settling, node_patches):
+        _replace(module, "release", uncordoning)
 
 
 def _keep_journal() -> None:
@@ -50,7 +51,8 @@ def _keep_journal() -> None:
         kept = {key: value for key, value in change.annotations.items() if key != profile.keys.journal}
         return replace(change, annotations=kept)
 
-    _replace(settling, "release", keeping)
+    for module in (settling, node_patches):
+        _replace(module, "release", keeping)
 
 
 def _adopt_every_pause() -> None:

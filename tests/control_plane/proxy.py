@@ -26,6 +26,9 @@ from tests.control_plane.proxy_identity import GOOD, Identity
 from tests.control_plane.servers import ControlPlane
 
 CLOSE_LIMIT_S = 0.5
+"""On an idle machine; a test says so."""
+
+_CLOSE_PATIENCE_S = 30.0
 _BACKLOG = 1024  # a thousand nodes may start at once
 
 
@@ -82,7 +85,7 @@ class Proxy:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        deadline_s = time.monotonic() + CLOSE_LIMIT_S
+        deadline_s = time.monotonic() + _CLOSE_PATIENCE_S
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
@@ -95,7 +98,7 @@ class Proxy:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self._hangups.close()
         alive = [thread.name for thread in threads if thread.is_alive()]
-        assert not alive, f"still running {CLOSE_LIMIT_S:g} s after the proxy was closed: {', '.join(alive)}"
+        assert not alive, f"still running {_CLOSE_PATIENCE_S:g} s after the proxy was closed: {', '.join(alive)}"
 
     @property
     def url(self) -> str:
@@ -115,7 +118,7 @@ class Proxy:
         """How often the fault has acted."""
         return self._script.fired(fault)
 
-    def wait_fired(self, fault: Fault, times: int = 1, timeout_s: float = 15.0) -> None:
+    def wait_fired(self, fault: Fault, times: int = 1, timeout_s: float = 75.0) -> None:
         """Wait until the fault has acted so often. AssertionError after `timeout_s` seconds."""
         self._script.wait_fired(fault, times, timeout_s)
 

@@ -43,9 +43,9 @@ from tests.control_plane.hangups import Hangups, wait_for_hangup
 from tests.control_plane.old_server import CLAIMS, is_eviction, new_eviction, old_eviction, with_claims
 from tests.control_plane.proxy_identity import Identity
 
-HOLD_LIMIT_S = 60.0
-_UPSTREAM_TIMEOUT_S = 60.0  # of any request but a watch, which ends with either side
-_CONNECT_TIMEOUT_S = 10.0
+HOLD_LIMIT_S = 300.0
+_UPSTREAM_TIMEOUT_S = 300.0  # of any request but a watch, which ends with either side
+_CONNECT_TIMEOUT_S = 50.0
 _OWN_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "accept-encoding"}
 _END_OF_STREAM = b"0\r\n\r\n"
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
@@ -25,6 +24,7 @@ from driver_manager.domain.reboot.slots import Slots, SlotsSeen
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.ports import Cluster
 from tests.control_plane.api import MERGE_PATCH, Api, gone
+from tests.control_plane.pod_transport import pod_transport
 from tests.control_plane.servers import ControlPlane
 from tests.fakes.builders import ASCEND
 from tests.fakes.clock import FakeClock, RecordingReporter
@@ -164,7 +164,7 @@ class RealFleet:
 
     def __init__(self, plane: ControlPlane, api: Api, size: int, policy: RebootPolicy) -> None:
         self.api, self.policy, self.lock = api, policy, threading.Lock()
-        self.client = load_client(str(plane.kubeconfig(plane.rebooter.token)))
+        self.client = pod_transport(plane, plane.rebooter.token)
         self.prefix = self.namespace = f"fleet-{uuid.uuid4().hex[:8]}"
         self.deleted: set[str] = set()
         api.post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
@@ -186,7 +186,7 @@ def real_fleet(plane: ControlPlane, api: Api, size: int, policy: RebootPolicy) -
     """A fleet whose Nodes are removed at the end."""
     with ExitStack() as stack:
         fleet = RealFleet(plane, api, size, policy)
-        stack.callback(fleet.client.rest_client.pool_manager.clear)
+        stack.callback(fleet.client.renew)
         for driver_node in fleet.sites:
             stack.callback(gone, partial(api.delete, driver_node.path))
         yield fleet

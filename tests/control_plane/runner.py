@@ -26,11 +26,22 @@ PREFIX = "rebellions.ai/npu.deploy."
 
 
 class CommandRunner:
-    """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one."""
+    """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one.
+
+    It finds itself in a pod. `through` is a command that starts it.
+    """
 
     def __init__(
-        self, plane: ControlPlane, user: User, folder: Path, profile: str = "rebellions", *, proxy: Proxy | None = None
+        self,
+        plane: ControlPlane,
+        user: User,
+        folder: Path,
+        profile: str = "rebellions",
+        *,
+        proxy: Proxy | None = None,
+        through: tuple[str, ...] = (),
     ) -> None:
+        self.through = through
         self._plane = plane
         self._user = user
         self._proxy = proxy
@@ -49,7 +60,7 @@ class CommandRunner:
 
     def start(self, *arguments: str, **env: str) -> Running:
         """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
-        argv = [sys.executable, "-m", "driver_manager", *arguments]
+        argv = [*self.through, sys.executable, "-m", "driver_manager", *arguments]
         return Running(argv, self.environment(**env), self.new_last_line())
 
     def new_last_line(self) -> Path:
@@ -62,7 +73,7 @@ class CommandRunner:
         server = self._proxy.url if self._proxy else None
         return {
             "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
-            "KUBECONFIG": str(self._plane.kubeconfig(self._user.token, server)),
+            **self._plane.service_account(self._user.token, server),
             "NODE_NAME": self.node.name if self.node else "",
             "OPERATOR_NAMESPACE": "rbln-system",
             "HOST_ROOT": str(self.tree.root),

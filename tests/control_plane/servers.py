@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import urllib3
 
@@ -30,7 +31,7 @@ BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 NAMESPACE = "rbln-system"
 
 _START_ATTEMPTS = 3
-_READY_TIMEOUT_S = 40.0
+_READY_TIMEOUT_S = 200.0
 
 # RequestReceived is logged before the handler runs, in blocking mode: whatever a client has had an answer to is in the
 # log already, so counting those can never come too early. The API server's own loopback traffic is left out.
@@ -117,7 +118,7 @@ class _Component:
     def kill(self) -> None:
         """End it at once: its data is thrown away, so there is nothing to shut down in order."""
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 class ControlPlane:
@@ -193,11 +194,25 @@ class ControlPlane:
         path.write_text(json.dumps(config))  # JSON is YAML
         return path
 
+    def service_account(self, token: str, server: str | None = None) -> dict[str, str]:
+        """The environment of a process that finds itself in a pod: see `pod_site`. `server` as for `kubeconfig`."""
+        folder = self._folder / f"account-{secrets.token_hex(4)}"
+        folder.mkdir(mode=0o700)
+        (folder / "token").write_text(token)
+        (folder / "ca.crt").write_bytes(self.ca.read_bytes())
+        url = urlsplit(server or self.url)
+        return {
+            "KUBERNETES_SERVICE_HOST": str(url.hostname),
+            "KUBERNETES_SERVICE_PORT": str(url.port),
+            "TEST_SERVICE_ACCOUNT": str(folder),
+            "PYTHONPATH": str(Path(__file__).with_name("pod_site")),
+        }
+
     def audit_mark(self) -> int:
         """A place in the audit log: `audit(since=…)` counts the requests received after it, and no other."""
         return self._audit_log.stat().st_size
 
-    def audit(self, user: str | None = None, since: int = 0, settle_s: float = 5.0) -> list[AuditRecord]:
+    def audit(self, user: str | None = None, since: int = 0, settle_s: float = 60.0) -> list[AuditRecord]:
         """The requests in the order they came in, each once; an open watch counts, and has no `code` yet.
 
         Waits up to `settle_s` seconds until each of the others has its status. AssertionError naming those that have
@@ -346,7 +361,7 @@ def _write_history(etcd_port: int) -> bool:
     """Whether a few revisions could be written: a cluster's first ones are long gone for a watch, so also here."""
     key, url = base64.b64encode(b"history").decode(), f"http://127.0.0.1:{etcd_port}/v3/kv/put"
     try:
-        with urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(2)) as pool:
+        with urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(10)) as pool:
             return all(pool.request("POST", url, json={"key": key, "value": key}).status == 200 for _ in range(5))
     except urllib3.exceptions.HTTPError:
         return False

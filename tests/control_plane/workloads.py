@@ -88,7 +88,7 @@ class Pod:
             return "gone"
         return "terminating" if "deletionTimestamp" in found["metadata"] else str(found["status"]["phase"])
 
-    def wait_state(self, state: str, timeout_s: float = 15.0) -> None:
+    def wait_state(self, state: str, timeout_s: float = 75.0) -> None:
         """Wait until its state is this one."""
         wait_until(lambda: self.state() == state, f"{self.key}: {state}", timeout_s)
 

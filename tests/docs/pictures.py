@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from driver_manager.domain.profile import Strategy
-from driver_manager.domain.swap import steps
-from driver_manager.domain.swap.steps import Decision
+from driver_manager.domain.swap import plan
+from driver_manager.domain.swap.plan import Decision
 from tests.docs import health_picture, plan_picture, reboot_picture
 from tests.docs.markdown import DOCS, main
 
@@ -73,7 +73,7 @@ def _parts() -> Iterator[str]:
 
 def what_steps_do() -> dict[str, str]:
     """Every step with the first paragraph of its docstring."""
-    kinds = typing.get_args(steps.Step)
+    kinds = typing.get_args(plan.AnyStep)
     return {kind.__name__: " ".join((kind.__doc__ or "").split("\n\n")[0].split()) for kind in kinds}
 
 

@@ -14,16 +14,11 @@ from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Claim, EvictionRules, Host, Loader, Node, Observation, Pod, Policy
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
+from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    Decision,
-    PauseLast,
-    Plan,
-    PlanAgain,
-    TakeNode,
-    WaitForCompletion,
-    WaitForOperands,
-)
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.node import PauseLast, TakeNode
+from driver_manager.domain.swap.steps.pods import WaitForCompletion, WaitForOperands
 from tests.docs.markdown import table
 from tests.fakes import builders
 
@@ -114,7 +109,7 @@ def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     for _ in range(MIXTURES):
         obs, policy = mixture(dice, profile)
         try:
-            decided = plan(obs, profile, policy)
+            decided = plan(Situation.of(obs, profile, policy))
         except ManagerError:
             continue
         found.setdefault(decided.decision, []).append(_names(decided))

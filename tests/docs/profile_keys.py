@@ -68,6 +68,7 @@ MEANINGS = {
     "probe.library_dirs": "folders below the driver root for `LD_LIBRARY_PATH`",
     "probe.timeout_s": "seconds after which a probe has failed",
     "probe.parser": f"how its output is read: {', '.join(f'`{name}`' for name in sorted(PARSERS))}",
+    "probe.lists_virtual": "whether it lists SR-IOV virtual functions; where not, none counts as missing",
 }
 
 
@@ -123,7 +124,7 @@ def _kind(hint: Any) -> str:
         return " or ".join(code(str(member.value)) for member in hint)
     if typing.get_origin(hint) is tuple:
         return "list of texts"
-    return {str: "text", float: "number"}[hint]
+    return {str: "text", float: "number", bool: "true or false"}[hint]
 
 
 def _toml(value: Any) -> str:
@@ -133,6 +134,8 @@ def _toml(value: Any) -> str:
             return f'"{value.value}"'
         case tuple():
             return "[" + ", ".join(f'"{item}"' for item in value) + "]" if value else ""
+        case bool():
+            return str(value).lower()
         case float():
             return f"{value:g}"
     return f'"{value}"' if value else ""

@@ -17,8 +17,8 @@ from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import PREFIX, HealthReport, families
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.setting import AnySetting, SettingKind
 from driver_manager.profiles import builtin
-from driver_manager.settings import Setting, SettingKind
 from tests.docs import profile_keys
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
 from tests.mutants.catalogue import MUTANTS
@@ -52,6 +52,9 @@ SAID = " Default: "
 DERIVED = {
     "ready_withdrawn": "the ready marker, put aside by health-watch",
     "work_lock": "held locked by a reconcile while it works on the driver",
+    "effect_lock": "held locked by a run during each change to the driver",
+    "owner_note": "names the run that may change the driver",
+    "rebooter_lock": "held locked by the one rebooter that works on this host",
     "health_record": "what health-watch remembers of this boot",
 }
 """Paths that follow from others, with their meanings."""
@@ -65,12 +68,12 @@ def commands() -> dict[str, click.Command]:
     return {name: command for name in COMMANDS if (command := cli.get_command(context, name)) is not None}
 
 
-def takers(setting: Setting) -> list[str]:
+def takers(setting: AnySetting) -> list[str]:
     """The commands that take `setting`."""
     return [name for name, command in commands().items() if setting in _settings_of(command)]
 
 
-def _settings_of(command: click.Command) -> list[Setting]:
+def _settings_of(command: click.Command) -> list[AnySetting]:
     return [option.setting for option in command.params if isinstance(option, SettingOption)]
 
 
@@ -101,7 +104,7 @@ def _options() -> Iterator[str]:
     yield _own_options()
 
 
-def _takes(setting: Setting) -> str:
+def _takes(setting: AnySetting) -> str:
     return (
         " or ".join(code(choice) for choice in setting.choices)
         if setting.kind is SettingKind.CHOICE
@@ -109,7 +112,7 @@ def _takes(setting: Setting) -> str:
     )
 
 
-def _default(setting: Setting) -> str:
+def _default(setting: AnySetting) -> str:
     if setting.kind is SettingKind.FLAG:
         return "off"
     if setting.default is not None:
@@ -117,7 +120,7 @@ def _default(setting: Setting) -> str:
     return setting.help.partition(SAID)[2].rstrip(".") or "none"
 
 
-def _help(setting: Setting) -> str:
+def _help(setting: AnySetting) -> str:
     """What it says but for the default, which has a column of its own."""
     return setting.help if setting.default is not None else setting.help.partition(SAID)[0]
 

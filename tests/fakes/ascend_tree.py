@@ -26,6 +26,8 @@ class AscendTree:
         for address in ADDRESSES:
             for name, value in (("vendor", "0x19e5"), ("device", "0xd802"), ("class", "0x120000")):
                 self.put(f"sys/bus/pci/devices/{address}/{name}", f"{value}\n")
+            link = self.root / f"sys/bus/pci/devices/{address}/driver"
+            link.symlink_to("../../../../bus/pci/drivers/devdrv_device_driver")
         self.tool = StandIn(self.root / "var/lib/Ascend/driver/tools")
 
     def write_profile(self, parser: str = "npu-smi") -> None:

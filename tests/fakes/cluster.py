@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from driver_manager.domain.errors import ApiUnavailable, Conflict, NodeMissing, WatchExpired
+from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.model import (
     FIELD_MANAGER,
     Claim,
@@ -18,6 +20,8 @@ from driver_manager.domain.model import (
     PodEventKind,
     PodList,
 )
+from driver_manager.sandbox.patches import json_patch
+from driver_manager.sandbox.store import ApiError
 from tests.fakes.clock import FakeClock
 from tests.fakes.killer import Killer
 
@@ -142,6 +146,13 @@ class FakeCluster:
             node = self._existing()
             if resource_version is not None and resource_version != node.resource_version:
                 raise Conflict("the node changed since it was read", "Run again.")
+            self.patches.append(change)
+            self._apply(change, FIELD_MANAGER)
+        return self._existing()
+
+    def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
+        with self.killer.call("patch", effect=True):
+            change = changed_by(self._existing(), operations)
             self.patches.append(change)
             self._apply(change, FIELD_MANAGER)
         return self._existing()
@@ -289,6 +300,39 @@ class FakeCluster:
         self.react()
         if self.operator is not None:
             self.operator(self.current)
+
+
+def changed_by(node: Node, operations: tuple[Operation, ...]) -> NodeChange:
+    """What a JSON patch of `node` comes to. Raises Conflict where one of the operations does not apply."""
+    before = _as_json(node)
+    try:
+        after = json_patch(before, [operation.to_json() for operation in operations])
+    except ApiError as error:
+        raise Conflict("the node changed since it was read", "Run again.") from error
+    labels, annotations = (
+        {key: after["metadata"][name].get(key) for key in {*before["metadata"][name], *after["metadata"][name]}}
+        for name in ("labels", "annotations")
+    )
+    cordon = bool(after["spec"].get("unschedulable"))
+    return NodeChange(
+        {key: value for key, value in labels.items() if value != node.labels.get(key)},
+        {key: value for key, value in annotations.items() if value != node.annotations.get(key)},
+        cordon if cordon != node.unschedulable else None,
+    )
+
+
+def _as_json(node: Node) -> dict[str, Any]:
+    """The Node as the API server would show it, as far as it is known."""
+    record = {"manager": node.cordon_manager, "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
+    return {
+        "metadata": {
+            "uid": node.uid,
+            "labels": dict(node.labels),
+            "annotations": dict(node.annotations),
+            "managedFields": [record] if node.cordon_manager else [],
+        },
+        "spec": {"unschedulable": True} if node.unschedulable else {},
+    }
 
 
 def _merged(now: Mapping[str, str], change: Mapping[str, str | None]) -> dict[str, str]:

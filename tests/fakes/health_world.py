@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from driver_manager.core.health.loop import HealthWatch, WatchPolicy
+from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.machine import Surroundings, is_own
@@ -57,7 +57,8 @@ class HealthWorld:
     def start(self) -> None:
         """A new process of health-watch."""
         self.killer.revive()
-        self.watch = HealthWatch(self, self, self.clock, self.reporter, self.policy, self.reports.append)
+        ports = WatchPorts(self, self, self.clock, self.reporter)
+        self.watch = HealthWatch(ports, self.policy, self.reports.append)
 
     def turn(self) -> bool:
         """One turn and the wait after it; whether the process lived through it. One that died is started again."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
 from driver_manager.domain import markers
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, OwnedElsewhere
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
@@ -84,7 +85,7 @@ class FakeHost:
                 raise self.modules_error
             return self._modules()
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, deadline: Deadline) -> None:
         self.unload_attempts.append(name)
         with self.killer.call(f"unload {name}", effect=True):
             module = self._all()[name]
@@ -92,7 +93,7 @@ class FakeHost:
                 raise ModuleBusy(f"module {name} is in use", "Stop what uses the device.")
             del self.loaded[name]
 
-    def load(self, source: DriverSource) -> None:
+    def load(self, source: DriverSource, deadline: Deadline) -> None:
         before = set(self.loaded)
         for wanted in source.modules:
             for name in (*self.needs.get(wanted.name, ()), wanted.name):
@@ -105,43 +106,43 @@ class FakeHost:
             if self.loaded[wanted.name] != wanted.version:
                 raise ModuleFailed(f"{wanted.name} is loaded in version {self.loaded[wanted.name]}", "Reboot.")
 
-    def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
+    def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         for name in names:
             with self.killer.call(f"reload {name}", effect=True):
                 if name in self.lacking or not set(self.needs.get(name, ())) <= self.loaded.keys():
                     raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
                 self.loaded[name] = self.offers[source.root]
 
-    def await_device_nodes(self, timeout_s: float) -> bool:
-        self.awaited_s.append(timeout_s)
+    def await_device_nodes(self, deadline: Deadline) -> bool:
+        self.awaited_s.append(deadline.allowed_s)
         with self.killer.call("device nodes"):
             return self.has_device_nodes
 
-    def probe(self, root: str) -> ProbeResult:
+    def probe(self, root: str, deadline: Deadline) -> ProbeResult:
         with self.killer.call("probe"):
             version = self.loaded.get(self.root, "")
             health = Health.UNHEALTHY if version in self.sick else Health.HEALTHY
             return ProbeResult(health, f"{self.root} {version} is {health.value}")
 
-    def unmount(self, mount_point: str) -> None:
+    def unmount(self, mount_point: str, deadline: Deadline) -> None:
         with self.killer.call(f"unmount {mount_point}", effect=True):
             self.mounts.remove(mount_point)
 
-    def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:
+    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
         with self.killer.call("still bound"):
             return self.bound_pods
 
-    def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
+    def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         with self.killer.call("holders"):
             return self.known_holders
 
-    def stop_service(self, name: str) -> None:
+    def stop_service(self, name: str, deadline: Deadline) -> None:
         with self.killer.call(f"stop {name}", effect=True):
             if name in self.broken_services:
                 raise ModuleFailed(f"cannot stop host service {name}", "Stop it by hand.")
             self.services[name] = False
 
-    def start_service(self, name: str) -> None:
+    def start_service(self, name: str, deadline: Deadline) -> None:
         with self.killer.call(f"start {name}", effect=True):
             if name in self.broken_services:
                 raise ModuleFailed(f"cannot start host service {name}", "Start it by hand.")

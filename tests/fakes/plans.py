@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from driver_manager.domain.model import Loader, Module, Policy
-from driver_manager.domain.swap.steps import (
+from driver_manager.domain.swap.plan import (
     Plan,
 )
 from tests.fakes.builders import (

@@ -21,7 +21,7 @@ PODS = "/api/v1/namespaces/ns/pods"
 MERGE = "application/merge-patch+json"
 
 
-LIMIT_S = 5.0
+LIMIT_S = 25.0
 
 
 def call(

@@ -16,6 +16,7 @@ from typing import Any
 from urllib3 import HTTPHeaderDict, HTTPResponse
 
 from driver_manager.adapters.kube.client import KubeApi
+from driver_manager.adapters.kube.library import Library
 from driver_manager.domain.errors import ApiUnavailable
 from tests.fakes.clock import FakeClock, RecordingReporter
 
@@ -77,7 +78,7 @@ def requests_s(outage: Outage, numbers: Iterable[Callable[[], float]]) -> list[l
         clock = RandomClock(draw)
         server = _Server(outage, clock)
         try:
-            KubeApi(server, clock, RecordingReporter(), BUDGET_S).call("GET", "/api/v1/nodes/n", "get nodes")
+            KubeApi(Library(server), clock, RecordingReporter(), BUDGET_S).call("GET", "/api/v1/nodes/n", "get nodes")
         except ApiUnavailable:
             assert outage.seconds > BUDGET_S / 2, "given up early"
         asked.append(server.asked_at_s)

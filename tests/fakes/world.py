@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from driver_manager.core.swap.executor import Ports
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import Outcome, reconcile
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.profile import Profile
+from driver_manager.ports import Ports
 from tests.fakes.builders import NEW_DIGEST, PROFILE, driver_pod, node
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import DaemonSet, FakeCluster

@@ -10,12 +10,14 @@ from typing import Any
 
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.leases import LeaseSlots
+from driver_manager.adapters.kube.library import Library
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.domain.journal import encode
 from driver_manager.domain.model import Claim, Eviction, Node, NodeChange, PodEvent, PodList, Policy
 from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
 from driver_manager.domain.reboot.slots import encode as encode_slots
 from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.situation import Situation
 from tests.fakes.builders import ASCEND, LABELS, ME, PROFILE, host, journal, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fuzz.oracle import assert_conforms
@@ -81,7 +83,7 @@ def _server(data: bytes) -> Server:
 def _cluster(server: Server) -> KubeCluster:
     configuration = SimpleNamespace(host="http://fuzz", get_api_key_with_prefix=lambda *_: "Bearer token")
     client = SimpleNamespace(configuration=configuration, rest_client=SimpleNamespace(pool_manager=server))
-    return KubeCluster(client, "node-1", FakeClock(), RecordingReporter(), BUDGET_S)
+    return KubeCluster(Library(client), "node-1", FakeClock(), RecordingReporter(), BUDGET_S)
 
 
 def _first(events: Iterable[Any]) -> list[Any]:
@@ -132,7 +134,7 @@ def read_and_plan(data: bytes) -> None:
             read_host=lambda _: host(),
             process_lives=lambda _: False,
         )
-        decided = plan(seen, PROFILE, Policy())
+        decided = plan(Situation.of(seen, PROFILE, Policy()))
         json.dumps(decided.to_json())
         decided.to_text()
     finally:

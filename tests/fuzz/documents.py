@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from driver_manager import profiles, settings
+from driver_manager import profiles
 from driver_manager.adapters.host import mounts
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.domain import journal, markers, selectors
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.digest import is_digest
+from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
 from driver_manager.domain.health import machine, probe_output
 from driver_manager.domain.health.machine import History, Surroundings
 from driver_manager.domain.health.metrics import HealthReport, exposition, families
@@ -181,9 +182,9 @@ def read_schedule(data: bytes) -> None:
 
 
 def read_duration(data: bytes) -> None:
-    seconds = settings.parse_duration(text_of(data))
+    seconds = parse_duration(text_of(data))
     assert math.isfinite(seconds)
-    assert 0 <= seconds <= settings.MAX_DURATION_S
+    assert 0 <= seconds <= MAX_DURATION_S
 
 
 def read_address(data: bytes) -> None:

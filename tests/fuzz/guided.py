@@ -25,7 +25,7 @@ from tests.fuzz.mutation import MAX_BYTES, mutated
 from tests.fuzz.target import Target, check
 
 FOUND = Path(__file__).parents[2] / "build/fuzz"
-HANG_S = 15
+HANG_S = 75
 RSS_MIB = 1024
 GRACE_S = 60.0
 _COUNTS = re.compile(r"#(\d+)\s+\w+\s+cov: (\d+)")

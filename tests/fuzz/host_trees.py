@@ -32,6 +32,7 @@ from driver_manager.domain.profile import LoadScope
 from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.situation import Situation
 from tests.fakes.builders import ASCEND, PROFILE, journal, observation
 from tests.fakes.clock import FakeClock
 from tests.fakes.elf_files import MODULE
@@ -187,7 +188,7 @@ def read_whole_host(data: bytes) -> None:
         for profile, loads in ((PROFILE, True), (ASCEND, True)):
             found = read_host(tree.roots, profile, "", old, loads=loads)
             assert_conforms(found, Host)
-            plan(observation(host=found), PROFILE, Policy())
+            plan(Situation.of(observation(host=found), PROFILE, Policy()))
 
 
 def read_driver_tree(data: bytes) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz import guided
 
 REPOSITORY = Path(__file__).parents[2]
-WHOLE_S = 300.0
+WHOLE_S = 1_500.0
 """For a slow machine that does other things too; alone it takes a tenth of that."""
 
 PLANTED = """

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.domain import wire
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.parsers import npu_smi
 from driver_manager.domain.pods import labels
@@ -24,7 +25,7 @@ from tests.fuzz.targets import TARGETS
 pytestmark = pytest.mark.long
 
 
-HANG_S = 20.0
+HANG_S = 100.0
 HEAVY = {"host", "driver-tree", "processes", "marks", "command-line"}
 """Those that lay a host out for each input."""
 
@@ -116,11 +117,19 @@ def reads_with(target: Target, monkeypatch: pytest.MonkeyPatch, broken: object, 
 def test_a_reader_that_lets_a_key_error_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     from driver_manager.domain.reboot import slots  # noqa: PLC0415  # the module whose part is broken here
 
-    def careless(entry: dict[str, object]) -> object:
-        return slots.SlotHolder(str(entry["node"]), str(entry["uid"]), str(entry["bootId"]), entry["since"])  # type: ignore[arg-type]
+    def careless(fields: wire.Fields) -> object:
+        return slots.SlotHolder(fields.text("node"), fields.text("uid"), fields.text("bootId"), fields.body["since"])
+
+    with pytest.raises(KeyError, match="since"):
+        reads_with(TARGETS["slots"], monkeypatch, careless, "_holder", slots)
+
+
+def test_a_reader_that_believes_a_type_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(fields: wire.Fields, key: str, *_: object, **__: object) -> object:
+        return fields.body.get(key)
 
     with pytest.raises(AssertionError, match="since_s"):
-        reads_with(TARGETS["slots"], monkeypatch, careless, "_holder", slots)
+        reads_with(TARGETS["slots"], monkeypatch, careless, "whole", wire.Fields)
 
 
 def test_a_reader_that_believes_a_count_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

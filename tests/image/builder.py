@@ -25,16 +25,17 @@ FOLDER = CHECKOUT / "build" / "image"
 CODENAME = "bookworm"  # Debian 12, the Containerfile's base
 BASE = f"localhost/debian:{CODENAME}"
 TAG = "localhost/driver-manager"
-INPUTS = ("Containerfile", ".containerignore", "pyproject.toml", "README.md", "scripts/image")
+INPUTS = ("Containerfile", ".containerignore", "pyproject.toml", "README.md", "LICENSE", "scripts/image")
 INPUT_FOLDERS = ("driver_manager", "images", "requirements")
 EPOCH = "1700000000"  # the time of everything in the image, so that it does not depend on the last commit's
-BUILD_TIMEOUT_S = 300.0
-RUN_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 1_500.0
+RUN_TIMEOUT_S = 600.0
 
 PACKAGE_OF = {
     "buildah": "buildah",
     "debootstrap": "debootstrap",
     "apt-get": "apt",
+    "dpkg-deb": "dpkg",
     "wget": "wget",
     "unshare": "util-linux",
 }
@@ -141,7 +142,7 @@ def built() -> Image:
 def build(name: str) -> Image:
     """Run scripts/image. Raises ImageTierError."""
     began = time.monotonic()
-    _checked([str(CHECKOUT / "scripts/image"), "--tag", name, "--base", BASE], BUILD_TIMEOUT_S)
+    checked([str(CHECKOUT / "scripts/image"), "--tag", name, "--base", BASE], BUILD_TIMEOUT_S)
     return Image(name, time.monotonic() - began)
 
 
@@ -150,7 +151,7 @@ def build_sample_driver(name: str, base: Image, driver: Path) -> Image:
     began = time.monotonic()
     words = ["buildah", "build", "--quiet", "--layers=false", f"--build-context=driver={driver}"]
     words += [f"--build-arg=BASE={base.name}", f"--tag={name}", str(CHECKOUT / "images/sample-driver")]
-    _checked(words, BUILD_TIMEOUT_S)
+    checked(words, BUILD_TIMEOUT_S)
     return Image(name, time.monotonic() - began)
 
 
@@ -162,7 +163,7 @@ def remove(image: Image) -> None:
 def mirror() -> str:
     """The address of the Debian mirror that this machine's apt uses. Raises ImageTierError."""
     form = "$(ORIGIN) $(COMPONENT) $(CODENAME) $(REPO_URI)"
-    listed = _checked(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], 30).splitlines()
+    listed = checked(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], 30).splitlines()
     for line in listed:
         origin, component, codename, address = line.split()
         if (origin, component) == ("Debian", "main") and "-" not in codename:
@@ -170,11 +171,20 @@ def mirror() -> str:
     raise ImageTierError("apt on this machine has no Debian mirror in its sources; run apt-get update")
 
 
-def run(argv: Sequence[str], *, timeout_s: float) -> Said:
+def checked(argv: Sequence[str], timeout_s: float, folder: Path = CHECKOUT) -> str:
+    """What a command printed, run in `folder`. Raises ImageTierError, also where it fails."""
+    said = run(argv, timeout_s=timeout_s, folder=folder)
+    if said.status:
+        tail = "\n".join(f"{said.out}\n{said.err}".strip().splitlines()[-30:])
+        raise ImageTierError(f"{' '.join(argv[:5])} … exited {said.status}:\n{tail}")
+    return said.out
+
+
+def run(argv: Sequence[str], *, timeout_s: float, folder: Path = CHECKOUT) -> Said:
     """Run a command with buildah's settings. Raises ImageTierError where it is absent or takes over `timeout_s`."""
     try:
         done = subprocess.run(
-            list(argv), env=_environment(), capture_output=True, text=True, timeout=timeout_s, check=False, cwd=CHECKOUT
+            list(argv), env=_environment(), capture_output=True, text=True, timeout=timeout_s, check=False, cwd=folder
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ImageTierError(f"{' '.join(argv[:4])}: {error}") from error
@@ -190,10 +200,10 @@ def _bootstrap() -> None:
     cache = FOLDER / "debs"
     cache.mkdir(exist_ok=True)
     words = ["debootstrap", "--variant=minbase", f"--cache-dir={cache}", CODENAME, str(tree), mirror()]
-    _checked(words, BUILD_TIMEOUT_S)
+    checked(words, BUILD_TIMEOUT_S)
     name = _buildah("from", "scratch").strip()
     root = _buildah("mount", name).strip()
-    _checked(["cp", "-a", f"{tree}/.", root], 60)
+    checked(["cp", "-a", f"{tree}/.", root], 60)
     _buildah("config", "--cmd", "/bin/sh", name)
     _buildah("commit", "--quiet", "--rm", name, BASE)
     shutil.rmtree(tree)
@@ -219,15 +229,7 @@ def _inputs_hash() -> str:
 
 
 def _buildah(*arguments: str) -> str:
-    return _checked(["buildah", *arguments], 60)
-
-
-def _checked(argv: Sequence[str], timeout_s: float) -> str:
-    said = run(argv, timeout_s=timeout_s)
-    if said.status:
-        tail = "\n".join(f"{said.out}\n{said.err}".strip().splitlines()[-30:])
-        raise ImageTierError(f"{' '.join(argv[:5])} … exited {said.status}:\n{tail}")
-    return said.out
+    return checked(["buildah", *arguments], 60)
 
 
 def _environment() -> dict[str, str]:

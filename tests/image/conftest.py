@@ -15,7 +15,7 @@ from tests.control_plane.fixtures import (  # noqa: F401  # fixtures, used by th
     node,
     operands,
 )
-from tests.image import builder
+from tests.image import builder, distributions
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,14 +26,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def image() -> builder.Image:
-    """The image of this checkout. Skipped where the machine cannot build it; with CI=true that is a failure."""
+def able() -> None:
+    """Skips where the machine lacks what the tier needs; with CI=true that is a failure."""
     lacking = builder.missing()
     if lacking:
         reason = "image tier: missing " + "; ".join(lacking)
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def releases(able: None) -> None:
+    """Other releases of Debian are at hand."""
+    try:
+        for release in (distributions.OLDER, distributions.NEWER):
+            distributions.tree(release)
+    except builder.ImageTierError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def image(able: None) -> builder.Image:
+    """The image of this checkout."""
     try:
         return builder.built()
     except builder.ImageTierError as error:

@@ -118,6 +118,11 @@ def test_its_bill_of_materials_names_what_is_in_it(root: Path) -> None:
     assert len([name for name in names if name.startswith("pkg:pypi/")]) == len(installed) - 1
 
 
+def test_it_carries_the_licence_that_it_is_under(root: Path) -> None:
+    (found,) = root.glob(f"{TREE}/lib/python3*/site-packages/driver_manager-*.dist-info/licenses/LICENSE")
+    assert found.read_bytes() == (builder.CHECKOUT / "LICENSE").read_bytes()
+
+
 def test_a_second_build_gives_the_same_layers(image: builder.Image) -> None:
     again = builder.build(f"{builder.TAG}-again:test")
     try:

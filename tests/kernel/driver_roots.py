@@ -88,7 +88,7 @@ def _built(variant: Variant, objects: Path, image: KernelImage) -> Path:
     # Only the variant that needs an absent symbol may lack one; for the others it stays an error.
     lenient = ["KBUILD_MODPOST_WARN=1"] if "NEED_ABSENT" in variant.defines else []
     settings = [f"M={folder}", f"DRIVER_VERSION={variant.version}", f"DRIVER_DEFINES={variant.defines}", *lenient]
-    run(["make", "-C", image.headers, *settings, "modules"], timeout_s=120)
+    run(["make", "-C", image.headers, *settings, "modules"], timeout_s=3000)
     return folder
 
 
@@ -104,7 +104,7 @@ def _lay_out(variant: Variant, built: Path, root: Path, image: KernelImage) -> N
             content = _with_foreign_crc(content)
         (folder / f"{module}.ko").write_bytes(content)
     if variant.has_dependency_list:
-        run(["depmod", "-b", root, release], timeout_s=60)
+        run(["depmod", "-b", root, release], timeout_s=300)
 
 
 def _with_foreign_release(content: bytes, release: str) -> bytes:

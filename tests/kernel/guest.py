@@ -1,4 +1,4 @@
-"""Owns a guest's life: its cache, its processes and its time limits. `run()` is one boot with one list of tests.
+"""Owns a guest's life: its cache, its processes and its end. `run()` is one boot with one list of tests.
 
 As a program: `python -m tests.kernel.guest --check` says what the machine lacks, `--prepare` fills the cache.
 """
@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kernel import driver_roots, initramfs, kernel_image, results, tools
+from tests.kernel import driver_roots, initramfs, kernel_image, results, silence, tools
 from tests.kernel.mounts import read_only_view
 from tests.kernel.tools import CHECKOUT, SOURCES, KernelTierError
 
 HOST_ADDRESS = "10.0.2.2"  # where the guest finds the host's 127.0.0.1 (qemu's user network)
 MEMORY_MIB = 1024
-GUEST_TIMEOUT_S = 180.0  # from power on to power off; emulation is slow on a busy machine
 RESTARTING = "reboot: Restarting system"  # the kernel's last words before it resets the machine (kernel/reboot.c)
 DISK_TAG = "disk"  # what the guest mounts at /disk and keeps over a reboot
 DRIVER_ROOTS_VARIABLE = "GUEST_DRIVER_ROOTS"
@@ -71,23 +70,23 @@ def prepare() -> Prepared:
         return Prepared(image, initramfs.prepare(cache, image), driver_roots.prepare(cache, image))
 
 
-def run(node_ids: Sequence[str], environment: Mapping[str, str], timeout_s: float = GUEST_TIMEOUT_S) -> GuestReport:
+def run(node_ids: Sequence[str], environment: Mapping[str, str]) -> GuestReport:
     """One boot that runs the tests `node_ids`, with `environment` added to theirs, and one more if they ask for it.
 
-    Raises KernelTierError, with the end of the console, where the guest does not reach its end marker in `timeout_s`.
+    Raises KernelTierError, with the end of the console, where the guest ends without its end marker, or falls silent.
     """
     started = time.monotonic()
     prepared = prepare()
     booting = time.monotonic()
     with _run_folder() as folder:
-        _write_orders(folder, prepared, node_ids, environment, timeout_s)
+        _write_orders(folder, prepared, node_ids, environment)
         disk = folder / DISK_TAG
         disk.mkdir()
-        outcome, console = _boot(folder, prepared, timeout_s)
+        outcome, console = _boot(folder, prepared)
         sent = (folder / "results").read_bytes()
         if (disk / "asked.json").exists() and RESTARTING in console:
             # The machine has reset itself, at which qemu ends: it gets its power back, and its disk.
-            outcome, second = _boot(folder, prepared, timeout_s)
+            outcome, second = _boot(folder, prepared)
             console += second
         files_log = (folder / "view.log").read_text(errors="replace")
         left = {path.name: path.read_text(errors="replace") for path in disk.iterdir() if path.is_file()}
@@ -99,10 +98,10 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str], timeout_s: floa
     return GuestReport(cases, console, booting - started, time.monotonic() - booting, left)
 
 
-def _boot(folder: Path, prepared: Prepared, timeout_s: float) -> tuple[str, str]:
+def _boot(folder: Path, prepared: Prepared) -> tuple[str, str]:
     """One life of the machine, from power on to power off or reset: how it ended, and its console."""
     with _host_files(folder) as files, _disk(folder) as disk:
-        outcome = _qemu(folder, prepared, {"host": files, DISK_TAG: disk}, timeout_s)
+        outcome = _qemu(folder, prepared, {"host": files, DISK_TAG: disk})
     return outcome, (folder / "console").read_text(errors="replace")
 
 
@@ -122,9 +121,7 @@ def _run_folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def _write_orders(
-    folder: Path, prepared: Prepared, node_ids: Sequence[str], environment: Mapping[str, str], timeout_s: float
-) -> None:
+def _write_orders(folder: Path, prepared: Prepared, node_ids: Sequence[str], environment: Mapping[str, str]) -> None:
     (folder / "node_ids").write_text("".join(f"{node_id}\n" for node_id in node_ids))
     exported = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), tools.SEARCH_PATH]),
@@ -139,7 +136,6 @@ def _write_orders(
         "BUSYBOX": shutil.which("busybox", path=tools.SEARCH_PATH) or "/bin/busybox",
         "RELEASE": prepared.image.release,
         "KERNEL_MODULES": str(prepared.image.modules),
-        "TESTS_TIMEOUT_S": str(int(timeout_s)),
         "GUEST_ENVIRONMENT": str(folder / "environment"),
         "PYTHON": sys.executable,
         "CHECKOUT": str(CHECKOUT),
@@ -196,11 +192,15 @@ def _virtiofsd(source: Path, cache: str) -> Iterator[tuple[Path, list[str], Call
                 _stop(process)
 
 
-def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path], timeout_s: float) -> str:
-    """How qemu ended, in words; the console and the results are files in `folder`."""
+def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:
+    """How qemu ended, in words; the console and the results are files in `folder`.
+
+    It ends with this process too, so nothing inside has to bound the guest.
+    """
     for name in ("console", "results"):
         (folder / name).write_bytes(b"")
-    argv = ["qemu-system-x86_64", "-accel", "tcg", "-machine", "pc", "-cpu", "max", "-smp", "1"]
+    argv = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"]
+    argv += ["-accel", "tcg", "-machine", "pc", "-cpu", "max", "-smp", "1"]
     argv += ["-m", f"{MEMORY_MIB}M", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     argv += ["-object", f"memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on", "-numa", "node,memdev=memory"]
     for tag, path in shared.items():
@@ -212,18 +212,27 @@ def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path], timeout_
     with (folder / "qemu").open("wb") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return f"the guest was ended after {timeout_s:.0f} s"
+            status = silence.wait_while_told(process, lambda: _told(folder))
         finally:
             _stop(process)
+    if status is None:
+        return f"the guest said nothing for {silence.LIMIT_S:.0f} s and was ended"
     return f"qemu exited {status}: {(folder / 'qemu').read_text(errors='replace').strip()}"
+
+
+def _told(folder: Path) -> tuple[int, ...]:
+    """What grows or changes while the guest lives: its console, its results, its disk."""
+    disk = folder / DISK_TAG
+    return (
+        *((folder / name).stat().st_size for name in ("console", "results")),
+        *(path.stat().st_mtime_ns for path in (disk, *disk.iterdir())),
+    )
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.kill()
-    process.wait(10)
+    process.wait(60)
 
 
 def main() -> int:

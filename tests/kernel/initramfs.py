@@ -53,14 +53,16 @@ def _archive(tree: Path, busybox: Path, image: KernelImage) -> bytes:
         shutil.copy(module, tree / "modules" / module.name)
     (tree / "modules/order").write_text("".join(f"{module.name}\n" for module in in_order))
     names = "\0".join(sorted(str(path.relative_to(tree)) for path in tree.rglob("*")))
-    return run(["cpio", "--null", "--create", "--format=newc", "--quiet"], cwd=tree, stdin=names.encode(), timeout_s=60)
+    return run(
+        ["cpio", "--null", "--create", "--format=newc", "--quiet"], cwd=tree, stdin=names.encode(), timeout_s=1500
+    )
 
 
 def _with_dependencies(image: KernelImage) -> list[Path]:
     """The modules to insert, each after those it depends on; what is built in needs no file."""
     ordered: list[Path] = []
     for module in NEEDED_MODULES:
-        shown = run(["modprobe", "-d", image.root, "-S", image.release, "--show-depends", module], timeout_s=30)
+        shown = run(["modprobe", "-d", image.root, "-S", image.release, "--show-depends", module], timeout_s=150)
         for line in shown.decode().splitlines():
             action, _, path = line.strip().partition(" ")
             if action == "insmod" and Path(path) not in ordered:

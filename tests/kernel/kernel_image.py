@@ -65,7 +65,7 @@ def _resolve() -> list[str]:
 
 
 def _depends(package: str, pattern: str) -> str:
-    shown = run(["apt-cache", "depends", "--no-recommends", package], timeout_s=30).decode()
+    shown = run(["apt-cache", "depends", "--no-recommends", package], timeout_s=150).decode()
     found = re.search(rf"Depends: ({pattern})$", shown, re.MULTILINE)
     if found is None:
         raise KernelTierError(f"apt knows no {pattern} that {package} depends on; run apt-get update")
@@ -73,7 +73,7 @@ def _depends(package: str, pattern: str) -> str:
 
 
 def _version(package: str) -> str:
-    shown = run(["apt-cache", "show", "--no-all-versions", package], timeout_s=30).decode()
+    shown = run(["apt-cache", "show", "--no-all-versions", package], timeout_s=150).decode()
     found = re.search(r"^Version: (\S+)$", shown, re.MULTILINE)
     if found is None:
         raise KernelTierError(f"apt shows no version of {package}; run apt-get update")
@@ -84,14 +84,14 @@ def _unpack(packages: list[str], image: KernelImage) -> None:
     debs = image.root / "debs"
     debs.mkdir(parents=True)
     # apt hands downloads to its own user where it can; without that it only warns.
-    run(["apt-get", "-o", "APT::Sandbox::User=root", "download", *packages], cwd=debs, timeout_s=180)
+    run(["apt-get", "-o", "APT::Sandbox::User=root", "download", *packages], cwd=debs, timeout_s=900)
     for deb in debs.glob("*.deb"):
-        run(["dpkg", "-x", deb, image.root], timeout_s=60)
+        run(["dpkg", "-x", deb, image.root], timeout_s=300)
     shutil.rmtree(debs)
     # The headers' Makefile names its common part by an absolute path under /usr/src.
     makefile = image.headers / "Makefile"
     makefile.write_text(
         re.sub(r"^include /usr/src/", "include $(dir $(lastword $(MAKEFILE_LIST)))../", makefile.read_text())
     )
-    run(["depmod", "-b", image.root, image.release], timeout_s=60)
+    run(["depmod", "-b", image.root, image.release], timeout_s=300)
     (image.root / STAMP).touch()

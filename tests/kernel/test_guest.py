@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.kernel import driver_roots, guest_fixtures, inside, mounts, results, tools
+from tests.kernel import driver_roots, guest_fixtures, inside, mounts, results, silence, tools
 from tests.kernel.guest import GuestReport
 from tests.kernel.replay import ReplayedCase, refuse, replaying
 
@@ -91,6 +93,38 @@ def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatc
         assert package in lines
 
 
+class Machine:
+    """A process and a clock: it says a word at each second in `words` and ends at `ends_s`, or never."""
+
+    def __init__(self, words: Sequence[int], ends_s: float = float("inf")) -> None:
+        self.now_s = 0.0
+        self._words, self._ends_s = words, ends_s
+
+    def wait(self, timeout: float) -> int:
+        self.now_s = min(self.now_s + timeout, self._ends_s)
+        if self.now_s < self._ends_s:
+            raise subprocess.TimeoutExpired("qemu", timeout)
+        return 0
+
+    def told(self) -> int:
+        return sum(at_s <= self.now_s for at_s in self._words)
+
+    def outcome(self) -> int | None:
+        return silence.wait_while_told(self, self.told, 100.0, lambda: self.now_s)
+
+
+def test_a_guest_that_says_something_is_never_ended_however_long_it_takes() -> None:
+    machine = Machine(range(0, 100_000, 99), ends_s=100_000.5)
+    assert (machine.outcome(), machine.now_s) == (0, 100_000.5)
+
+
+@pytest.mark.parametrize("last_word_s", [0, 5_000])
+def test_a_guest_that_falls_silent_is_given_up_after_the_limit(last_word_s: int) -> None:
+    machine = Machine(range(0, last_word_s + 1, 50))
+    assert machine.outcome() is None
+    assert 100.0 < machine.now_s - last_word_s <= 100.0 + 2 * silence.LOOKS_EVERY_S
+
+
 def test_guest_code_refuses_to_touch_this_kernel(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="not the test guest"):
         guest_fixtures.rmmod("rebellions")
@@ -122,8 +156,8 @@ def test_the_guests_view_of_the_host_cannot_be_written(tmp_path: Path) -> None:
     view.mkdir()
     seen = view / tmp_path.relative_to("/")
     (tmp_path / "written-on-the-host").touch()
-    shown = tools.run(mounts.read_only_view(view, [tmp_path], ["ls", str(seen)]), timeout_s=10)
+    shown = tools.run(mounts.read_only_view(view, [tmp_path], ["ls", str(seen)]), timeout_s=60)
     assert b"written-on-the-host" in shown
     with pytest.raises(tools.KernelTierError, match="Read-only file system"):
-        tools.run(mounts.read_only_view(view, [tmp_path], ["touch", str(seen / "written")]), timeout_s=10)
+        tools.run(mounts.read_only_view(view, [tmp_path], ["touch", str(seen / "written")]), timeout_s=60)
     assert list(view.iterdir()) == []

@@ -27,6 +27,7 @@ PACKAGE_OF = {
     "apt-get": "apt",
     "dpkg": "dpkg",
     "unshare": "util-linux",
+    "setpriv": "util-linux",
 }
 # virtiofsd is outside PATH: inside qemu-system-common up to Debian 12, in a package of its own after that.
 VIRTIOFSD_PLACES = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*NODE_MUTANTS, *HOST_MUTANTS)}
-assert len(MUTANTS) == len(NODE_MUTANTS) + len(HOST_MUTANTS), "two mutants have one name"
+_EVERY = (*NODE_MUTANTS, *HOST_MUTANTS, *FORM_MUTANTS)
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
+assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

@@ -16,7 +16,8 @@ class NoLongerAppliesError(Exception):
 class Mutant:
     """`search`, once in the package's file `path`, becomes `replace`; `tests` (pytest's node ids below tests/) kill it.
 
-    `breaks` is the promise that it breaks. Tests that take longer than `limit_s` seconds have noticed, too.
+    `breaks` is the promise that it breaks. Tests that take longer than `limit_s` seconds have noticed it only where the
+    mutant says that it `hangs`; else they show nothing, as the machine may be slow.
     """
 
     name: str
@@ -25,7 +26,8 @@ class Mutant:
     search: str
     replace: str
     tests: tuple[str, ...]
-    limit_s: int = 60
+    limit_s: int = 600
+    hangs: bool = False
 
     def apply(self, root: Path) -> None:
         """Patch the copy of the package below `root`. Raises NoLongerAppliesError."""

@@ -8,15 +8,13 @@ NODE_MUTANTS = (
     Mutant(
         "two-patch-pause",
         "pause, cordon and journal are one patch",
-        "core/swap/executor.py",
-        "            self._paused_at = "
-        "self._ports.cluster.patch_node(step.change, step.resource_version).resource_version",
+        "core/swap/node_steps.py",
+        "            taken = cluster.patch_node(step.change, step.resource_version)\n",
         "            later = {key: step.change.annotations[key] for key in step.change.annotations}\n"
         "            first = NodeChange(step.change.labels, {}, step.change.unschedulable)\n"
-        "            taken = self._ports.cluster.patch_node(first, step.resource_version)\n"
-        "            self._ports.cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n"
-        "            self._paused_at = taken.resource_version",
-        ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
+        "            taken = cluster.patch_node(first, step.resource_version)\n"
+        "            taken = cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n",
+        ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
         "journal-after-the-pause",
@@ -95,9 +93,49 @@ NODE_MUTANTS = (
         ),
     ),
     Mutant(
+        "release-rests-on-nothing",
+        "a label edited while the release is on its way stays as edited",
+        "domain/json_patch.py",
+        "    return (expect(old, *where), change)",
+        "    return (change,)",
+        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+    ),
+    Mutant(
+        "release-without-the-record-of-the-cordon",
+        "a cordon that somebody lifted and set again is theirs, though no look precedes the release",
+        "domain/swap/node_patches.py",
+        "    if not node.cordon_manager:\n        return ()",
+        "    if True:\n        return ()",
+        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+    ),
+    Mutant(
+        "release-of-another-node",
+        "a Node that was made again is not given back by what was known of the old one",
+        "domain/swap/node_patches.py",
+        '    operations = [expect(node.uid, "metadata", "uid")]',
+        "    operations: list[Operation] = []",
+        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+    ),
+    Mutant(
+        "release-without-a-look-at-services",
+        "services are not started on a node that another run took over",
+        "core/swap/settling.py",
+        "        if self._taken is None or (journal.services and not self._services_started):",
+        "        if self._taken is None:",
+        ("unit/swap/test_settling.py::test_services_are_started_before_the_node_is_given_back",),
+    ),
+    Mutant(
+        "failed-test-is-final",
+        "a release of which a test fails is followed by a look and another one",
+        "adapters/kube/cluster.py",
+        "*((INVALID,) if isinstance(body, list) else ())",
+        "*()",
+        ("unit/adapters/test_kube_adapter.py::test_a_json_patch_of_which_a_test_fails_is_a_conflict",),
+    ),
+    Mutant(
         "no-resource-version",
         "a node edited between observation and pause is observed again",
-        "core/swap/executor.py",
+        "core/swap/node_steps.py",
         "patch_node(step.change, step.resource_version)",
         "patch_node(step.change, None)",
         ("unit/swap/test_executor.py::test_a_node_edited_before_the_pause_is_observed_again",),
@@ -153,15 +191,10 @@ NODE_MUTANTS = (
     Mutant(
         "taken-before-it-is-noted",
         "a patch whose answer is lost is given back",
-        "core/swap/executor.py",
-        "        self._settler.took(step.journal)\n"
-        "        with self._fence.taking(step.journal.owner):\n"
-        "            self._paused_at = self._ports.cluster."
-        "patch_node(step.change, step.resource_version).resource_version\n",
-        "        with self._fence.taking(step.journal.owner):\n"
-        "            self._paused_at = self._ports.cluster."
-        "patch_node(step.change, step.resource_version).resource_version\n"
-        "        self._settler.took(step.journal)\n",
+        "core/swap/node_steps.py",
+        "        self._context.settler.took(step.journal)\n"
+        "        with self._context.fence.taking(step.journal.owner):\n",
+        "        with self._context.fence.taking(step.journal.owner):\n",
         ("unit/swap/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
     Mutant(
@@ -192,15 +225,15 @@ NODE_MUTANTS = (
         "unloaded-driver-evicts",
         "with no driver loaded nobody is evicted or waited for",
         "domain/swap/planner.py",
-        "    taken = _taken(obs, profile, policy, stale, cordon=False) if owns else ()",
-        "    taken = _taken(obs, profile, policy, pausable_keys(obs.node, profile), cordon=False) if owns else ()",
+        "    taken = _taken(now, stale, cordon=False) if owns else ()",
+        "    taken = _taken(now, pausable_keys(now.obs.node, now.profile), cordon=False) if owns else ()",
         ("unit/swap/test_planner.py::test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded",),
     ),
     Mutant(
         "dra-plugin-first",
         "the DRA plugin leaves after the last claim holder",
         "domain/swap/planner.py",
-        "    return keys - last, (keys & last) - paused_keys(obs.node, profile)",
+        "    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)",
         "    return keys, frozenset()",
         ("unit/swap/test_planner_workloads.py::test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left",),
     ),
@@ -208,9 +241,9 @@ NODE_MUTANTS = (
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
         "core/swap/executor.py",
-        "        return self._departures.of_operands(step, paused_at=self._paused_at, replaces=self._replaces)",
-        "        return False",
-        ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_six_requests",),
+        "                return self._pods.do(step, paused_at=self._node.paused_at, replaces=replaces)",
+        "                return Then.GO_ON",
+        ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
         "first-list-believed",
@@ -243,7 +276,7 @@ NODE_MUTANTS = (
         "unload-for-reboot-strategy",
         "a driver that must not leave a running kernel is never unloaded",
         "domain/swap/planner.py",
-        "    if profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
+        "    if now.profile.strategy is Strategy.REBOOT:\n        return plan_reboot_driver",
         "    if False:\n        return plan_reboot_driver",
         (
             "unit/swap/test_planner_reboot.py::test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested",
@@ -254,7 +287,7 @@ NODE_MUTANTS = (
         "the digest is recorded only of a driver that was verified",
         "domain/swap/loading.py",
         "    return [\n        LoadModules(",
-        "    return [\n        RecordDigest(paths.state_file, obs.digest, paths.load_record, host.source),\n"
+        "    return [\n        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
         "        LoadModules(",
         ("unit/swap/test_planner.py::test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back",),
     ),
@@ -262,14 +295,15 @@ NODE_MUTANTS = (
         "equal-digest-is-current",
         "an equal digest with no module loaded is not a current driver",
         "domain/swap/planner.py",
-        "    if not is_loaded(host, profile):\n        return _first_install",
-        "    if not is_loaded(host, profile) and host.digest != obs.digest:\n        return _first_install",
+        "    if not is_loaded(now.host, now.profile):\n        return _first_install",
+        "    if not is_loaded(now.host, now.profile) and now.host.digest != now.obs.digest:\n"
+        "        return _first_install",
         ("unit/swap/test_planner.py::test_an_equal_digest_with_no_module_loaded_is_not_current",),
     ),
     Mutant(
         "no-rollback",
         "a driver that does not load is rolled back",
-        "core/swap/executor.py",
+        "core/swap/driver_swap.py",
         "        previous = step.previous\n",
         "        previous = None\n",
         ("unit/swap/test_executor.py::test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so",),

@@ -19,7 +19,6 @@ from tests.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 pytestmark = pytest.mark.long
 
 
-LABELS = "domain/labels.py"
 FITTING = MUTANTS["value-overflow"]
 
 
@@ -52,7 +51,7 @@ def test_without_any_mutant_the_same_tests_pass(laboratory: Laboratory) -> None:
     ("change", "end", "says"),
     [
         ({"replace": FITTING.search}, End.SURVIVED, "passed all the same"),
-        ({"search": "no such line"}, End.BROKEN, f"0 times in {PACKAGE}/{LABELS}"),
+        ({"search": "no such line"}, End.BROKEN, f"0 times in {PACKAGE}/{FITTING.path}"),
         ({"search": "return "}, End.BROKEN, "times in"),
         ({"tests": ("unit/pods/test_labels.py::test_gone",)}, End.BROKEN, "cannot be run"),
         ({"replace": "    )("}, End.BROKEN, "cannot be run"),
@@ -66,10 +65,23 @@ def test_a_mutant_that_is_of_no_use_is_told(
     assert (ended.end, says in ended.says) == (end, True), ended.says
 
 
+HANGING = replace(
+    FITTING, search="from __future__ import annotations\n", replace="while True:\n    pass\n", name="hanging", limit_s=3
+)
+
+
+@pytest.mark.parametrize(("hangs", "end"), [(False, End.NO_END), (True, End.KILLED)])
+def test_tests_without_an_end_prove_nothing_unless_the_mutant_hangs_by_design(
+    laboratory: Laboratory, hangs: bool, end: End
+) -> None:
+    ended = laboratory.verdict(replace(HANGING, hangs=hangs)).result()
+    assert (ended.end, "no end within" in ended.says) == (end, True), ended.says
+
+
 def test_the_working_tree_is_never_touched(tmp_path: Path) -> None:
-    file = Path(PACKAGE, LABELS)
+    file = Path(PACKAGE, FITTING.path)
     before = file.read_text()
-    (tmp_path / PACKAGE / "domain").mkdir(parents=True)
+    (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(before)
     FITTING.apply(tmp_path)
     assert FITTING.replace in (tmp_path / file).read_text()

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.bench import __main__ as command
 from tests.bench.figure import Figure, as_markdown, as_text
+from tests.bench.reconcile import PEAK
 
 MET = Figure("requests", "", (6.0, 6.0, 7.0), 6, "audit log")
 MISSED = Figure("reaction", "s", (0.61234, 0.7, 0.5), 0.5, "from outside")
 NONE = Figure("idle requests", "", (0.0,), 0, "a proxy counts")
+
+
+SLOW = Figure("overhead", "s", (0.9, 1.0, 1.2), 0.35, "from outside", (0.2, 0.25, 0.2), 5)
+TOO_SLOW = Figure("overhead", "s", (0.9, 1.0, 1.2), 0.35, "from outside", (0.1, 0.1, 0.2), 5)
+
+
+def test_a_time_is_met_on_a_busy_machine_by_its_multiple_of_the_floor() -> None:
+    assert [one.is_met for one in (SLOW, TOO_SLOW)] == [True, False]
+    assert SLOW.measured() == "1 s (0.9–1.2), 4.5 × floor"
+    assert SLOW.wanted() == "≤ 0.35 s or 5 × floor"
+    assert SLOW.to_json()["medianFloors"] == pytest.approx(4.5)
+    assert "medianFloors" not in MET.to_json()
+
+
+def test_the_most_memory_of_a_command_is_written_down(tmp_path: Path) -> None:
+    sizes = []
+    for mib in (0, 40):
+        code = f"import sys; data = b'x' * ({mib} << 20); sys.exit(3)"
+        argv = [sys.executable, "-I", "-S", str(PEAK), str(tmp_path / "peak"), sys.executable, "-c", code]
+        assert subprocess.run(argv, check=False, timeout=60).returncode == 3
+        sizes.append(float((tmp_path / "peak").read_text()))
+    assert 2.0 < sizes[0] < 30.0
+    assert 38.0 < sizes[1] - sizes[0] < 44.0
 
 
 def test_the_median_decides() -> None:

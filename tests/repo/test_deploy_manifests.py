@@ -85,7 +85,7 @@ def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tu
     body = yaml.safe_load(file.read_text())
     body["components"] = [*body["components"], *(f"../../components/{name}" for name in further)]
     file.write_text(yaml.safe_dump(body))
-    done = subprocess.run([tool, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([tool, "kustomize", str(folder)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "kustomize warns of something deprecated"
     assert canonical(list(yaml.safe_load_all(done.stdout))) == canonical(render(overlay, *further))

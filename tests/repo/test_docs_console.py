@@ -17,7 +17,7 @@ from tests.fakes.sandboxed import ByHand, by_hand
 pytestmark = pytest.mark.long
 
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 BROKEN = 'name = "acme"\nstrategy = "in-place"\npci_vendor = "0x1E52"\n'
 REST = """
 [keys]

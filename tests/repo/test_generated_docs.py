@@ -14,10 +14,10 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health import machine
 from driver_manager.domain.health.machine import Finding, HealthState
-from driver_manager.domain.profile import Strategy
+from driver_manager.domain.profile import HostPaths, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
-from driver_manager.domain.swap import steps
-from driver_manager.domain.swap.steps import Decision
+from driver_manager.domain.swap import plan
+from driver_manager.domain.swap.plan import Decision
 from driver_manager.profiles import builtin
 from tests.docs import health_picture, markdown, pictures, plan_picture, profile_keys, reboot_picture, reference
 from tests.docs.markdown import Drift
@@ -63,7 +63,7 @@ def test_the_order_of_steps_is_kept_by_every_plan() -> None:
 
 def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     drawn = {name.split()[0] for order in plan_picture.orders() for name in order.steps}
-    assert drawn == {kind.__name__ for kind in typing.get_args(steps.Step)}
+    assert drawn == {kind.__name__ for kind in typing.get_args(plan.AnyStep)}
     assert {order.decision for order in plan_picture.orders()} == set(Decision)
     assert set(health_picture.acts()) == set(HealthState)
     assert {act for found in health_picture.acts().values() for act in found} == set(machine.MarkChange)
@@ -83,6 +83,15 @@ def test_the_reference_has_every_option_event_key_and_path() -> None:
     for profile in builtin().values():
         assert not [key for key in vars(profile.keys).values() if key and f"`{key}`" not in text]
     assert [one.env for one in declared if not reference.takers(one)] == []
+
+
+def test_the_reference_has_every_path_that_follows_from_others() -> None:
+    derived = {name for name, value in vars(HostPaths).items() if isinstance(value, property)}
+    assert set(reference.DERIVED) == derived
+    text = reference.pages()[markdown.DOCS / "reference.md"]
+    for profile in builtin().values():
+        paths = {name: getattr(profile.paths, name) for name in derived}
+        assert not {name: path for name, path in paths.items() if path and f"`{path}`" not in text}
 
 
 def test_every_key_of_a_profile_has_a_meaning_and_no_meaning_is_left_over() -> None:

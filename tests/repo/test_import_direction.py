@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ NAME = "driver_manager"
 THIRD_PARTY = {"click", "kubernetes", "prometheus_client", "psutil", "pyudev", "tenacity", "urllib3"}
 
 PURE = {
+    "abc",
     "__future__",
     "collections",
     "dataclasses",
@@ -57,7 +59,8 @@ EDGE = {"cli", "sandbox", "__main__", "__init__"}
 FLOORS = {"domain", "core", "adapters"}
 """Folders whose folders are rooms of their own."""
 
-KUBERNETES = {"adapters/kube/client.py"}
+KUBERNETES = {"adapters/kube/library.py"}
+"""Imported for kubeconfigs only: in a pod, nothing of it is."""
 
 
 def modules() -> dict[str, Path]:
@@ -81,8 +84,8 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{found.module}.{alias.name}" for alias in found.names)
 
 
-def own_rooms(path: Path) -> set[str]:
-    """Rooms of the package that a file imports; the bare package (its version) is none."""
+def own_modules(path: Path) -> set[str]:
+    """Modules of the package that a file imports; the bare package (its version) is none."""
     known = modules()
     names = [name.split(".")[1:] for name in imports(path) if name.split(".")[0] == NAME]
     found = set()
@@ -90,8 +93,13 @@ def own_rooms(path: Path) -> set[str]:
         ends = ("/".join(parts[:length]) for length in range(len(parts), 0, -1))
         module = next((end for end in ends if f"{end}.py" in known or f"{end}/__init__.py" in known), None)
         if module is not None:
-            found.add(room_of(f"{module}.py" if f"{module}.py" in known else f"{module}/__init__.py"))
+            found.add(f"{module}.py" if f"{module}.py" in known else f"{module}/__init__.py")
     return found
+
+
+def own_rooms(path: Path) -> set[str]:
+    """Rooms of those modules."""
+    return {room_of(module) for module in own_modules(path)}
 
 
 def outside(path: Path) -> set[str]:
@@ -119,6 +127,27 @@ def test_the_table_of_rooms_goes_one_way() -> None:
         (room, other) for room, below in LAYERS.items() for other in below if order.index(other) > order.index(room)
     }
     assert not upward, "so there is no circle"
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The names on a way that comes back to where it began, none where there is no such way."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_another() -> None:
+    assert circle({name: own_modules(path) - {name} for name, path in modules().items()}) == []
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("if TYPE_CHECKING:\n    from driver_manager.sandbox.apiserver import ApiServer\n")
+    graph = {name: own_modules(path) - {name} for name, path in modules().items()}
+    graph["sandbox/http.py"] |= own_modules(file)
+    assert {"sandbox/http.py", "sandbox/apiserver.py"} <= set(circle(graph))
 
 
 def test_the_domain_uses_only_the_pure_part_of_the_standard_library() -> None:
@@ -149,7 +178,8 @@ def test_only_the_edge_imports_the_edge() -> None:
 
 
 def test_the_kubernetes_client_is_imported_in_one_place() -> None:
-    assert {name for name, path in modules().items() if "kubernetes" in outside(path)} == KUBERNETES
+    for package in ("kubernetes", "urllib3"):
+        assert {name for name, path in modules().items() if package in outside(path)} == KUBERNETES
 
 
 def test_only_adapters_start_processes_or_open_sockets() -> None:
@@ -187,3 +217,37 @@ def test_this_test_knows_the_room_behind_a_name(tmp_path: Path, source: str, roo
     file = tmp_path / "x.py"
     file.write_text(source + "\n")
     assert own_rooms(file) - {"__init__"} == rooms
+
+
+TAKES_OBSERVATIONS = {
+    "core/swap/reconcile.py": "what was observed, from the command line",
+    "core/swap/settling.py": "to give back where nothing could be planned",
+    "domain/pods/operands.py": "pods of a stale root",
+    "domain/pods/workloads.py": "pods of the node",
+    "domain/swap/node_patches.py": "what is taken and given back",
+    "domain/swap/planner.py": "whether the node may be taken at all, also by hand",
+    "domain/swap/situation.py": "from here on it travels inside of a Situation",
+}
+"""Modules of domain and core that are handed an Observation, and what for. The way of one to the step that uses it is
+`reconcile`, the planner or the step's handler, and what they ask: three."""
+
+
+def takers(kind: str) -> set[str]:
+    """Modules of domain and core with a function that has a parameter of this type, besides the one that makes it."""
+    found = set()
+    for name, path in inside("domain", "core").items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                if any(kind in ast.unparse(one.annotation).split(" | ") for one in given if one.annotation):
+                    found.add(name)
+    return found
+
+
+def test_an_observation_is_handed_to_few_modules() -> None:
+    assert takers("Observation") == TAKES_OBSERVATIONS.keys()
+
+
+def test_what_belongs_together_is_not_handed_on_in_pieces() -> None:
+    pieces = takers("Observation") & takers("Profile") & takers("Policy")
+    assert pieces == {"core/swap/reconcile.py", "domain/swap/situation.py"}, "take a Situation"

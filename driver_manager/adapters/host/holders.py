@@ -1,22 +1,26 @@
 """Which processes use a device: open files and mappings under the host's /proc, and whose container they are.
 
 `psutil.open_files()` lists regular files only, so descriptors are read here; process names come from psutil.
-A process may end or be hidden (hidepid) at any moment: what cannot be read is passed over.
+A process may end or be hidden (hidepid) at any moment: what cannot be read is passed over. What is read of a process
+that is stuck in a driver may never come: every look is taken in a disposable child, and who does not answer is named.
 Sources: proc(5); cgroup names of the kubelet (pkg/kubelet/cm) with the systemd and cgroupfs drivers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-import psutil
-
+from driver_manager.adapters.process.forked import each_within
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import Holder
+from driver_manager.domain.model import UNREAD, Holder
 
 _POD = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
@@ -24,25 +28,73 @@ _POD = re.compile(
 """A pod's uid; that of a static pod is a hash of its manifest."""
 _CONTAINER = re.compile(r"([0-9a-f]{64})")
 OPEN, MAPPED = "open", "mapped"
+GONE = "(gone)"
+DELETED = " (deleted)"
+NAMES_S = 5.0
+
+Nodes = dict[str, int | None]
+"""Device numbers by path, None for what is no device."""
 
 
-def find_holders(proc: Path, dev: Path, patterns: tuple[str, ...], *, enough: int | None = None) -> tuple[Holder, ...]:
+LOOK_S = 20.0
+"""For one look at all processes, thousands of them on a slow machine."""
+STALL_S = 2.0
+"""A process that says nothing for so long does not answer: it is left out, and the look goes on after it."""
+
+
+@dataclass
+class Looks:
+    """What looks at processes have in common: when to stop, and who did not answer, who is not asked again.
+
+    `left`: how many processes there was no time for.
+    """
+
+    is_ending: Callable[[], bool] = lambda: False
+    unread: set[int] = field(default_factory=set)
+    timeout_s: float = LOOK_S
+    left: int = 0
+
+    def at(self, pids: Iterable[int], ask: Callable[[int], Iterable[str]]) -> dict[int, list[str]]:
+        """What `ask` says of each process in a disposable child: it may stand still in the kernel for ever."""
+        end_s = time.monotonic() + self.timeout_s
+        asked = each_within(
+            self.timeout_s, STALL_S, [pid for pid in pids if pid not in self.unread], ask, self.is_ending
+        )
+        self.unread |= set(asked.stuck)
+        self.left = max(self.left, len(asked.left))
+        self.timeout_s = max(0.0, end_s - time.monotonic())
+        return asked.lines
+
+
+def find_holders(
+    proc: Path, dev: Path, patterns: tuple[str, ...], *, enough: int | None = None, looks: Looks | None = None
+) -> tuple[Holder, ...]:
     """Every process that uses one of the device nodes in `patterns` (as /dev/rbln*), by pid.
 
-    Mappings are read only where open files explain fewer than `enough` users (None: always): they cost most.
-    Raises ConfigError where `proc` shows no process at all.
+    Mappings are read only where open files explain fewer than `enough` users (None: always): they cost most. A process
+    whose /proc does not answer is among them, as one that could not be read. Raises ConfigError where `proc` shows no
+    process at all.
     """
     if not any(name == "self" or name.isdigit() for name in _listed(proc)):
         raise ConfigError(f"{proc} shows no process", "Run as root with the host's /proc (PROC_ROOT).")
     nodes = {f"/dev/{node.relative_to(dev)}": _device(node) for node in _nodes(dev, patterns)}
-    pids = _pids(proc)
-    found = {(pid, node): OPEN for pid in pids for node in _open_nodes(proc / str(pid), nodes)}
+    pids = _pids(proc) if nodes else []
+    looks = looks or Looks()
+    opened = looks.at(pids, lambda pid: sorted(_open_nodes(proc / str(pid), nodes)))
+    found = {(pid, node): OPEN for pid, names in opened.items() for node in names}
     if enough is None or len(found) < enough:
-        for pid in pids:
-            for node in _mapped_nodes(proc / str(pid), nodes):
+        mapped = looks.at(pids, lambda pid: sorted(_mapped_nodes(proc / str(pid), nodes)))
+        for pid, names in mapped.items():
+            for node in names:
                 found.setdefault((pid, node), MAPPED)
-    psutil.PROCFS_PATH = str(proc)
-    return tuple(_holder(proc, pid, node, how) for (pid, node), how in sorted(found.items()))
+    unread = sorted(looks.unread & set(pids) - {pid for pid, _ in found})
+    described = Looks(timeout_s=NAMES_S).at(sorted({pid for pid, _ in found} | set(unread)), partial(_described, proc))
+    holders = [_holder(pid, node, how, described.get(pid, [])) for (pid, node), how in sorted(found.items())]
+    # Nobody is evicted for what may be so: no pod is named.
+    holders += [replace(_holder(pid, "", UNREAD, described.get(pid, [])), pod_uid="") for pid in unread]
+    if looks.left:
+        holders.append(Holder(0, f"{looks.left} more process(es)", "", UNREAD))
+    return tuple(holders)
 
 
 def _pids(proc: Path) -> list[int]:
@@ -69,44 +121,71 @@ def _listed(folder: Path) -> list[str]:
         return []
 
 
-def _open_nodes(process: Path, nodes: dict[str, int | None]) -> set[str]:
+def _open_nodes(process: Path, nodes: Nodes) -> set[str]:
     folder = f"{process}/fd"
     return {node for name in _listed(Path(folder)) for node in _node_of(f"{folder}/{name}", nodes)}
 
 
-def _node_of(link: str, nodes: dict[str, int | None]) -> Iterator[str]:
-    """The device node that a descriptor leads to. Only what lies in a /dev is looked at: a stat of a file on a dead
-    network file system would never return."""
+def _node_of(link: str, nodes: Nodes) -> Iterator[str]:
+    """The device node that a descriptor leads to. Only what lies in a /dev or has a node's name is looked at, by its
+    device number: a stat of every file is slow, and one on a dead network file system never returns."""
     try:
         target = os.readlink(link)  # noqa: PTH115  # a hundred thousand of them
     except OSError:
         return
     if target in nodes:
         yield target
-    elif target.startswith("/dev/") and (number := _device(Path(link))) is not None:
-        yield from (node for node, device in nodes.items() if device == number)
+    elif target.startswith("/dev/") or target.rpartition("/")[2].removesuffix(DELETED) in _base_names(nodes):
+        yield from _same_device(Path(link), nodes)
 
 
-def _mapped_nodes(process: Path, nodes: dict[str, int | None]) -> set[str]:
+def _same_device(path: Path, nodes: Nodes) -> Iterator[str]:
+    number = _device(path)
+    yield from (node for node, device in nodes.items() if number is not None and device == number)
+
+
+def _base_names(nodes: Nodes) -> set[str]:
+    return {node.rpartition("/")[2] for node in nodes}
+
+
+def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
     try:
         with open(f"{process}/maps", "rb") as file:  # noqa: PTH123  # as above
             text = file.read()
     except OSError:
         return set()
-    if b"/dev/" not in text:
+    bases = _base_names(nodes)
+    if not any(base.encode() in text for base in bases):
         return set()
-    names = {line.split(None, 5)[-1].decode(errors="replace") for line in text.splitlines() if b"/dev/" in line}
-    # A node that was made anew leaves its old mappings marked so.
-    return {name.removesuffix(" (deleted)") for name in names} & nodes.keys()
+    found: set[str] = set()
+    for line in text.splitlines():
+        words = line.decode(errors="replace").split(None, 5) or [""]
+        # A node that was made anew leaves its old mappings marked so.
+        span, name = words[0], words[-1].removesuffix(DELETED)
+        if name in nodes:
+            found.add(name)
+        elif name.rpartition("/")[2] in bases:
+            found.update(_same_device(process / "map_files" / span, nodes))
+    return found
 
 
-def _holder(proc: Path, pid: int, node: str, how: str) -> Holder:
+def _described(proc: Path, pid: int) -> Iterator[str]:
+    """Pod uid, container and name of a process, and then its whole name, which is in what may not answer (cmdline)."""
+    yield from whose(proc / str(pid))
+    with contextlib.suppress(OSError):
+        yield (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")[0]
+    import psutil  # noqa: PLC0415  # 2 MiB that a device in use pays for
+
+    psutil.PROCFS_PATH = str(proc)
     try:
-        name = psutil.Process(pid).name()
+        yield psutil.Process(pid).name()
     except (psutil.Error, OSError, ValueError, IndexError):  # psutil believes every stat that it gets
-        name = "(gone)"
-    name = "".join(letter if letter.isprintable() else "?" for letter in name)
-    pod_uid, container = whose(proc / str(pid))
+        yield GONE
+
+
+def _holder(pid: int, node: str, how: str, described: list[str]) -> Holder:
+    pod_uid, container, *names = described or ("", "")
+    name = "".join(letter if letter.isprintable() else "?" for letter in (names or [GONE])[-1])
     return Holder(pid=pid, process=name, node=node, how=how, container=container, pod_uid=pod_uid)
 
 
@@ -120,20 +199,22 @@ def whose(process: Path) -> tuple[str, str]:
     return pod.group(1).replace("_", "-") if pod else "", container.group(1) if container else ""
 
 
-def bound_to(proc: Path, devices: frozenset[str]) -> tuple[tuple[int, str], ...]:
-    """(pid, pod uid) of processes in a pod whose own mounts still show one of the file systems (`major:minor`)."""
-    found: list[tuple[int, str]] = []
-    seen: set[str] = set()
-    for pid in _pids(proc):
-        process = proc / str(pid)
-        pod_uid, _ = whose(process)
-        if not pod_uid or pod_uid in seen:
-            continue
-        try:
-            lines = (process / "mountinfo").read_text(errors="replace").splitlines()
-        except OSError:
-            continue
+def bound_to(proc: Path, devices: frozenset[str], looks: Looks | None = None) -> tuple[tuple[int, str], ...]:
+    """(pid, pod uid) of processes in a pod whose own mounts still show one of the file systems (`major:minor`).
+
+    One for each pod. Processes that do not answer are left out, and are in `looks`.
+    """
+    found: dict[str, int] = {}
+    for pid, pods in (looks or Looks()).at(_pids(proc), partial(_pod_bound, proc, devices)).items():
+        for pod_uid in pods:
+            found.setdefault(pod_uid, pid)
+    return tuple((pid, pod_uid) for pod_uid, pid in found.items())
+
+
+def _pod_bound(proc: Path, devices: frozenset[str], pid: int) -> Iterator[str]:
+    process = proc / str(pid)
+    pod_uid, _ = whose(process)
+    if pod_uid:
+        lines = (process / "mountinfo").read_text(errors="replace").splitlines()
         if any(line.split(" ", 3)[2] in devices for line in lines if line.count(" ") > 3):
-            found.append((pid, pod_uid))
-            seen.add(pod_uid)
-    return tuple(found)
+            yield pod_uid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from driver_manager.domain.errors import ModuleFailed
@@ -10,6 +11,26 @@ MOUNTS = {"mnt": "--mount"}
 ALL = {**MOUNTS, "ipc": "--ipc", "uts": "--uts", "net": "--net", "pid": "--pid"}
 """By their names below /proc/pid/ns, as nsenter(1) calls them. reboot(2) ends only its own pid namespace, so that one
 has to be the host's."""
+
+
+HOST_PATHS = (
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+    "/run/wrappers/bin",
+    "/run/current-system/sw/bin",
+    "/opt/bin",
+)
+"""Where hosts keep their programs, NixOS and Flatcar among them."""
+
+
+def host_path() -> dict[str, str]:
+    """The environment by which a host's program is found among the host's mounts: after ours, the hosts' folders."""
+    ours = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return {"PATH": os.pathsep.join(dict.fromkeys((*ours, *HOST_PATHS)))}
 
 
 def in_host_mounts(proc: Path) -> list[str]:

@@ -12,20 +12,23 @@ _GIVEN_AWAY = ("vfio", "pci-stub", "uio", "pciback", "xen-pciback")
 
 
 def served_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
-    """Those of `pci_devices` that the vendor's driver should serve.
+    """Those of `pci_devices` that the vendor's driver has, and that its tool therefore should list.
 
-    Not a function that is given away, nor a virtual one that no driver has: nobody wants it at work on this host.
+    Not a function without a driver (an administrator may have excluded it, and a virtual one waits for its user), nor
+    one that is given away or has another driver; a virtual one only where the tool lists those.
     """
-    return tuple(address for address in pci_devices(roots, profile) if _is_to_serve(roots, address))
+    return tuple(address for address in pci_devices(roots, profile) if _is_served(roots, profile, address))
 
 
-def _is_to_serve(roots: HostRoots, address: str) -> bool:
+def _is_served(roots: HostRoots, profile: Profile, address: str) -> bool:
     device = roots.sys / "bus/pci/devices" / address
     try:
         driver = (device / "driver").readlink().name
     except OSError:
-        return not (device / "physfn").is_symlink()
-    return not driver.startswith(_GIVEN_AWAY)
+        return False
+    if (device / "physfn").is_symlink() and profile.probe is not None and not profile.probe.lists_virtual:
+        return False
+    return not driver.startswith(_GIVEN_AWAY) and driver not in profile.modules.conflicting
 
 
 def pci_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:

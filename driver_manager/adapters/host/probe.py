@@ -43,7 +43,7 @@ class ToolProber:
         if ran.is_cut:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} printed more than {OUT_BYTES // 1024} KiB")
         present = served_devices(self._roots, self._profile)
-        return parse(probe.parser, ran.status, ran.out, ran.last_line, present)
+        return parse(probe.parser, ran.status, ran.out, ran.last_line, present, err=ran.err)
 
     def abandoned(self) -> int:
         """See the port."""

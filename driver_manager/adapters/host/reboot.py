@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from driver_manager.adapters.host.holders import find_holders
+from driver_manager.adapters.host.holders import Looks, find_holders
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
@@ -16,7 +16,6 @@ from driver_manager.adapters.host.namespaces import in_host
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.reboot_files import RebootFiles
 from driver_manager.adapters.host.roots import HostRoots, machine_id
-from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.run import run
 from driver_manager.domain.errors import ManagerError, ModuleFailed
 from driver_manager.domain.markers import Marker
@@ -142,15 +141,12 @@ class HostRebooter(RebootFiles):
 
     def _holders(self) -> list[str]:
         """Who uses the device, as far as can be told: what looks at the memory of a stuck process may get stuck too."""
-        found = lines_within(HOLDERS_S, self._find_holders)
-        return found if found is not None else [f"unknown: no answer within {HOLDERS_S:g} s"]
-
-    def _find_holders(self) -> list[str]:
-        roots = self._roots
+        roots, looks = self._roots, Looks(timeout_s=HOLDERS_S)
         try:
-            return [str(one) for one in find_holders(roots.proc, roots.dev, self._profile.paths.device_nodes)]
+            found = find_holders(roots.proc, roots.dev, self._profile.paths.device_nodes, looks=looks)
         except ManagerError as error:
             return [f"unknown: {error.what}"]
+        return [str(one) for one in found]
 
     def _kernel_log(self) -> list[str]:
         try:

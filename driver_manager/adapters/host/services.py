@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from driver_manager.adapters.host.namespaces import in_host_mounts
+from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
+from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import run
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed
+from driver_manager.domain.tool_status import NO_TOOL
 from driver_manager.ports import Clock
 
 SYSTEMCTL_TIMEOUT_S = 10.0
@@ -22,35 +25,40 @@ def active(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if any((folder / name).is_dir() for folder in folders))
 
 
-def stop(proc: Path, sys_root: Path, name: str, clock: Clock) -> None:
+def stop(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
     """Stop a service and wait until its processes have ended. Raises ModuleFailed, Terminated."""
-    _systemctl(proc, "stop", name)
-    if not _becomes(sys_root, name, clock, STOP_S, wanted=False):
+    _systemctl(roots.proc, "stop", name, deadline)
+    ended = deadline.within(STOP_S)
+    if not _becomes(roots.sys, name, clock, ended, wanted=False):
         raise ModuleFailed(
-            f"host service {name} does not stop within {STOP_S:g} s", f"Look at `systemctl status {name}`."
+            f"host service {name} does not stop within {ended.allowed_s:g} s", f"Look at `systemctl status {name}`."
         )
 
 
-def start(proc: Path, sys_root: Path, name: str, clock: Clock) -> None:
+def start(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
     """Start a service; waits only shortly, as this is on every way out. Raises ModuleFailed."""
-    _systemctl(proc, "start", name)
-    if not _becomes(sys_root, name, clock, START_S, wanted=True):
+    _systemctl(roots.proc, "start", name, deadline)
+    if not _becomes(roots.sys, name, clock, deadline.within(START_S), wanted=True):
         raise ModuleFailed(f"host service {name} was told to start and does not run yet", f"`systemctl status {name}`.")
 
 
-def _becomes(sys_root: Path, name: str, clock: Clock, timeout_s: float, *, wanted: bool) -> bool:
-    end = clock.monotonic() + timeout_s
+def _becomes(sys_root: Path, name: str, clock: Clock, deadline: Deadline, *, wanted: bool) -> bool:
     while bool(active(sys_root, [name])) is not wanted:
-        if clock.monotonic() >= end:
+        if deadline.is_over:
             return False
         clock.sleep(POLL_S)
     return True
 
 
-def _systemctl(proc: Path, verb: str, name: str) -> None:
+def _systemctl(proc: Path, verb: str, name: str, deadline: Deadline) -> None:
     """Queue the job and come back at once: a wait of ours can be interrupted, one of systemctl cannot."""
     argv = [*in_host_mounts(proc), "systemctl", verb, "--no-block", "--", name]
-    result = run(argv, timeout_s=SYSTEMCTL_TIMEOUT_S)
+    result = run(argv, timeout_s=deadline.bound(SYSTEMCTL_TIMEOUT_S), env=host_path())
+    if result.status in NO_TOOL:
+        raise ModuleFailed(
+            f"cannot {verb} host service {name}: the host has no systemctl",
+            f"{verb.capitalize()} it with the host's own tools, then run again.",
+        )
     if result.status:
         raise ModuleFailed(
             f"cannot {verb} host service {name}: {result.last_line}", f"Run `systemctl {verb} {name}` there."

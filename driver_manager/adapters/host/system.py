@@ -8,16 +8,17 @@ from pathlib import Path
 
 from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.fence import Ownership
-from driver_manager.adapters.host.holders import bound_to, find_holders
+from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.namespaces import in_host_mounts
+from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe_command import probe_command
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.udev import DeviceEvents
-from driver_manager.adapters.process.run import run
+from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed
 from driver_manager.domain.health.probe_output import parse
 from driver_manager.domain.journal import Owner
@@ -40,29 +41,30 @@ class LinuxHost:
         self._files = roots.files()
         self._profile = profile
         self._clock = clock
+        self._unread: set[int] = set()
         self._ownership = Ownership(self._files, profile.paths, clock)
 
     def modules(self) -> Mapping[str, Module]:
         """See the port."""
         return kmod.driver_modules(self._roots.sys, self._profile.modules)
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, deadline: Deadline) -> None:
         """See the port. A driver of strategy `reboot` is never unloaded, whatever asked for it."""
         if self._profile.strategy is not Strategy.IN_PLACE:
             raise ModuleFailed(
                 f"refused to unload {name}: the {self._profile.name} driver must not leave a running kernel",
                 "This is a bug; report it. Reboot the node to change its driver.",
             )
-        kmod.unload(self._roots.sys, name)
+        kmod.unload(self._roots.sys, name, deadline)
 
-    def load(self, source: DriverSource) -> None:
+    def load(self, source: DriverSource, deadline: Deadline) -> None:
         """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
         before = set(self.modules())
         try:
-            failed = self._load_tree(source)
+            failed = self._load_tree(source, deadline)
             for wanted in source.modules:
                 if not source.tree:
-                    kmod.load(self._files.path(source.root), self._kernel, wanted.name)
+                    kmod.load(self._files.path(source.root), self._kernel, wanted.name, deadline)
                 elif wanted.name in failed:
                     raise ModuleFailed(
                         f"module {wanted.name} cannot be loaded from {source.root}: {failed[wanted.name]}",
@@ -70,33 +72,33 @@ class LinuxHost:
                     )
                 self._verify_version(wanted.name, wanted.version)
         except ModuleFailed:
-            self._unload_new(before)
+            self._unload_new(before, deadline)
             raise
 
-    def _load_tree(self, source: DriverSource) -> dict[str, str]:
+    def _load_tree(self, source: DriverSource, deadline: Deadline) -> dict[str, str]:
         """Load what can be loaded of a whole tree; what was said of the rest, by name."""
-        return kmod.load_all(self._roots.sys, ((name, self._files.path(path)) for name, path in source.tree))
+        files = ((name, self._files.path(path)) for name, path in source.tree)
+        return kmod.load_all(self._roots.sys, files, deadline)
 
-    def reload(self, source: DriverSource, names: tuple[str, ...]) -> None:
+    def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         """See the port."""
         root = self._files.path(source.root)
         for name in names:
-            kmod.load(root, self._kernel, name)
+            kmod.load(root, self._kernel, name, deadline)
 
-    def await_device_nodes(self, timeout_s: float) -> bool:
+    def await_device_nodes(self, deadline: Deadline) -> bool:
         """See the port."""
         if not self._profile.paths.device_nodes or not pci_devices(self._roots, self._profile):
             return True
-        end = self._clock.monotonic() + timeout_s
         events = None
         while not self._device_nodes():
-            if self._clock.monotonic() >= end:
+            if deadline.is_over:
                 return False
             events = events or DeviceEvents(self._clock)
             events.wait(NODE_POLL_S)
         return True
 
-    def probe(self, root: str) -> ProbeResult:
+    def probe(self, root: str, deadline: Deadline) -> ProbeResult:
         """See the port."""
         probe = self._profile.probe
         if probe is None:
@@ -104,10 +106,10 @@ class LinuxHost:
         command = probe_command(self._files, probe, root)
         if command is None:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {root}")
-        result = run(command.argv, timeout_s=probe.timeout_s, env=command.env)
-        return parse(probe.parser, result.status, result.out, result.last_line)
+        result = run(command.argv, timeout_s=deadline.bound(probe.timeout_s), env=command.env)
+        return parse(probe.parser, result.status, result.out, result.last_line, err=result.err)
 
-    def unmount(self, mount_point: str) -> None:
+    def unmount(self, mount_point: str, deadline: Deadline) -> None:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
         if not is_safe_root(mount_point):
             raise ModuleFailed(f"refused to unmount {mount_point}: the host itself lives in it", "Report this bug.")
@@ -115,31 +117,39 @@ class LinuxHost:
         command = [*enter, "umount"]
         target = mount_point if enter else str(self._files.path(mount_point))
         before = self._times_mounted(mount_point)
-        result = run([*command, "--", target])
+        result = run([*command, "--", target], timeout_s=deadline.bound(TOOL_TIMEOUT_S), env=host_path())
         if result.status:
-            result = run([*command, "--lazy", "--", target])
+            result = run([*command, "--lazy", "--", target], timeout_s=deadline.bound(TOOL_TIMEOUT_S), env=host_path())
         if before and self._times_mounted(mount_point) >= before:  # whatever the tool says
             raise ModuleFailed(
                 f"cannot unmount {mount_point}: {result.last_line}", "Find what holds it with `fuser -vm` on the host."
             )
 
-    def still_bound(self, mount_points: tuple[str, ...]) -> tuple[str, ...]:
+    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
         """See the port."""
         table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
         devices = mounts.devices_of(table, mount_points)
-        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices)))
+        looks = self._looks(deadline.bound(LOOK_S))
+        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices, looks)))
 
-    def holders(self, enough: int | None = None) -> tuple[Holder, ...]:
+    def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         """See the port."""
-        return find_holders(self._roots.proc, self._roots.dev, self._profile.paths.device_nodes, enough=enough)
+        nodes = self._profile.paths.device_nodes
+        return find_holders(
+            self._roots.proc, self._roots.dev, nodes, enough=enough, looks=self._looks(deadline.bound(LOOK_S))
+        )
 
-    def stop_service(self, name: str) -> None:
-        """See the port."""
-        services.stop(self._roots.proc, self._roots.sys, name, self._clock)
+    def _looks(self, timeout_s: float) -> Looks:
+        """One look at all processes, without those that did not answer an earlier one of this run."""
+        return Looks(self._clock.is_ending, self._unread, timeout_s)
 
-    def start_service(self, name: str) -> None:
+    def stop_service(self, name: str, deadline: Deadline) -> None:
         """See the port."""
-        services.start(self._roots.proc, self._roots.sys, name, self._clock)
+        services.stop(self._roots, name, self._clock, deadline)
+
+    def start_service(self, name: str, deadline: Deadline) -> None:
+        """See the port."""
+        services.start(self._roots, name, self._clock, deadline)
 
     def remove(self, path: str) -> None:
         """See the port."""
@@ -198,12 +208,12 @@ class LinuxHost:
                 "Reboot the node, then run again.",
             )
 
-    def _unload_new(self, before: set[str]) -> None:
+    def _unload_new(self, before: set[str], deadline: Deadline) -> None:
         """A failed modprobe leaves the dependencies it loaded: take them out again, as far as they go."""
         loaded = self.modules()
         for name in unload_order({name: module for name, module in loaded.items() if name not in before}):
             with contextlib.suppress(ManagerError):
-                self.unload(name)
+                self.unload(name, deadline)
 
     def _device_nodes(self) -> list[Path]:
         patterns = self._profile.paths.device_nodes

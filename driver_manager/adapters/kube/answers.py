@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from driver_manager.adapters.kube.transport import Headers
 from driver_manager.domain.errors import ApiRefused
 
-UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED = 401, 403, 404, 409, 410
+UNAUTHENTICATED, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID = 401, 403, 404, 409, 410, 422
 
 
 class Answer(Exception):
@@ -57,7 +57,7 @@ def rejected(status: int, what: str, message: str) -> ApiRejected:
     )
 
 
-def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float:
+def retry_after_s(headers: Headers, wall_s: float) -> float:
     """Seconds that Retry-After asks to wait, as seconds or as a date (RFC 9110, 10.2.3); 0 for none or nonsense.
 
     A date counts from the answer's own Date, so that a wrong clock on this node does not matter; `wall_s` is for an

@@ -10,9 +10,18 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from driver_manager.adapters.kube.answers import CONFLICT, EXPIRED, FORBIDDEN, NOT_FOUND, Answer, refused
-from driver_manager.adapters.kube.client import MERGE_PATCH, KubeApi
+from driver_manager.adapters.kube.answers import (
+    CONFLICT,
+    EXPIRED,
+    FORBIDDEN,
+    INVALID,
+    NOT_FOUND,
+    Answer,
+    refused,
+)
+from driver_manager.adapters.kube.client import JSON_PATCH, MERGE_PATCH, Body, KubeApi
 from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod, as_versioned, understood
+from driver_manager.adapters.kube.transport import Transport
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -22,6 +31,7 @@ from driver_manager.domain.errors import (
     WatchBroken,
     WatchExpired,
 )
+from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.model import (
     FIELD_MANAGER,
     Claim,
@@ -54,7 +64,7 @@ _POD_EVENTS = {
 }
 _DRA = "/apis/resource.k8s.io"
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
-_EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, 422, 429, 500})
+_EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, 429, 500})
 _EVICT = "create pods/eviction"
 _LACKS_RIGHT = 'cannot create resource "pods/eviction"'
 """In the words of apiserver, pkg/endpoints/handlers/responsewriters/errors.go."""
@@ -71,8 +81,10 @@ T = TypeVar("T")
 class KubeCluster:
     """See `driver_manager.ports.Cluster`."""
 
-    def __init__(self, client: Any, node_name: str, clock: Clock, reporter: Reporter, retry_budget_s: float) -> None:
-        self._api = KubeApi(client, clock, reporter, retry_budget_s)
+    def __init__(
+        self, transport: Transport, node_name: str, clock: Clock, reporter: Reporter, retry_budget_s: float
+    ) -> None:
+        self._api = KubeApi(transport, clock, reporter, retry_budget_s)
         self._node_name = node_name
         self._clock = clock
         self._reporter = reporter
@@ -161,6 +173,11 @@ class KubeCluster:
             body["spec"] = {"unschedulable": True if change.unschedulable else None}
         return understood(as_node, self._node_call("PATCH", "patch nodes", body))
 
+    def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
+        """See the port."""
+        body = [operation.to_json() for operation in operations]
+        return understood(as_node, self._node_call("PATCH", "patch nodes", body, JSON_PATCH))
+
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         """See the port."""
         return tuple(right for right in rights if not self._may(*right))
@@ -177,12 +194,13 @@ class KubeCluster:
             return not isinstance(error, ApiUnavailable)
         return True
 
-    def _node_call(self, method: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _node_call(
+        self, method: str, what: str, body: Body | None = None, content_type: str = MERGE_PATCH
+    ) -> dict[str, Any]:
         # Who set the cordon is read from the managed fields, so our own writes carry a name that is ours for sure.
         path = f"/api/v1/nodes/{self._node_name}" + (f"?fieldManager={FIELD_MANAGER}" if body is not None else "")
-        passing = frozenset({NOT_FOUND, CONFLICT} if body is not None else {NOT_FOUND})
         try:
-            return self._api.call(method, path, what, body, content_type=MERGE_PATCH, passing=passing)
+            return self._api.call(method, path, what, body, content_type=content_type, passing=_passing(body))
         except Answer as answer:
             if answer.status == NOT_FOUND:
                 raise self._missing() from answer
@@ -234,6 +252,16 @@ class KubeCluster:
         return {"fieldSelector": f"spec.nodeName={self._node_name}"}
 
 
+def _passing(body: Body | None) -> frozenset[int]:
+    """Statuses of a request about the Node that mean something of their own.
+
+    A JSON patch of which an operation does not apply gets 422 (apiserver, pkg/endpoints/handlers/patch.go).
+    """
+    if body is None:
+        return frozenset({NOT_FOUND})
+    return frozenset({NOT_FOUND, CONFLICT, *((INVALID,) if isinstance(body, list) else ())})
+
+
 def _as_pod_list(body: Mapping[str, Any]) -> PodList:
     version, _ = as_versioned(body)
     if not version:
@@ -281,7 +309,9 @@ def _refused_eviction(answer: Answer) -> Eviction:
     return Eviction(EvictionOutcome.BLOCKED, why, answer.retry_after_s)
 
 
-def _event(node: str, reason: str, message: str, wall_s: float, *, warning: bool, key: str) -> dict[str, Any]:
+def _event(  # noqa: PLR0913  # the fields of one object
+    node: str, reason: str, message: str, wall_s: float, *, warning: bool, key: str
+) -> dict[str, Any]:
     """A core/v1 Event about the Node; such events live in the namespace default. A `key` makes its name."""
     name = (
         {"name": f"{node[:150].rstrip('.-')}.driver-manager-{key}"}

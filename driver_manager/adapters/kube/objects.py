@@ -64,6 +64,7 @@ def _named(metadata: Mapping[str, Any]) -> str:
 def as_node(item: Mapping[str, Any]) -> Node:
     """The Node in `item`."""
     metadata, status = item["metadata"], item.get("status") or {}
+    cordon_manager, cordon_record = _cordon_manager(metadata)
     info = status.get("nodeInfo") or {}
     return Node(
         name=_named(metadata),
@@ -72,7 +73,8 @@ def as_node(item: Mapping[str, Any]) -> Node:
         labels=_texts(metadata, "labels"),
         annotations=_texts(metadata, "annotations"),
         unschedulable=bool((item.get("spec") or {}).get("unschedulable")),
-        cordon_manager=_cordon_manager(metadata),
+        cordon_manager=cordon_manager,
+        cordon_record=cordon_record,
         boot_id=_text(info, "bootID"),
         machine_id=_text(info, "machineID"),
         is_ready=_is_ready(status.get("conditions") or []),
@@ -147,12 +149,15 @@ def _device_classes(requests: Iterable[Mapping[str, Any]], allocated: Iterable[M
     return tuple(dict.fromkeys(kind for (_, kind), is_ours in zip(found, is_given, strict=True) if kind and is_ours))
 
 
-def _cordon_manager(metadata: Mapping[str, Any]) -> str:
-    """Who last set the cordon: the field manager that owns spec.unschedulable, "" where the server does not tell."""
-    for entry in metadata.get("managedFields") or []:
+def _cordon_manager(metadata: Mapping[str, Any]) -> tuple[str, int]:
+    """Who last set the cordon: the field manager that owns spec.unschedulable, "" where the server does not tell.
+
+    With it, the place of that entry in the managed fields.
+    """
+    for number, entry in enumerate(metadata.get("managedFields") or []):
         if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
-            return _text(entry, "manager")
-    return ""
+            return _text(entry, "manager"), number
+    return "", 0
 
 
 def _resources(spec: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,9 +7,7 @@ the callers'. Sends nothing itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
-
-import tenacity
+from typing import TYPE_CHECKING, TypeVar
 
 from driver_manager.adapters.kube.answers import (
     EXPIRED,
@@ -23,6 +21,9 @@ from driver_manager.adapters.kube.answers import (
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiUnavailable, WatchExpired
 from driver_manager.ports import Clock, Reporter
+
+if TYPE_CHECKING:
+    import tenacity
 
 AGAIN = frozenset({408, EXPIRED, 425, 429, 500, 502, 503, 504})
 """Statuses that may be others next time. A watch alone gets WatchExpired for 410: it cannot go on from its version."""
@@ -84,6 +85,27 @@ class Retries:
         """
         budget_s = self._budget_s * (1.0 - END_SHARE * self._clock.random())
         end = self._clock.monotonic() + (0.0 if only_once else budget_s)
+        try:
+            return _with_fresh_credentials(attempt, renewed)
+        except Transient as error:
+            first = error
+        try:
+            return self._repeated(lambda: _with_fresh_credentials(attempt, renewed), first, end)
+        except Transient as error:
+            spent = "" if only_once else f" for {self._budget_s:g} s"
+            raise ApiUnavailable(f"the API server did not answer usefully{spent}: {error}", error.remedy) from error
+
+    def _repeated(self, attempt: Callable[[], T], first: Transient, end: float) -> T:
+        """What `attempt` gives after it failed as `first`. Raises Transient after `end`, in monotonic seconds."""
+        import tenacity  # noqa: PLC0415  # most runs repeat nothing
+
+        failed = [first]
+
+        def again() -> T:
+            if failed:
+                raise failed.pop()
+            return attempt()
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Transient),
             stop=lambda _: self._clock.monotonic() >= end,
@@ -92,11 +114,7 @@ class Retries:
             before_sleep=self._say_retry,
             reraise=True,
         )
-        try:
-            return retrying(lambda: _with_fresh_credentials(attempt, renewed))
-        except Transient as error:
-            spent = "" if only_once else f" for {self._budget_s:g} s"
-            raise ApiUnavailable(f"the API server did not answer usefully{spent}: {error}", error.remedy) from error
+        return retrying(again)
 
     def _backoff_s(self, state: tenacity.RetryCallState, end: float) -> float:
         error = state.outcome.exception() if state.outcome else None

@@ -11,10 +11,20 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 ANSWER_BYTES = 64 * 1024
+ANSWERS_BYTES = 4 * 1024 * 1024
 MAX_DESCRIPTORS = 65_536
+ENDING_S = 1.0
+"""What is left to a question of many items once the process was told to end."""
+
+POLL_S = 0.2
+_DONE = b"\n"
+"""An empty line ends the answer on one item."""
 
 
 def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str] | None:
@@ -22,13 +32,97 @@ def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str
 
     A child that does not die is not waited for.
     """
+    with _child(lambda write_end: _write(write_end, "\n".join(ask()).encode(errors="replace")[:ANSWER_BYTES])) as end:
+        return _read(end, time.monotonic() + timeout_s)
+
+
+@dataclass
+class Asked:
+    """Lines by item, for those that gave any; `stuck` did not end, and what they gave is kept; `left` never began."""
+
+    lines: dict[int, list[str]] = field(default_factory=dict)
+    stuck: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+
+
+def each_within(
+    timeout_s: float,
+    stall_s: float,
+    items: Sequence[int],
+    ask: Callable[[int], Iterable[str]],
+    is_ending: Callable[[], bool] = lambda: False,
+) -> Asked:
+    """What `ask` says of each item, in at most `timeout_s` seconds for all of them.
+
+    An item that gives nothing for `stall_s` seconds is stuck: its child is left behind, and another goes on after it.
+    `is_ending` (the process was told to end) cuts the time to a second. A line with a break in it is cut there.
+    """
+    asked = Asked(left=list(items))
+    clock = _Bound(time.monotonic() + timeout_s, is_ending)
+    size = 0
+    while asked.left and not clock.is_over() and size < ANSWERS_BYTES:
+        with _child(partial(_answer_each, items=tuple(asked.left), ask=ask)) as end:
+            size += _collect(end, asked, stall_s, clock)
+    return asked
+
+
+class _Bound:
+    """The end of the time for a question, which comes nearer when the process is told to end."""
+
+    def __init__(self, end_s: float, is_ending: Callable[[], bool]) -> None:
+        self.end_s = end_s
+        self._is_ending = is_ending
+        self._is_near = False
+
+    def is_over(self) -> bool:
+        if not self._is_near and self._is_ending():
+            self._is_near = True
+            self.end_s = min(self.end_s, time.monotonic() + ENDING_S)
+        return time.monotonic() >= self.end_s
+
+
+def _collect(read_end: int, asked: Asked, stall_s: float, clock: _Bound) -> int:
+    """Take what one child says, until it ends, stalls or the time is over; how many bytes it was."""
+    size, rest = 0, b""
+    heard_s = time.monotonic()
+    while asked.left and not clock.is_over() and size < ANSWERS_BYTES:
+        if select.select([read_end], [], [], min(POLL_S, stall_s))[0]:
+            chunk = os.read(read_end, ANSWER_BYTES)
+            if not chunk:
+                asked.left.pop(0)  # the child died of this item
+                return size
+            heard_s = time.monotonic()
+            size += len(chunk)
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                if not line:
+                    asked.left.pop(0)
+                else:
+                    asked.lines.setdefault(asked.left[0], []).append(line[1:].decode(errors="replace"))
+        elif time.monotonic() - heard_s >= stall_s:
+            asked.stuck.append(asked.left.pop(0))
+            return size
+    return size
+
+
+def _answer_each(write_end: int, items: Iterable[int], ask: Callable[[int], Iterable[str]]) -> None:
+    for item in items:
+        with contextlib.suppress(Exception):
+            for line in ask(item):
+                _write(write_end, b" " + line.partition("\n")[0].encode(errors="replace") + b"\n")
+        _write(write_end, _DONE)
+
+
+@contextmanager
+def _child(work: Callable[[int], None]) -> Generator[int, None, None]:
+    """A child that does `work` with the writing end of a pipe, killed at the end; yields the reading end."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _answer(write_end, ask)
+        _live(write_end, work)
     os.close(write_end)
     try:
-        return _read(read_end, time.monotonic() + timeout_s)
+        yield read_end
     finally:
         os.close(read_end)
         with contextlib.suppress(OSError):
@@ -39,7 +133,7 @@ def lines_within(timeout_s: float, ask: Callable[[], Iterable[str]]) -> list[str
                 time.sleep(0.01)  # waitpid(2) knows no timeout
 
 
-def _answer(write_end: int, ask: Callable[[], Iterable[str]]) -> None:
+def _live(write_end: int, work: Callable[[int], None]) -> None:
     """The child's life: never returns."""
     try:
         # A lock would be held as long as a child lives that nobody can end.
@@ -47,12 +141,16 @@ def _answer(write_end: int, ask: Callable[[], Iterable[str]]) -> None:
         os.closerange(write_end + 1, MAX_DESCRIPTORS)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        left = memoryview("\n".join(ask()).encode(errors="replace")[:ANSWER_BYTES])
-        while left:
-            left = left[os.write(write_end, left) :]
+        work(write_end)
         os._exit(0)
     finally:
         os._exit(1)
+
+
+def _write(write_end: int, answer: bytes) -> None:
+    left = memoryview(answer)
+    while left:
+        left = left[os.write(write_end, left) :]
 
 
 def _read(read_end: int, end_s: float) -> list[str] | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from driver_manager.adapters.process.forked import each_within
 from driver_manager.domain.journal import Owner
 
+LOOK_S = 10.0
+STALL_S = 2.0
 _ENDED = ("Z", "X", "x")
 
 
@@ -15,16 +18,32 @@ def this_process(boot_id: str) -> Owner:
     return _owner(os.getpid(), Path("/proc/self"), boot_id)
 
 
-def lives(owner: Owner, host_proc: Path) -> bool:
-    """Whether the process `owner` is still there, seen from our own pid namespace or from the host's /proc."""
+def lives(owner: Owner, host_proc: Path) -> bool | None:
+    """Whether the process `owner` is still there, seen from our own pid namespace or from the host's /proc.
+
+    Read in a disposable child: None where a process that it may be does not answer.
+    """
     own = Path("/proc")
     if owner.pid_namespace == (own / "self/ns/pid").stat().st_ino:
-        return _start_ticks(own / str(owner.pid)) == owner.start_ticks
-    try:
-        entries = [entry for entry in host_proc.iterdir() if entry.name.isdigit()]
-    except OSError:
-        return False
-    return any(_start_ticks(entry) == owner.start_ticks and _inner_pid(entry) == owner.pid for entry in entries)
+        is_it, proc, pids = _has_started_as, own, [owner.pid]
+    else:
+        is_it, proc = _is_inner, host_proc
+        try:
+            pids = [int(entry.name) for entry in host_proc.iterdir() if entry.name.isdecimal()]
+        except OSError:
+            return False
+    asked = each_within(LOOK_S, STALL_S, pids, lambda pid: ["it"] if is_it(owner, proc / str(pid)) else [])
+    if asked.lines:
+        return True
+    return None if asked.stuck or asked.left else False
+
+
+def _has_started_as(owner: Owner, process: Path) -> bool:
+    return _start_ticks(process) == owner.start_ticks
+
+
+def _is_inner(owner: Owner, process: Path) -> bool:
+    return _start_ticks(process) == owner.start_ticks and _inner_pid(process) == owner.pid
 
 
 def survivor(group: int) -> Owner | None:

@@ -76,7 +76,7 @@ class Supervisor:
         """The child that could not be killed and still lives."""
         if self._stuck is not None:
             _reap(self._group or self._stuck.pid)
-            if not identity.lives(self._stuck, self._host_proc):
+            if identity.lives(self._stuck, self._host_proc) is False:
                 self._stuck = identity.survivor(self._group) if self._group else None
         return self._stuck
 

@@ -34,22 +34,24 @@ class WatchPolicy:
         return PATIENCE_INTERVALS * (self.interval_s + self.timeout_s)
 
 
+@dataclass(frozen=True)
+class WatchPorts:
+    """The outside of health-watch, wired once by the command line."""
+
+    prober: Prober
+    marks: HealthMarks
+    clock: Clock
+    reporter: Reporter
+
+
 class HealthWatch:
     """One watch of one driver. `publish` is called after each turn."""
 
-    def __init__(
-        self,
-        prober: Prober,
-        marks: HealthMarks,
-        clock: Clock,
-        reporter: Reporter,
-        policy: WatchPolicy,
-        publish: Callable[[HealthReport], None],
-    ) -> None:
-        self._prober = prober
-        self._marks = marks
-        self._clock = clock
-        self._reporter = reporter
+    def __init__(self, ports: WatchPorts, policy: WatchPolicy, publish: Callable[[HealthReport], None]) -> None:
+        self._prober = ports.prober
+        self._marks = ports.marks
+        self._clock = ports.clock
+        self._reporter = ports.reporter
         self._policy = policy
         self._publish = publish
         self._history: History | None = None
@@ -111,6 +113,8 @@ class HealthWatch:
         if result is None and not muted:
             return  # a mute that ended since it was looked at: the next turn takes a sample
         said = result or ProbeResult(Health.UNKNOWN, muted)
+        if not muted:
+            self._warn("tool", f"the health of the devices is unknown: {said.reason}" if said.is_tool_broken else "")
         sample = Sample(said.health, said.reason, begun, self._clock.wall(), muted)
         judged = machine.judge(before, sample, seen, self._policy.failures, self._policy.interval_s / 2)
         self._history = after = replace(judged, stuck=self._prober.stuck())

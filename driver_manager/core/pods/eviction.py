@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from driver_manager.core.pods.watch import PodWait
 from driver_manager.domain.backoff import around_s
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import EvictionOutcome, Pod, PodList
@@ -35,21 +36,20 @@ class Evictor:
         self._clock = clock
         self._reporter = reporter
 
-    def clear(self, known: PodList, leaving: Iterable[Workload], timeout_s: float, most_s: float) -> tuple[Pod, ...]:
+    def clear(self, known: PodList, leaving: Iterable[Workload], asking: Deadline, limit: Deadline) -> tuple[Pod, ...]:
         """Evict those of `leaving` whose fate it is, and return once all of them are gone, by uid: who is there then.
 
-        `known` is the list that they were found in. What is going gets its grace, however late, up to `most_s`.
-        Raises EvictionRefused after `timeout_s` seconds, PodsRemain, ApiRefused, Terminated.
+        `known` is the list that they were found in. What is going gets its grace, however late, up to `limit`.
+        Raises EvictionRefused for what is still refused when `asking` is over, PodsRemain, ApiRefused, Terminated.
         """
         going, begun = tuple(leaving), self._clock.monotonic()
-        end, limit = begun + min(timeout_s, most_s), begun + most_s
         terminating = with_action(going, PodAction.WAIT)
         latest = max([0.0, *(begun + grace_s(one.pod) + AFTER_GRACE_S for one in terminating)])
         pending = {one.pod.uid: one for one in with_action(going, PodAction.EVICT)}
-        latest = max(latest, self._evict(pending, end, min(timeout_s, most_s)))
+        latest = max(latest, self._evict(pending, asking))
         uids = frozenset(one.pod.uid for one in going)
         wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)
-        wait.until_gone(known, max(0.0, min(max(end, latest), limit) - self._clock.monotonic()))
+        wait.until_gone(known, limit.until(max(asking.end, latest)))
         return wait.present
 
     def rehearse(self, pods: Iterable[Pod]) -> tuple[str, ...]:
@@ -57,10 +57,10 @@ class Evictor:
 
         Raises ApiRefused where no eviction is ours to make, Terminated.
         """
-        refused, end = list[str](), self._clock.monotonic() + REHEARSAL_S
+        refused, end = list[str](), Deadline.after(REHEARSAL_S, self._clock.monotonic)
         for pod in pods:
             self._clock.check()
-            if self._clock.monotonic() >= end:
+            if end.is_over:
                 refused.append(f"not every eviction was rehearsed within {REHEARSAL_S:g} s")
                 break
             answer = self._cluster.evict(pod, dry_run=True)
@@ -68,17 +68,17 @@ class Evictor:
                 refused.append(f"the eviction of {pod} would be refused now: {answer.why}")
         return tuple(refused)
 
-    def _evict(self, pending: dict[str, Workload], end: float, timeout_s: float) -> float:
+    def _evict(self, pending: dict[str, Workload], asking: Deadline) -> float:
         """Ask until each of `pending` was let go; the moment by which the last of them has to be gone."""
         backoff_s, said, latest = FIRST_RETRY_S, dict[str, str](), 0.0
         while pending:
             if said:
                 self._forget_gone(pending)
-            asked_s, gone_by = self._round(pending, said, end)
+            asked_s, gone_by = self._round(pending, said, asking)
             latest = max(latest, gone_by)
-            left_s = end - self._clock.monotonic()
+            left_s = asking.left()
             if pending and left_s <= 0:
-                raise _refused(pending, said, timeout_s)
+                raise _refused(pending, said, asking.allowed_s)
             if pending:
                 # Jitter: agents on many nodes wait for the same budget, and were told the same.
                 wished_s, random = min(asked_s, LAST_RETRY_S), self._clock.random()
@@ -92,15 +92,15 @@ class Evictor:
         for uid in [uid for uid in pending if uid not in there]:
             self._reporter.info(f"{pending.pop(uid)} was gone already")
 
-    def _round(self, pending: dict[str, Workload], said: dict[str, str], end: float) -> tuple[float, float]:
-        """Ask once for each of `pending`, until `end`, and take out those that go.
+    def _round(self, pending: dict[str, Workload], said: dict[str, str], asking: Deadline) -> tuple[float, float]:
+        """Ask once for each of `pending`, as long as `asking` goes on, and take out those that go.
 
         Seconds that the API server asks to wait, and the moment by which those let go have to be gone.
         """
         asked_s, gone_by = 0.0, 0.0
         for uid, one in list(pending.items()):
             self._clock.check()
-            if said and self._clock.monotonic() > end:
+            if said and self._clock.monotonic() > asking.end:  # at the end itself, once more
                 break
             self._check_owner()
             answer = self._cluster.evict(one.pod)

@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Generic, TypeVar
 
 from driver_manager.domain.backoff import around_s
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Node, Pod, PodEvent, PodEventKind, PodList
@@ -59,50 +60,49 @@ class _Wait(ABC, Generic[T]):
     def _look(self) -> None:
         """Look anew, where a watch cannot go on."""
 
-    def _until_done(self, end: float) -> bool:
-        """Whether it was done before `end` (monotonic seconds)."""
+    def _until_done(self, deadline: Deadline) -> bool:
+        """Whether it was done in time."""
         while not self._is_done():
-            left_s = end - self._clock.monotonic()
+            left_s = deadline.left()
             if left_s <= 0:
                 return False
             if not self._may_watch:
                 self._clock.sleep(min(POLL_S, left_s))
-                self._look_again(end)
+                self._look_again(deadline)
                 continue
             begun = self._clock.monotonic()
             asked_s = min(left_s, around_s(WATCH_S, self._clock.random(), WATCH_SHARE))
             try:
-                self._follow(asked_s, end)
+                self._follow(asked_s, deadline)
                 if not self._is_done() and self._clock.monotonic() - begun < max(RETRY_S, asked_s - RETRY_S):
-                    self._pause(end)
+                    self._pause(deadline)
             except WatchExpired:
-                self._pause(end)
-                self._look_again(end)
+                self._pause(deadline)
+                self._look_again(deadline)
             except WatchBroken as error:
                 self._reporter.warn(f"{error.what}; watching again")
-                self._pause(end)
+                self._pause(deadline)
             except ApiRefused as error:
                 self._reporter.warn(f"{error.what}; looking every {POLL_S:g} s instead")
                 self._may_watch = False
         return True
 
-    def _follow(self, timeout_s: float, end: float) -> None:
+    def _follow(self, timeout_s: float, deadline: Deadline) -> None:
         with closing(self._open(timeout_s)) as events:
             for event in events:
                 self._apply(event)
-                if self._is_done() or self._clock.monotonic() >= end:
+                if self._is_done() or deadline.is_over:
                     return
 
-    def _pause(self, end: float) -> None:
+    def _pause(self, deadline: Deadline) -> None:
         """A server that ended or broke a watch broke those of all nodes: it is not to be hammered, nor met by all."""
-        left_s = max(0.0, end - self._clock.monotonic())
-        self._clock.sleep(min(left_s, around_s(RETRY_S, self._clock.random())))
+        self._clock.sleep(deadline.bound(around_s(RETRY_S, self._clock.random())))
 
-    def _look_again(self, end: float) -> None:
+    def _look_again(self, deadline: Deadline) -> None:
         try:
             self._look()
         except ApiUnavailable:
-            if self._clock.monotonic() >= end:
+            if deadline.is_over:
                 return
             raise
 
@@ -116,21 +116,20 @@ class PodWait(_Wait[PodEvent]):
         self._remaining: dict[str, Pod] = {}
         self._seen: dict[str, Pod] = {}
 
-    def until_gone(self, known: PodList, timeout_s: float, after: str = "") -> None:
-        """Return once all are gone. Raises PodsRemain, naming each pod and why it stays, after `timeout_s` seconds.
+    def until_gone(self, known: PodList, deadline: Deadline, after: str = "") -> None:
+        """Return once all are gone. Raises PodsRemain, naming each pod and why it stays, at the deadline.
 
         `after` is the version of what keeps others from coming: before it, one that went may have had a successor.
         """
-        end = self._clock.monotonic() + timeout_s
         self._accept(known)
-        while self._until_done(end):
+        while self._until_done(deadline):
             if not after or _has_reached(self._resource_version, after):
                 return
             self._look()
             after = ""
-        self._look_again(end)  # what is said of the pods shall be true now
+        self._look_again(deadline)  # what is said of the pods shall be true now
         if not self._is_done():
-            raise self._pods_remain(timeout_s)
+            raise self._pods_remain(deadline.allowed_s)
 
     @property
     def present(self) -> tuple[Pod, ...]:
@@ -193,13 +192,12 @@ class NodeWait(_Wait[Node]):
         self._is_wanted = is_wanted
         self._node: Node | None = None
 
-    def until_wanted(self, known: Node, timeout_s: float) -> bool:
-        """Whether it became so within `timeout_s` seconds. Raises NodeMissing when the Node is deleted."""
-        end = self._clock.monotonic() + timeout_s
+    def until_wanted(self, known: Node, deadline: Deadline) -> bool:
+        """Whether it became so in time. Raises NodeMissing when the Node is deleted."""
         self._apply(known)
-        if self._until_done(end):
+        if self._until_done(deadline):
             return True
-        self._look_again(end)  # a watch that broke right before the end may have missed it
+        self._look_again(deadline)  # a watch that broke right before the end may have missed it
         return self._is_done()
 
     def _is_done(self) -> bool:

@@ -6,6 +6,7 @@ What a DaemonSet or a static manifest puts on the node is left alone: it comes b
 from __future__ import annotations
 
 from driver_manager.core.pods.eviction import Evictor
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.model import EvictionRules, PodList
 from driver_manager.domain.pods.workloads import (
     NodePods,
@@ -30,6 +31,7 @@ class NodeDrain:
         self, cluster: Cluster, clock: Clock, reporter: Reporter, profile: Profile, rules: EvictionRules
     ) -> None:
         self._cluster = cluster
+        self._clock = clock
         self._profile = profile
         self._rules = rules
         self._evictor = Evictor(cluster, clock, reporter)
@@ -49,7 +51,8 @@ class NodeDrain:
         if stuck:
             raise refusal(stuck, f"{len(stuck)} pod(s) that use the accelerator would not leave")
         going = with_action(found, PodAction.EVICT, PodAction.WAIT)
-        self._evictor.clear(known, going, self._rules.timeout_s, MOST_S)
+        limit = Deadline.after(MOST_S, self._clock.monotonic)
+        self._evictor.clear(known, going, limit.within(self._rules.timeout_s), limit)
 
     def _found(self) -> tuple[PodList, tuple[Workload, ...]]:
         known = self._cluster.pods()

@@ -10,16 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from driver_manager.domain import journal as journals
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import Claim, Holder, Host, Node, Observation, Pod, PodList, Policy, is_this_host
+from driver_manager.domain.model import UNREAD, Claim, Holder, Host, Node, Observation, Pod, PodList, is_this_host
 from driver_manager.domain.modules import users
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import namespaces_with_claims
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.planner import wants_users
-from driver_manager.ports import Cluster, HostSystem, Reporter
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.ports import Ports
+
+HOLDERS_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def _checked(digest: str, where: str) -> str:
 
 
 def is_alive(
-    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool] | None
+    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool | None] | None
 ) -> bool | None:
     """Whether the journal's owner may still be at work; None where it cannot be told (`process_lives` None: off node).
 
@@ -104,34 +108,37 @@ def read_journal(node: Node, profile: Profile) -> Journal | None:
     return journals.decode(text) if text is not None else None
 
 
-def look_closer(
-    obs: Observation, cluster: Cluster, host: HostSystem, reporter: Reporter, profile: Profile, policy: Policy
-) -> Observation:
+def look_closer(now: Situation, ports: Ports) -> Situation:
     """With the claims and the holders of the device too, where the driver is to be replaced; else as it is.
 
     Raises as `plan`, and ApiRefused where claims may not be listed and pods are to be evicted for them.
     """
-    if not wants_users(obs, profile, policy):
-        return obs
-    namespaces = namespaces_with_claims(obs.pods.pods, profile, policy.eviction)
+    if not wants_users(now):
+        return now
+    obs, rules = now.obs, now.policy.eviction
+    namespaces = namespaces_with_claims(obs.pods.pods, now.profile, rules)
     claims: tuple[Claim, ...] | None = ()
     try:
-        claims = cluster.claims(namespaces) if namespaces else ()
+        claims = ports.cluster.claims(namespaces) if namespaces else ()
     except ApiRefused:
-        if policy.eviction.is_enabled or policy.eviction.drains:
+        if rules.is_enabled or rules.drains:
             raise
         claims = None
-    count = sum(users(module) for module in obs.host.modules.values()) if obs.host else 0
+    count = sum(users(module) for module in now.host.modules.values())
     holders: tuple[Holder, ...] = ()
     if count:
         try:
-            holders = named(host.holders(count), obs.pods.pods)
+            deadline = Deadline.after(HOLDERS_S, ports.clock.monotonic)
+            holders = named(ports.host.holders(deadline, count), obs.pods.pods)
         except ManagerError as error:
-            reporter.warn(f"who has the device open is not known: {error.what}")
-    return replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None)
+            ports.reporter.warn(f"who has the device open is not known: {error.what}")
+    for holder in holders:
+        if holder.how == UNREAD:
+            ports.reporter.warn(str(holder))
+    return replace(now, obs=replace(obs, claims=claims or (), holders=holders, has_unread_claims=claims is None))
 
 
-def observe(
+def observe(  # noqa: PLR0913  # the facts that become one value here
     node: Node,
     pods: PodList,
     profile: Profile,
@@ -139,7 +146,7 @@ def observe(
     *,
     digest: str,
     read_host: Callable[[Journal | None], Host | None],
-    process_lives: Callable[[Owner], bool],
+    process_lives: Callable[[Owner], bool | None],
 ) -> Observation:
     """All facts as one value. `read_host` gives None where no host can be read.
 

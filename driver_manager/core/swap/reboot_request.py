@@ -6,16 +6,16 @@ Owns how a reconcile does these steps; rebooting belongs to `driver_manager.core
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import assert_never
 
+from driver_manager.core.swap.context import RunContext
 from driver_manager.domain import events, markers
 from driver_manager.domain.errors import ManagerError, RebootRequired, Terminated
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import NodeChange, Observation
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.model import NodeChange
 from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.record import event_key, request_of
-from driver_manager.domain.swap.steps import ClearRebootRequest, HoldForReboot, RequestReboot
-from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+from driver_manager.domain.swap.steps.reboot import AnyRebootStep, ClearRebootRequest, HoldForReboot, RequestReboot
 
 HEARTBEAT_S = 60.0
 
@@ -23,43 +23,45 @@ HEARTBEAT_S = 60.0
 class RebootRequests:
     """The requests of one observed node."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        clock: Clock,
-        reporter: Reporter,
-        host: HostSystem,
-        profile: Profile,
-        obs: Observation,
-    ) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._reporter = reporter
-        self._host = host
-        self._profile = profile
-        self._obs = obs
+    def __init__(self, context: RunContext) -> None:
+        self._situation = context.situation
+        self._cluster = context.ports.cluster
+        self._clock = context.ports.clock
+        self._reporter = context.ports.reporter
+        self._host = context.ports.host
 
-    def request(self, step: RequestReboot) -> None:
+    def do(self, step: AnyRebootStep) -> None:
+        """Do `step`. Raises ConfigError, ModuleFailed, and at the end of a hold RebootRequired."""
+        match step:
+            case RequestReboot():
+                self._request(step)
+            case HoldForReboot():
+                self._hold(step)
+            case ClearRebootRequest():
+                self._clear(step)
+            case _:
+                assert_never(step)
+
+    def _request(self, step: RequestReboot) -> None:
         """Write the marker where none of this boot is there, label the node, tell of it. Raises ConfigError."""
-        there = self._obs.host.marker if self._obs.host else None
+        there = self._situation.host.marker
         marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
         if not step.change.is_empty:
             self._cluster.patch_node(step.change, None)
         self._announce(marker)
 
     def _write_marker(self, path: str, marker: Marker) -> Marker:
-        written = replace(marker, writer=str(self._obs.me), written_s=int(self._clock.wall()))
+        written = replace(marker, writer=str(self._situation.obs.me), written_s=int(self._clock.wall()))
         self._host.write_text(path, markers.encode(written))
         return written
 
     def _announce(self, marker: Marker) -> None:
         """The event, once for each request, whether the rebooter posts it too or not."""
-        boot_id = self._obs.host.boot_id if self._obs.host else ""
-        key = replace(request_of(marker, boot_id), reason=markers.UPGRADE).key
+        key = replace(request_of(marker, self._situation.host.boot_id), reason=markers.UPGRADE).key
         name = events.REBOOT_REQUIRED
         self._cluster.post_event(name, f"reason={markers.UPGRADE}", warning=True, key=event_key(name, key))
 
-    def hold(self, step: HoldForReboot) -> None:
+    def _hold(self, step: HoldForReboot) -> None:
         """Hold until the boot changes, asking again where the request goes meanwhile. Raises RebootRequired."""
         error = RebootRequired(
             "a reboot is required for the new driver; the marker is written and the old driver stays loaded",
@@ -82,7 +84,7 @@ class RebootRequests:
                 return
             marker = self._write_marker(step.path, step.marker)
             self._reporter.info("the reboot-required marker was removed meanwhile and is written again")
-            labels = request_labels(self._cluster.node(), self._profile.keys, markers.UPGRADE)
+            labels = request_labels(self._cluster.node(), self._situation.profile.keys, markers.UPGRADE)
             if labels:
                 self._cluster.patch_node(NodeChange(labels), None)
             self._announce(marker)
@@ -91,7 +93,7 @@ class RebootRequests:
         except ManagerError as error:
             self._reporter.warn(f"{error.what}; trying again")
 
-    def clear(self, step: ClearRebootRequest) -> None:
+    def _clear(self, step: ClearRebootRequest) -> None:
         """Take back what an earlier boot asked for. Raises ModuleFailed."""
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from driver_manager.core.pods.eviction import Evictor
-from driver_manager.core.swap.executor import Executor, Ports
+from driver_manager.core.swap.context import RunContext
+from driver_manager.core.swap.executor import Executor
 from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.observe import look_closer
 from driver_manager.core.swap.settling import Settler
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
     ApiUnavailable,
     Conflict,
@@ -26,9 +28,13 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import access, remedies, rights
-from driver_manager.domain.swap.steps import Decision, DrainNode, EvictWorkloads, LoadModules, Plan, PlanAgain
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.modules import LoadModules
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads
+from driver_manager.ports import Ports
 
 TAKE_ATTEMPTS = 10
 """How often a run observes and plans anew when the Node changes between its observation and its first patch."""
@@ -56,7 +62,7 @@ class Again(Exception):
 
 def reconcile(ports: Ports, observe: Callable[[], Observation], profile: Profile, policy: Policy) -> Outcome:
     """Bring the node's driver to what is wanted. Raises only unexpected errors, after settling."""
-    run = _Run(ports, profile, policy, ports.clock.monotonic() + policy.deadline_s)
+    run = _Run(ports, profile, policy)
     for _ in range(TAKE_ATTEMPTS):
         try:
             obs = observe()
@@ -73,10 +79,13 @@ def reconcile(ports: Ports, observe: Callable[[], Observation], profile: Profile
     return run.failed(ApiUnavailable("the Node kept changing while it was to be taken", "Run again."))
 
 
-def decide(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -> tuple[Observation, Plan]:
-    """The plan, and the observation with all that it was made from. Changes nothing. Raises as `plan`, ApiRefused."""
-    seen = look_closer(obs, ports.cluster, ports.host, ports.reporter, profile, policy)
-    return seen, plan(seen, profile, policy)
+def decide(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -> tuple[Situation, Plan]:
+    """The plan, and all that it was made from. Changes nothing.
+
+    Raises ConfigError away from the node, ApiRefused, and as `plan`.
+    """
+    now = look_closer(Situation.of(obs, profile, policy), ports)
+    return now, plan(now)
 
 
 def rehearsed(ports: Ports, decided: Plan) -> Plan:
@@ -90,11 +99,11 @@ def rehearsed(ports: Ports, decided: Plan) -> Plan:
 class _Run:
     """One reconcile, which may plan more than once: what it has waited for, and what it holds from one to the next."""
 
-    def __init__(self, ports: Ports, profile: Profile, policy: Policy, deadline: float) -> None:
+    def __init__(self, ports: Ports, profile: Profile, policy: Policy) -> None:
         self._ports = ports
         self._profile = profile
         self._policy = policy
-        self._deadline = deadline
+        self._deadline = Deadline.after(policy.deadline_s, ports.clock.monotonic)
         self._fence = Fence(ports.host, ports.reporter)
         self._kept: tuple[Settler, Observation] | None = None
         self._is_rehearsed = False
@@ -102,18 +111,19 @@ class _Run:
     def attempt(self, obs: Observation) -> Outcome:
         """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
         ports = self._ports
-        settler = Settler(ports.cluster, ports.host, ports.clock, ports.reporter, self._profile, obs)
+        settler = Settler(ports, self._profile, obs)
         try:
-            obs, decided = decide(ports, obs, self._profile, self._policy)
+            now, decided = decide(ports, obs, self._profile, self._policy)
         except OwnedElsewhere:
             raise
         except ManagerError as error:
+            if isinstance(error, PreflightFailed) and _was_taken_since(obs, ports, self._profile):
+                raise Conflict(f"{error.what}, but the Node was taken or given back meanwhile", error.remedy) from error
             # A node that an earlier run left paused does not stay so because this run cannot even start.
             return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
         try:
             self._prepare(decided)
-            executor = Executor(ports, self._profile, self._policy, obs, settler, self._fence, self._deadline)
-            waited_for = executor.run(decided)
+            waited_for = Executor(RunContext(ports, now, settler, self._fence, self._deadline), decided).run()
         except (Conflict, OwnedElsewhere):
             raise
         except ManagerError as error:
@@ -122,7 +132,7 @@ class _Run:
             settler.after_failure(obs.journal)
             raise
         if waited_for:
-            raise Again(waited_for, settler, obs)
+            raise Again(waited_for, settler, now.obs)
         return Outcome(ExitCode.DONE, _summary(decided), changed=bool(decided.steps))
 
     def go_on(self, again: Again) -> None:
@@ -169,6 +179,19 @@ def _check_rights(ports: Ports, decided: Plan) -> None:
     if missing:
         what = "; ".join(check.what for check in missing)
         raise PreflightFailed(f"preflight: {what}", remedies(missing))
+
+
+def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:
+    """Whether the Node's journal is another one than in `obs`: one GET, False where it gets no answer.
+
+    A run that has the node changes modules, files and mounts, so a second one may see them half done.
+    """
+    try:
+        now = ports.cluster.node()
+    except ManagerError:
+        return False
+    key = profile.keys.journal
+    return now.annotations.get(key) != obs.node.annotations.get(key)
 
 
 def _plain(error: ManagerError) -> Outcome:

@@ -5,42 +5,42 @@ Owns that decision and the patch that gives a node back. Depends on ports only.
 
 from __future__ import annotations
 
+from driver_manager.core.swap.node_cas import patch_until_current
 from driver_manager.domain import journal as journals
-from driver_manager.domain.errors import ApiUnavailable, Conflict, ManagerError, NodeMissing, OwnedElsewhere
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, JournalUnreadable
-from driver_manager.domain.model import Node, Observation
+from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.swap.node_patches import release
-from driver_manager.ports import Clock, Cluster, HostSystem, Reporter
+from driver_manager.domain.swap.node_patches import release, tested_release
+from driver_manager.ports import Ports
 
-ATTEMPTS = 10
-"""How often the patch is computed anew when somebody else changes the Node at the same moment."""
+HURRY_S = 1.2
+"""Bound of each of the last four API calls (two patches, a read, the event) after SIGTERM: together below 5 s."""
 
-HURRY_S = 1.5
-"""Bound of each of the last three API calls (read, patch, event) after SIGTERM: together they stay below 5 s."""
+SERVICE_S = 30.0
 
 
 class Settler:
     """Knows what this run holds, and gives it back."""
 
-    def __init__(
-        self, cluster: Cluster, host: HostSystem, clock: Clock, reporter: Reporter, profile: Profile, obs: Observation
-    ) -> None:
-        self._cluster = cluster
-        self._host = host
-        self._clock = clock
-        self._reporter = reporter
+    def __init__(self, ports: Ports, profile: Profile, obs: Observation) -> None:
+        self._cluster = ports.cluster
+        self._host = ports.host
+        self._clock = ports.clock
+        self._reporter = ports.reporter
         self._profile = profile
         self._obs = obs
         self._held: Journal | None = None
+        self._taken: Node | None = None
         self._is_given_back = False
         self._is_driver_unusable = False
         self._services_started = False
 
-    def took(self, journal: Journal) -> None:
-        """The node now carries `journal`."""
-        self._held = journal
+    def took(self, journal: Journal, taken: Node | None = None) -> None:
+        """The node now carries `journal`; `taken` is the Node as the patch left it, None while its answer is due."""
+        self._held, self._taken = journal, taken
 
     @property
     def held(self) -> Journal | None:
@@ -85,37 +85,44 @@ class Settler:
 
         Raises OwnedElsewhere when another run took the node over, ApiUnavailable when it kept changing, NodeMissing.
         """
-        for _ in range(ATTEMPTS):
-            try:
-                if self._gave_back(journal):
-                    self._is_given_back = True
-                    return
-            except NodeMissing as error:
-                self._start_services(journal)
-                self._is_given_back = True
-                raise NodeMissing(error.what, "Nothing is left to give back.") from error
-        raise ApiUnavailable(
-            f"the Node kept changing: {ATTEMPTS} patches conflicted", "Run again; the journal is still on the Node."
-        )
+        try:
+            if not self._gave_back_as_taken(journal):
+                remedy = "Run again; the journal is still on the Node."
+                patch_until_current(self._cluster, self._reporter, lambda node: self._change(node, journal), remedy)
+        except NodeMissing as error:
+            self._start_services(journal)
+            self._is_given_back = True
+            raise NodeMissing(error.what, "Nothing is left to give back.") from error
+        self._is_given_back = True
 
-    def _gave_back(self, journal: Journal) -> bool:
-        """One attempt; False after a conflict."""
-        node = self._cluster.node()
+    def _gave_back_as_taken(self, journal: Journal) -> bool:
+        """Whether one patch did it without a look, because the Node still was as this run's own patch had left it.
+
+        Services are started before the node is given back, and on a node that another run took over not at all: that
+        takes a look.
+        """
+        if self._taken is None or (journal.services and not self._services_started):
+            return False
+        operations = tested_release(self._taken, journal, self._profile)
+        try:
+            if operations:
+                self._cluster.patch_node_where(operations)
+        except Conflict as error:
+            self._reporter.info(f"{error.what}; looking again")
+            return False
+        return bool(operations)
+
+    def _change(self, node: Node, journal: Journal) -> NodeChange:
+        """What gives `node` back, as it is now. Raises OwnedElsewhere."""
         self.refuse_foreign(node, journal)
         is_same = node.uid == self._obs.node.uid or self._is_ours(node)
         self._start_services(journal)
         if not is_same:
             self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to give back")
-            return True
+            return NodeChange()
         if self._held is not None and self._profile.keys.journal not in node.annotations:
             self._reporter.warn("the journal was removed meanwhile: somebody gave this node back before us")
-        change = release(node, journal, self._profile)
-        try:
-            if not change.is_empty:
-                self._cluster.patch_node(change, node.resource_version)
-        except Conflict:
-            return False
-        return True
+        return release(node, journal, self._profile)
 
     def _start_services_of_ours(self, journal: Journal) -> None:
         """Start the services on a node that is held, unless another run took it over meanwhile."""
@@ -133,7 +140,7 @@ class Settler:
         """Start what was stopped, once; a service that does not start is said and keeps nobody from the node."""
         for name in () if self._services_started else journal.services:
             try:
-                self._host.start_service(name)
+                self._host.start_service(name, Deadline.after(SERVICE_S, self._clock.monotonic))
                 self._reporter.info(f"host service {name} is started")
             except ManagerError as error:
                 self._reporter.warn(f"{error.what}. {error.remedy}")

@@ -6,15 +6,15 @@ Pure: time comes with the sample.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
+from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import writable
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, Marker
 from driver_manager.domain.model import Health
+from driver_manager.domain.wire import Fields, Form
 
 WRITER = "health-watch"
 EVIDENCE_LINES = 10
@@ -284,7 +284,11 @@ def _flaps(history: History) -> bool:
     return flips >= FLAPPING_FLIPS or (history.is_flapping and flips > CALM_FLIPS)
 
 
-RECORD_SCHEMA = 1
+class HistoryUnreadable(ConfigError):
+    """The file is no history that this version can go on with."""
+
+
+FORM = Form("health-watch's record", HistoryUnreadable, "No action needed: it is written again.")
 MAX_FAILURES = 2**31
 MAX_PID = 2**22
 """The kernel gives no higher process id (proc(5), pid_max); more failures than that take four thousand years."""
@@ -293,7 +297,6 @@ MAX_PID = 2**22
 def encode(history: History, boot_id: str) -> str:
     """The history as a later process of this boot needs it: one line of JSON."""
     body = {
-        "schema": RECORD_SCHEMA,
         "bootId": boot_id,
         "state": history.state.value,
         "failures": history.failures,
@@ -306,7 +309,7 @@ def encode(history: History, boot_id: str) -> str:
         **({"driver": history.driver} if history.driver else {}),
         **({"stuck": _of_process(history.stuck)} if history.stuck is not None else {}),
     }
-    return json.dumps(body, sort_keys=True) + "\n"
+    return FORM.write(body) + "\n"
 
 
 def resume(text: str, seen: Surroundings, now_s: float, patience_s: float, threshold: int) -> History:
@@ -333,39 +336,31 @@ def _of_process(owner: Owner) -> dict[str, int]:
     return {"pid": owner.pid, "startTicks": owner.start_ticks, "pidNamespace": owner.pid_namespace}
 
 
-def _process(body: dict[str, Any]) -> Owner:
+def _process(body: Fields) -> Owner:
     return Owner(
-        pid=_number(body["pid"], MAX_PID, 1),
-        start_ticks=int(body["startTicks"]),
-        pid_namespace=int(body["pidNamespace"]),
+        pid=body.whole("pid", least=1, most=MAX_PID),
+        start_ticks=body.whole("startTicks"),
+        pid_namespace=body.whole("pidNamespace"),
     )
-
-
-def _number(value: Any, most: int, least: int = 0) -> int:
-    """`value` as a whole number from `least` to `most`. Raises ValueError, and what int() raises."""
-    number = int(value)
-    if not least <= number <= most:
-        raise ValueError(f"{number} is not within {least} to {most}")
-    return number
 
 
 def recorded(text: str, boot_id: str) -> History:
     """What `encode` wrote in this boot; a fresh start for anything else."""
     try:
-        body: Any = json.loads(text)
-        if body["schema"] != RECORD_SCHEMA or body["bootId"] != boot_id:
+        body = FORM.read(text)
+        if body.text("bootId") != boot_id:
             return History()
         return History(
-            state=HealthState(body["state"]),
-            failures=_number(body["failures"], MAX_FAILURES),
-            was_healthy=bool(body["wasHealthy"]),
-            is_flapping=bool(body["isFlapping"]),
-            recent=tuple(bool(good) for good in body["recent"])[-RECENT:],
-            evidence=tuple(writable(line)[: EVIDENCE_CHARS + 20] for line in body["evidence"])[-EVIDENCE_LINES:],
-            reason=writable(body["reason"]),
-            failed_at_s=float(body["failedAt"]),
-            driver=writable(body.get("driver", "")),
-            stuck=_process(body["stuck"]) if "stuck" in body else None,
+            state=HealthState(body.choice("state", [state.value for state in HealthState])),
+            failures=body.whole("failures", least=0, most=MAX_FAILURES),
+            was_healthy=body.flag("wasHealthy"),
+            is_flapping=body.flag("isFlapping"),
+            recent=body.flags("recent")[-RECENT:],
+            evidence=tuple(writable(line)[: EVIDENCE_CHARS + 20] for line in body.texts("evidence"))[-EVIDENCE_LINES:],
+            reason=writable(body.text("reason")),
+            failed_at_s=body.seconds("failedAt"),
+            driver=writable(body.text("driver", "")),
+            stuck=_process(body.fields("stuck")) if "stuck" in body else None,
         )
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+    except HistoryUnreadable:
         return History()

@@ -107,7 +107,7 @@ def workloads(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[
     for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
         asked, holder = _asks_for(pod, claims, profile, rules), holders.get(pod.uid)
         if asked:
-            found.append(_judged(pod, asked, holder, scene, profile, rules))
+            found.append(_judged(pod, asked, holder, _why_never(pod, scene, profile), rules))
         elif holder is not None:
             found.append(replace(_judged_holder(pod, holder, scene, profile, rules), has_asked=False))
     return tuple(found)
@@ -206,11 +206,8 @@ def _is_of_class(claim: Claim, profile: Profile, rules: EvictionRules) -> bool:
     return not asked & passed_through and bool(profile.dra_driver) and profile.dra_driver in claim.drivers
 
 
-def _judged(
-    pod: Pod, uses: str, holder: Holder | None, scene: NodePods, profile: Profile, rules: EvictionRules
-) -> Workload:
-    """The fate of a pod that asks for the accelerator."""
-    stays = _why_never(pod, scene, profile)
+def _judged(pod: Pod, uses: str, holder: Holder | None, stays: str, rules: EvictionRules) -> Workload:
+    """The fate of a pod that asks for the accelerator; `stays`: why nobody ever evicts it, "" where that may be."""
     if stays:
         return Workload(pod, uses, PodAction.STAY, stays)
     if pod.is_mirror and holder is not None:

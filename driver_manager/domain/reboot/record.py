@@ -5,18 +5,17 @@ It holds what cannot be observed again: attempts, what was announced, and the re
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.markers import REASONS, Marker
+from driver_manager.domain.wire import Fields, Form
 
-SCHEMA = 1
 MAX_ATTEMPTS_KEPT = 50
 LAST_MOMENT_S = 253_402_300_799
+"""The end of the year 9999: the last moment that a calendar can show."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +116,17 @@ class RecordUnreadable(ConfigError):
     """The file is not a record that this version can act on."""
 
 
+FORM = Form(
+    "the rebooter's record",
+    RecordUnreadable,
+    "Look at the file on the host and remove it: until then this node is not rebooted.",
+)
+
+
 def encode(record: Record) -> str:
     """The file's content: one line of JSON."""
     pending = record.pending
     body: dict[str, Any] = {
-        "schema": SCHEMA,
         "announced": _request_body(record.announced) if record.announced else None,
         "told": record.announced_key,
         "escalated": record.escalated,
@@ -142,79 +147,44 @@ def encode(record: Record) -> str:
         if pending
         else None,
     }
-    return json.dumps(body, sort_keys=True) + "\n"
+    return FORM.write(body) + "\n"
 
 
 def decode(text: str) -> Record:
     """The record in `text`. Raises RecordUnreadable."""
-    try:
-        body = json.loads(text)
-        if body["schema"] != SCHEMA:
-            raise _unreadable(f"its schema is {body['schema']!r}, this driver-manager knows {SCHEMA}")
-        return Record(
-            announced=_request(body["announced"]) if body["announced"] is not None else None,
-            announced_key=_typed(body["told"], str),
-            escalated=_typed(body["escalated"], str),
-            pending=_pending(body["pending"]) if body["pending"] is not None else None,
-            attempts=tuple(Attempt(_moment(one["at"]), _typed(one["reason"], str)) for one in body["attempts"]),
-            reason=_typed(body["said"], str),
-        )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _unreadable(f"it is not what it should be ({type(error).__name__})") from error
+    body = FORM.read(text)
+    return Record(
+        announced=None if body.is_null("announced") else _request(body.fields("announced")),
+        announced_key=body.text("told"),
+        escalated=body.text("escalated"),
+        pending=None if body.is_null("pending") else _pending(body.fields("pending")),
+        attempts=tuple(
+            Attempt(one.whole("at", least=0, most=LAST_MOMENT_S), one.text("reason")) for one in body.each("attempts")
+        ),
+        reason=body.text("said"),
+    )
 
 
 def _request_body(request: RebootRequest) -> dict[str, Any]:
     return {"bootId": request.boot_id, "reason": request.reason, "written": request.written_s}
 
 
-def _request(body: Any) -> RebootRequest:
-    request = RebootRequest(_typed(body["bootId"], str), body["reason"], _typed(body["written"], int))
-    if request.reason not in REASONS:
-        raise ValueError(request.reason)
-    return request
+def _request(body: Fields) -> RebootRequest:
+    return RebootRequest(body.text("bootId"), body.choice("reason", REASONS), body.whole("written"))
 
 
-def _pending(body: Any) -> Pending:
+def _pending(body: Fields) -> Pending:
     return Pending(
-        request=_request(body["request"]),
-        node_uid=_typed(body["nodeUid"], str),
-        started_s=_typed(body["started"], int),
-        approved=_typed(body["approved"], bool),
-        counted=_typed(body["counted"], bool),
-        cleared=_typed(body["cleared"], bool),
-        commanded_s=_seconds(body["commanded"]),
-        given=_typed(body["given"], bool),
-        forced_s=_seconds(body["forced"]),
+        request=_request(body.fields("request")),
+        node_uid=body.text("nodeUid"),
+        started_s=body.whole("started"),
+        approved=body.flag("approved"),
+        counted=body.flag("counted"),
+        cleared=body.flag("cleared"),
+        commanded_s=None if body.is_null("commanded") else body.seconds("commanded"),
+        given=body.flag("given"),
+        forced_s=None if body.is_null("forced") else body.seconds("forced"),
         # There only where it was refused.
-        refused_s=_seconds(body.get("refused")),
-        refusal=_typed(body.get("refusal", ""), str),
-    )
-
-
-def _seconds(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(value)
-    return float(value)
-
-
-def _moment(value: Any) -> int:
-    """Seconds since the epoch, before the year 10000: what a calendar can show."""
-    at_s: int = _typed(value, int)
-    if not 0 <= at_s <= LAST_MOMENT_S:
-        raise ValueError(value)
-    return at_s
-
-
-def _typed(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(value)
-    return value
-
-
-def _unreadable(why: str) -> RecordUnreadable:
-    return RecordUnreadable(
-        f"the rebooter's record cannot be read: {why}",
-        "Look at the file on the host and remove it: until then this node is not rebooted.",
+        refused_s=None if "refused" not in body or body.is_null("refused") else body.seconds("refused"),
+        refusal=body.text("refusal", ""),
     )

@@ -6,13 +6,10 @@ node that does not come back keeps its slot, so that a bad driver stops at the f
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from driver_manager.domain.errors import ConfigError
-
-SCHEMA = 1
+from driver_manager.domain.wire import Fields, Form
 
 
 @dataclass(frozen=True)
@@ -27,6 +24,13 @@ class SlotHolder:
 
 class SlotsUnreadable(ConfigError):
     """Who holds a slot cannot be told."""
+
+
+FORM = Form(
+    "the slots for reboots",
+    SlotsUnreadable,
+    "Make sure that no node reboots now, then delete the Lease that holds them.",
+)
 
 
 @dataclass(frozen=True)
@@ -66,35 +70,21 @@ def encode(slots: Slots) -> str:
         {"node": holder.node, "uid": holder.uid, "bootId": holder.boot_id, "since": holder.since_s}
         for holder in slots.holders
     ]
-    return json.dumps({"schema": SCHEMA, "holders": holders}, sort_keys=True)
+    return FORM.write({"holders": holders})
 
 
 def decode(text: str) -> Slots:
     """The slots in `text`. Raises SlotsUnreadable: nobody may reboot while it is unknown who does."""
-    try:
-        body = json.loads(text)
-        if body["schema"] != SCHEMA:
-            raise _unreadable(f"their schema is {body['schema']!r}, this driver-manager knows {SCHEMA}")
-        holders = tuple(_holder(entry) for entry in body["holders"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _unreadable(f"they are not what they should be ({type(error).__name__})") from error
+    holders = tuple(_holder(one) for one in FORM.read(text).each("holders"))
     if len({holder.uid for holder in holders}) < len(holders):
-        raise _unreadable("a node is in them twice")
+        raise FORM.refused("a node is in them twice")
     return Slots(holders)
 
 
-def _holder(entry: Any) -> SlotHolder:
-    holder = SlotHolder(entry["node"], entry["uid"], entry["bootId"], entry["since"])
-    texts = (holder.node, holder.uid, holder.boot_id)
-    if not all(isinstance(text, str) for text in texts) or type(holder.since_s) is not int:
-        raise ValueError(entry)
-    if not holder.uid or holder.node in ("", ".", ".."):  # no Node is at such a path
-        raise ValueError(entry)
+def _holder(body: Fields) -> SlotHolder:
+    holder = SlotHolder(body.text("node"), body.text("uid"), body.text("bootId"), body.whole("since"))
+    if not holder.uid:
+        raise body.bad("uid", "a uid")
+    if holder.node in ("", ".", ".."):  # no Node is at such a path
+        raise body.bad("node", "the name of a node")
     return holder
-
-
-def _unreadable(why: str) -> SlotsUnreadable:
-    return SlotsUnreadable(
-        f"the slots for reboots cannot be read: {why}",
-        "Make sure that no node reboots now, then delete the Lease that holds them.",
-    )

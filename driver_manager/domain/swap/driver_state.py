@@ -6,15 +6,20 @@ Pure, like all of `domain`.
 from __future__ import annotations
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import Host, Observation, Policy
+from driver_manager.domain.model import Host
 from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.situation import Situation
 
 
-def is_host_driver(obs: Observation, host: Host) -> bool:
+def is_host_driver(now: Situation) -> bool:
     """Whether the host has a driver of its own. A digest, or a journal that knows a driver, is an installer's trace."""
-    traced = host.digest is not None or bool(host.digest_problem) or (obs.journal is not None and obs.journal.driver)
-    return bool(host.host_driver) and not traced
+    traced = (
+        now.host.digest is not None
+        or bool(now.host.digest_problem)
+        or (now.obs.journal is not None and now.obs.journal.driver)
+    )
+    return bool(now.host.host_driver) and not traced
 
 
 def is_loaded(host: Host, profile: Profile) -> bool:
@@ -22,19 +27,19 @@ def is_loaded(host: Host, profile: Profile) -> bool:
     return has_root(host.modules, profile.modules)
 
 
-def why_replace(obs: Observation, host: Host, policy: Policy) -> str:
+def why_replace(now: Situation) -> str:
     """Why the loaded driver has to be replaced; "" when it is current."""
-    if policy.force_reinstall:
+    if now.policy.force_reinstall:
         return "a reinstall was forced"
-    if not obs.digest:
+    if not now.obs.digest:
         raise ConfigError(
             "the wanted driver is not known: no DRIVER_CONFIG_DIGEST, and no driver pod on this node to read it from",
             "Set DRIVER_CONFIG_DIGEST (or --driver-config-digest) as in the driver DaemonSet.",
         )
-    if host.digest_problem:
-        return f"the recorded digest is unusable: {host.digest_problem}"
-    if host.digest is None:
+    if now.host.digest_problem:
+        return f"the recorded digest is unusable: {now.host.digest_problem}"
+    if now.host.digest is None:
         return "the driver is loaded, but no digest is recorded for it"
-    if host.digest != obs.digest:
-        return f"recorded digest {host.digest[:12]} differs from the wanted {obs.digest[:12]}"
+    if now.host.digest != now.obs.digest:
+        return f"recorded digest {now.host.digest[:12]} differs from the wanted {now.obs.digest[:12]}"
     return ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from driver_manager.domain.errors import ConfigError, EvictionRefused, PodsRemain
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Observation, Pod, Policy
+from driver_manager.domain.model import Pod, Policy
 from driver_manager.domain.pods.workloads import (
     AFTER_GRACE_S,
     NodePods,
@@ -23,18 +23,11 @@ from driver_manager.domain.pods.workloads import (
     with_action,
     workloads,
 )
-from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    PlanAgain,
-    Step,
-    WaitForCompletion,
-    WaitForSafeLoad,
-    WithdrawSafeLoad,
-)
+from driver_manager.domain.swap.plan import AnyStep, PlanAgain
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad, WithdrawSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 
 SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
 """What can be waited for before a node is taken; each once in a run."""
@@ -47,61 +40,66 @@ LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or end the pod"
 class EvictionPlan:
     """`first` comes before the node is taken and ends in planning anew, `steps` after its operands have left."""
 
-    first: tuple[Step, ...] = ()
-    steps: tuple[Step, ...] = ()
+    first: tuple[AnyStep, ...] = ()
+    steps: tuple[AnyStep, ...] = ()
     found: tuple[Workload, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def is_managed(obs: Observation, profile: Profile) -> bool:
+def is_managed(now: Situation) -> bool:
     """Whether an operator manages this node's upgrades: it cordons and evicts, not we."""
-    key = profile.keys.upgrade_enabled
-    return bool(key) and obs.node.annotations.get(key) == "true"
+    key = now.profile.keys.upgrade_enabled
+    return bool(key) and now.obs.node.annotations.get(key) == "true"
 
 
-def clearing(obs: Observation, profile: Profile, policy: Policy) -> EvictionPlan:
+def clearing(now: Situation) -> EvictionPlan:
     """How the pods that use the driver leave. Raises PodsRemain where they would not."""
-    scene = node_pods(obs)
-    if is_managed(obs, profile):
-        return _by_operator(obs, profile, policy, workloads(scene, profile, policy.eviction))
-    completing = _completing(obs, policy)
+    scene = node_pods(now.obs)
+    if is_managed(now):
+        return _by_operator(now, workloads(scene, now.profile, now.policy.eviction))
+    completing = _completing(now)
     if completing:
-        wait = WaitForCompletion(policy.completion, tuple(map(str, completing)), policy.completion_timeout_s)
+        wait = WaitForCompletion(now.policy.completion, tuple(map(str, completing)), now.policy.completion_timeout_s)
         ending = {pod.uid for pod in completing}
         given_time = tuple(
             replace(one, action=PodAction.WAIT, why="it is given time to complete", remedy="")
-            for one in workloads(scene, profile, policy.eviction)
+            for one in workloads(scene, now.profile, now.policy.eviction)
             if one.pod.uid in ending
         )
         others = replace(scene, pods=tuple(pod for pod in scene.pods if pod.uid not in ending))
-        steps, found = _by_eviction(others, profile, policy)
+        steps, found = _by_eviction(now, others)
         return EvictionPlan((wait, PlanAgain(COMPLETION)), steps, by_name((*found, *given_time)))
-    steps, found = _by_eviction(scene, profile, policy)
+    steps, found = _by_eviction(now, scene)
     warnings = tuple(f"{one.pod} {one.uses}: {one.why}" for one in found if _is_tolerated(one, found))
     return EvictionPlan((), steps, found, warnings)
 
 
-def safe_load(obs: Observation, profile: Profile, policy: Policy) -> tuple[Step, ...]:
+def safe_load(now: Situation) -> tuple[AnyStep, ...]:
     """The wait for the operator's word before a driver is loaded; none where it was not asked for, or is over.
 
     Raises ConfigError where it cannot be asked: the operator answers to a pod.
     """
-    if not policy.safe_load or SAFE_LOAD in policy.waited:
+    if not now.policy.safe_load or SAFE_LOAD in now.policy.waited:
         return ()
-    if obs.own_pod is None or not profile.keys.safe_load:
-        lack = "by hand there is none" if profile.keys.safe_load else f"profile {profile.name} has no key for it"
+    if now.obs.own_pod is None or not now.profile.keys.safe_load:
+        lack = (
+            "by hand there is none" if now.profile.keys.safe_load else f"profile {now.profile.name} has no key for it"
+        )
         raise ConfigError(
             f"the wait for a safe load needs a pod of ours for the operator to answer to, and {lack}",
             "Leave SAFE_LOAD (--safe-load) out.",
         )
-    return (WaitForSafeLoad(profile.keys.safe_load, obs.own_pod.name, policy.operator_timeout_s), PlanAgain(SAFE_LOAD))
+    return (
+        WaitForSafeLoad(now.profile.keys.safe_load, now.obs.own_pod.name, now.policy.operator_timeout_s),
+        PlanAgain(SAFE_LOAD),
+    )
 
 
-def stale_safe_load(obs: Observation, profile: Profile) -> tuple[Step, ...]:
+def stale_safe_load(now: Situation) -> tuple[AnyStep, ...]:
     """The step that withdraws what a dead run asked for: in our own pod's name, or in that of one that is gone."""
-    key = profile.keys.safe_load
-    asked = obs.node.annotations.get(key) if key else None
-    if asked is None or any(pod.name == asked and pod != obs.own_pod for pod in obs.pods.pods):
+    key = now.profile.keys.safe_load
+    asked = now.obs.node.annotations.get(key) if key else None
+    if asked is None or any(pod.name == asked and pod != now.obs.own_pod for pod in now.obs.pods.pods):
         return ()
     return (WithdrawSafeLoad(key, asked),)
 
@@ -125,14 +123,14 @@ def refuse_blocked(found: tuple[Workload, ...]) -> None:
         raise refusal(blocked, f"{len(blocked)} pod(s) that use the accelerator would not leave", found)
 
 
-def drain(scene: NodePods, profile: Profile, policy: Policy) -> tuple[Workload, ...]:
+def drain(now: Situation, scene: NodePods) -> tuple[Workload, ...]:
     """The pods that a drain evicts or waits for, and those outside of it that would be evicted anyway.
 
     Raises PodsRemain for pods of both kinds that may not be evicted.
     """
-    found = _in_time(drained(scene, profile, policy.eviction), policy)
+    found = _in_time(drained(scene, now.profile, now.policy.eviction), now.policy)
     inside = {one.pod.uid for one in found}
-    outside = [one for one in workloads(scene, profile, policy.eviction) if one.pod.uid not in inside]
+    outside = [one for one in workloads(scene, now.profile, now.policy.eviction) if one.pod.uid not in inside]
     blocked = (*with_action(found, PodAction.BLOCK), *with_action(outside, PodAction.BLOCK))
     if blocked:
         raise refusal(blocked, f"{len(blocked)} pod(s) keep the node from being drained", by_name((*found, *outside)))
@@ -148,15 +146,16 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
     return one.action is PodAction.BLOCK and not one.has_asked and not with_action(found, PodAction.EVICT)
 
 
-def _by_eviction(scene: NodePods, profile: Profile, policy: Policy) -> tuple[tuple[Step, ...], tuple[Workload, ...]]:
+def _by_eviction(now: Situation, scene: NodePods) -> tuple[tuple[AnyStep, ...], tuple[Workload, ...]]:
     """The step that makes the workloads leave, where there are any, and what becomes of each. Raises PodsRemain."""
-    found, rules = _in_time(workloads(scene, profile, policy.eviction), policy), policy.eviction
+    policy, rules = now.policy, now.policy.eviction
+    found = _in_time(workloads(scene, now.profile, rules), policy)
     try:
         refuse_blocked(found)
     except EvictionRefused:
         if not rules.drains:
             raise
-        going = drain(scene, profile, policy)
+        going = drain(now, scene)
         uids = {one.pod.uid for one in going}
         step = DrainNode(tuple(str(one.pod) for one in going), rules.drain_timeout_s)
         return (step,), by_name((*going, *(one for one in found if one.pod.uid not in uids)))
@@ -183,7 +182,7 @@ def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...
     )
 
 
-def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tuple[Workload, ...]) -> EvictionPlan:
+def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
     """An operator moves the workloads; it is asked once, and waited for."""
     holding = tuple(
         one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked
@@ -192,9 +191,9 @@ def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tupl
     warnings = ("the operator manages upgrades on this node: no cordon and no eviction of ours",)
     if not holding:
         return EvictionPlan(found=found, warnings=warnings)
-    keys, pods = profile.keys, tuple(str(one.pod) for one in holding)
-    state = obs.node.labels.get(keys.upgrade_state, "")
-    if OPERATOR in policy.waited or not keys.upgrade_requested:
+    keys, pods = now.profile.keys, tuple(str(one.pod) for one in holding)
+    state = now.obs.node.labels.get(keys.upgrade_state, "")
+    if OPERATOR in now.policy.waited or not keys.upgrade_requested:
         raise PodsRemain(
             f"the operator manages upgrades on this node (its state: {state or 'none'}) and these pods still use the "
             f"driver: {several(pods)}",
@@ -205,10 +204,10 @@ def _by_operator(obs: Observation, profile: Profile, policy: Policy, found: tupl
         state_key=keys.upgrade_state,
         state=state,
         pods=pods,
-        timeout_s=policy.operator_timeout_s,
-        asks=state in ("", *profile.idle_states)
+        timeout_s=now.policy.operator_timeout_s,
+        asks=state in ("", *now.profile.idle_states)
         and not all(one.action is PodAction.WAIT for one in holding)
-        and obs.node.annotations.get(keys.upgrade_requested) != "true",
+        and now.obs.node.annotations.get(keys.upgrade_requested) != "true",
     )
     return EvictionPlan((ask, PlanAgain(OPERATOR)), (), found, warnings)
 
@@ -225,8 +224,8 @@ def _left_to_operator(one: Workload) -> Workload:
     return replace(one, action=PodAction.BLOCK, why=why, remedy=END_HOLDER)
 
 
-def _completing(obs: Observation, policy: Policy) -> tuple[Pod, ...]:
+def _completing(now: Situation) -> tuple[Pod, ...]:
     """Pods that get time to complete; none once they had it."""
-    if not policy.completion or COMPLETION in policy.waited:
+    if not now.policy.completion or COMPLETION in now.policy.waited:
         return ()
-    return tuple(pod for pod in obs.pods.pods if is_completing(pod, policy.completion, obs.own_pod))
+    return tuple(pod for pod in now.obs.pods.pods if is_completing(pod, now.policy.completion, now.obs.own_pod))

@@ -9,11 +9,12 @@ from collections.abc import Set
 from dataclasses import replace
 
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
+from driver_manager.domain.json_patch import Operation, expect, replaced
 from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation
 from driver_manager.domain.modules import driver_version, has_root, unload_order
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.swap.steps import GiveBack, TakeNode
+from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
 
 CORDON_MARK = "true"
 """Value of the annotation that marks a cordon as a driver manager's; operators look at the key only."""
@@ -126,6 +127,43 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
         annotations[profile.keys.cordon] = None
         unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None
     return NodeChange(labels=dict(restored), annotations=annotations, unschedulable=unschedulable)
+
+
+def tested_release(node: Node, journal: Journal, profile: Profile) -> tuple[Operation, ...]:
+    """`release` as a JSON patch that applies only where all that it touches still is as on `node`, which is ours.
+
+    Of a Node that changed since, nothing is touched: then `release` of the Node as it is now decides. Empty where a
+    test cannot carry that: no journal of ours is on `node`, or a label of the journal is not paused on it, and could be
+    by the time the patch arrives.
+    """
+    labels = label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
+    written = node.annotations.get(profile.keys.journal)
+    if written != encode(journal) or labels.keys() != journal.labels.keys():
+        return ()
+    change = release(node, journal, profile)
+    operations = [expect(node.uid, "metadata", "uid")]
+    for key, value in change.labels.items():
+        operations += replaced(node.labels[key], value, "metadata", "labels", key)
+    for key, value in change.annotations.items():
+        operations += replaced(node.annotations[key], value, "metadata", "annotations", key)
+    if change.unschedulable is False:
+        operations += (*_cordon_is_as_on(node), *replaced(True, None, "spec", "unschedulable"))
+    return tuple(operations)
+
+
+def _cordon_is_as_on(node: Node) -> tuple[Operation, ...]:
+    """Tests that nobody lifted the cordon and set it again: who does is on record for it, and the old record is gone.
+
+    The resourceVersion would tell as well, but changes with every status of the kubelet. A status moves the record at
+    most once, when the kubelet's own comes to stand behind it.
+    """
+    if not node.cordon_manager:
+        return ()
+    record = ("metadata", "managedFields", node.cordon_record)
+    return (
+        expect(node.cordon_manager, *record, "manager"),
+        expect({}, *record, "fieldsV1", "f:spec", "f:unschedulable"),
+    )
 
 
 def _was_set_anew(node: Node, journal: Journal) -> bool:

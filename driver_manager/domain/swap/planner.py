@@ -1,4 +1,4 @@
-"""plan(observation, profile, policy) → Plan: the decision table of reconcile-driver-state.
+"""plan(situation) → Plan: the decision table of reconcile-driver-state.
 
 Pure: no clock, no I/O. Resuming is planning again: a journal from an earlier run is one more fact.
 Raises the errors that stop a run before its first effect.
@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain.errors import (
-    ConfigError,
     OwnedElsewhere,
     PodsRemain,
     PreflightFailed,
     RebootRequired,
     StandingDown,
 )
-from driver_manager.domain.model import Host, Loader, Observation, Policy
+from driver_manager.domain.model import Loader, Observation
 from driver_manager.domain.modules import driver_version, unload_order
 from driver_manager.domain.pods.operands import bound_to_root, placed_by
 from driver_manager.domain.pods.workloads import holds_claim, node_pods, staying, unread_claims
@@ -26,89 +25,79 @@ from driver_manager.domain.swap.driver_state import is_host_driver, is_loaded, w
 from driver_manager.domain.swap.eviction_plan import clearing, is_managed, safe_load, stale_safe_load
 from driver_manager.domain.swap.loading import check, loading
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
+from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.reboot_rows import plan_reboot_driver
-from driver_manager.domain.swap.steps import (
-    Decision,
-    GiveBack,
-    PauseLast,
-    Plan,
-    RemoveArtifacts,
-    StandDown,
-    Step,
-    StopServices,
-    TakeNode,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForDevice,
-    WaitForOperands,
-)
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.modules import StopServices, UnloadModules, WaitForDevice
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
+from driver_manager.domain.swap.steps.pods import WaitForOperands
 
 
-def plan(obs: Observation, profile: Profile, policy: Policy) -> Plan:
+def plan(now: Situation) -> Plan:
     """What a run would do now, and why.
 
-    Raises ConfigError away from the node or without a digest to compare, OwnedElsewhere while another run's owner
-    lives, PreflightFailed when the driver could not be replaced.
+    Raises ConfigError without a digest to compare, OwnedElsewhere while another run's owner lives, PreflightFailed
+    when the driver could not be replaced.
     """
-    host = _host_of(obs)
-    refuse_if_owned(obs, take_over=policy.take_over)
-    skipped = _is_skipped(obs, profile, policy)
+    refuse_if_owned(now.obs, take_over=now.policy.take_over)
+    skipped = _is_skipped(now)
     try:
-        decided = _decided(obs, host, profile, policy)
+        decided = _decided(now)
     except (PodsRemain, PreflightFailed) as error:
         raise skipped or error from None
     if skipped and any(not isinstance(step, GiveBack) for step in decided.steps):
         raise skipped
     loads = decided.decision in (Decision.NOT_LOADED, Decision.REPLACE)
-    first = safe_load(obs, profile, policy) if loads else ()
-    _refuse_before_a_reboot(obs, host, profile, decided)
-    return replace(decided, steps=(*(first or stale_safe_load(obs, profile)), *decided.steps))
+    first = safe_load(now) if loads else ()
+    _refuse_before_a_reboot(now, decided)
+    return replace(decided, steps=(*(first or stale_safe_load(now)), *decided.steps))
 
 
-def _refuse_before_a_reboot(obs: Observation, host: Host, profile: Profile, decided: Plan) -> None:
+def _refuse_before_a_reboot(now: Situation, decided: Plan) -> None:
     """Raise RebootRequired where the node would be taken though its reboot was granted, and may come at any moment."""
-    if is_granted(obs.node, profile.keys, host.boot_id) and any(isinstance(step, TakeNode) for step in decided.steps):
+    takes = any(isinstance(step, TakeNode) for step in decided.steps)
+    if takes and is_granted(now.obs.node, now.profile.keys, now.host.boot_id):
         raise RebootRequired(
-            f"the reboot of node {obs.node.name} was granted, and may come at any moment",
+            f"the reboot of node {now.obs.node.name} was granted, and may come at any moment",
             "Nothing: the run after the reboot goes on. `driver-manager status` says what the reboot waits for. "
-            f"Where no rebooter runs any more, remove the annotation {profile.keys.reboot_in_progress}.",
+            f"Where no rebooter runs any more, remove the annotation {now.profile.keys.reboot_in_progress}.",
         )
 
 
-def wants_users(obs: Observation, profile: Profile, policy: Policy) -> bool:
+def wants_users(now: Situation) -> bool:
     """Whether claims and holders of the device matter to the plan: the loaded driver, or its root, is to go.
 
     Raises as `plan`.
     """
-    host = _host_of(obs)
-    refuse_if_owned(obs, take_over=policy.take_over)
-    if profile.strategy is Strategy.REBOOT or not is_loaded(host, profile):
+    refuse_if_owned(now.obs, take_over=now.policy.take_over)
+    if now.profile.strategy is Strategy.REBOOT or not is_loaded(now.host, now.profile):
         return False
-    if policy.loader is Loader.CONTAINER and is_host_driver(obs, host):
+    if now.policy.loader is Loader.CONTAINER and is_host_driver(now):
         return False
-    return bool(why_replace(obs, host, policy)) or (bool(host.root_mounts) and _container_starts_anew(obs, policy))
+    return bool(why_replace(now)) or (bool(now.host.root_mounts) and _container_starts_anew(now))
 
 
-def _decided(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
-    if profile.strategy is Strategy.REBOOT:
-        return plan_reboot_driver(obs, host, profile, policy)
-    if policy.loader is Loader.CONTAINER and is_host_driver(obs, host):
-        return _stand_down(obs, host, profile, policy)
-    if not is_loaded(host, profile):
-        return _first_install(obs, host, profile, policy)
-    why = why_replace(obs, host, policy)
+def _decided(now: Situation) -> Plan:
+    if now.profile.strategy is Strategy.REBOOT:
+        return plan_reboot_driver(now)
+    if now.policy.loader is Loader.CONTAINER and is_host_driver(now):
+        return _stand_down(now)
+    if not is_loaded(now.host, now.profile):
+        return _first_install(now)
+    why = why_replace(now)
     if why:
-        return _replace(obs, host, profile, policy, why)
-    return _keep(obs, host, profile, policy)
+        return _replace(now, why)
+    return _keep(now)
 
 
-def _is_skipped(obs: Observation, profile: Profile, policy: Policy) -> StandingDown | None:
+def _is_skipped(now: Situation) -> StandingDown | None:
     """By hand, the error for a node that is labelled to be left out; a pod's run is the operator's."""
-    key = profile.keys.skip
-    if not key or obs.node.labels.get(key) != "true" or obs.own_pod is not None or policy.ignore_skip:
+    key = now.profile.keys.skip
+    if not key or now.obs.node.labels.get(key) != "true" or now.obs.own_pod is not None or now.policy.ignore_skip:
         return None
     return StandingDown(
-        f"node {obs.node.name} is labelled {key}=true: it is left out of upgrades",
+        f"node {now.obs.node.name} is labelled {key}=true: it is left out of upgrades",
         "Remove the label, or use --ignore-skip.",
     )
 
@@ -126,172 +115,160 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
     )
 
 
-def _host_of(obs: Observation) -> Host:
-    if obs.host is None:
-        raise ConfigError(
-            f"this is not node {obs.node.name}: its machine id and boot id differ from this host's",
-            "Run it on the node (init container, or `kubectl debug node/NAME` with the host at /host), "
-            "or set --node-name to the node this is.",
-        )
-    return obs.host
-
-
-def _stand_down(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
-    deploy = profile.deploy
+def _stand_down(now: Situation) -> Plan:
+    deploy = now.profile.deploy
     step = StandDown(
         key=deploy.driver_key,
         value=deploy.preinstalled_value,
-        timeout_s=policy.pod_termination_timeout_s if obs.own_pod else 0.0,
-        why=f"the host has its own driver ({host.host_driver})",
-        already_labelled=obs.node.labels.get(deploy.driver_key) == deploy.preinstalled_value,
+        timeout_s=now.policy.pod_termination_timeout_s if now.obs.own_pod else 0.0,
+        why=f"the host has its own driver ({now.host.host_driver})",
+        already_labelled=now.obs.node.labels.get(deploy.driver_key) == deploy.preinstalled_value,
     )
     return Plan(
         Decision.HOST_DRIVER,
-        f"the host has its own driver, {host.host_driver}; a container must not install another",
-        (*give_back(found_journal(obs, profile)), step),
+        f"the host has its own driver, {now.host.host_driver}; a container must not install another",
+        (*give_back(found_journal(now.obs, now.profile)), step),
     )
 
 
-def _first_install(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
+def _first_install(now: Situation) -> Plan:
     """No module loaded: nothing can hold the device, so nobody is evicted or waited for but pods of a stale root."""
-    check(host, profile, policy)
-    work: list[Step] = []
-    if not _is_installing(obs, profile, policy):
-        if host.modules:  # left behind by a load that failed or was killed
-            work.append(UnloadModules(unload_order(host.modules)))
-        paths = (*profile.paths.artifacts, *_ready(profile), profile.paths.state_file)
-        work += _clean(obs, host, profile, policy, paths)
-    work += loading(obs, host, profile, policy)
-    stale = bound_to_root(obs, profile) if any(isinstance(step, UnmountDriverRoot) for step in work) else frozenset()
+    check(now)
+    work: list[AnyStep] = []
+    if not _is_installing(now):
+        if now.host.modules:  # left behind by a load that failed or was killed
+            work.append(UnloadModules(unload_order(now.host.modules)))
+        paths = (*now.profile.paths.artifacts, *_ready(now.profile), now.profile.paths.state_file)
+        work += _clean(now, paths)
+    work += loading(now)
+    stale = (
+        bound_to_root(now.obs, now.profile)
+        if any(isinstance(step, UnmountDriverRoot) for step in work)
+        else frozenset()
+    )
     # Whoever loads, unloads or unmounts takes the node, so that two runs never do so at once.
-    owns = obs.journal is not None or any(not isinstance(step, RemoveArtifacts) for step in work)
-    taken = _taken(obs, profile, policy, stale, cordon=False) if owns else ()
-    steps = [*taken, *work, *_release(obs, profile, taken)]
-    loads = policy.loader is Loader.MANAGER
+    owns = now.obs.journal is not None or any(not isinstance(step, RemoveArtifacts) for step in work)
+    taken = _taken(now, stale, cordon=False) if owns else ()
+    steps = [*taken, *work, *_release(now, taken)]
+    loads = now.policy.loader is Loader.MANAGER
     reason = "the driver is not loaded: " + ("load it" if loads else "its container loads it, the way is made clear")
-    users = staying(node_pods(obs), profile, policy.eviction, "no driver is loaded, so nothing is unloaded")
+    users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "no driver is loaded, so nothing is unloaded")
     return Plan(Decision.NOT_LOADED, reason, tuple(steps), workloads=users)
 
 
-def _keep(obs: Observation, host: Host, profile: Profile, policy: Policy) -> Plan:
+def _keep(now: Situation) -> Plan:
     """Loaded and current. A driver container about to start anew replaces its root: operands must let go of it."""
-    version = driver_version(host.modules)
-    reason = f"driver is current: digest {obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
-    users = staying(node_pods(obs), profile, policy.eviction, "the driver stays loaded")
-    if not _container_starts_anew(obs, policy):
-        return Plan(Decision.CURRENT, reason, give_back(found_journal(obs, profile)), workloads=users)
-    work = _clean(obs, host, profile, policy, _ready(profile))
-    if not host.root_mounts:
-        return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(obs, profile))), workloads=users)
-    check(host, profile, policy)
-    first, last = _pause_in_two(obs, profile, policy)
-    taken = _taken(obs, profile, policy, first, cordon=False)
-    steps = (*taken, *work, *_release(obs, profile, taken))
+    version = driver_version(now.host.modules)
+    reason = f"driver is current: digest {now.obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
+    users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "the driver stays loaded")
+    if not _container_starts_anew(now):
+        return Plan(Decision.CURRENT, reason, give_back(found_journal(now.obs, now.profile)), workloads=users)
+    work = _clean(now, _ready(now.profile))
+    if not now.host.root_mounts:
+        return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(now.obs, now.profile))), workloads=users)
+    check(now)
+    first, last = _pause_in_two(now)
+    taken = _taken(now, first, cordon=False)
+    steps = (*taken, *work, *_release(now, taken))
     reason += "; its container starts anew, so pods must let go of the old root"
     held = tuple(f"{key} is not paused: pods may hold claims, and could not end without it" for key in sorted(last))
     return Plan(Decision.REBIND, reason, steps, held, users)
 
 
-def _container_starts_anew(obs: Observation, policy: Policy) -> bool:
+def _container_starts_anew(now: Situation) -> bool:
     """Whether we are the init container of a driver container: what an earlier one left on the host is stale."""
-    return policy.loader is Loader.CONTAINER and obs.own_pod is not None and not obs.own_pod.main_started
+    return now.policy.loader is Loader.CONTAINER and now.obs.own_pod is not None and not now.obs.own_pod.main_started
 
 
-def _replace(obs: Observation, host: Host, profile: Profile, policy: Policy, why: str) -> Plan:
-    check(host, profile, policy)
-    cleared, cordon = clearing(obs, profile, policy), not is_managed(obs, profile)
-    services = host.active_services if policy.stop_host_services else ()
-    first, last = _pause_in_two(obs, profile, policy)
-    taken = _taken(obs, profile, policy, first, cordon=cordon, services=services)
+def _replace(now: Situation, why: str) -> Plan:
+    check(now)
+    cleared, cordon = clearing(now), not is_managed(now)
+    services = now.host.active_services if now.policy.stop_host_services else ()
+    first, last = _pause_in_two(now)
+    taken = _taken(now, first, cordon=cordon, services=services)
     # Nothing new shall come while others are waited for, so the cordon is set before that.
-    early = _taken(obs, profile, policy, frozenset(), cordon=True) if cordon and cleared.first else ()
+    early = _taken(now, frozenset(), cordon=True) if cordon and cleared.first else ()
     if not first:  # nobody to wait for, but somebody may have come before the cordon
-        taken = (*taken, WaitForOperands((), (), policy.pod_termination_timeout_s))
-    steps: list[Step] = [
+        taken = (*taken, WaitForOperands((), (), now.policy.pod_termination_timeout_s))
+    steps: list[AnyStep] = [
         *early,
         *cleared.first,
         *taken,
         *cleared.steps,
-        *_pause_last(obs, policy, last),
+        *_pause_last(now, last),
         *((StopServices(services),) if services else ()),
-        WaitForDevice(policy.device_free_timeout_s),
-        UnloadModules(unload_order(host.modules)),
-        *_clean(
-            obs,
-            host,
-            profile,
-            policy,
-            (*profile.paths.artifacts, *_ready(profile), profile.paths.state_file),
-        ),
-        *loading(obs, host, profile, policy),
-        *_release(obs, profile, taken),
+        WaitForDevice(now.policy.device_free_timeout_s),
+        UnloadModules(unload_order(now.host.modules)),
+        *_clean(now, (*now.profile.paths.artifacts, *_ready(now.profile), now.profile.paths.state_file)),
+        *loading(now),
+        *_release(now, taken),
     ]
-    warnings = [*cleared.warnings, *unread_claims(node_pods(obs))]
-    if policy.loader is Loader.CONTAINER and obs.own_pod is None:
+    warnings = [*cleared.warnings, *unread_claims(node_pods(now.obs))]
+    if now.policy.loader is Loader.CONTAINER and now.obs.own_pod is None:
         warnings.append(
             "run by hand with DRIVER_LOAD=container: nothing loads the driver until the driver pod is restarted"
         )
     return Plan(Decision.REPLACE, why, tuple(steps), tuple(warnings), cleared.found)
 
 
-def _pause_in_two(obs: Observation, profile: Profile, policy: Policy) -> tuple[frozenset[str], frozenset[str]]:
+def _pause_in_two(now: Situation) -> tuple[frozenset[str], frozenset[str]]:
     """Keys to pause at once, and those that have to wait until no claim is held any more."""
-    keys = pausable_keys(obs.node, profile)
-    last = profile.deploy.last_keys if holds_claim(node_pods(obs), profile, policy.eviction) else frozenset()
-    return keys - last, (keys & last) - paused_keys(obs.node, profile)
+    keys = pausable_keys(now.obs.node, now.profile)
+    last = (
+        now.profile.deploy.last_keys
+        if holds_claim(node_pods(now.obs), now.profile, now.policy.eviction)
+        else frozenset()
+    )
+    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)
 
 
-def _pause_last(obs: Observation, policy: Policy, keys: frozenset[str]) -> tuple[Step, ...]:
+def _pause_last(now: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
     if not keys:
         return ()
     names = tuple(sorted(keys))
-    pods = tuple(sorted(str(pod) for pod in placed_by(obs.pods.pods, keys, obs.own_pod)))
-    return (PauseLast(names), WaitForOperands(names, pods, policy.pod_termination_timeout_s))
+    pods = tuple(sorted(str(pod) for pod in placed_by(now.obs.pods.pods, keys, now.obs.own_pod)))
+    return (PauseLast(names), WaitForOperands(names, pods, now.policy.pod_termination_timeout_s))
 
 
 def _taken(
-    obs: Observation,
-    profile: Profile,
-    policy: Policy,
-    pause: frozenset[str],
-    *,
-    cordon: bool,
-    services: tuple[str, ...] = (),
-) -> tuple[Step, ...]:
-    step = take(obs, profile, pause, cordon=cordon, services=services)
-    pods = tuple(sorted(str(pod) for pod in placed_by(obs.pods.pods, pause, obs.own_pod)))
-    wait = WaitForOperands(tuple(sorted(pause)), pods, policy.pod_termination_timeout_s) if pause else None
+    now: Situation, pause: frozenset[str], *, cordon: bool, services: tuple[str, ...] = ()
+) -> tuple[AnyStep, ...]:
+    step = take(now.obs, now.profile, pause, cordon=cordon, services=services)
+    pods = tuple(sorted(str(pod) for pod in placed_by(now.obs.pods.pods, pause, now.obs.own_pod)))
+    wait = WaitForOperands(tuple(sorted(pause)), pods, now.policy.pod_termination_timeout_s) if pause else None
     return tuple(found for found in (step, wait) if found is not None)
 
 
-def _release(obs: Observation, profile: Profile, taken: tuple[Step, ...]) -> tuple[GiveBack, ...]:
+def _release(now: Situation, taken: tuple[AnyStep, ...]) -> tuple[GiveBack, ...]:
     for step in taken:
         if isinstance(step, TakeNode):
             return (GiveBack(step.journal),)
-    return give_back(found_journal(obs, profile))
+    return give_back(found_journal(now.obs, now.profile))
 
 
-def _is_installing(obs: Observation, profile: Profile, policy: Policy) -> bool:
+def _is_installing(now: Situation) -> bool:
     """Whether a driver container is at work, whose modules and root are not stale; never in its own init container."""
-    if policy.loader is Loader.MANAGER:
+    if now.policy.loader is Loader.MANAGER:
         return False
-    pods = (pod for pod in obs.pods.pods if profile.deploy.driver_key in pod.selector_keys and not pod.is_over)
+    pods = (pod for pod in now.obs.pods.pods if now.profile.deploy.driver_key in pod.selector_keys and not pod.is_over)
     return any(pod.main_started for pod in pods)
 
 
-def _clean(obs: Observation, host: Host, profile: Profile, policy: Policy, paths: tuple[str, ...]) -> list[Step]:
+def _clean(now: Situation, paths: tuple[str, ...]) -> list[AnyStep]:
     """Unmount what is mounted at the driver root, unless it is in use; remove those of `paths` that are there."""
-    steps: list[Step] = []
-    wanted = [source.real_root or source.root for source in (host.source, host.previous_source) if source is not None]
-    is_source = policy.loader is Loader.MANAGER and any(
-        _overlap(root, mount) for root in wanted for mount in host.root_mounts
+    steps: list[AnyStep] = []
+    wanted = [
+        source.real_root or source.root for source in (now.host.source, now.host.previous_source) if source is not None
+    ]
+    is_source = now.policy.loader is Loader.MANAGER and any(
+        _overlap(root, mount) for root in wanted for mount in now.host.root_mounts
     )
-    if host.root_mounts and not is_source and not _is_installing(obs, profile, policy):
-        steps.append(UnmountDriverRoot(host.root_mounts))
-    ready = _ready(profile)
+    if now.host.root_mounts and not is_source and not _is_installing(now):
+        steps.append(UnmountDriverRoot(now.host.root_mounts))
+    ready = _ready(now.profile)
     # Health-watch may put the ready marker aside, or back, between our look and our lock: both names go then.
-    either = ready if any(path in host.artifacts for path in ready) else ()
-    present = tuple(path for path in paths if path and (path in host.artifacts or path in either))
+    either = ready if any(path in now.host.artifacts for path in ready) else ()
+    present = tuple(path for path in paths if path and (path in now.host.artifacts or path in either))
     if present:
         steps.append(RemoveArtifacts(present))
     return steps

@@ -8,24 +8,11 @@ from dataclasses import dataclass
 from driver_manager.domain.model import DriverSource, Host, Loader, ModuleFile, Policy
 from driver_manager.domain.modules import is_own
 from driver_manager.domain.profile import Profile, Strategy
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    ClearRebootRequest,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    PauseLast,
-    RequestReboot,
-    StandDown,
-    Step,
-    TakeNode,
-    WaitForCompletion,
-    WaitForOperands,
-    WaitForSafeLoad,
-    WithdrawSafeLoad,
-)
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.base import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
 
 _BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
+_LOOK_AT_IT = "Run again. If it stays so, run modinfo on that file by hand: the file may be broken or cut short."
 
 
 @dataclass(frozen=True)
@@ -43,60 +30,41 @@ def remedies(found: Iterable[Check]) -> str:
     return " ".join(dict.fromkeys(check.remedy for check in found))
 
 
-def checks(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
+def checks(now: Situation) -> tuple[Check, ...]:
     """Everything that decides whether the driver can be loaded or replaced, apart from access rights."""
     return (
-        _deadline(policy),
-        *_driver(host, policy),
-        *_conflicts(host, profile),
-        _users(host, profile),
+        _deadline(now.policy),
+        *_driver(now),
+        *_conflicts(now),
+        _users(now),
         # Where the container loads, we write no file, but what an earlier one left has to go.
-        *((_state(host),) if policy.loader is Loader.MANAGER or host.artifacts else ()),
+        *((_state(now.host),) if now.policy.loader is Loader.MANAGER or now.host.artifacts else ()),
     )
 
 
-def problems(host: Host, profile: Profile, policy: Policy) -> tuple[Check, ...]:
+def problems(now: Situation) -> tuple[Check, ...]:
     """Those of `checks` that would stop the run."""
-    return tuple(check for check in checks(host, profile, policy) if check.ok is False)
+    return tuple(check for check in checks(now) if check.ok is False)
 
 
-def rights(steps: Iterable[Step]) -> tuple[tuple[str, str], ...]:
-    """(verb, resource) of what `steps` need beyond the reads that made the plan."""
-    needed: dict[tuple[str, str], None] = {}
-    for step in steps:
-        match step:
-            case TakeNode() | PauseLast() | GiveBack() | StandDown() | RequestReboot() | ClearRebootRequest():
-                needed["patch", "nodes"] = None
-            case WithdrawSafeLoad():
-                needed["patch", "nodes"] = None
-            case WaitForSafeLoad():
-                needed |= {("patch", "nodes"): None, ("watch", "nodes"): None}
-            case AskOperator():
-                needed |= ({("patch", "nodes"): None} if step.asks else {}) | {("watch", "pods"): None}
-            case EvictWorkloads() if not step.pods and not step.drains:
-                needed["watch", "pods"] = None
-            case EvictWorkloads() | DrainNode():
-                needed |= {("create", "pods/eviction"): None, ("watch", "pods"): None}
-            case WaitForOperands() if step.pods:
-                needed["watch", "pods"] = None
-            case WaitForCompletion():
-                needed["watch", "pods"] = None
-    return tuple(needed)
+def rights(steps: Iterable[Step]) -> tuple[Right, ...]:
+    """What `steps` need beyond the reads that made the plan, each right once."""
+    return tuple(dict.fromkeys(right for step in steps for right in step.rights()))
 
 
-def rights_to_replace(profile: Profile, policy: Policy) -> tuple[tuple[str, str], ...]:
-    """(verb, resource) of a run that replaces the driver, whatever is on the node now."""
-    needed = [("patch", "nodes")]
+def rights_to_replace(profile: Profile, policy: Policy) -> tuple[Right, ...]:
+    """The rights of a run that replaces the driver, whatever is on the node now."""
+    needed = [PATCH_NODES]
     if profile.strategy is Strategy.IN_PLACE:
-        needed.append(("watch", "pods"))
+        needed.append(WATCH_PODS)
         if policy.eviction.is_enabled or policy.eviction.drains:
-            needed.append(("create", "pods/eviction"))
+            needed.append(EVICT_PODS)
     if policy.safe_load:
-        needed.append(("watch", "nodes"))
+        needed.append(WATCH_NODES)
     return tuple(needed)
 
 
-def access(refused: Iterable[tuple[str, str]], needed: Iterable[tuple[str, str]]) -> tuple[Check, ...]:
+def access(refused: Iterable[Right], needed: Iterable[Right]) -> tuple[Check, ...]:
     """One check per needed right. One to watch stops nothing: what may be read can be looked at again and again."""
     gone = set(refused)
     return tuple(_right(verb, resource, has=(verb, resource) not in gone) for verb, resource in needed)
@@ -128,15 +96,15 @@ def _deadline(policy: Policy) -> Check:
     )
 
 
-def _driver(host: Host, policy: Policy) -> tuple[Check, ...]:
-    if policy.loader is Loader.CONTAINER:
+def _driver(now: Situation) -> tuple[Check, ...]:
+    if now.policy.loader is Loader.CONTAINER:
         return (Check("driver", None, "the driver's container brings the driver: it checks its own modules"),)
-    source = host.source
+    source = now.host.source
     if source is None:
         return (Check("driver", False, "there is no driver root to load from", "Set DRIVER_ROOT to a driver tree."),)
     if source.problem:
         return (Check("driver", False, source.problem, source.remedy),)
-    return tuple(check for file in (*source.modules, *source.dependencies) for check in _file(file, host, source))
+    return tuple(check for file in (*source.modules, *source.dependencies) for check in _file(file, now.host, source))
 
 
 def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ...]:
@@ -158,6 +126,8 @@ def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ..
 def _kernel(file: ModuleFile, kernel: str) -> Check:
     """The kernel compares vermagic, but leaves the release out where both sides have symbol checksums."""
     name, release = f"{file.name} for this kernel", file.vermagic.split(" ")[0]
+    if file.unread:
+        return Check(name, False, f"whether {file.path} is built for {kernel} is not known: {file.unread}", _LOOK_AT_IT)
     if file.layout_matches is False:
         what = f"{file.path} was built for kernel {release or 'unknown'} and its checksums are not those of {kernel}"
         return Check(name, False, what, _BUILD_IT)
@@ -196,23 +166,23 @@ def _signature(file: ModuleFile, *, enforced: bool) -> Check:
     )
 
 
-def _conflicts(host: Host, profile: Profile) -> tuple[Check, ...]:
-    if not host.conflicting:
-        return (Check("conflicts", True, "no conflicting module is loaded"),) if profile.modules.conflicting else ()
+def _conflicts(now: Situation) -> tuple[Check, ...]:
+    if not now.host.conflicting:
+        return (Check("conflicts", True, "no conflicting module is loaded"),) if now.profile.modules.conflicting else ()
     return tuple(
         Check(
             "conflicts",
             False,
-            f"module {name} is loaded and conflicts with the {profile.name} driver",
+            f"module {name} is loaded and conflicts with the {now.profile.name} driver",
             f"Blacklist {name} on the host and reboot, or unload it by hand.",
         )
-        for name in host.conflicting
+        for name in now.host.conflicting
     )
 
 
-def _users(host: Host, profile: Profile) -> Check:
+def _users(now: Situation) -> Check:
     """Modules above the driver that are not part of it: nobody would load them again."""
-    foreign = [name for name in host.modules if not is_own(name, profile.modules)]
+    foreign = [name for name in now.host.modules if not is_own(name, now.profile.modules)]
     if not foreign:
         return Check("modules above", True, "no foreign module uses the driver")
     return Check(

@@ -16,7 +16,7 @@ from typing import Self
 
 from tests.control_plane.sweep.launch import Order
 
-RUN_TIMEOUT_S = 60.0
+RUN_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Owns the start of the command line in a process that notes its own effects on the host, and dies where it is told.
 
 The process is a fork of one that has imported the program and done nothing else. It runs the program's own entry point
-and dies by a real SIGKILL, in the audit hook: nothing of it runs any more, no `finally` and no `atexit`. Must import
+and dies by a real SIGKILL, in the audit hook: nothing of it runs any more, no `finally`. Must import
 nothing of the product but its entry point and, where one is asked for, a mutant.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import signal
@@ -102,6 +101,9 @@ def run(order: Order) -> None:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(order.env)
+    from tests.control_plane.pod_transport import enter_pod  # noqa: PLC0415  # the parent imported it
+
+    enter_pod(order.env)
     sys.argv = ["driver-manager", *order.words]
     if order.mutant:
         from tests.control_plane.sweep import mutants  # noqa: PLC0415  # it imports what it changes
@@ -109,16 +111,8 @@ def run(order: Order) -> None:
         mutants.apply(order.mutant)
     recorder = Recorder(order)
     sys.addaudithook(recorder)
-    from driver_manager.cli.main import entry  # noqa: PLC0415  # imported by the parent already
+    from driver_manager.cli import main  # noqa: PLC0415  # imported by the parent already
 
-    code: object = None
-    try:
-        entry()
-    except SystemExit as error:
-        code = error.code
+    code = main.run(sys.argv[1:])
     recorder.end()
-    # All that the interpreter would do at its end, but for taking half a second to free its modules one by one.
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    main.leave(code)

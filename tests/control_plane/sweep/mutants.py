@@ -10,21 +10,21 @@ from dataclasses import replace
 from typing import Any
 
 from driver_manager.adapters.host.system import LinuxHost
-from driver_manager.core.swap import executor, settling
+from driver_manager.core.swap import node_steps, settling
 from driver_manager.domain import markers
 from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.pods import labels
 from driver_manager.domain.swap import node_patches
-from driver_manager.domain.swap.steps import TakeNode
+from driver_manager.domain.swap.steps.node import TakeNode
 
 _RELEASE, _REMOVE = node_patches.release, LinuxHost.remove
 
 
-def two_patch_pause(self: executor.Executor, step: TakeNode) -> None:
+def two_patch_pause(self: node_steps.NodeSteps, step: TakeNode) -> None:
     """The labels in one patch, the journal in a second."""
-    self._settler.took(step.journal)
-    first = self._ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
-    self._ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
+    self._context.settler.took(step.journal)
+    first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
+    self._context.ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
 
 
 def restore_whatever_is_there(now: dict[str, str], saved: dict[str, str], _: str) -> dict[str, str]:
@@ -44,9 +44,9 @@ def remove_and_note(self: LinuxHost, path: str) -> None:
 
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "two-patch-pause": (executor.Executor, "_take_node", two_patch_pause),
+    "two-patch-pause": (node_steps.NodeSteps, "_take", two_patch_pause),
     "unconditional-restore": (labels, "restored", restore_whatever_is_there),
-    "always-uncordon": (settling, "release", always_uncordon),
+    "always-uncordon": (node_patches, "release", always_uncordon),
     "no-boot-id-check": (markers.Marker, "is_stale", lambda *_: False),
     "never-hold": (settling.Settler, "_must_hold", lambda *_: False),
     "an-effect-that-is-not-listed": (LinuxHost, "remove", remove_and_note),

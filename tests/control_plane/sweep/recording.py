@@ -52,7 +52,8 @@ def changes(exchange: Exchange) -> bool:
     target, body = exchange.request.target, exchange.request.body
     if target.verb in _READING or target.resource in _ASKING:
         return False
-    return not ((body or {}).get("deleteOptions") or {}).get("dryRun")
+    options = body.get("deleteOptions") if isinstance(body, dict) else None  # a JSON patch is a list
+    return not (options or {}).get("dryRun")
 
 
 def uncovered(reference: tuple[Effect, ...], seen: tuple[Effect, ...]) -> str:

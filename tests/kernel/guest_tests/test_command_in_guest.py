@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("guest_kernel")
 
 
 def _wait_until(check: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 280
     while not check():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.05)
@@ -49,7 +49,7 @@ def test_an_upgrade_swaps_the_real_modules_and_gives_every_label_back(command: C
             env=command.environment(DRIVER_ROOT=str(roots["v2"])),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=280,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -80,7 +80,7 @@ def test_a_held_device_is_reported_with_its_holder_and_waited_for(command: Comma
         assert f"sleep (pid {pid}) has /dev/rbln0 open" in busy.err
         assert module_fact("rebellions", "version") == "1.2.92"
         assert_given_back(command)
-        waiting = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="50s")
+        waiting = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="4m")
         _wait_until(lambda: JOURNAL in command.node.annotations(), "the node is taken")
     assert waiting.end().code == 0
     assert module_fact("rebellions", "version") == "2.0.1"
@@ -206,7 +206,7 @@ def test_stale_mounts_at_the_driver_root_are_all_unmounted(command: Command, roo
     inner = DRIVER_ROOT / "with space"
     for point in (DRIVER_ROOT, inner, DRIVER_ROOT):
         point.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "none", str(point)], check=True, timeout=30)
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(point)], check=True, timeout=150)
     done = command.run("reconcile-driver-state", DRIVER_LOAD="container")
     assert done.code == 0
     assert str(DRIVER_ROOT) not in Path("/proc/self/mountinfo").read_text()

@@ -15,12 +15,13 @@ from driver_manager.adapters.process.supervisor import StillStuckError, Supervis
 from driver_manager.domain.health.machine import recorded
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
+from tests.fakes.pace import patient
 from tests.kernel.forked_command import Forked
 from tests.kernel.guest_fixtures import DEVICE, DriverRoots, modprobe
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
 
-BOUND_S = 45.0
+BOUND_S = 225.0
 PROFILE: Profile = builtin()["rebellions"]
 READY = Path(PROFILE.paths.ready_marker)
 HANGING = 'echo $$ >> "{folder}/starts"; exec cat {device}'
@@ -104,7 +105,7 @@ def test_a_probe_that_kill_does_not_reach_is_left_alone_counted_and_never_double
     begun = time.monotonic()
     os.kill(watch.pid, signal.SIGTERM)
     assert watch.end().code == 0
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < patient(1.0)
     assert (state_of(pid), READY.exists()) == ("D", False)
 
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

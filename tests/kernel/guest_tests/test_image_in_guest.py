@@ -57,7 +57,7 @@ def test_the_sample_driver_container_follows_an_upgrade(command: Command, roots:
     with subprocess.Popen([SAMPLE_DRIVER], env=env, start_new_session=True) as container:
         try:
             wait_until(
-                lambda: subprocess.run([SAMPLE_DRIVER, "ready"], env=env, timeout=30, check=False).returncode == 0,
+                lambda: subprocess.run([SAMPLE_DRIVER, "ready"], env=env, timeout=150, check=False).returncode == 0,
                 "the sample driver is ready",
                 every_s=0.5,
             )
@@ -68,6 +68,6 @@ def test_the_sample_driver_container_follows_an_upgrade(command: Command, roots:
     assert READY.exists()
     again = command.run("reconcile-driver-state", DRIVER_LOAD="container")
     assert (again.code, "nothing to do" in again.err) == (0, True), again.err
-    subprocess.run([SAMPLE_DRIVER, "stop"], env=env, timeout=30, check=True)
+    subprocess.run([SAMPLE_DRIVER, "stop"], env=env, timeout=150, check=True)
     assert not READY.exists()
     shutil.rmtree(DRIVER_ROOT)

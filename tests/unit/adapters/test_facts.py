@@ -20,7 +20,8 @@ from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import UnmountDriverRoot
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
 from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
 
@@ -218,11 +219,12 @@ def test_devices_are_listed_in_order_and_a_missing_bus_is_empty(tree: Tree) -> N
     [
         ("rebellions", False, True),
         ("rebellions", True, True),
-        ("", False, True),
+        ("", False, False),
         ("", True, False),
         ("vfio-pci", False, False),
         ("vfio-pci", True, False),
         ("pci-stub", False, False),
+        ("nouveau", False, False),
     ],
 )
 def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(
@@ -234,8 +236,21 @@ def test_a_function_that_is_given_away_is_not_the_drivers_to_serve(
         (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
     if is_virtual:
         (device / "physfn").symlink_to("../0000:00:00.0")
-    assert served_devices(tree.roots, PROFILE) == (("0000:01:00.0",) if is_served else ())
+    profile = replace(PROFILE, modules=replace(PROFILE.modules, conflicting=("nouveau",)))
+    assert served_devices(tree.roots, profile) == (("0000:01:00.0",) if is_served else ())
     assert pci_devices(tree.roots, PROFILE) == ("0000:01:00.0",)
+
+
+def test_virtual_functions_of_nvidia_are_no_missing_devices(tree: Tree) -> None:
+    nvidia = PROFILES["nvidia"]
+    for address, is_virtual in (("0000:01:00.0", False), ("0000:01:00.4", True)):
+        tree.pci(address, "0x10de", kind="0x030200")
+        device = tree.root / "sys/bus/pci/devices" / address
+        (device / "driver").symlink_to("../../../../bus/pci/drivers/nvidia")
+        if is_virtual:
+            (device / "physfn").symlink_to("../0000:01:00.0")
+    assert served_devices(tree.roots, nvidia) == ("0000:01:00.0",)
+    assert pci_devices(tree.roots, nvidia) == ("0000:01:00.0", "0000:01:00.4")
 
 
 # markers
@@ -333,7 +348,7 @@ def test_a_source_behind_a_link_is_known_to_be_what_is_mounted(tree: Tree, monke
     tree.put("/proc/1/mountinfo", mountinfo("/", PATHS.driver_root))
     load(tree.root / "sys", "rebellions", version="0.9\n")
     facts = replace(tree.read(driver_root=f"/var{PATHS.driver_root}", loads=True), digest=OLD_DIGEST)
-    found = plan(observation(host=facts), PROFILE, Policy(loader=Loader.MANAGER))
+    found = plan(Situation.of(observation(host=facts), PROFILE, Policy(loader=Loader.MANAGER)))
     assert (facts.root_mounts, facts.previous_source) == ((PATHS.driver_root,), None)
     assert UnmountDriverRoot not in [type(step) for step in found.steps]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.adapters.process.forked import ANSWER_BYTES, lines_within
+from driver_manager.adapters.process.forked import ANSWER_BYTES, each_within, lines_within
+from tests.fakes.pace import patient
 
 
 @pytest.fixture
@@ -30,10 +31,10 @@ def test_no_answer_in_time_is_none_and_leaves_no_child(others: set[str]) -> None
 
     def never() -> Iterator[str]:
         yield "begun"
-        time.sleep(60)
+        time.sleep(3_600)
 
     assert lines_within(0.2, never) is None
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < patient(2.0)
     assert children() == others
 
 
@@ -55,7 +56,7 @@ def test_a_child_that_stays_behind_holds_no_lock(
 
     def never() -> list[str]:
         began.touch()
-        time.sleep(60)
+        time.sleep(3_600)
         return []
 
     monkeypatch.setattr(os, "kill", lambda *_: None)  # as for a process that no signal reaches
@@ -75,6 +76,42 @@ def test_an_endless_answer_is_cut() -> None:
     found = lines_within(10.0, lambda: ["x" * 1000] * 10_000)
     assert found is not None
     assert sum(len(line) + 1 for line in found) <= ANSWER_BYTES + 1
+
+
+def answered(item: int) -> Iterator[str]:
+    """Of item 3, nothing more after the first line; item 5 fails, and 6 ends its process."""
+    yield f"{item}a"
+    if item == 3:
+        time.sleep(60)
+    if item == 5:
+        raise ValueError("in the child")
+    if item == 6:
+        os._exit(3)
+    yield f"{item}b\nno more"
+
+
+def test_an_item_that_gives_no_answer_is_left_out_and_hides_no_other(others: set[str]) -> None:
+    asked = each_within(60.0, 1.0, [1, 3, 4, 5, 6, 7], answered)
+    whole = {item: [f"{item}a", f"{item}b"] for item in (1, 4, 7)}
+    assert asked.lines == {**whole, 3: ["3a"], 5: ["5a"], 6: ["6a"]}
+    assert (asked.stuck, asked.left) == ([3], [])
+    assert children() == others
+
+
+def test_items_there_is_no_time_for_are_named(others: set[str]) -> None:
+    began_s = time.monotonic()
+    asked = each_within(0.5, 30.0, [3, 4], answered)
+    assert (asked.lines, asked.stuck, asked.left) == ({3: ["3a"]}, [], [3, 4])
+    assert time.monotonic() - began_s < 30.0
+    assert children() == others
+
+
+def test_told_to_end_a_question_ends_within_a_moment(others: set[str]) -> None:
+    began_s = time.monotonic()
+    asked = each_within(600.0, 600.0, [1, 3, 4], answered, is_ending=lambda: True)
+    assert (asked.lines[1], asked.left) == (["1a", "1b"], [3, 4])
+    assert time.monotonic() - began_s < 60.0
+    assert children() == others
 
 
 def children() -> set[str]:

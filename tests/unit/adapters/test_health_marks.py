@@ -15,7 +15,7 @@ import pytest
 from driver_manager.adapters.host.health_marks import HostMarks
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.core.health.loop import HealthWatch, WatchPolicy
+from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.machine import WRITER, Surroundings
@@ -196,7 +196,8 @@ def turn(tree: Tree, *, healthy: bool) -> None:
     prober = HealthWorld()
     prober.chip = GOOD if healthy else BAD
     policy = WatchPolicy(failures=1)
-    HealthWatch(prober, tree.marks, FakeClock(), RecordingReporter(), policy, lambda _: None).turn()
+    ports = WatchPorts(prober, tree.marks, FakeClock(), RecordingReporter())
+    HealthWatch(ports, policy, lambda _: None).turn()
 
 
 def ends_as_it_should(tree: Tree, plan: dict[str, Any], *, healthy: bool) -> None:

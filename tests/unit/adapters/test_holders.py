@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host import holders
-from driver_manager.adapters.host.holders import bound_to, find_holders, whose
+from driver_manager.adapters.host.holders import Looks, bound_to, find_holders, whose
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import Holder
+from driver_manager.domain.model import UNREAD, Holder
 from tests.fakes.host_folders import mountinfo
 
 UID = "0b0d7f0e-1111-4222-8333-000000000002"
@@ -115,12 +115,69 @@ def test_a_node_under_another_name_is_known_by_its_device_number(host: Proc, mon
     assert host.found() == [(7, "/dev/rbln0", "open")]
 
 
-def test_links_that_are_no_devices_are_not_even_looked_at(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-    monkeypatch.setattr(holders, "_device", lambda path: looked.append(str(path)))
+def test_links_that_are_no_devices_are_not_even_looked_at(
+    host: Proc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def note(path: Path) -> None:
+        with (tmp_path / "looked").open("a") as file:  # by a child
+            file.write(f"{path}\n")
+
+    monkeypatch.setattr(holders, "_device", note)
     host.process(7, "socket:[1]", "pipe:[2]", "anon_inode:[eventfd]", "/mnt/nfs/dead", "/devices/x", "relative")
     assert host.found() == []
-    assert looked == [str(host.dev / "rbln0")]
+    assert (tmp_path / "looked").read_text().splitlines() == [str(host.dev / "rbln0")]
+
+
+@pytest.mark.parametrize("path", ["/host/dev/rbln0", "/mnt/x/rbln0", "/host/dev/rbln0 (deleted)"])
+def test_a_device_opened_by_another_path_is_known_by_name_and_number(
+    host: Proc, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(holders, "_device", lambda file: {"rbln0": 77, "0": 77, "7f00-7f01": 77}.get(file.name))
+    host.process(7, path)
+    host.process(8, "/tmp/other", path)
+    host.process(9, maps=MAP.format(path))
+    assert host.found() == [(7, "/dev/rbln0", "open"), (9, "/dev/rbln0", "mapped")]
+
+
+def test_a_file_that_only_has_a_devices_name_is_none(host: Proc) -> None:
+    (host.dev.parent / "rbln0").touch()
+    host.process(7, str(host.dev.parent / "rbln0"), maps=MAP.format("/home/user/rbln0"))
+    assert host.found() == []
+
+
+def test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again(host: Proc) -> None:
+    host.process(7, cgroup=CGROUPS["v2-systemd"])
+    host.process(8, maps=MAP.format("/dev/rbln0"))
+    (host.proc / "7/maps").unlink()
+    os.mkfifo(host.proc / "7/maps")  # what opens it waits for a writer
+    looks = Looks()
+    found = find_holders(host.proc, host.dev, PATTERNS, looks=looks)
+    expected = (
+        Holder(8, "python3", "/dev/rbln0", "mapped"),
+        Holder(7, "python3", "", UNREAD, container=CONTAINER),
+    )
+    assert found == expected
+    assert "cannot be determined" in str(found[1])
+    (host.proc / "7/maps").unlink()
+    (host.proc / "7/maps").write_text(MAP.format("/dev/rbln0"))
+    assert find_holders(host.proc, host.dev, PATTERNS, looks=Looks(unread=looks.unread)) == expected
+
+
+def test_what_there_was_no_time_for_is_counted(host: Proc) -> None:
+    host.process(7, "/dev/rbln0")
+    (one,) = find_holders(host.proc, host.dev, PATTERNS, looks=Looks(timeout_s=0.0))
+    assert str(one).startswith("1 more process(es) may use the device: this cannot be determined")
+
+
+def test_a_pod_whose_mounts_cannot_be_read_hides_no_other(host: Proc) -> None:
+    for pid, uid in ((7, UID), (8, UID[:-1] + "3")):
+        folder = host.process(pid, cgroup=CGROUPS["v2-cgroupfs"].replace(UID, uid))
+        (folder / "mountinfo").write_text(mountinfo("/", "/run/rbln/driver"))
+    (host.proc / "7/mountinfo").unlink()
+    os.mkfifo(host.proc / "7/mountinfo")
+    looks = Looks()
+    assert bound_to(host.proc, frozenset({"0:31"}), looks) == ((8, UID[:-1] + "3"),)
+    assert looks.unread == {7}
 
 
 def test_processes_that_vanish_or_hide_are_passed_over(host: Proc, monkeypatch: pytest.MonkeyPatch) -> None:

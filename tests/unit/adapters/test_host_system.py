@@ -13,12 +13,14 @@ from driver_manager.adapters.host import udev
 from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.system import NODE_POLL_S, LinuxHost
 from driver_manager.adapters.process.run import NOT_FOUND, Result
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.model import DriverSource, Health, ModuleFile
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.tool_status import TIMED_OUT
 from tests.fakes.builders import ASCEND, PROFILE, source
 from tests.fakes.clock import FakeClock
+from tests.fakes.deadlines import soon
 from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
 
 ROOT = PROFILE.paths.driver_root
@@ -79,7 +81,7 @@ def test_a_driver_that_is_there_in_its_version_is_loaded(machine: Machine) -> No
         return Result(0, "", "")
 
     machine.on_modprobe = works
-    machine.system().load(SOURCE)
+    machine.system().load(SOURCE, soon())
     assert list(machine.system().modules()) == ["rebellions"]
 
 
@@ -90,7 +92,7 @@ def test_a_modprobe_that_did_nothing_is_a_failure(machine: Machine, there: str, 
     if there:
         machine.loaded("rebellions", there)
     with pytest.raises(ModuleFailed, match=said):
-        machine.system().load(SOURCE)
+        machine.system().load(SOURCE, soon())
     assert list(machine.system().modules()) == (["rebellions"] if there else []), "what was there before stays"
 
 
@@ -103,17 +105,17 @@ def test_a_failed_load_takes_back_what_it_left_and_nothing_else(machine: Machine
 
     machine.on_modprobe = half
     with pytest.raises(ModuleFailed, match="could not insert"):
-        machine.system().load(SOURCE)
+        machine.system().load(SOURCE, soon())
     assert ["rmmod", "rebellions_core"] in machine.ran
     assert list(machine.system().modules()) == ["rebellions_old"]
 
 
 def test_modules_are_loaded_again_one_by_one_in_the_given_order(machine: Machine) -> None:
-    machine.system().reload(source("/opt/new"), ("rebellions", "rebellions_peer"))
+    machine.system().reload(source("/opt/new"), ("rebellions", "rebellions_peer"), soon())
     assert [argv[-1] for argv in machine.ran if argv[0] == "modprobe"] == ["rebellions", "rebellions_peer"]
     machine.on_modprobe = lambda name: Result(1, "", f"modprobe: FATAL: Module {name} not found")
     with pytest.raises(ModuleFailed, match="Module rebellions_peer not found"):
-        machine.system().reload(source("/opt/new"), ("rebellions_peer",))
+        machine.system().reload(source("/opt/new"), ("rebellions_peer",), soon())
 
 
 # mounts
@@ -122,7 +124,7 @@ def test_modules_are_loaded_again_one_by_one_in_the_given_order(machine: Machine
 @pytest.mark.parametrize("point", ["/", "/run", "/usr", "/etc", "/var/lib/kubelet", "/opt", ""])
 def test_a_mount_that_the_host_lives_in_is_never_unmounted(machine: Machine, point: str) -> None:
     with pytest.raises(ModuleFailed, match="the host itself lives in it"):
-        machine.system().unmount(point)
+        machine.system().unmount(point, soon())
     assert machine.ran == []
 
 
@@ -136,7 +138,7 @@ def test_a_busy_mount_is_detached_lazily(machine: Machine) -> None:
         return Result(32, "", "umount: target is busy.")
 
     machine.on_umount = busy_at_first
-    machine.system().unmount(ROOT)
+    machine.system().unmount(ROOT, soon())
     target = str(machine.root / ROOT.lstrip("/"))
     assert machine.ran == [["umount", "--", target], ["umount", "--lazy", "--", target]]
 
@@ -145,15 +147,15 @@ def test_a_mount_that_stays_is_told_though_the_tool_is_content(machine: Machine)
     machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))
     machine.on_umount = lambda _: Result(0, "", "")
     with pytest.raises(ModuleFailed, match=f"cannot unmount {ROOT}"):
-        machine.system().unmount(ROOT)
+        machine.system().unmount(ROOT, soon())
 
 
 def test_a_mount_that_is_gone_is_fine_and_one_that_stays_is_told(machine: Machine) -> None:
     machine.on_umount = lambda _: Result(32, "", "umount: not mounted.")
-    machine.system().unmount(ROOT)
+    machine.system().unmount(ROOT, soon())
     machine.put("/proc/1/mountinfo", mountinfo("/", ROOT))
     with pytest.raises(ModuleFailed, match=f"cannot unmount {ROOT}: umount: not mounted"):
-        machine.system().unmount(ROOT)
+        machine.system().unmount(ROOT, soon())
 
 
 # files
@@ -174,9 +176,9 @@ def test_a_file_that_cannot_be_removed_is_told(machine: Machine) -> None:
 
 
 def test_device_nodes_are_awaited_only_where_there_is_a_device(machine: Machine) -> None:
-    assert machine.system().await_device_nodes(5.0)
+    assert machine.system().await_device_nodes(Deadline.after(5.0, machine.clock.monotonic))
     machine.pci("0000:01:00.0", "0x1eff")
-    assert not machine.system().await_device_nodes(5.0)
+    assert not machine.system().await_device_nodes(Deadline.after(5.0, machine.clock.monotonic))
     assert machine.clock.now == pytest.approx(1_005.0)
     assert set(machine.clock.slept) == {NODE_POLL_S}
 
@@ -185,7 +187,7 @@ def test_a_device_node_ends_the_wait(machine: Machine) -> None:
     machine.pci("0000:01:00.0", "0x1eff")
     (machine.root / "dev").mkdir()
     machine.clock.after(1.1, (machine.root / "dev/rbln0").touch)
-    assert machine.system().await_device_nodes(15.0)
+    assert machine.system().await_device_nodes(Deadline.after(15.0, machine.clock.monotonic))
     assert machine.clock.now < 1_001.5
 
 
@@ -199,8 +201,8 @@ def tool(machine: Machine) -> Path:
 
 
 def test_without_a_probe_or_its_tool_the_health_is_unknown(machine: Machine) -> None:
-    assert machine.system().probe("/opt/new").health is Health.UNKNOWN
-    assert machine.system(ASCEND).probe("/opt/new").health is Health.UNKNOWN
+    assert machine.system().probe("/opt/new", soon()).health is Health.UNKNOWN
+    assert machine.system(ASCEND).probe("/opt/new", soon()).health is Health.UNKNOWN
     assert machine.ran == []
 
 
@@ -226,5 +228,5 @@ def test_the_probe_of_the_driver_root_is_run(
         return result
 
     monkeypatch.setattr(host_system, "run", run)
-    assert machine.system().probe("/opt/new/").health is health
+    assert machine.system().probe("/opt/new/", soon()).health is health
     assert seen == [([str(path), "-j"], {"LD_PRELOAD": str(library)})]

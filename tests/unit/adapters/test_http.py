@@ -14,8 +14,9 @@ from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.report import http as report_http
 from driver_manager.adapters.report.http import HttpResponse, StatusServer, parse_address
 from driver_manager.domain.errors import ConfigError
+from tests.fakes.pace import patient
 
-BOUND_S = 5.0
+BOUND_S = 25.0
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_a_client_that_sends_nothing_holds_nobody_up(clock: LoopClock, server: S
         turn(clock)
         begun = clock.monotonic()
         assert talk(clock, server, b"GET /y HTTP/1.1\r\n\r\n").endswith(b"/y \n")
-        assert clock.monotonic() - begun < 1.0
+        assert clock.monotonic() - begun < patient(1.0)
 
 
 def test_a_client_that_goes_away_is_forgotten(clock: LoopClock, server: StatusServer) -> None:

@@ -130,3 +130,11 @@ def test_an_unreadable_proc_shows_nobody() -> None:
 def test_a_stat_that_cannot_be_read_is_nobody(host_proc: Path, broken: str) -> None:
     (host_proc / "4711/stat").write_text(broken)
     assert not lives(Owner(pid=7, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc)
+
+
+def test_an_owner_behind_a_process_that_does_not_answer_is_not_known_to_have_ended(host_proc: Path) -> None:
+    stuck = host_proc / "4713"
+    stuck.mkdir()
+    os.mkfifo(stuck / "stat")  # what opens it waits for a writer
+    assert lives(Owner(pid=7, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc) is True
+    assert lives(Owner(pid=8, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc) is None

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.process.run import Result
+from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
 from driver_manager.domain.model import Module
 from tests.fakes.builders import PROFILE
+from tests.fakes.clock import FakeClock
+from tests.fakes.deadlines import soon
 from tests.fakes.host_folders import KERNEL, load
 
 Tool = Callable[[Sequence[str]], Result]
@@ -80,6 +83,25 @@ def tools(monkeypatch: pytest.MonkeyPatch, answer: Result | Tool) -> list[list[s
 # tools
 
 
+@pytest.mark.parametrize(("left_s", "given_s"), [(600.0, TOOL_TIMEOUT_S), (5.0, 5.0), (0.0, 0.0)])
+def test_a_tool_gets_its_own_time_or_what_is_left_of_the_deadline(
+    sys: Path, monkeypatch: pytest.MonkeyPatch, left_s: float, given_s: float
+) -> None:
+    given: list[float] = []
+
+    def run(_: Sequence[str], *, timeout_s: float) -> Result:
+        given.append(timeout_s)
+        return Result(0, "", "")
+
+    monkeypatch.setattr(kmod, "run", run)
+    deadline = Deadline.after(left_s, FakeClock().monotonic)
+    kmod.unload(sys, "rebellions", deadline)
+    kmod.load(sys, KERNEL, "rebellions", deadline)
+    kmod.load_all(sys, [("rebellions", sys)], deadline)
+    assert set(given) == {given_s}
+    assert len(given) == 4, "rmmod, depmod, modprobe, insmod"
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -93,7 +115,7 @@ def test_a_busy_module_is_busy_in_every_wording(sys: Path, monkeypatch: pytest.M
     load(sys, "rebellions")
     tools(monkeypatch, Result(1, "", said))
     with pytest.raises(ModuleBusy, match="is in use"):
-        kmod.unload(sys, "rebellions")
+        kmod.unload(sys, "rebellions", soon())
 
 
 @pytest.mark.parametrize(
@@ -111,7 +133,7 @@ def test_any_other_failure_is_told_with_the_tools_last_line(
     load(sys, "rebellions")
     tools(monkeypatch, result)
     with pytest.raises(ModuleFailed) as caught:
-        kmod.unload(sys, "rebellions")
+        kmod.unload(sys, "rebellions", soon())
     assert result.last_line in caught.value.what
 
 
@@ -119,12 +141,12 @@ def test_a_count_above_nought_is_busy_whatever_the_tool_says(sys: Path, monkeypa
     load(sys, "rebellions", refcnt="2")
     tools(monkeypatch, Result(124, "", "rmmod: no end after 60 s"))
     with pytest.raises(ModuleBusy):
-        kmod.unload(sys, "rebellions")
+        kmod.unload(sys, "rebellions", soon())
 
 
 def test_a_module_that_is_gone_is_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(1, "", "rmmod: ERROR: Module rebellions is not currently loaded"))
-    kmod.unload(sys, "rebellions")
+    kmod.unload(sys, "rebellions", soon())
     assert ran == [["rmmod", "rebellions"]]
 
 
@@ -132,7 +154,7 @@ def test_a_module_that_stays_is_not_unloaded_whatever_the_tool_says(sys: Path, m
     load(sys, "rebellions")
     tools(monkeypatch, Result(0, "", ""))
     with pytest.raises(ModuleFailed, match="the kernel still has it"):
-        kmod.unload(sys, "rebellions")
+        kmod.unload(sys, "rebellions", soon())
 
 
 @pytest.fixture
@@ -146,7 +168,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_modprobe_gets_root_kernel_and_name_as_arguments(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(0, "", ""))
-    kmod.load(root, KERNEL, "rebellions")
+    kmod.load(root, KERNEL, "rebellions", soon())
     assert ran == [["modprobe", "--dirname", str(root), "--set-version", KERNEL, "rebellions"]]
 
 
@@ -154,11 +176,11 @@ def test_a_tree_without_a_list_gets_one_first(root: Path, monkeypatch: pytest.Mo
     (root / "lib/modules" / KERNEL / "modules.dep").unlink()
     ran = tools(monkeypatch, lambda argv: Result(int(argv[0] == "depmod"), "", "depmod: read-only"))
     with pytest.raises(ModuleFailed, match="depmod cannot make it: depmod: read-only"):
-        kmod.load(root, KERNEL, "rebellions")
+        kmod.load(root, KERNEL, "rebellions", soon())
     assert ran == [["depmod", "-b", str(root), KERNEL]]
 
 
 def test_a_failed_modprobe_names_root_and_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(monkeypatch, Result(1, "", "modprobe: ERROR: could not insert 'rebellions': Exec format error"))
     with pytest.raises(ModuleFailed, match=r"/new: .*Exec format error"):
-        kmod.load(root, KERNEL, "rebellions")
+        kmod.load(root, KERNEL, "rebellions", soon())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -15,23 +17,19 @@ from kubernetes import client as kube_client
 
 from driver_manager.adapters.kube.client import KubeApi, load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.library import Library
 from driver_manager.adapters.kube.retries import ATTEMPT_S, CONNECT_S, SHORTEST_ATTEMPT_S
+from driver_manager.adapters.kube.transport import Transport
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, Terminated
 from driver_manager.domain.model import NodeChange
 from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.scripted_api import NODE, Answer, Scripted
-
-
-def client(url: str, token: str) -> Any:
-    configuration = kube_client.Configuration(host=url)
-    configuration.proxy = None
-    configuration.retries = False
-    configuration.api_key = {"authorization": token}
-    return kube_client.ApiClient(configuration)
+from tests.fakes.pace import patient
+from tests.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.fakes.scripted_api import LIBRARY, NODE, TRANSPORTS, Answer, Scripted, transport_to
 
 
 class SilentPool:
-    """A connection pool that only notes how long it was told to wait, and gives one scripted answer."""
+    """A connection that only notes how long it was told to wait, of either transport."""
 
     def __init__(self) -> None:
         self.read_s: list[float] = []
@@ -46,10 +44,45 @@ class SilentPool:
         raise OSError("silent")
 
 
-@pytest.mark.parametrize(("limits", "read_s"), [((), ATTEMPT_S), ((1.5,), 1.5), ((1.5, 60.0), 1.5), ((99.0,), 15)])
-def test_a_limited_budget_bounds_each_read_too(limits: tuple[float, ...], read_s: float) -> None:
+class SilentInPod(PlainInPod):
+    """As above: its connections only note."""
+
+    def __init__(self, folder: Path, noted: SilentPool) -> None:
+        super().__init__(make_account(folder, "t"), variables(1))
+        self._noted = noted
+
+    def connection(self, _: ssl.SSLContext, connect_s: float) -> http.client.HTTPConnection:
+        noted = self._noted
+
+        class Socket:
+            def settimeout(self, read_s: float) -> None:
+                noted.read_s.append(read_s)
+
+        class Connection(http.client.HTTPConnection):
+            def connect(self) -> None:
+                noted.connect_s.append(connect_s)
+                self.sock = Socket()
+
+            def request(self, *_: Any, **__: Any) -> None:
+                self.sock = None
+                raise OSError("silent")
+
+        return Connection("silent.invalid", timeout=connect_s)
+
+
+@pytest.fixture(params=TRANSPORTS)
+def silent(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[SilentPool, Transport]:
+    """What was noted, and the transport that notes it."""
     pool = SilentPool()
-    cluster = KubeCluster(pool, "n", FakeClock(), RecordingReporter(), 60.0)
+    return pool, Library(pool) if request.param == LIBRARY else SilentInPod(tmp_path, pool)
+
+
+@pytest.mark.parametrize(("limits", "read_s"), [((), ATTEMPT_S), ((1.5,), 1.5), ((1.5, 60.0), 1.5), ((99.0,), 15)])
+def test_a_limited_budget_bounds_each_read_too(
+    silent: tuple[SilentPool, Transport], limits: tuple[float, ...], read_s: float
+) -> None:
+    pool, transport = silent
+    cluster = KubeCluster(transport, "n", FakeClock(), RecordingReporter(), 60.0)
     for limit in limits:
         cluster.limit_retries(limit)
     with pytest.raises(ApiUnavailable):
@@ -60,16 +93,18 @@ def test_a_limited_budget_bounds_each_read_too(limits: tuple[float, ...], read_s
 
 
 @pytest.mark.parametrize(("budget_s", "read_s"), [(60.0, ATTEMPT_S), (5.0, 2.5), (0.0, SHORTEST_ATTEMPT_S)])
-def test_a_hung_attempt_leaves_half_of_a_small_budget_for_another(budget_s: float, read_s: float) -> None:
-    pool = SilentPool()
+def test_a_hung_attempt_leaves_half_of_a_small_budget_for_another(
+    silent: tuple[SilentPool, Transport], budget_s: float, read_s: float
+) -> None:
+    pool, transport = silent
     with pytest.raises(ApiUnavailable):
-        KubeCluster(pool, "n", FakeClock(), RecordingReporter(), budget_s).node()
+        KubeCluster(transport, "n", FakeClock(), RecordingReporter(), budget_s).node()
     assert set(pool.read_s) == {read_s}
 
 
-def test_a_limited_budget_bounds_connecting_too() -> None:
-    pool = SilentPool()
-    cluster = KubeCluster(pool, "n", FakeClock(), RecordingReporter(), 2.0)
+def test_a_limited_budget_bounds_connecting_too(silent: tuple[SilentPool, Transport]) -> None:
+    pool, transport = silent
+    cluster = KubeCluster(transport, "n", FakeClock(), RecordingReporter(), 2.0)
     cluster.limit_retries(1.5)
     with pytest.raises(ApiUnavailable):
         cluster.node()
@@ -92,9 +127,9 @@ class Signalled(FakeClock):
             self.is_open = False
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Scripted]:
-    scripted = Scripted()
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    scripted = Scripted(request.param)
     yield scripted
     scripted.close()
 
@@ -129,28 +164,32 @@ def test_a_told_process_does_not_even_begin_to_read(running: Scripted) -> None:
         assert running.cluster.node().uid == "u"
 
 
-@pytest.mark.parametrize("token", ["Bearer a\nb", "Bearer a\r\nX: y", "Bearer \u2028"])
-def test_credentials_that_no_header_can_hold_are_a_configuration_error(running: Scripted, token: str) -> None:
+@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize("token", ["a\nb", "a\r\nX: y", "b\u2028c"])
+def test_credentials_that_no_header_can_hold_are_a_configuration_error(
+    running: Scripted, token: str, kind: str, tmp_path: Path
+) -> None:
     running.start_over()
-    api = client(f"http://127.0.0.1:{running.server.server_port}", token)
-    cluster = KubeCluster(api, "n", FakeClock(), RecordingReporter(), 1.0)
+    transport = transport_to(kind, running.server.server_port, tmp_path, token)
+    cluster = KubeCluster(transport, "n", FakeClock(), RecordingReporter(), 1.0)
     with pytest.raises(ConfigError, match="credentials cannot be sent") as caught:
         cluster.node()
     assert token not in f"{caught.value.what} {caught.value.remedy}"
     assert running.requests == []
 
 
-def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_a_server_that_accepts_and_says_nothing_is_given_up(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         held: list[socket.socket] = []
         thread = threading.Thread(target=lambda: held.append(listener.accept()[0]))
         thread.start()
-        api = client(f"http://127.0.0.1:{listener.getsockname()[1]}", "Bearer t")
-        cluster = KubeCluster(api, "n", FakeClock(), RecordingReporter(), 30.0)
+        transport = transport_to(kind, listener.getsockname()[1], tmp_path)
+        cluster = KubeCluster(transport, "n", FakeClock(), RecordingReporter(), 30.0)
         cluster.limit_retries(0.2)
         begin = time.monotonic()
         cluster.post_event("X", "y", warning=True)
-        assert time.monotonic() - begin < 2.0
+        assert time.monotonic() - begin < patient(2.0)
         thread.join()
         held[0].close()
 
@@ -167,7 +206,9 @@ users: [{name: u, user: {token: t}}]
 
 def test_a_kubeconfig_is_used(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(GOOD_KUBECONFIG)
-    assert load_client(str(tmp_path / "config")).configuration.host == "http://127.0.0.1:1"
+    transport = load_client(str(tmp_path / "config"))
+    assert isinstance(transport, Library)
+    assert transport.configuration.host == "http://127.0.0.1:1"
 
 
 @pytest.mark.parametrize(

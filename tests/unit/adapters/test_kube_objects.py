@@ -321,7 +321,7 @@ RESOURCES, CLAIMS = kube_objects._resources, kube_objects._claims
                 {"resourceClaimName": "x"}, ("x",)
             ),
         ),
-        ("_cordon_manager", lambda _: "", test_the_manager_of_the_field_is_who_set_the_cordon),
+        ("_cordon_manager", lambda _: ("", 0), test_the_manager_of_the_field_is_who_set_the_cordon),
         (
             "MIRROR_ANNOTATION",
             "x",

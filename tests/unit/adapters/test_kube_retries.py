@@ -10,19 +10,21 @@ from typing import Any
 
 import pytest
 from kubernetes import client as kube_client
-from kubernetes.config import incluster_config
 from urllib3.exceptions import NewConnectionError
 
 from driver_manager.adapters.kube import client as own_client
+from driver_manager.adapters.kube import in_pod
 from driver_manager.adapters.kube.answers import retry_after_s
 from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.library import Library
 from driver_manager.adapters.kube.retries import AGAIN, ASKED_MOST_S, END_SHARE
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode, WatchExpired
 from driver_manager.domain.model import NodeChange
 from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.scripted_api import BUDGET_S, Answer, Scripted
+from tests.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
 
 MOST_ATTEMPTS_IN_60_S = 29
 """Five pauses of at least 0.1, 0.2, 0.4, 0.8 and 1.6 s, then one each 2.5 s."""
@@ -33,9 +35,9 @@ LONGEST_PAUSE_S = 60.1
 NOW = datetime(2026, 11, 22, 1, 0, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Scripted]:
-    scripted = Scripted()
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    scripted = Scripted(request.param)
     yield scripted
     scripted.close()
 
@@ -51,6 +53,11 @@ def status(message: str) -> dict[str, str]:
     return {"kind": "Status", "message": message}
 
 
+def is_renewing(api: Scripted, code: int) -> bool:
+    """Whether the credentials come from somewhere, to be read again after this status."""
+    return (api.kind, code) == (IN_POD, 401)
+
+
 # what each status means
 
 
@@ -62,7 +69,7 @@ def test_every_status_ends_in_a_documented_exit_code_and_only_those_of_the_table
     api.answer(Answer(code, status("why")))
     with pytest.raises((ApiRefused, ApiUnavailable)) as caught:
         api.cluster.pods()
-    is_repeated = len(api.requests) > 1
+    is_repeated = len(api.requests) > (2 if is_renewing(api, code) else 1)
     assert is_repeated == (code in AGAIN)
     assert caught.value.exit_code == (ExitCode.API_UNAVAILABLE if is_repeated else ExitCode.API_REFUSED)
     assert "list pods" in caught.value.what
@@ -82,7 +89,7 @@ def test_a_refusal_names_verb_resource_and_namespace(api: Scripted, code: int) -
     api.cluster.post_event("X", "y", warning=False)
     (warning,) = api.reporter.warnings
     assert "create events in namespace default" in warning
-    assert len(api.requests) == 1
+    assert len(api.requests) == (2 if is_renewing(api, code) else 1)
 
 
 def test_a_conflict_means_something_for_a_patch_only(api: Scripted) -> None:
@@ -120,7 +127,7 @@ def test_a_server_that_is_gone_for_30_s_is_waited_for_with_a_bounded_number_of_r
     clock, reporter = Jittered(jitter), RecordingReporter()
     away = Away(clock, 30.0)
     begun = clock.now
-    assert KubeCluster(away, "n", clock, reporter, 60.0).node().uid == "u"
+    assert KubeCluster(Library(away), "n", clock, reporter, 60.0).node().uid == "u"
     assert 30.0 <= clock.now - begun <= 35.0
     assert len(away.asked_at_s) <= MOST_ATTEMPTS_IN_60_S / 2 + 3
     assert len(reporter.warnings) <= 3
@@ -131,7 +138,7 @@ def test_a_server_that_stays_away_costs_the_budget_and_no_more(jitter: float) ->
     clock = Jittered(jitter)
     away = Away(clock, 3600.0)
     with pytest.raises(ApiUnavailable, match="for 60 s: cannot connect"):
-        KubeCluster(away, "n", clock, RecordingReporter(), 60.0).node()
+        KubeCluster(Library(away), "n", clock, RecordingReporter(), 60.0).node()
     assert clock.now == pytest.approx(1_000.0 + 60.0 * (1.0 - END_SHARE * jitter))
     assert len(away.asked_at_s) <= MOST_ATTEMPTS_IN_60_S + 1
 
@@ -152,7 +159,7 @@ def test_the_pauses_of_two_nodes_differ(api: Scripted) -> None:
     for jitter in (0.0, 0.999):
         clock = Jittered(jitter)
         with pytest.raises(ApiUnavailable):
-            KubeCluster(Away(clock, 99.0), "n", clock, RecordingReporter(), 10.0).node()
+            KubeCluster(Library(Away(clock, 99.0)), "n", clock, RecordingReporter(), 10.0).node()
         paused.append(clock.slept[:5])
     assert paused[0] == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert [round(pause, 1) for pause in paused[1]] == [1.1, 2.2, 2.9, 2.8]
@@ -223,21 +230,11 @@ users: [{{name: u, user: {{tokenFile: {token}}}}}]
 
 def by_service_account(api: Scripted, token: Path, patch: pytest.MonkeyPatch) -> str:
     """As in a pod, but for TLS."""
-    authority = token.with_name("ca.crt")
-    authority.write_text("of the cluster")
-    patch.setattr(own_client, "SERVICE_ACCOUNT", token)
-    patch.setattr(own_client, "_refuse_junk", lambda _: None)
-    patch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    patch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
-    patch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    patch.setenv("KUBERNETES_SERVICE_PORT", str(api.server.server_port))
-    plain = incluster_config.InClusterConfigLoader._set_config
-
-    def without_tls(self: Any, configuration: Any) -> None:
-        plain(self, configuration)
-        configuration.host = configuration.host.replace("https:", "http:")
-
-    patch.setattr(incluster_config.InClusterConfigLoader, "_set_config", without_tls)
+    make_account(token.parent, token.read_text())
+    patch.setattr(in_pod, "ACCOUNT", token.parent)
+    patch.setattr(in_pod, "InPod", PlainInPod)
+    for name, value in variables(api.server.server_port).items():
+        patch.setenv(name, value)
     return ""
 
 
@@ -246,6 +243,10 @@ def cluster(request: pytest.FixtureRequest, api: Scripted, token: Path, monkeypa
     """The port, with credentials from disk."""
     client = load_client(request.param(api, token, monkeypatch))
     return KubeCluster(client, "n", api.clock, api.reporter, BUDGET_S)
+
+
+def is_in_pod(cluster: KubeCluster) -> bool:
+    return isinstance(cluster.api._transport, PlainInPod)
 
 
 def presented(api: Scripted) -> list[str]:
@@ -258,7 +259,8 @@ def test_a_rotated_token_is_read_anew_at_once(cluster: KubeCluster, api: Scripte
     api.answer(Answer(401, status("expired")), Answer())
     assert cluster.patch_node(NodeChange(labels={"a": "b"}), None).uid == "u"
     cluster.node()
-    assert presented(api) == ["old", "old", "new", "new"]
+    # In a pod each request has the token that is on the disk.
+    assert presented(api) == ["old", "new" if is_in_pod(cluster) else "old", "new", "new"]
     assert api.clock.slept == []
 
 
@@ -266,7 +268,7 @@ def test_a_watch_is_opened_again_with_the_rotated_token(cluster: KubeCluster, ap
     token.write_text("new")
     api.answer(Answer(401, status("expired")), Answer(body=b""))
     assert list(cluster.watch_pods("1", 5)) == []
-    assert presented(api) == ["old", "new"]
+    assert presented(api) == ["new" if is_in_pod(cluster) else "old", "new"]
 
 
 def test_a_second_401_is_final_and_named(cluster: KubeCluster, api: Scripted) -> None:
@@ -284,8 +286,9 @@ def test_each_attempt_may_meet_a_rotation(cluster: KubeCluster, api: Scripted) -
 
 
 def test_credentials_that_are_gone_from_the_disk_are_said(cluster: KubeCluster, api: Scripted, token: Path) -> None:
+    api.keeps_connections = is_in_pod(cluster)  # which need no CA
     cluster.node()
-    token.unlink()
+    (token.with_name(in_pod.AUTHORITY) if is_in_pod(cluster) else token).unlink()
     api.answer(Answer(401, status("expired")))
     with pytest.raises(ApiRefused, match=r"\(401\)"):
         cluster.node()
@@ -293,19 +296,11 @@ def test_credentials_that_are_gone_from_the_disk_are_said(cluster: KubeCluster, 
     assert len(api.requests) == 2
 
 
-class AlwaysRead(incluster_config.InClusterConfigLoader):  # type: ignore[misc]  # the client is untyped
-    """A loader that reads the token for every request, as the client does once a minute."""
-
-    def _read_token_file(self) -> None:
-        super()._read_token_file()
-        self.token_expires_at = datetime.min
-
-
 @pytest.fixture
 def reading(api: Scripted, token: Path, monkeypatch: pytest.MonkeyPatch) -> KubeCluster:
-    """The port of a pod whose token is read for every request."""
-    monkeypatch.setattr(incluster_config, "InClusterConfigLoader", AlwaysRead)
-    return KubeCluster(load_client(by_service_account(api, token, monkeypatch)), "n", api.clock, api.reporter, BUDGET_S)
+    """The port of a pod, whose token is read for every request."""
+    by_service_account(api, token, monkeypatch)
+    return KubeCluster(load_client(None), "n", api.clock, api.reporter, BUDGET_S)
 
 
 @pytest.mark.parametrize("lost", [Path.unlink, lambda path: path.write_text("")], ids=["gone", "empty"])

@@ -20,15 +20,15 @@ from driver_manager.domain.errors import (
     WatchExpired,
 )
 from driver_manager.domain.model import Claim, Eviction, EvictionOutcome, Node, NodeChange, Pod
-from tests.fakes.scripted_api import BUDGET_S, Answer, Scripted
+from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
 
 POD = Pod("tenant", "web-0", "uid-1")
 ACCEPTED, GONE, BLOCKED = EvictionOutcome.ACCEPTED, EvictionOutcome.GONE, EvictionOutcome.BLOCKED
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Scripted]:
-    scripted = Scripted()
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def running(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    scripted = Scripted(request.param)
     yield scripted
     scripted.close()
 
@@ -154,7 +154,7 @@ def test_an_eviction_that_is_not_ours_to_make_is_refused_by_verb_and_resource(
     ) as caught:
         evicted(api, Answer(code, status(said)))
     assert remedy in caught.value.remedy
-    assert len(api.requests) == 1
+    assert len(api.requests) == (2 if (api.kind, code) == (IN_POD, 401) else 1)
 
 
 @pytest.mark.parametrize("code", [408, 502, 503, 504])

@@ -18,6 +18,7 @@ from driver_manager.domain.profile import LoadScope, Profile, decode, encode
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
 from tests.fakes.builders import ASCEND, PROFILE
 from tests.fakes.clock import FakeClock
+from tests.fakes.deadlines import soon
 
 ROOT = ASCEND.paths.driver_root
 FOLDERS = {"flat, as the vendor ships it": "host", "by kernel": f"lib/modules/{KERNEL}/updates"}
@@ -77,7 +78,7 @@ def test_all_that_can_be_loaded_is_and_each_module_after_what_it_needs(tree: Hos
         ("drv_aa_device", "ts_agent"),
     ):
         assert names.index(first) < names.index(then)
-    LinuxHost(roots(tree), ASCEND, FakeClock()).load(offered)
+    LinuxHost(roots(tree), ASCEND, FakeClock()).load(offered, soon())
     assert loaded(tree) == {"drv_pcie_host", "drv_zz_base", "drv_aa_device", "ts_agent"}
 
 
@@ -85,7 +86,7 @@ def test_a_need_that_no_module_tells_is_met_by_a_further_pass(tree: HostTree) ->
     driver(tree, "host")
     offered = source(tree)
     backwards = replace(offered, tree=tuple(reversed(offered.tree)))
-    LinuxHost(roots(tree), ASCEND, FakeClock()).load(backwards)
+    LinuxHost(roots(tree), ASCEND, FakeClock()).load(backwards, soon())
     assert "ts_agent" in loaded(tree)
 
 
@@ -93,17 +94,17 @@ def test_loading_again_over_what_a_killed_run_left_completes_it(tree: HostTree) 
     driver(tree, "host")
     offered = source(tree)
     host = LinuxHost(roots(tree), ASCEND, FakeClock())
-    host.load(replace(offered, tree=offered.tree[:3]))
+    host.load(replace(offered, tree=offered.tree[:3]), soon())
     assert "ts_agent" not in loaded(tree)
-    host.load(offered)
-    host.load(offered)
+    host.load(offered, soon())
+    host.load(offered, soon())
     assert "ts_agent" in loaded(tree)
 
 
 def test_a_root_module_that_does_not_load_is_a_failure_with_its_words_and_nothing_is_unloaded(tree: HostTree) -> None:
     driver(tree, "host", fails=True)
     with pytest.raises(ModuleFailed, match=r"drv_pcie_host cannot be loaded .*Input/output error"):
-        LinuxHost(roots(tree), ASCEND, FakeClock()).load(source(tree))
+        LinuxHost(roots(tree), ASCEND, FakeClock()).load(source(tree), soon())
     assert loaded(tree) == {"drv_zz_base"}
 
 

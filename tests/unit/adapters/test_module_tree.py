@@ -85,6 +85,24 @@ def test_a_root_says_what_it_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ran[0] == ["modinfo", str(tmp_path / f"opt/driver/lib/modules/{KERNEL}/x/rebellions.ko")]
 
 
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (Result(1, f"vermagic: {KERNEL}\n", "modinfo: ERROR: Module x not found."), "Module x not found."),
+        (Result(127, "", "modinfo: not found"), "modinfo: not found"),
+        (Result(-9, "", ""), "exit status -9, no output"),
+    ],
+)
+def test_a_tool_that_fails_is_said_with_its_words_and_its_output_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Result, why: str
+) -> None:
+    found = tree(tmp_path, "x/rebellions.ko:\n", "x/rebellions.ko")
+    monkeypatch.setattr(module_tree, "run", lambda *_, **__: result)
+    (file,) = found.source("/opt/driver", ("rebellions",)).modules
+    assert file.unread.startswith("modinfo failed: ")
+    assert (why in file.unread, file.vermagic) == (True, "")
+
+
 def test_a_root_without_the_module_says_for_which_kernels_it_is(tmp_path: Path) -> None:
     tree(tmp_path, "")
     (tmp_path / "opt/driver/lib/modules/5.15").mkdir()

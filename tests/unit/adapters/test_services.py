@@ -10,7 +10,9 @@ import pytest
 
 from driver_manager.adapters.host import services
 from driver_manager.adapters.host.namespaces import in_host_mounts
+from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import Result
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, Terminated
 from tests.fakes.clock import FakeClock
 
@@ -54,6 +56,7 @@ class Machine:
         self.ran: list[list[str]] = []
         self.result = Result(0, "", "")
         self.clock = FakeClock()
+        self.allowed_s = 600.0
         self._delay_s = delay_s
         self._group(runs=runs)
         monkeypatch.setattr(services, "run", self._run)
@@ -73,7 +76,9 @@ class Machine:
             group.rmdir()
 
     def do(self, verb: str) -> None:
-        getattr(services, verb)(self.proc, self.sys, UNIT, self.clock)
+        roots = HostRoots(self.sys.parent, self.proc, self.sys, self.sys.parent / "dev")
+        act = services.stop if verb == "stop" else services.start
+        act(roots, UNIT, self.clock, Deadline.after(self.allowed_s, self.clock.monotonic))
 
 
 @pytest.mark.parametrize("verb", ["stop", "start"])
@@ -93,6 +98,18 @@ def test_a_job_without_effect_is_told_in_time(
     with pytest.raises(ModuleFailed, match=UNIT):
         machine.do(verb)
     assert machine.clock.now - begun_s == pytest.approx(limit_s, abs=0.1)
+
+
+@pytest.mark.parametrize("verb", ["stop", "start"])
+def test_a_job_is_awaited_no_longer_than_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    machine = Machine(monkeypatch, tmp_path, runs=verb == "stop", delay_s=10_000)
+    machine.allowed_s = 0.5
+    begun_s = machine.clock.now
+    with pytest.raises(ModuleFailed, match=UNIT):
+        machine.do(verb)
+    assert machine.clock.now - begun_s == pytest.approx(0.5, abs=0.1)
 
 
 def test_waiting_for_a_service_to_stop_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -144,3 +161,32 @@ def test_our_own_mount_namespace_is_not_entered_again(tmp_path: Path) -> None:
 
 def test_without_the_hosts_proc_nothing_is_entered(tmp_path: Path) -> None:
     assert in_host_mounts(tmp_path) == []
+
+
+# programs of other hosts
+
+
+def test_a_host_without_systemctl_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(monkeypatch, tmp_path, runs=True)
+    machine.result = Result(127, "", "nsenter: failed to execute systemctl: No such file or directory\n")
+    with pytest.raises(ModuleFailed, match="the host has no systemctl"):
+        machine.do("stop")
+
+
+@pytest.mark.parametrize("folder", ["/run/current-system/sw/bin", "/usr/bin", "/opt/bin"])
+def test_a_hosts_programs_are_looked_for_where_hosts_keep_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str
+) -> None:
+    given: dict[str, str] = {}
+
+    def run(_: Sequence[str], *, env: dict[str, str], **__: Any) -> Result:
+        given.update(env)
+        return Result(1, "", "no")
+
+    monkeypatch.setenv("PATH", "/ours/first")
+    machine = Machine(monkeypatch, tmp_path, runs=True)
+    monkeypatch.setattr(services, "run", run)
+    with pytest.raises(ModuleFailed):
+        machine.do("stop")
+    assert given["PATH"].split(":")[0] == "/ours/first"
+    assert folder in given["PATH"].split(":")

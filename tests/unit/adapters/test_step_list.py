@@ -30,7 +30,7 @@ from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT
 from tests.fakes.sandboxed import by_hand
 
 COLOUR = re.compile(r"\x1b\[\d+m")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 150.0
 
 
 class Screen(io.StringIO):

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from driver_manager import settings
-from driver_manager.cli.main import COMMANDS, run
+from driver_manager.cli.main import COMMANDS, cli, run
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from tests.fakes.signals import signals_kept
 
@@ -162,6 +163,19 @@ def test_the_whole_help_lists_every_option_with_its_variable(capfd: pytest.Captu
     for setting in (*settings.CLUSTER, *settings.HOST, *settings.LOGGING):
         assert setting.flag in text
         assert setting.env in text
+
+
+def test_every_command_that_prints_for_machines_takes_the_same_output_option_and_prints_text_without_it() -> None:
+    found = {
+        name: (option.opts, option.type.choices, option.default, option.help)
+        for name in COMMANDS
+        if (command := cli.get_command(click.Context(cli), name)) is not None
+        for option in command.params
+        if isinstance(option, click.Option) and isinstance(option.type, click.Choice) and option.name == "output"
+    }
+    assert {"status", "plan", "preflight", "holders", "restore", "reconcile-driver-state", "health-watch"} <= set(found)
+    same = (["-o", "--output"], ("text", "json"), "text", "For people (text) or machines (json).")
+    assert {name: form for name, form in found.items() if form != same} == {}
 
 
 def test_the_help_explains_every_exit_code(capfd: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def completed(*words: str) -> list[str]:
         env={"PATH": f"{BIN}{os.pathsep}{os.defpath}", "LC_ALL": "C.UTF-8"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=150,
         check=True,
     )
     assert done.stderr == ""

@@ -47,7 +47,7 @@ def test_the_help_fits_a_screen(capfd: pytest.CaptureFixture[str], argv: list[st
 def test_a_help_with_every_option_does_not_fit(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driver_manager.cli.help_screen.COMMON", {setting.name for setting in DECLARED})
+    monkeypatch.setattr("driver_manager.cli.help_screen.COMMON", DECLARED)
     text = help_of(capfd, "plan", "--help")
     with pytest.raises(AssertionError):
         check_fits(text)
@@ -57,7 +57,7 @@ def test_a_help_with_every_option_does_not_fit(
 def test_what_the_help_leaves_out_is_in_the_whole_help(capfd: pytest.CaptureFixture[str], name: str) -> None:
     options = options_of(name)
     short = help_of(capfd, name, "--help")
-    rare = [option for option in options if option.setting.name not in settings.COMMON]
+    rare = [option for option in options if option.setting not in settings.COMMON]
     assert ("--help-all" in short) == bool(rare)
     assert not [option for option in rare if f"{option.setting.flag} " in short]
     if rare:
@@ -80,7 +80,7 @@ def test_every_option_stands_under_its_heading(capfd: pytest.CaptureFixture[str]
 def test_every_setting_has_one_heading_and_every_common_name_is_one() -> None:
     groups = [setting for _, group in settings.HEADINGS for setting in group]
     assert len(groups) == len(DECLARED)
-    assert {setting.name for setting in DECLARED} >= settings.COMMON
+    assert DECLARED >= settings.COMMON
     assert all(settings.heading_of(setting) for setting in settings.REBOOT_EVICTION)
 
 

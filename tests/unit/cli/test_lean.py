@@ -18,7 +18,7 @@ from driver_manager.domain import profile as profile_form
 from driver_manager.profiles import builtin
 
 REPOSITORY = Path(__file__).parents[3]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 100.0
 
 BECOME = """
 import json, os, sys

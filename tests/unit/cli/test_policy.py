@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from typing import Any
 
 import click
 import pytest
@@ -15,10 +15,16 @@ from driver_manager.cli.options import with_options
 from driver_manager.cli.wiring import policy
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.model import EvictionRules, Policy
-from driver_manager.settings import Values
+from driver_manager.domain.setting import AnySetting, SettingKind, Values
 from tests.fakes.builders import PROFILE
 
 SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
+
+OF_THE_HOST = {settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST}
+"""What is observed with them, not decided by them."""
+
+OTHER = {SettingKind.FLAG: "true", SettingKind.DURATION: "7s", SettingKind.TEXT: "other", SettingKind.CHOICE: "manager"}
+"""A value of each kind that is no default."""
 
 
 def told(env: dict[str, str], *argv: str) -> Policy:
@@ -27,8 +33,8 @@ def told(env: dict[str, str], *argv: str) -> Policy:
 
     @click.command()
     @with_options(settings.DRIVER, settings.WORKLOADS)
-    def command(**options: Any) -> None:
-        found.append(policy(Values(options)))
+    def command(values: Values) -> None:
+        found.append(policy(values))
 
     CliRunner(env=env).invoke(command, argv, catch_exceptions=False, standalone_mode=False)
     return found[0]
@@ -95,7 +101,7 @@ def test_nvidias_words_mean_the_same() -> None:
     [(setting, also) for setting in SETTINGS for also in setting.also],
     ids=lambda value: str(value)[:40],
 )
-def test_the_first_variable_that_is_not_empty_counts(setting: settings.Setting, also: str) -> None:
+def test_the_first_variable_that_is_not_empty_counts(setting: AnySetting, also: str) -> None:
     def flag(env: dict[str, str]) -> bool:
         attribute = {
             "enable_npu_pod_eviction": "is_enabled",
@@ -144,6 +150,13 @@ def test_every_other_word_has_its_place() -> None:
     assert found.eviction == EvictionRules(evicts_holders=True, timeout_s=120.0, device_classes=("a", "b"))
     assert (found.completion.text, found.completion_timeout_s) == ("job in (a,b)", 3_600.0)
     assert (found.safe_load, found.operator_timeout_s, found.ignore_skip) == (True, 180.0, True)
+
+
+def test_each_setting_changes_the_policy_in_a_way_of_its_own() -> None:
+    unchanged = told({})
+    told_by = {setting: told({setting.env: OTHER[setting.kind]}) for setting in SETTINGS if setting not in OF_THE_HOST}
+    assert [setting.env for setting, found in told_by.items() if found == unchanged] == []
+    assert [one.env for one, other in itertools.combinations(told_by, 2) if told_by[one] == told_by[other]] == []
 
 
 @pytest.mark.parametrize("name", ["DRAIN_POD_SELECTOR_LABEL", "WAIT_FOR_COMPLETION_SELECTOR"])

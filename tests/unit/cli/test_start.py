@@ -16,7 +16,7 @@ from driver_manager.cli.start import LOOPS
 from driver_manager.domain.errors import ExitCode
 
 REPOSITORY = Path(__file__).parents[3]
-TIMEOUT_S = 30.0
+TIMEOUT_S = 150.0
 
 SIGNALLED = """
 import os, signal, sys

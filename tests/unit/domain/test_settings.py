@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import assert_type
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager import settings
+from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
+from driver_manager.domain.setting import AnySetting, Setting, SettingKind, Values
 from driver_manager.profiles import builtin
-from driver_manager.settings import Setting, SettingKind, Values, parse_duration
 
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
 
@@ -76,7 +79,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
         seconds = parse_duration(text)
     except ValueError:
         return
-    assert 0 <= seconds <= settings.MAX_DURATION_S
+    assert 0 <= seconds <= MAX_DURATION_S
 
 
 @given(st.integers(0, 500), st.integers(0, 59), st.integers(0, 59))
@@ -92,11 +95,11 @@ def test_every_option_has_one_name_and_one_variable() -> None:
 
 
 @pytest.mark.parametrize("setting", ALL, ids=lambda setting: setting.name)
-def test_every_default_is_a_value_of_its_option(setting: Setting) -> None:
+def test_every_default_is_a_value_of_its_option(setting: AnySetting) -> None:
     assert setting.flag.startswith("--")
     assert "_" not in setting.flag
     if setting.kind is SettingKind.DURATION and setting.default is not None:
-        assert parse_duration(setting.default) >= 0
+        assert parse_duration(str(setting.default)) >= 0
     elif setting.kind is SettingKind.CHOICE:
         assert setting.default in setting.choices
     elif setting.kind is SettingKind.FLAG:
@@ -128,7 +131,9 @@ def test_defaults_are_those_of_the_contract(env: str, default: object) -> None:
 def test_the_default_waits_fit_into_the_default_deadline() -> None:
     default = {setting.name: setting.default for setting in ALL}
     names = ("pod_termination_timeout", "device_free_timeout", "pod_eviction_timeout", "wait_for_completion_timeout")
-    assert sum(parse_duration(default[name]) for name in names) <= parse_duration(default["reconcile_deadline"])
+    assert sum(parse_duration(str(default[name])) for name in names) <= parse_duration(
+        str(default["reconcile_deadline"])
+    )
 
 
 HEALTH = [*settings.HEALTH, *settings.HOST, *settings.LOGGING]
@@ -144,9 +149,45 @@ def test_health_watch_has_the_defaults_of_the_contract_and_each_option_once() ->
 
 
 def test_values_come_in_their_own_type() -> None:
-    values = Values({"text": "x", "none": None, "empty": "", "flag": True, "wait": 1.5})
-    assert (values.text("text"), values.text("none"), values.text("empty"), values.text("unknown")) == ("x", "", "", "")
-    assert values.flag("flag") is True
-    assert values.flag("none") is False
-    assert values.seconds("wait") == 1.5
-    assert Values({"failures": 3}).count("failures") == 3
+    values = Values(
+        {
+            settings.NODE_NAME: "x",
+            settings.POD_NAME: None,
+            settings.DRIVER_ROOT: "",
+            settings.NO_WAIT: True,
+            settings.TAKE_OVER: None,
+            settings.REBOOT_GRACE: 1.5,
+            settings.API_TIMEOUT: None,
+            settings.HEALTH_WATCH_FAILURES: 3,
+            settings.LOG_LEVEL: "debug",
+        }
+    )
+    assert (values[settings.NODE_NAME], values[settings.POD_NAME], values[settings.DRIVER_ROOT]) == ("x", "", "")
+    assert assert_type(values[settings.NO_WAIT], bool) is True
+    assert assert_type(values[settings.TAKE_OVER], bool) is False
+    assert assert_type(values[settings.REBOOT_GRACE], float) == 1.5
+    assert assert_type(values[settings.API_TIMEOUT], float | None) is None
+    assert assert_type(values[settings.HEALTH_WATCH_FAILURES], int) == 3
+    assert assert_type(values[settings.LOG_LEVEL], str) == "debug"
+
+
+def test_a_setting_that_the_command_does_not_take_is_an_error_and_never_off() -> None:
+    values = Values({settings.REBOOTER_INTERVAL: 1.0})
+    with pytest.raises(KeyError, match=r"does not take --no-wait \(NO_WAIT\)"):
+        values[settings.NO_WAIT]
+    with pytest.raises(KeyError, match="HEALTH_WATCH_INTERVAL"):
+        values[settings.HEALTH_WATCH_INTERVAL]
+    assert values.get(settings.DRIVER_ROOT, "/else") == "/else"
+    assert values.get(settings.REBOOTER_INTERVAL, 2.0) == 1.0
+
+
+def test_a_setting_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="NO_WIAT"):
+        settings.NO_WIAT  # type: ignore[attr-defined]  # noqa: B018  # both halves of the promise, mypy's and Python's
+
+
+def test_each_constant_is_named_as_its_variable_and_stands_under_one_heading() -> None:
+    constants = {name: value for name, value in vars(settings).items() if isinstance(value, Setting)}
+    assert {name: one.env for name, one in constants.items()} == {name: name for name in constants}
+    under = [one for _, group in settings.HEADINGS for one in group]
+    assert sorted(one.env for one in under) == sorted(constants)

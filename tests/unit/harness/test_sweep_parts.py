@@ -168,7 +168,7 @@ def test_an_administrators_edit_wins_and_an_uncovered_effect_is_a_failure() -> N
 
 def said(tree: HostTree, *argv: str) -> tuple[int, str, str]:
     path = f"{tree.bin}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True, timeout=150, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

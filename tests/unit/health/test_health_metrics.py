@@ -124,7 +124,7 @@ def test_a_systemd_that_is_not_there_is_no_trouble(tmp_path: Path) -> None:
 def test_the_state_that_systemd_is_told_is_one_line(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0driver-manager-test")
-        systemd.settimeout(5.0)
+        systemd.settimeout(25.0)
         report = HealthReport(History(HealthState.SUSPECT, failures=2, reason="two\nlines"))
         ServiceNotifier("@driver-manager-test").publish(report)
         assert systemd.recv(4096) == b"READY=1\nWATCHDOG=1\nSTATUS=suspect(2) two lines"

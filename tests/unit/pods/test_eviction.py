@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.core.pods.eviction import Evictor
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ExitCode, PodsRemain, Terminated
 from driver_manager.domain.model import Eviction, EvictionOutcome, Pod
 from driver_manager.domain.pods.workloads import PodAction, Workload
@@ -35,7 +36,11 @@ class Case:
         known = self.cluster.pods()
         wanted = [*actions, *[PodAction.EVICT] * len(known.pods)]
         leaving = [Workload(pod, "", fate, "") for pod, fate in zip(known.pods, wanted, strict=False)]
-        self.evictor().clear(known, leaving, timeout_s, 1_000.0)
+        limit = self.deadline(1_000.0)
+        self.evictor().clear(known, leaving, limit.within(timeout_s), limit)
+
+    def deadline(self, seconds: float) -> Deadline:
+        return Deadline.after(seconds, self.clock.monotonic)
 
     def evictor(self) -> Evictor:
         return Evictor(self.cluster, self.clock, self.reporter)
@@ -161,7 +166,8 @@ def test_a_pod_that_is_gone_already_counts_as_gone() -> None:
     case = Case(a=Tenant())
     known = case.cluster.pods()
     case.cluster.remove_pod("a")
-    case.evictor().clear(known, [Workload(known.pods[0], "", PodAction.EVICT, "")], 10.0, 10.0)
+    limit = case.deadline(10.0)
+    case.evictor().clear(known, [Workload(known.pods[0], "", PodAction.EVICT, "")], limit, limit)
     assert case.reporter.infos[0] == "tenant/a was gone already"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from driver_manager.cli.wiring import Session
 from driver_manager.core.swap.observe import Identity
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import Node, Observation, PodList
 from driver_manager.ports import Cluster
@@ -56,9 +57,9 @@ def test_a_pod_that_took_anothers_place_before_the_pause_is_waited_for(monkeypat
             world.cluster.remove_pod(uid)
         return obs
 
-    def unload_among(name: str) -> None:
+    def unload_among(name: str, deadline: Deadline) -> None:
         placed.append([uid for uid in world.cluster.listed if uid in world.cluster.owner_of])
-        unload(name)
+        unload(name, deadline)
 
     monkeypatch.setattr(world, "observe", observe_and_restart)
     monkeypatch.setattr(world.host, "unload", unload_among)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 import pytest
 
 from driver_manager.core.pods.watch import POLL_S, WATCH_S, NodeWait, PodWait
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, Terminated, WatchBroken, WatchExpired
 from driver_manager.domain.model import Node, Pod, PodEvent
 from tests.fakes.builders import PLUGIN, node, pod
@@ -29,7 +30,10 @@ class Scene:
     def wait(self, timeout_s: float = 300.0, after: str = "") -> None:
         concerns: Callable[[Pod], bool] = lambda one: PLUGIN in one.selector_keys  # noqa: E731  # short
         known = self.cluster.pods()
-        PodWait(self.cluster, self.clock, self.reporter, concerns).until_gone(known, timeout_s, after)
+        PodWait(self.cluster, self.clock, self.reporter, concerns).until_gone(known, self.deadline(timeout_s), after)
+
+    def deadline(self, seconds: float) -> Deadline:
+        return Deadline.after(seconds, self.clock.monotonic)
 
     def gone_after(self, seconds: float, uid: str) -> None:
         self.clock.after(seconds, lambda: self.cluster.remove_pod(uid))
@@ -329,7 +333,7 @@ def test_a_node_that_may_not_be_watched_is_looked_at_too() -> None:
     scene = unwatchable()
     scene.clock.after(3.0, lambda: scene.cluster.edit({"answer": "yes"}))
     wait = NodeWait(scene.cluster, scene.clock, scene.reporter, lambda now: now.labels.get("answer") == "yes")
-    assert wait.until_wanted(scene.cluster.node(), 60.0)
+    assert wait.until_wanted(scene.cluster.node(), scene.deadline(60.0))
     assert scene.clock.now == 1000.0 + 2 * POLL_S
     assert scene.reporter.warnings == ["refused to watch nodes; looking every 2 s instead"]
 

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.transport import Transport
 from driver_manager.sandbox.apiserver import ApiServer, Deny
 from driver_manager.sandbox.store import Store
 from tests.contract.cluster_port import ClusterContract, Target
 from tests.contract.slot_store import SlotContract
 from tests.contract.workloads_port import WorkloadsContract
 from tests.control_plane.api import Api
+from tests.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.fakes.scripted_api import IN_POD, TRANSPORTS
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Iterator[Target]:
+@pytest.fixture(params=TRANSPORTS)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     """A fresh server; the user `nobody` may do nothing. Its history begins compacted, as an old cluster's."""
     store = Store()
     store.create("namespaces", {"metadata": {"name": "default"}})
     with ApiServer(store, tokens={"admin": "admin", "nobody": "nobody"}, deny=[Deny("*", "*", "nobody")]) as server:
         store.compact()
-        paths = {}
-        for token in ("admin", "nobody"):
-            paths[token] = tmp_path / f"{token}.kubeconfig"
-            paths[token].write_text(json.dumps(server.kubeconfig(token)))
         with Api(server.url, None, "admin") as api:
-            yield Target(api, paths["admin"], paths["nobody"])
+            yield Target(api, *(partial(way, request.param, server, tmp_path, token) for token in ("admin", "nobody")))
+
+
+def way(kind: str, server: ApiServer, folder: Path, token: str) -> Transport:
+    """By a kubeconfig, or as in a pod but for TLS."""
+    if kind == IN_POD:
+        return PlainInPod(make_account(folder / token, token), variables(int(urlsplit(server.url).port or 0)))
+    path = folder / f"{token}.kubeconfig"
+    path.write_text(json.dumps(server.kubeconfig(token)))
+    return load_client(str(path))
 
 
 class TestOnSandbox(ClusterContract):

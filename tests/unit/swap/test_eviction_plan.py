@@ -26,14 +26,10 @@ from driver_manager.domain.swap.eviction_plan import (
     refuse_blocked,
     safe_load,
 )
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    PlanAgain,
-    WaitForCompletion,
-    WaitForSafeLoad,
-)
+from driver_manager.domain.swap.plan import PlanAgain
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 from tests.fakes.builders import ASCEND, PROFILE, driver_pod, node, observation, workload
 
 KEYS = PROFILE.keys
@@ -44,7 +40,7 @@ MANAGED = {KEYS.upgrade_enabled: "true"}
 
 
 def cleared(*pods: Pod, policy: Policy = EVICTS, **fields: Any) -> EvictionPlan:
-    return clearing(observation(pods=pods, **fields), PROFILE, policy)
+    return clearing(Situation.of(observation(pods=pods, **fields), PROFILE, policy))
 
 
 def fates(found: EvictionPlan) -> dict[str, str]:
@@ -194,7 +190,7 @@ def test_a_drain_found_while_the_run_is_under_way_is_judged_alike() -> None:
     policy = Policy(eviction=EvictionRules(drains=True, drain_selector=selectors.parse("drain")))
     outside = observation(pods=(workload("a"), workload("d", labels={"drain": ""})))
     with pytest.raises(PodsRemain, match="tenant/a"):
-        drain(node_pods(outside), PROFILE, policy)
+        drain(Situation.of(outside, PROFILE, policy), node_pods(outside))
 
 
 # pods that may complete
@@ -266,13 +262,13 @@ def managed(*pods: Pod, policy: Policy = EVICTS, **fields: Any) -> Observation:
 )
 def test_only_the_annotation_true_makes_a_node_managed(value: str | None, answer: bool) -> None:
     notes = {} if value is None else {KEYS.upgrade_enabled: value}
-    assert is_managed(observation(node=node(annotations=notes)), PROFILE) is answer
-    assert not is_managed(observation(node=node(annotations=notes)), ASCEND)
+    assert is_managed(Situation.of(observation(node=node(annotations=notes)), PROFILE, Policy())) is answer
+    assert not is_managed(Situation.of(observation(node=node(annotations=notes)), ASCEND, Policy()))
 
 
 def test_an_operator_is_asked_to_move_who_uses_the_driver_and_nobody_is_evicted() -> None:
     bare = workload("b", owner_kind="", has_empty_dir=True)
-    found = clearing(managed(workload("a"), bare, workload("c", resources=())), PROFILE, EVICTS)
+    found = clearing(Situation.of(managed(workload("a"), bare, workload("c", resources=())), PROFILE, EVICTS))
     ask, again = found.first
     assert isinstance(ask, AskOperator)
     assert (ask.key, ask.state_key, ask.state) == (KEYS.upgrade_requested, KEYS.upgrade_state, "")
@@ -298,7 +294,7 @@ def test_an_operator_is_asked_only_where_it_does_nothing_yet(
     state: str, notes: dict[str, str], pod: Pod, asks: bool
 ) -> None:
     obs = managed(pod, labels={KEYS.upgrade_state: state}, notes=notes)
-    ask = clearing(obs, PROFILE, EVICTS).first[0]
+    ask = clearing(Situation.of(obs, PROFILE, EVICTS)).first[0]
     assert isinstance(ask, AskOperator)
     assert (ask.state, ask.asks) == (state, asks)
 
@@ -306,21 +302,21 @@ def test_an_operator_is_asked_only_where_it_does_nothing_yet(
 def test_an_operator_is_asked_once_in_a_run() -> None:
     waited = replace(EVICTS, waited=frozenset({OPERATOR}))
     with pytest.raises(PodsRemain, match=r"\(its state: none\) and these pods still use the driver: tenant/a"):
-        clearing(managed(workload("a")), PROFILE, waited)
-    assert clearing(managed(), PROFILE, waited).first == ()
+        clearing(Situation.of(managed(workload("a")), PROFILE, waited))
+    assert clearing(Situation.of(managed(), PROFILE, waited)).first == ()
 
 
 def test_an_operator_that_cannot_be_asked_is_not_waited_for() -> None:
     deaf = replace(PROFILE, keys=replace(KEYS, upgrade_requested=""))
     with pytest.raises(PodsRemain):
-        clearing(managed(workload("a")), deaf, EVICTS)
+        clearing(Situation.of(managed(workload("a")), deaf, EVICTS))
 
 
 def test_no_consent_of_the_users_counts_on_a_managed_node() -> None:
     holder = workload("h", resources=())
     every = EvictionRules(is_enabled=True, forces=True, deletes_empty_dirs=True, evicts_holders=True, drains=True)
     obs = replace(managed(holder), **holder_of(holder))
-    found = clearing(obs, PROFILE, replace(COMPLETES, eviction=every))
+    found = clearing(Situation.of(obs, PROFILE, replace(COMPLETES, eviction=every)))
     assert (found.first, found.steps) == ((), ())
     assert all(one.action is not PodAction.EVICT for one in found.found)
 
@@ -330,13 +326,15 @@ def test_no_consent_of_the_users_counts_on_a_managed_node() -> None:
 
 def test_a_safe_load_is_asked_for_in_our_pods_name_once_in_a_run() -> None:
     policy = Policy(safe_load=True, operator_timeout_s=77.0)
-    assert safe_load(observation(), PROFILE, policy) == (
+    assert safe_load(Situation.of(observation(), PROFILE, policy)) == (
         WaitForSafeLoad(KEYS.safe_load, "driver-a", 77.0),
         PlanAgain(SAFE_LOAD),
     )
-    assert safe_load(observation(), PROFILE, replace(policy, waited=frozenset({SAFE_LOAD}))) == ()
-    assert safe_load(observation(), PROFILE, replace(policy, waited=frozenset({OPERATOR, COMPLETION}))) != ()
-    assert safe_load(observation(), PROFILE, Policy()) == ()
+    assert safe_load(Situation.of(observation(), PROFILE, replace(policy, waited=frozenset({SAFE_LOAD})))) == ()
+    assert (
+        safe_load(Situation.of(observation(), PROFILE, replace(policy, waited=frozenset({OPERATOR, COMPLETION})))) != ()
+    )
+    assert safe_load(Situation.of(observation(), PROFILE, Policy())) == ()
 
 
 @pytest.mark.parametrize(
@@ -345,7 +343,7 @@ def test_a_safe_load_is_asked_for_in_our_pods_name_once_in_a_run() -> None:
 )
 def test_a_safe_load_that_nobody_could_grant_is_a_mistake(fields: dict[str, Any], profile: Any, lack: str) -> None:
     with pytest.raises(ConfigError, match=lack) as caught:
-        safe_load(observation(**fields), profile, Policy(safe_load=True))
+        safe_load(Situation.of(observation(**fields), profile, Policy(safe_load=True)))
     assert "SAFE_LOAD" in caught.value.remedy
 
 
@@ -375,7 +373,7 @@ def caught(check: Callable[[], None]) -> bool:
         ),
         (
             "_completing",
-            lambda obs, policy: (),
+            lambda _: (),
             test_pods_that_may_complete_are_waited_for_first_and_what_follows_is_what_is_expected_then,
         ),
         (

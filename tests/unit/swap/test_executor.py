@@ -208,11 +208,11 @@ def test_the_digest_is_recorded_after_the_driver_is_verified() -> None:
 # the Node
 
 
-def test_one_reconcile_with_operands_is_six_requests() -> None:
+def test_one_reconcile_with_operands_is_five_requests() -> None:
     world = SCENARIOS["replace_by_container"]()
     run(world)
     requests = [call for call in world.killer.calls if call in ("node", "pods", "patch", "watch", "event")]
-    assert requests == ["node", "pods", "patch", "watch", "node", "patch"]
+    assert requests == ["node", "pods", "patch", "watch", "patch"]
 
 
 def test_a_node_edited_before_the_pause_is_observed_again() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from driver_manager.core.swap.executor import DEVICE_NODES_S
+from driver_manager.core.swap.driver_swap import DEVICE_NODES_S
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import Policy
 from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PLUGIN, PROFILE, pod

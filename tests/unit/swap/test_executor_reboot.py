@@ -15,6 +15,7 @@ from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.fakes.clock import FakeClock
+from tests.fakes.deadlines import soon
 from tests.fakes.executions import ascend, run
 from tests.fakes.host import FakeHost
 from tests.fakes.scenarios import NEW_ROOT
@@ -170,7 +171,7 @@ def test_no_path_of_strategy_reboot_unloads(loader: Loader, force: bool, loaded:
 def test_the_host_itself_refuses_to_unload_a_driver_of_strategy_reboot(tmp_path: Path) -> None:
     roots = HostRoots(tmp_path, tmp_path / "proc", tmp_path / "sys", tmp_path / "dev")
     with pytest.raises(ModuleFailed, match="refused to unload drv_pcie_host"):
-        LinuxHost(roots, ASCEND, FakeClock()).unload("drv_pcie_host")
+        LinuxHost(roots, ASCEND, FakeClock()).unload("drv_pcie_host", soon())
 
 
 def test_a_marker_that_vanishes_while_a_run_holds_is_written_again_with_labels_and_event() -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.swap.executor import Executor
+from driver_manager.core.swap.context import RunContext
 from driver_manager.core.swap.fence import Fence
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
@@ -120,7 +120,7 @@ def caught(check: Callable[[], None]) -> bool:
     [
         (Fence, "effect", lambda *_: contextlib.nullcontext()),
         (FakeHost, "owned", lambda *_: contextlib.nullcontext()),
-        (Executor, "_check_owner", lambda _: None),
+        (RunContext, "check_owner", lambda _: None),
     ],
     ids=["no look before an effect", "a look without the owner", "no look before an eviction"],
 )

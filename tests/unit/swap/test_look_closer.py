@@ -11,6 +11,8 @@ import pytest
 from driver_manager.core.swap.observe import look_closer
 from driver_manager.domain.errors import ApiRefused, ConfigError
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Policy
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.ports import Ports
 from tests.fakes.builders import NEW_DIGEST, NODE, PROFILE, host, modules, observation, pod, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster
@@ -28,13 +30,14 @@ class Case:
     def __init__(self, holders: tuple[Holder, ...] = (Holder(7, "x", "/dev/rbln0", "open", pod_uid="h"),)) -> None:
         killer = Killer()
         self.killer, self.reporter = killer, RecordingReporter()
-        self.cluster = FakeCluster(killer, FakeClock(killer), None, all_claims=(CLAIM,))
+        self.clock = FakeClock(killer)
+        self.cluster = FakeCluster(killer, self.clock, None, all_claims=(CLAIM,))
         self.host = FakeHost(killer, PROFILE, lambda: 1)
         self.host.known_holders = holders
 
     def look(self, obs: Observation, policy: Policy | None = None, **profile: Any) -> Observation:
-        wanted = replace(PROFILE, **profile)
-        return look_closer(obs, self.cluster, self.host, self.reporter, wanted, policy or Policy())
+        now = Situation.of(obs, replace(PROFILE, **profile), policy or Policy())
+        return look_closer(now, Ports(self.cluster, self.host, self.clock, self.reporter)).obs
 
 
 def test_claims_and_named_holders_are_added_where_the_driver_is_to_be_replaced() -> None:

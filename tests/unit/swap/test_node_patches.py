@@ -19,7 +19,7 @@ from driver_manager.domain.swap.node_patches import (
     release,
     take,
 )
-from driver_manager.domain.swap.steps import TakeNode
+from driver_manager.domain.swap.steps.node import TakeNode
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,

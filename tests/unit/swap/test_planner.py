@@ -9,21 +9,13 @@ import pytest
 
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.model import Loader, Module, Observation, Pod, Policy
+from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    Decision,
-    GiveBack,
-    LoadModules,
-    Plan,
-    RecordDigest,
-    RemoveArtifacts,
-    StandDown,
-    TakeNode,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForDevice,
-    WaitForOperands,
-)
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, UnloadModules, WaitForDevice
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, StandDown, TakeNode
+from driver_manager.domain.swap.steps.pods import WaitForOperands
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -47,14 +39,14 @@ from tests.fakes.plans import CONTAINER, MANAGER, READY, STATE, TAKEN, WITHDRAWN
 
 
 def steps(obs: Observation, policy: Policy = CONTAINER) -> list[type]:
-    return [type(step) for step in plan(obs, PROFILE, policy).steps]
+    return [type(step) for step in plan(Situation.of(obs, PROFILE, policy)).steps]
 
 
 # host-installed driver
 
 
 def test_a_host_installed_driver_makes_a_container_stand_down() -> None:
-    found = plan(observation(host=host(host_driver="/lib/m.ko", digest=None)), PROFILE, CONTAINER)
+    found = plan(Situation.of(observation(host=host(host_driver="/lib/m.ko", digest=None)), PROFILE, CONTAINER))
     assert found.decision is Decision.HOST_DRIVER
     step = one(found, StandDown)
     assert (step.key, step.value, step.timeout_s) == (DRIVER, "pre-installed", 300.0)
@@ -64,7 +56,7 @@ def test_a_host_installed_driver_makes_a_container_stand_down() -> None:
 def test_standing_down_does_not_wait_by_hand_nor_label_twice() -> None:
     labels = {**LABELS, DRIVER: "pre-installed"}
     obs = observation(host=host(host_driver="/lib/m.ko", digest=None), own_pod=None, node=node(labels))
-    step = one(plan(obs, PROFILE, CONTAINER), StandDown)
+    step = one(plan(Situation.of(obs, PROFILE, CONTAINER)), StandDown)
     assert step.timeout_s == 0
     assert step.already_labelled
 
@@ -84,12 +76,12 @@ def test_standing_down_gives_back_what_an_earlier_run_took() -> None:
     ids=["digest", "digest-problem", "journal"],
 )
 def test_a_driver_that_an_installer_left_traces_of_is_not_the_hosts(traces: dict[str, Any]) -> None:
-    assert plan(observation(**traces), PROFILE, CONTAINER).decision is Decision.REPLACE
+    assert plan(Situation.of(observation(**traces), PROFILE, CONTAINER)).decision is Decision.REPLACE
 
 
 def test_a_manager_may_load_the_hosts_own_driver() -> None:
     obs = observation(host=host(host_driver="/lib/m.ko", modules={}, digest=None, source=source("/")))
-    assert plan(obs, PROFILE, MANAGER).decision is Decision.NOT_LOADED
+    assert plan(Situation.of(obs, PROFILE, MANAGER)).decision is Decision.NOT_LOADED
 
 
 # not loaded
@@ -98,12 +90,12 @@ def test_a_manager_may_load_the_hosts_own_driver() -> None:
 def test_with_nothing_loaded_nobody_is_paused_or_waited_for() -> None:
     obs = observation(host=host(modules={}, digest=None))
     assert steps(obs) == []
-    assert "its container loads it" in plan(obs, PROFILE, CONTAINER).reason
+    assert "its container loads it" in plan(Situation.of(obs, PROFILE, CONTAINER)).reason
 
 
 def test_an_equal_digest_with_no_module_loaded_is_not_current() -> None:
     obs = observation(host=host(modules={}, digest=NEW_DIGEST, source=source(), artifacts=(STATE,)))
-    found = plan(obs, PROFILE, MANAGER)
+    found = plan(Situation.of(obs, PROFILE, MANAGER))
     assert found.decision is Decision.NOT_LOADED
     assert [type(step) for step in found.steps] == [TakeNode, RemoveArtifacts, LoadModules, RecordDigest, GiveBack]
     assert one(found, RemoveArtifacts).paths == (STATE,)
@@ -112,7 +104,7 @@ def test_an_equal_digest_with_no_module_loaded_is_not_current() -> None:
 def test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded() -> None:
     pods = (pod("plugin", PLUGIN, host_paths=(ROOT_MOUNT,)), pod("exporter", EXPORTER))
     obs = observation(host=host(modules={}, digest=None, root_mounts=(ROOT_MOUNT,)), pods=pods)
-    found = plan(obs, PROFILE, CONTAINER)
+    found = plan(Situation.of(obs, PROFILE, CONTAINER))
     assert [type(step) for step in found.steps] == [TakeNode, WaitForOperands, UnmountDriverRoot, GiveBack]
     assert one(found, TakeNode).change.labels == {PLUGIN: PAUSED}
     assert one(found, TakeNode).change.unschedulable is None
@@ -121,7 +113,7 @@ def test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded() ->
 
 def test_a_stale_root_that_nobody_has_mounted_is_just_unmounted() -> None:
     obs = observation(host=host(modules={}, digest=None, root_mounts=(f"{ROOT_MOUNT}/a", ROOT_MOUNT)))
-    found = plan(obs, PROFILE, CONTAINER)
+    found = plan(Situation.of(obs, PROFILE, CONTAINER))
     assert [type(step) for step in found.steps] == [TakeNode, UnmountDriverRoot, GiveBack]
     assert takes_no_label(found)
 
@@ -130,7 +122,7 @@ def test_what_a_failed_load_left_behind_is_unloaded_first() -> None:
     left = {"rebellions_core": Module("rebellions_core")}
     obs = observation(host=host(modules=left, digest=None, source=source()))
     assert steps(obs, MANAGER) == [TakeNode, UnloadModules, LoadModules, RecordDigest, GiveBack]
-    assert takes_no_label(plan(obs, PROFILE, MANAGER))
+    assert takes_no_label(plan(Situation.of(obs, PROFILE, MANAGER)))
 
 
 def takes_no_label(found: Plan) -> bool:
@@ -149,7 +141,7 @@ def takes_no_label(found: Plan) -> bool:
     ids=["load", "unmount", "unload"],
 )
 def test_whoever_loads_unloads_or_unmounts_takes_the_node_first(facts: dict[str, Any], policy: Policy) -> None:
-    found = plan(observation(host=host(**{"modules": {}, "digest": None, **facts})), PROFILE, policy)
+    found = plan(Situation.of(observation(host=host(**{"modules": {}, "digest": None, **facts})), PROFILE, policy))
     assert found.decision is Decision.NOT_LOADED
     assert type(found.steps[0]) is TakeNode
     assert takes_no_label(found)
@@ -163,7 +155,7 @@ def test_removing_files_takes_no_node() -> None:
 
 def test_a_run_that_resumes_without_a_driver_waits_for_nobody_and_gives_back_what_was_paused() -> None:
     obs = observation(host=host(modules={}, digest=None, source=source()), node=node(TAKEN), journal=journal())
-    found = plan(obs, PROFILE, MANAGER)
+    found = plan(Situation.of(obs, PROFILE, MANAGER))
     assert [type(step) for step in found.steps] == [TakeNode, LoadModules, RecordDigest, GiveBack]
     assert one(found, GiveBack).journal.labels == {PLUGIN: "true", EXPORTER: "true"}
 
@@ -172,7 +164,7 @@ def test_a_run_that_resumes_without_a_driver_still_waits_for_pods_of_a_stale_roo
     pods = (pod("plugin", PLUGIN, host_paths=(ROOT_MOUNT,)), pod("exporter", EXPORTER))
     stale = host(modules={}, digest=None, root_mounts=(ROOT_MOUNT,))
     obs = observation(host=stale, node=node(TAKEN), journal=journal(), pods=pods)
-    found = plan(obs, PROFILE, CONTAINER)
+    found = plan(Situation.of(obs, PROFILE, CONTAINER))
     assert [type(step) for step in found.steps] == [TakeNode, WaitForOperands, UnmountDriverRoot, GiveBack]
     assert one(found, WaitForOperands).keys == (PLUGIN,)
 
@@ -191,7 +183,7 @@ def test_a_replacement_by_hand_leaves_the_root_of_a_started_driver_container_mou
     for started in (True, False):
         pods = (pod("driver-x", DRIVER, main_started=started),)
         obs = observation(host=host(root_mounts=(ROOT_MOUNT,)), own_pod=None, pods=pods)
-        assert plan(obs, PROFILE, CONTAINER).decision is Decision.REPLACE
+        assert plan(Situation.of(obs, PROFILE, CONTAINER)).decision is Decision.REPLACE
         assert (UnmountDriverRoot in steps(obs)) is not started
 
 
@@ -227,7 +219,7 @@ def test_labels_found_paused_without_a_journal_are_given_back_when_nothing_is_lo
 
 
 def test_a_current_driver_leads_to_an_empty_plan_with_its_reason() -> None:
-    found = plan(observation(host=host(digest=NEW_DIGEST)), PROFILE, CONTAINER)
+    found = plan(Situation.of(observation(host=host(digest=NEW_DIGEST)), PROFILE, CONTAINER))
     assert (found.decision, found.steps) == (Decision.CURRENT, ())
     assert NEW_DIGEST[:12] in found.reason
     assert "loaded since this boot" in found.reason
@@ -237,7 +229,7 @@ REBOUND: dict[str, Any] = {"digest": NEW_DIGEST, "root_mounts": (ROOT_MOUNT,), "
 
 
 def test_a_driver_container_about_to_start_makes_operands_let_go_of_the_old_root() -> None:
-    found = plan(observation(host=host(**REBOUND)), PROFILE, CONTAINER)
+    found = plan(Situation.of(observation(host=host(**REBOUND)), PROFILE, CONTAINER))
     assert found.decision is Decision.REBIND
     assert [type(step) for step in found.steps] == [
         TakeNode,
@@ -260,7 +252,7 @@ def test_a_driver_container_about_to_start_makes_operands_let_go_of_the_old_root
     ],
 )
 def test_a_root_that_nobody_is_about_to_replace_stays_as_it_is(fields: dict[str, Any], policy: Policy) -> None:
-    found = plan(observation(**{"host": host(**REBOUND), **fields}), PROFILE, policy)
+    found = plan(Situation.of(observation(**{"host": host(**REBOUND), **fields}), PROFILE, policy))
     assert (found.decision, found.steps) == (Decision.CURRENT, ())
 
 
@@ -288,14 +280,14 @@ def test_a_resumed_rebind_whose_root_is_unmounted_still_removes_the_ready_marker
     ],
 )
 def test_a_driver_is_replaced_for_a_stated_reason(facts: dict[str, Any], policy: Policy, why: str) -> None:
-    found = plan(observation(host=host(**facts)), PROFILE, policy)
+    found = plan(Situation.of(observation(host=host(**facts)), PROFILE, policy))
     assert found.decision is Decision.REPLACE
     assert why in found.reason
 
 
 def test_the_full_path_with_a_container() -> None:
     old = host(root_mounts=(f"{ROOT_MOUNT}/proc", ROOT_MOUNT), artifacts=(READY, STATE, PROFILE.paths.load_record))
-    found = plan(observation(host=old), PROFILE, CONTAINER)
+    found = plan(Situation.of(observation(host=old), PROFILE, CONTAINER))
     assert [type(step) for step in found.steps] == [
         TakeNode,
         WaitForOperands,
@@ -314,7 +306,7 @@ def test_the_full_path_with_a_container() -> None:
 
 def test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back() -> None:
     old, new = source("/opt/old", "1.0"), source()
-    found = plan(observation(host=host(source=new, previous_source=old)), PROFILE, MANAGER)
+    found = plan(Situation.of(observation(host=host(source=new, previous_source=old)), PROFILE, MANAGER))
     assert [type(step) for step in found.steps][-3:] == [LoadModules, RecordDigest, GiveBack]
     assert one(found, LoadModules) == LoadModules(new, old, OLD_DIGEST)
     assert one(found, TakeNode).journal.driver.digest == OLD_DIGEST
@@ -326,7 +318,7 @@ PEERS["rebellions"] = replace(PEERS["rebellions"], refcount=2, holders=("rebelli
 
 
 def test_own_modules_above_the_roots_are_loaded_again_in_the_opposite_order() -> None:
-    found = plan(observation(host=host(modules=PEERS, source=source())), PROFILE, MANAGER)
+    found = plan(Situation.of(observation(host=host(modules=PEERS, source=source())), PROFILE, MANAGER))
     assert one(found, TakeNode).journal.driver.modules == one(found, UnloadModules).names
     assert one(found, LoadModules).also == ("rebellions_peer", "rebellions_fs")
 
@@ -334,7 +326,7 @@ def test_own_modules_above_the_roots_are_loaded_again_in_the_opposite_order() ->
 def test_an_own_module_beside_the_root_is_loaded_again_too() -> None:
     beside = modules(rebellions_net=Module("rebellions_net", "1.0", 0))
     beside["rebellions_core"] = Module("rebellions_core", "1.0", 2, ("rebellions", "rebellions_net"))
-    found = plan(observation(host=host(modules=beside, source=source())), PROFILE, MANAGER)
+    found = plan(Situation.of(observation(host=host(modules=beside, source=source())), PROFILE, MANAGER))
     assert "rebellions_net" in one(found, UnloadModules).names
     assert one(found, LoadModules).also == ("rebellions_net",)
 
@@ -343,28 +335,37 @@ def test_a_resumed_run_knows_peers_from_the_journal_and_the_digest_from_one_of_t
     names = ("rebellions_peer", "rebellions", "rebellions_core")
     left = journal(driver=OldDriver("1.0", "/opt/old", names, OLD_DIGEST))
     gone = host(modules={}, digest=None, source=source())
-    step = one(plan(observation(host=gone, journal=left, node=node(TAKEN)), PROFILE, MANAGER), LoadModules)
+    step = one(
+        plan(Situation.of(observation(host=gone, journal=left, node=node(TAKEN)), PROFILE, MANAGER)), LoadModules
+    )
     assert (step.previous_digest, step.also) == (OLD_DIGEST, ("rebellions_core", "rebellions_peer"))
     other = replace(left, boot_id="boot-0")
-    step = one(plan(observation(host=gone, journal=other, node=node(TAKEN)), PROFILE, MANAGER), LoadModules)
+    step = one(
+        plan(Situation.of(observation(host=gone, journal=other, node=node(TAKEN)), PROFILE, MANAGER)), LoadModules
+    )
     assert (step.previous_digest, step.also) == ("", ("rebellions_core", "rebellions_peer"))
 
 
 def test_a_forced_reinstall_needs_no_digest_and_records_none() -> None:
     obs = observation(digest="", host=host(source=source()))
-    found = plan(obs, PROFILE, Policy(loader=Loader.MANAGER, force_reinstall=True))
+    found = plan(Situation.of(obs, PROFILE, Policy(loader=Loader.MANAGER, force_reinstall=True)))
     assert RecordDigest not in [type(step) for step in found.steps]
 
 
 def test_on_a_node_whose_upgrades_an_operator_manages_we_never_cordon() -> None:
     assert PROFILE.keys.upgrade_enabled
     managed = node(annotations={PROFILE.keys.upgrade_enabled: "true"})
-    found = plan(observation(node=managed), PROFILE, CONTAINER)
+    found = plan(Situation.of(observation(node=managed), PROFILE, CONTAINER))
     assert one(found, TakeNode).change.unschedulable is None
     assert "no cordon" in found.warnings[0]
     unmanaged = node(annotations={PROFILE.keys.upgrade_enabled: "false"})
-    assert one(plan(observation(node=unmanaged), PROFILE, CONTAINER), TakeNode).change.unschedulable is True
+    assert (
+        one(plan(Situation.of(observation(node=unmanaged), PROFILE, CONTAINER)), TakeNode).change.unschedulable is True
+    )
 
 
 def test_a_run_by_hand_is_told_that_nobody_loads_the_driver() -> None:
-    assert "until the driver pod is restarted" in plan(observation(own_pod=None), PROFILE, CONTAINER).warnings[0]
+    assert (
+        "until the driver pod is restarted"
+        in plan(Situation.of(observation(own_pod=None), PROFILE, CONTAINER)).warnings[0]
+    )

@@ -14,23 +14,14 @@ from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Ob
 from driver_manager.domain.pods.workloads import PodAction
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
+from driver_manager.domain.swap.plan import Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    LoadModules,
-    PauseLast,
-    Plan,
-    PlanAgain,
-    StandDown,
-    TakeNode,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForCompletion,
-    WaitForSafeLoad,
-)
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
+from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 from tests.fakes.builders import (
     LABELS,
     NEW_DIGEST,
@@ -117,7 +108,7 @@ ASKING = {WaitForSafeLoad, AskOperator, PlanAgain}
 
 def plan_or_error(obs: Observation, profile: Profile, policy: Policy) -> Plan | ManagerError:
     try:
-        return plan(obs, profile, policy)
+        return plan(Situation.of(obs, profile, policy))
     except ManagerError as error:
         return error
 
@@ -162,7 +153,7 @@ def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy) -> No
     found = plan_or_error(obs, PROFILE, policy)
     if isinstance(found, ManagerError):
         return
-    kinds = [type(step) for step in found.steps]
+    kinds: list[type] = [type(step) for step in found.steps]
     is_loaded = obs.host is not None and "rebellions" in obs.host.modules
     clears = {EvictWorkloads, DrainNode} & set(kinds)
     evicted = [one.pod for one in found.workloads if one.action is PodAction.EVICT]
@@ -175,7 +166,7 @@ def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy) -> No
     if clears or PauseLast in kinds or AskOperator in kinds or WaitForCompletion in kinds:
         assert is_loaded, "nobody has to leave where nothing is unloaded"
     for clear in clears:
-        assert not is_managed(obs, PROFILE), "the operator evicts"
+        assert not is_managed(Situation.of(obs, PROFILE, Policy())), "the operator evicts"
         assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(UnloadModules)
         assert policy.eviction.is_enabled or policy.eviction.drains or policy.eviction.evicts_holders or not evicted
         assert PauseLast not in kinds or kinds.index(clear) < kinds.index(PauseLast) < kinds.index(UnloadModules)

@@ -7,21 +7,17 @@ import pytest
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Loader, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
+from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan
-from driver_manager.domain.swap.steps import (
-    ClearRebootRequest,
-    Decision,
-    HoldForReboot,
-    LoadModules,
-    RecordDigest,
-    RequestReboot,
-)
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
+from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, HoldForReboot, RequestReboot
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, node, observation, source
 from tests.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
 
 
 def test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested() -> None:
-    found = plan(observation(host=host(**ASCEND_LOADED)), ASCEND, Policy(no_wait=True))
+    found = plan(Situation.of(observation(host=host(**ASCEND_LOADED)), ASCEND, Policy(no_wait=True)))
     assert found.decision is Decision.REBOOT
     assert [type(step) for step in found.steps] == [RequestReboot, HoldForReboot]
     request = one(found, RequestReboot)
@@ -40,14 +36,14 @@ def test_a_current_driver_of_strategy_reboot_clears_only_a_stale_request() -> No
         (Marker("upgrade", "boot-0"), [ClearRebootRequest]),
     ):
         obs = observation(host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker=marker), node=node(labels))
-        found = plan(obs, ASCEND, CONTAINER)
+        found = plan(Situation.of(obs, ASCEND, CONTAINER))
         assert [type(step) for step in found.steps] == expected
     assert one(found, ClearRebootRequest).change.labels == {ASCEND.keys.reboot_required: None}
 
 
 def test_a_fresh_boot_loads_a_driver_of_strategy_reboot() -> None:
     obs = observation(host=host(modules={}, digest=None, source=source(), marker=Marker("upgrade", "boot-0")))
-    found = plan(obs, ASCEND, MANAGER)
+    found = plan(Situation.of(obs, ASCEND, MANAGER))
     assert [type(step) for step in found.steps] == [ClearRebootRequest, LoadModules, RecordDigest]
 
 
@@ -56,22 +52,24 @@ ASKED = {LABEL: "true", STATE_KEY: REBOOT_STATE}
 
 
 def test_a_request_sets_both_labels_once() -> None:
-    fresh = plan(observation(host=host(**ASCEND_LOADED)), ASCEND, CONTAINER)
+    fresh = plan(Situation.of(observation(host=host(**ASCEND_LOADED)), ASCEND, CONTAINER))
     assert one(fresh, RequestReboot).change.labels == ASKED
-    again = plan(observation(host=host(**ASCEND_LOADED), node=node(ASKED)), ASCEND, CONTAINER)
+    again = plan(Situation.of(observation(host=host(**ASCEND_LOADED), node=node(ASKED)), ASCEND, CONTAINER))
     assert one(again, RequestReboot).change.is_empty
 
 
 @pytest.mark.parametrize("marker", [Marker("recovery", "boot-1"), Marker("upgrade", "")])
 def test_a_marker_that_may_be_of_this_boot_is_kept_as_it_is(marker: Marker) -> None:
-    found = plan(observation(host=host(**ASCEND_LOADED, marker=marker)), ASCEND, CONTAINER)
+    found = plan(Situation.of(observation(host=host(**ASCEND_LOADED, marker=marker)), ASCEND, CONTAINER))
     assert [type(step) for step in found.steps] == [RequestReboot, HoldForReboot]
     assert one(found, RequestReboot).path == ""
     assert "marker" not in one(found, RequestReboot).describe()
 
 
 def test_a_marker_of_another_boot_is_written_anew() -> None:
-    found = plan(observation(host=host(**ASCEND_LOADED, marker=Marker("upgrade", "boot-0"))), ASCEND, CONTAINER)
+    found = plan(
+        Situation.of(observation(host=host(**ASCEND_LOADED, marker=Marker("upgrade", "boot-0"))), ASCEND, CONTAINER)
+    )
     assert one(found, RequestReboot).path == ASCEND.paths.reboot_marker
 
 
@@ -79,12 +77,14 @@ def test_a_marker_of_another_boot_is_written_anew() -> None:
 def test_after_the_reboot_both_labels_go_again(loaded: bool) -> None:
     facts = ASCEND_LOADED if loaded else {"modules": {}}
     found = plan(
-        observation(
-            host=host(**facts, digest=NEW_DIGEST, marker=Marker("upgrade", "boot-0"), source=source()),
-            node=node({**ASKED, "other": "x"}),
+        Situation.of(
+            observation(
+                host=host(**facts, digest=NEW_DIGEST, marker=Marker("upgrade", "boot-0"), source=source()),
+                node=node({**ASKED, "other": "x"}),
+            ),
+            ASCEND,
+            Policy(loader=Loader.MANAGER),
         ),
-        ASCEND,
-        Policy(loader=Loader.MANAGER),
     )
     assert one(found, ClearRebootRequest).change.labels == {LABEL: None, STATE_KEY: None}
 
@@ -94,7 +94,7 @@ def test_a_state_that_another_manager_wrote_stays() -> None:
     obs = observation(
         host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker=marker), node=node({STATE_KEY: "upgrade-done"})
     )
-    assert one(plan(obs, ASCEND, CONTAINER), ClearRebootRequest).change.is_empty
+    assert one(plan(Situation.of(obs, ASCEND, CONTAINER)), ClearRebootRequest).change.is_empty
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -102,12 +102,12 @@ def test_a_marker_without_a_boot_id_is_not_called_stale(loaded: bool) -> None:
     facts = ASCEND_LOADED if loaded else {"modules": {}}
     marker = Marker("upgrade", "")
     obs = observation(host=host(**facts, digest=NEW_DIGEST, marker=marker), node=node(ASKED))
-    assert plan(obs, ASCEND, CONTAINER).steps == ()
+    assert plan(Situation.of(obs, ASCEND, CONTAINER)).steps == ()
 
 
 def test_a_marker_of_another_node_does_not_stand_in_for_ours() -> None:
     foreign = Marker("upgrade", "boot-1", node="another")
-    found = plan(observation(host=host(**ASCEND_LOADED, marker=foreign)), ASCEND, CONTAINER)
+    found = plan(Situation.of(observation(host=host(**ASCEND_LOADED, marker=foreign)), ASCEND, CONTAINER))
     assert one(found, RequestReboot).path == ASCEND.paths.reboot_marker
 
 
@@ -118,10 +118,10 @@ def test_labels_of_an_earlier_boot_go_though_the_marker_is_gone_already() -> Non
             host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker_problem=marker_problem),
             node=node(ASKED, annotations=notes),
         )
-        assert [type(step) for step in plan(obs, ASCEND, CONTAINER).steps] == expected
+        assert [type(step) for step in plan(Situation.of(obs, ASCEND, CONTAINER)).steps] == expected
     here = {ASCEND.keys.pre_reboot_boot_id: "boot-1"}
     obs = observation(host=host(**ASCEND_LOADED, digest=NEW_DIGEST), node=node(ASKED, annotations=here))
-    assert plan(obs, ASCEND, CONTAINER).steps == ()
+    assert plan(Situation.of(obs, ASCEND, CONTAINER)).steps == ()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_labels_of_an_earlier_boot_go_though_the_marker_is_gone_already() -> Non
 )
 def test_an_upgrade_that_is_not_wanted_any_more_asks_for_no_reboot(marker: Marker, is_cleared: bool) -> None:
     obs = observation(host=host(**ASCEND_LOADED, digest=NEW_DIGEST, marker=marker), node=node(ASKED))
-    found = plan(obs, ASCEND, CONTAINER)
+    found = plan(Situation.of(obs, ASCEND, CONTAINER))
     assert bool(found.steps) is is_cleared
     if is_cleared:
         assert one(found, ClearRebootRequest).change.labels == {LABEL: None, STATE_KEY: None}

@@ -16,8 +16,9 @@ from driver_manager.domain.errors import (
     RebootRequired,
 )
 from driver_manager.domain.model import Module, Policy
+from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan, refuse_if_owned
-from driver_manager.domain.swap.steps import Decision
+from driver_manager.domain.swap.situation import Situation
 from tests.fakes.builders import NEW_DIGEST, PROFILE, SOMEBODY, host, journal, modules, node, observation, source
 from tests.fakes.plans import CONTAINER, MANAGER
 
@@ -46,7 +47,7 @@ def test_what_stops_a_run_says_why_and_what_to_do(
     fields: dict[str, Any], policy: Policy, error: type[ManagerError], said: str
 ) -> None:
     with pytest.raises(error, match=said) as caught:
-        plan(observation(**fields), PROFILE, policy)
+        plan(Situation.of(observation(**fields), PROFILE, policy))
     assert caught.value.remedy
 
 
@@ -60,7 +61,7 @@ def test_what_stops_a_run_says_why_and_what_to_do(
     ],
 )
 def test_a_journal_of_ours_or_of_the_dead_does_not_stop_a_run(fields: dict[str, Any], policy: Policy) -> None:
-    assert plan(observation(**fields), PROFILE, policy).decision is Decision.REPLACE
+    assert plan(Situation.of(observation(**fields), PROFILE, policy)).decision is Decision.REPLACE
 
 
 def test_a_refused_second_run_ends_with_eleven() -> None:
@@ -82,7 +83,7 @@ def test_a_foreign_module_above_the_driver_is_found_before_the_first_change() ->
     facts = host(modules=modules(third_party=Module("third_party")), source=source())
     for policy in (CONTAINER, MANAGER):
         with pytest.raises(PreflightFailed, match="foreign module third_party"):
-            plan(observation(host=facts), PROFILE, policy)
+            plan(Situation.of(observation(host=facts), PROFILE, policy))
 
 
 def test_a_node_whose_reboot_was_granted_in_this_boot_is_not_taken() -> None:
@@ -93,10 +94,10 @@ def test_a_node_whose_reboot_was_granted_in_this_boot_is_not_taken() -> None:
         obs = observation(node=node(annotations=granted))
         if is_refused:
             with pytest.raises(RebootRequired, match="was granted") as caught:
-                plan(obs, profile, CONTAINER)
+                plan(Situation.of(obs, profile, CONTAINER))
             # Nobody else tells how to get rid of the grant of a rebooter that was removed.
             assert "remove the annotation example.com/reboot" in caught.value.remedy
         else:
-            assert plan(obs, profile, CONTAINER).steps
+            assert plan(Situation.of(obs, profile, CONTAINER)).steps
     current = observation(node=node(annotations=granted), host=host(digest=NEW_DIGEST))
-    assert not plan(current, profile, CONTAINER).steps
+    assert not plan(Situation.of(current, profile, CONTAINER)).steps

@@ -11,28 +11,18 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain, StandingDown
-from driver_manager.domain.model import Claim, EvictionRules, Loader, Observation, Policy
+from driver_manager.domain.model import Claim, EvictionRules, Loader, Policy
 from driver_manager.domain.swap import planner
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.node_patches import pausable_keys
+from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan, wants_users
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    Decision,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    PauseLast,
-    Plan,
-    PlanAgain,
-    TakeNode,
-    UnloadModules,
-    UnmountDriverRoot,
-    WaitForCompletion,
-    WaitForDevice,
-    WaitForOperands,
-    WaitForSafeLoad,
-)
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.modules import UnloadModules, WaitForDevice
+from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
 from tests.fakes.builders import (
     ASCEND,
     EXPORTER,
@@ -64,7 +54,7 @@ ABSENT: dict[str, Any] = {"modules": {}, "digest": None}
 
 
 def planned(policy: Policy = EVICTS, **fields: Any) -> Plan:
-    return plan(observation(**fields), PROFILE, policy)
+    return plan(Situation.of(observation(**fields), PROFILE, policy))
 
 
 def kinds(found: Plan) -> list[type]:
@@ -157,7 +147,7 @@ def test_the_drivers_own_label_is_not_paused_even_where_it_is_named_to_leave_las
     deploy = replace(PROFILE.deploy, leave_last=("driver", PROFILE.deploy.driver_key))
     profile = replace(PROFILE, deploy=deploy)
     for claims in ((CLAIM,), ()):
-        found = plan(observation(pods=(HOLDING,), claims=claims), profile, EVICTS)
+        found = plan(Situation.of(observation(pods=(HOLDING,), claims=claims), profile, EVICTS))
         assert PauseLast not in kinds(found)
         assert PROFILE.deploy.driver_key not in one(found, TakeNode).journal.labels
 
@@ -314,11 +304,11 @@ def test_a_skipped_node_may_be_looked_at_and_given_back() -> None:
     ],
 )
 def test_claims_and_holders_are_read_only_where_somebody_may_have_to_leave(fields: dict[str, Any], wants: bool) -> None:
-    assert wants_users(observation(**fields), PROFILE, EVICTS) is wants
+    assert wants_users(Situation.of(observation(**fields), PROFILE, EVICTS)) is wants
 
 
 def test_claims_and_holders_are_not_read_for_a_driver_that_is_never_unloaded() -> None:
-    assert not wants_users(observation(), ASCEND, EVICTS)
+    assert not wants_users(Situation.of(observation(), ASCEND, EVICTS))
 
 
 # what a plan shows
@@ -367,13 +357,13 @@ def caught(check: Callable[[], None]) -> bool:
     return False
 
 
-def all_at_once(obs: Observation, *_: object) -> tuple[frozenset[str], frozenset[str]]:
-    return pausable_keys(obs.node, PROFILE), frozenset()
+def all_at_once(now: Situation) -> tuple[frozenset[str], frozenset[str]]:
+    return pausable_keys(now.obs.node, PROFILE), frozenset()
 
 
 def nobody_is_looked_for_by_hand() -> None:
     stale = host(digest=NEW_DIGEST, root_mounts=(ROOT_MOUNT,))
-    assert not wants_users(observation(host=stale, own_pod=None), PROFILE, EVICTS)
+    assert not wants_users(Situation.of(observation(host=stale, own_pod=None), PROFILE, EVICTS))
 
 
 @pytest.mark.parametrize(

@@ -10,34 +10,27 @@ from driver_manager.cli.preflight import _text
 from driver_manager.domain import selectors
 from driver_manager.domain.model import DriverSource, EvictionRules, Loader, Module, ModuleFile, Policy
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.plan import PlanAgain
 from driver_manager.domain.swap.preflight import Check, access, checks, problems, remedies, rights, rights_to_replace
-from driver_manager.domain.swap.steps import (
-    AskOperator,
-    DrainNode,
-    EvictWorkloads,
-    GiveBack,
-    PauseLast,
-    PlanAgain,
-    RecordDigest,
-    Step,
-    WaitForCompletion,
-    WaitForDevice,
-    WaitForOperands,
-    WaitForSafeLoad,
-)
-from tests.fakes.builders import ASCEND, PROFILE, host, journal, source
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.base import Step
+from driver_manager.domain.swap.steps.modules import RecordDigest, WaitForDevice
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast
+from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
+from tests.fakes.builders import ASCEND, PROFILE, host, journal, observation, source
 
 MANAGER = Policy(loader=Loader.MANAGER)
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(deadline_s=360.0)])
 def test_a_run_that_can_succeed_has_no_problem(policy: Policy) -> None:
-    assert problems(host(), PROFILE, policy) == ()
-    assert problems(host(source=source()), PROFILE, MANAGER) == ()
+    assert problems(Situation.of(observation(host=host()), PROFILE, policy)) == ()
+    assert problems(Situation.of(observation(host=host(source=source())), PROFILE, MANAGER)) == ()
 
 
 def test_a_deadline_that_cannot_hold_its_waits_names_both_figures() -> None:
-    (problem,) = problems(host(), PROFILE, Policy(deadline_s=359.9))
+    (problem,) = problems(Situation.of(observation(host=host()), PROFILE, Policy(deadline_s=359.9)))
     assert "359.9 s" in problem.what
     assert "360 s" in problem.what
     assert "RECONCILE_DEADLINE" in problem.remedy
@@ -60,33 +53,41 @@ COMPLETION = selectors.parse("job")
     ],
 )
 def test_a_deadline_has_to_hold_every_wait_that_was_asked_for(policy: Policy, budget_s: float) -> None:
-    assert problems(host(), PROFILE, replace(policy, deadline_s=budget_s)) == ()
-    (problem,) = problems(host(), PROFILE, replace(policy, deadline_s=budget_s - 0.5))
+    assert problems(Situation.of(observation(host=host()), PROFILE, replace(policy, deadline_s=budget_s))) == ()
+    (problem,) = problems(Situation.of(observation(host=host()), PROFILE, replace(policy, deadline_s=budget_s - 0.5)))
     assert f"({budget_s:g} s)" in problem.what
     assert "POD_EVICTION_TIMEOUT" in problem.remedy
 
 
 def test_the_default_deadline_holds_all_default_waits() -> None:
     everything = Policy(eviction=EvictionRules(is_enabled=True, drains=True), completion=COMPLETION, safe_load=True)
-    assert problems(host(), PROFILE, everything) == ()
+    assert problems(Situation.of(observation(host=host()), PROFILE, everything)) == ()
 
 
 def test_a_manager_without_a_root_is_told_to_set_one() -> None:
-    (problem,) = problems(host(), PROFILE, MANAGER)
+    (problem,) = problems(Situation.of(observation(host=host()), PROFILE, MANAGER))
     assert "DRIVER_ROOT" in problem.remedy
 
 
 def test_the_problem_of_a_root_is_passed_on_with_its_remedy() -> None:
-    (problem,) = problems(host(source=source(problem="built for 5.15", remedy="build it")), PROFILE, MANAGER)
+    (problem,) = problems(
+        Situation.of(
+            observation(host=host(source=source(problem="built for 5.15", remedy="build it"))), PROFILE, MANAGER
+        )
+    )
     assert (problem.what, problem.remedy) == ("built for 5.15", "build it")
 
 
 def test_a_bad_root_does_not_matter_where_the_container_loads() -> None:
-    assert problems(host(source=source(problem="built for 5.15")), PROFILE, Policy()) == ()
+    assert (
+        problems(Situation.of(observation(host=host(source=source(problem="built for 5.15"))), PROFILE, Policy())) == ()
+    )
 
 
 def test_every_conflicting_module_is_a_problem_of_its_own() -> None:
-    found = problems(host(conflicting=("nouveau", "other")), PROFILE, Policy(deadline_s=1.0))
+    found = problems(
+        Situation.of(observation(host=host(conflicting=("nouveau", "other"))), PROFILE, Policy(deadline_s=1.0))
+    )
     assert [part for problem in found for part in ("nouveau", "other") if part in problem.what] == ["nouveau", "other"]
     assert len(found) == 3
     assert all(problem.remedy for problem in found)
@@ -107,6 +108,8 @@ FITS = f"{KERNEL} SMP"
         (ModuleFile("m", "/m.ko", vermagic="5.15 SMP"), False),
         (ModuleFile("m", "/m.ko", vermagic=f"{KERNEL}-other SMP"), False),
         (ModuleFile("m", "/m.ko"), False),
+        (ModuleFile("m", "/m.ko", unread="modinfo failed: killed"), False),
+        (ModuleFile("m", "/m.ko", layout_matches=True, unread="modinfo failed: killed"), False),
         (ModuleFile("m", "/m.ko", vermagic=FITS, missing_dependencies=("n",)), False),
         (ModuleFile("m", "/m.ko", vermagic=FITS, unknown_symbols=()), True),
         (ModuleFile("m", "/m.ko", vermagic=FITS, unknown_symbols=("gone",)), False),
@@ -114,9 +117,18 @@ FITS = f"{KERNEL} SMP"
     ],
 )
 def test_a_module_that_this_kernel_would_not_take_stops_the_run(file: ModuleFile, ok: bool) -> None:
-    found = problems(host(source=DriverSource("/opt", (file,))), PROFILE, MANAGER)
+    found = problems(Situation.of(observation(host=host(source=DriverSource("/opt", (file,)))), PROFILE, MANAGER))
     assert (found == ()) is ok
     assert all(problem.what and problem.remedy for problem in found)
+
+
+def test_a_module_that_tells_nothing_of_itself_is_not_said_to_be_of_another_kernel() -> None:
+    file = ModuleFile("m", "/m.ko", unread="modinfo failed: killed")
+    (problem,) = problems(Situation.of(observation(host=host(source=DriverSource("/opt", (file,)))), PROFILE, MANAGER))
+    assert "/m.ko is built for" in problem.what
+    assert "is not known: modinfo failed: killed" in problem.what
+    assert "built for this kernel" not in problem.remedy
+    assert "Run again" in problem.remedy
 
 
 @pytest.mark.parametrize(
@@ -125,7 +137,11 @@ def test_a_module_that_this_kernel_would_not_take_stops_the_run(file: ModuleFile
 def test_a_signature_matters_where_the_kernel_asks_for_it(signed: bool | None, enforced: bool, ok: bool | None) -> None:
     file = ModuleFile("m", "/m.ko", vermagic=FITS, is_signed=signed)
     facts = host(source=DriverSource("/opt", (file,)), enforces_signatures=enforced)
-    (check,) = [check for check in checks(facts, PROFILE, MANAGER) if check.name == "signature of m"]
+    (check,) = [
+        check
+        for check in checks(Situation.of(observation(host=facts), PROFILE, MANAGER))
+        if check.name == "signature of m"
+    ]
     assert check.ok is ok
 
 
@@ -142,7 +158,7 @@ def test_a_state_file_that_cannot_be_written_stops_whoever_has_to_write_or_remov
     policy: Policy, artifacts: tuple[str, ...], stops: bool
 ) -> None:
     full = host(source=source(), artifacts=artifacts, state_problem="/run/rbln has only 0 bytes left")
-    found = problems(full, PROFILE, policy)
+    found = problems(Situation.of(observation(host=full), PROFILE, policy))
     assert [(problem.name, problem.what) for problem in found] == [("state file", full.state_problem)] * stops
     assert all("free some space" in problem.remedy for problem in found)
 
@@ -157,7 +173,9 @@ def test_a_state_file_that_cannot_be_written_stops_whoever_has_to_write_or_remov
     ],
 )
 def test_a_foreign_module_above_the_driver_stops_the_run(names: tuple[str, ...], foreign: tuple[str, ...]) -> None:
-    found = problems(host(modules={name: Module(name) for name in names}), PROFILE, Policy())
+    found = problems(
+        Situation.of(observation(host=host(modules={name: Module(name) for name in names})), PROFILE, Policy())
+    )
     assert [problem.name for problem in found] == ["modules above"] * bool(foreign)
     for problem in found:
         assert f"foreign module {', '.join(foreign)} uses the driver" in problem.what

@@ -22,12 +22,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_manager.core.swap import executor, settling
+from driver_manager.core.swap import node_steps, settling
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.swap import node_patches, planner
-from driver_manager.domain.swap.steps import Step, TakeNode
+from driver_manager.domain.swap.steps.base import Step
+from driver_manager.domain.swap.steps.node import TakeNode
 from tests.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.fakes.checks import (
     EDITS,
@@ -271,10 +272,10 @@ def restore_all(labels: dict[str, str], saved: dict[str, str], _: str) -> dict[s
     return {name: value for name, value in saved.items() if labels.get(name) != value}
 
 
-def journal_in_a_second_patch(self: executor.Executor, step: TakeNode) -> None:
-    self._settler.took(step.journal)
-    first = self._ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
-    self._ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
+def journal_in_a_second_patch(self: node_steps.NodeSteps, step: TakeNode) -> None:
+    self._context.settler.took(step.journal)
+    first = self._context.ports.cluster.patch_node(replace(step.change, annotations={}), step.resource_version)
+    self._context.ports.cluster.patch_node(NodeChange(annotations=step.change.annotations), first.resource_version)
 
 
 def originals_without_the_journal(
@@ -289,12 +290,12 @@ def always_uncordon(node: Node, *rest: object) -> NodeChange:
 
 
 def take_only_to_pause(*arguments: Any, **options: Any) -> tuple[Step, ...]:
-    return TAKEN(*arguments, **options) if arguments[3] else ()
+    return TAKEN(*arguments, **options) if arguments[1] else ()
 
 
-def patch_without_precondition(self: executor.Executor, step: TakeNode) -> None:
-    self._settler.took(step.journal)
-    self._ports.cluster.patch_node(step.change, None)
+def patch_without_precondition(self: node_steps.NodeSteps, step: TakeNode) -> None:
+    self._context.settler.took(step.journal)
+    self._context.ports.cluster.patch_node(step.change, None)
 
 
 ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, planner._taken
@@ -304,13 +305,13 @@ ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, planner
     ("target", "name", "mutant", "check"),
     [
         (label_rules, "restored", restore_all, check_all_edits),
-        (executor.Executor, "_take_node", journal_in_a_second_patch, check_all_kills),
+        (node_steps.NodeSteps, "_take", journal_in_a_second_patch, check_all_kills),
         (label_rules, "originals", originals_without_the_journal, check_all_kills),
-        (settling, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
+        (node_patches, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
         (settling.Settler, "_must_hold", lambda *_: False, check_all_terms),
         (planner, "refuse_if_owned", lambda *_, **__: None, lambda: check_all_seconds("first_install_by_manager")),
         (planner, "_taken", take_only_to_pause, lambda: check_all_seconds("first_install_by_manager")),
-        (executor.Executor, "_take_node", patch_without_precondition, check_all_edits),
+        (node_steps.NodeSteps, "_take", patch_without_precondition, check_all_edits),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,
 )

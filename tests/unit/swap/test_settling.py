@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from driver_manager.core.swap.settling import ATTEMPTS, HURRY_S, Settler
+from driver_manager.core.swap.node_cas import ATTEMPTS
+from driver_manager.core.swap.settling import HURRY_S, Settler
 from driver_manager.domain.errors import (
     ApiUnavailable,
     ConfigError,
@@ -16,7 +19,8 @@ from driver_manager.domain.errors import (
     OwnedElsewhere,
 )
 from driver_manager.domain.journal import Journal, OldDriver, encode
-from driver_manager.domain.model import Observation
+from driver_manager.domain.model import FIELD_MANAGER, Node, Observation
+from driver_manager.ports import Ports
 from tests.fakes.builders import (
     EXPORTER,
     LABELS,
@@ -54,7 +58,7 @@ class Scene:
         self.settler = self._settler(observation(node=node(annotations=before)))
 
     def _settler(self, obs: Observation) -> Settler:
-        return Settler(self.cluster, self.host, self.clock, self.reporter, PROFILE, obs)
+        return Settler(Ports(self.cluster, self.host, self.clock, self.reporter), PROFILE, obs)
 
     @property
     def is_given_back(self) -> bool:
@@ -116,7 +120,7 @@ def test_only_after_sigterm_the_last_calls_are_bounded(hurry: bool, budgets: lis
     scene.settler.took(MINE)
     assert "given back" in scene.settler.after_failure(None, hurry=hurry)
     assert scene.cluster.retry_budgets == budgets
-    assert HURRY_S * 3 < 5.0, "read, patch and event within the shortest grace period"
+    assert HURRY_S * 4 < 5.0, "two patches, a read and the event within the shortest grace period"
 
 
 def test_a_deleted_node_is_no_failure_of_giving_back() -> None:
@@ -278,6 +282,115 @@ def test_services_that_another_run_stopped_are_left_to_it() -> None:
     with pytest.raises(OwnedElsewhere):
         scene.settler.give_back(replace(MINE, services=(SERVICE,)))
     assert scene.host.services == {SERVICE: False}
+
+
+# without a look
+
+
+def seen(scene: Scene) -> Node:
+    """The Node as the patch that took it left it: the cordon is on record for us."""
+    assert scene.cluster.current is not None
+    scene.cluster.current = replace(scene.cluster.current, cordon_manager=FIELD_MANAGER)
+    return scene.cluster.current
+
+
+ALL_LABELS = journal(labels={PLUGIN: "true", EXPORTER: "true"}, cordoned=True, cordon_manager=FIELD_MANAGER)
+
+
+def taken(journal: Journal = ALL_LABELS) -> Scene:
+    """A node that this run's own patch took; its answer is known."""
+    scene = Scene(encode(journal))
+    scene.settler.took(journal, seen(scene))
+    return scene
+
+
+def test_a_node_that_stayed_as_it_was_taken_is_given_back_by_one_request() -> None:
+    scene = taken()
+    scene.settler.give_back(ALL_LABELS)
+    assert scene.is_given_back
+    assert scene.killer.calls == ["patch"]
+
+
+def lifted_and_set_again(scene: Scene) -> None:
+    scene.cluster.edit(cordon=False)
+    scene.cluster.edit(cordon=True)
+
+
+def made_again(scene: Scene) -> None:
+    scene.cluster.recreate_node()
+
+
+def taken_over(scene: Scene) -> None:
+    scene.cluster.edit(annotations={JOURNAL: encode(journal(owner=SOMEBODY))})
+
+
+CHANGES: dict[str, Callable[[Scene], None]] = {
+    "a label": lambda scene: scene.cluster.edit({PLUGIN: "false"}),
+    "a label is gone": lambda scene: scene.cluster.edit({PLUGIN: None}),
+    "the journal is gone": lambda scene: scene.cluster.edit(annotations={JOURNAL: None}),
+    "another run": taken_over,
+    "the mark is gone": lambda scene: scene.cluster.edit(annotations={CORDON: None}),
+    "uncordoned": lambda scene: scene.cluster.edit(cordon=False),
+    "uncordoned and cordoned": lifted_and_set_again,
+    "made again": made_again,
+    "replaced": lambda scene: scene.cluster.replace_node({PLUGIN: PAUSED}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("at_once", [False, True], ids=["before", "at-once"])
+def test_what_changed_since_the_node_was_taken_is_met_with_a_look(change: str, at_once: bool) -> None:
+    ends = []
+    for is_known in (True, False):
+        scene = taken()
+        if not is_known:
+            scene.settler.took(ALL_LABELS)
+        if at_once and is_known:
+            scene.killer.at("patch", partial(CHANGES[change], scene))
+        else:
+            CHANGES[change](scene)
+        with contextlib.suppress(OwnedElsewhere):
+            scene.settler.give_back(ALL_LABELS)
+        assert "node" in scene.killer.calls
+        node_now = scene.cluster.current
+        assert node_now is not None
+        ends.append((node_now.labels, node_now.annotations, node_now.unschedulable))
+    assert ends[0] == ends[1], "as a run does that looks first"
+
+
+def test_what_nobody_asked_about_is_no_reason_to_look() -> None:
+    scene = taken()
+    scene.cluster.edit({"other": "x"}, annotations={"theirs": "kept"})
+    scene.settler.give_back(ALL_LABELS)
+    assert scene.killer.calls == ["patch"]
+
+
+def test_an_answer_that_is_lost_is_met_with_a_look_and_nothing_is_done_twice() -> None:
+    scene = taken()
+    scene.killer.at("patch", _unavailable, after=True)
+    with pytest.raises(ApiUnavailable):
+        scene.settler.give_back(ALL_LABELS)
+    assert scene.is_given_back
+    scene.settler.give_back(ALL_LABELS)
+    assert scene.is_given_back
+    assert scene.killer.calls == ["patch", "patch", "node"]
+
+
+def test_services_are_started_before_the_node_is_given_back() -> None:
+    with_service = replace(ALL_LABELS, services=(SERVICE,))
+    scene = taken(with_service)
+    scene.host.services = {SERVICE: False}
+    scene.settler.give_back(with_service)
+    assert scene.is_given_back
+    assert scene.killer.calls == ["node", f"start {SERVICE}", "patch"]
+
+
+def test_a_label_of_the_journal_that_was_not_paused_by_the_patch_needs_a_look() -> None:
+    wider = replace(ALL_LABELS, labels={**ALL_LABELS.labels, "rebellions.ai/npu.deploy.absent": "true"})
+    scene = taken(wider)
+    scene.settler.give_back(wider)
+    assert scene.is_given_back
+    assert scene.killer.calls == ["node", "patch"]
 
 
 def test_an_unchanged_node_is_not_patched() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from driver_manager.adapters.process.run import run
+from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
+from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
 from driver_manager.domain.model import Module
 from driver_manager.domain.modules import closure
@@ -76,9 +77,9 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def unload(sys_root: Path, name: str) -> None:
+def unload(sys_root: Path, name: str, deadline: Deadline) -> None:
     """rmmod. Raises ModuleBusy, ModuleFailed; what /sys says decides which, before the words of the tool."""
-    result = run(["rmmod", name])
+    result = run(["rmmod", name], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
     module = _module(sys_root / "module" / name)
     if module is None:
         return
@@ -89,16 +90,17 @@ def unload(sys_root: Path, name: str) -> None:
     raise ModuleFailed(f"module {name} cannot be unloaded: {result.last_line}", "Look at the kernel log (dmesg).")
 
 
-def load(root: Path, kernel: str, name: str) -> None:
+def load(root: Path, kernel: str, name: str, deadline: Deadline) -> None:
     """modprobe from `root` for `kernel`, after depmod where the tree has no modules.dep. Raises ModuleFailed."""
     if not (root / "lib/modules" / kernel / "modules.dep").exists():
-        made = run(["depmod", "-b", str(root), kernel])
+        made = run(["depmod", "-b", str(root), kernel], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
         if made.status:
             raise ModuleFailed(
                 f"the tree in {root} has no modules.dep and depmod cannot make it: {made.last_line}",
                 "Run depmod when the driver tree is built.",
             )
-    result = run(["modprobe", "--dirname", str(root), "--set-version", kernel, name])
+    argv = ["modprobe", "--dirname", str(root), "--set-version", kernel, name]
+    result = run(argv, timeout_s=deadline.bound(TOOL_TIMEOUT_S))
     if result.status:
         raise ModuleFailed(
             f"module {name} cannot be loaded from {root}: {result.last_line}",
@@ -106,23 +108,23 @@ def load(root: Path, kernel: str, name: str) -> None:
         )
 
 
-def load_all(sys_root: Path, files: Iterable[tuple[str, Path]]) -> dict[str, str]:
+def load_all(sys_root: Path, files: Iterable[tuple[str, Path]], deadline: Deadline) -> dict[str, str]:
     """insmod what of `files` can be loaded, pass by pass until nothing changes; what was said of those that cannot.
 
     Some modules of a driver serve hardware that is not there, and what a module needs it does not always say.
     """
     left, said = dict(files), dict[str, str]()
     while left:
-        loaded = [name for name, path in left.items() if _is_inserted(sys_root, name, path, said)]
+        loaded = [name for name, path in left.items() if _is_inserted(sys_root, path, said, deadline, name=name)]
         if not loaded:
             break
         left = {name: path for name, path in left.items() if name not in loaded}
     return {name: said.get(name, "") for name in left}
 
 
-def _is_inserted(sys_root: Path, name: str, path: Path, said: dict[str, str]) -> bool:
+def _is_inserted(sys_root: Path, path: Path, said: dict[str, str], deadline: Deadline, *, name: str) -> bool:
     if _module(sys_root / "module" / name) is not None:
         return True
-    result = run(["insmod", str(path)])
+    result = run(["insmod", str(path)], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
     said[name] = result.last_line
     return result.status == 0 or _module(sys_root / "module" / name) is not None

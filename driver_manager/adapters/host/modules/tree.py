@@ -39,6 +39,7 @@ class ModuleTrees:
         self._proc = proc
         self._sys_root = sys_root
         self._facts: dict[str, dict[str, str]] = {}
+        self._unread: dict[str, str] = {}
         self._lists: dict[str, tuple[str, ...]] = {}
         self._paths: dict[str, dict[str, str]] = {}
 
@@ -56,7 +57,7 @@ class ModuleTrees:
             path = self.find(root, name)
             if not path:
                 return DriverSource(root, problem=self._nothing_for(root, name), remedy=_USE_ANOTHER)
-            found.append(_outline(name, path, self._modinfo(path)))
+            found.append(self._outline(name, path))
         if not in_depth:
             return DriverSource(root, tuple(found), real_root=self.files.real(root))
         problem = self._why_no_list(root)
@@ -166,7 +167,7 @@ class ModuleTrees:
         # modprobe looks for dependencies below the same root only: another one serves if it is in the kernel already.
         missing = tuple(need for need in _needs(facts) if need not in tree and not self._is_in_kernel(need))
         return replace(
-            _outline(name, path, facts),
+            self._outline(name, path),
             is_signed=("sig_id" in facts or "signer" in facts) if facts else None,
             layout_matches=self._layout_matches(self._checksums(path)),
             flags_match=self._flags_match(facts.get("vermagic", "")),
@@ -183,15 +184,25 @@ class ModuleTrees:
         return vermagic.split()[1:] == theirs.split()[1:] if vermagic and theirs else None
 
     def _modinfo(self, path: str) -> dict[str, str]:
-        """Fields of a module file, first occurrence each; empty where modinfo fails."""
+        """Fields of a module file, first occurrence each; empty where modinfo fails, and `_unread` says why."""
         if path in self._facts:
             return self._facts[path]
         facts = self._facts.setdefault(path, {})
-        for line in run(["modinfo", str(self.files.path(path))]).out.splitlines():
+        result = run(["modinfo", str(self.files.path(path))])
+        if result.status:
+            self._unread[path] = f"modinfo failed: {result.last_line}"
+            return facts
+        for line in result.out.splitlines():
             key, separator, value = line.partition(":")
             if separator:
                 facts.setdefault(key.strip(), value.strip())
         return facts
+
+    def _outline(self, name: str, path: str) -> ModuleFile:
+        facts = self._modinfo(path)
+        return ModuleFile(
+            name, path, facts.get("version", ""), facts.get("vermagic", ""), unread=self._unread.get(path, "")
+        )
 
     def _checksums(self, path: str) -> dict[str, str]:
         """Checksum by imported symbol; empty for a module without symbol versions."""
@@ -228,10 +239,6 @@ class ModuleTrees:
             return set()
         rows = (line.split() for line in (text or "").splitlines())
         return {row[1].removeprefix("symbol:") for row in rows if len(row) == 3 and row[0] == "alias"}
-
-
-def _outline(name: str, path: str, facts: dict[str, str]) -> ModuleFile:
-    return ModuleFile(name, path, facts.get("version", ""), facts.get("vermagic", ""))
 
 
 def _unknown(needed: frozenset[str] | None, absent: frozenset[str] | None) -> tuple[str, ...] | None:

@@ -1,0 +1,240 @@
+"""The way to the API server from inside a pod, by the standard library alone: a token, a CA and two variables.
+
+That contract is Kubernetes' own (kubernetes.io, "Accessing the Kubernetes API from a Pod"). The kubernetes package
+does the same with half a second of imports and 20 MiB, which every run would pay for. Kubeconfigs are
+`driver_manager.adapters.kube.library`'s.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from email.message import Message
+from pathlib import Path
+
+from driver_manager.adapters.kube.transport import (
+    CredentialsUnreadable,
+    Response,
+    StreamCut,
+    StreamSilent,
+    Unreachable,
+    WireRequest,
+    no_way,
+)
+from driver_manager.domain.errors import ConfigError
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+TOKEN, AUTHORITY = "token", "ca.crt"  # the name of a file
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+CHUNK_BYTES = 65536
+
+
+def is_in_pod(account: Path, environ: Mapping[str, str]) -> bool:
+    """Whether there is a service account, and no proxy that would have to be asked."""
+    return (account / TOKEN).exists() and not any(environ.get(name) for name in PROXIES)
+
+
+class InPod:
+    """See `driver_manager.adapters.kube.transport.Transport`.
+
+    The token is read for each request and the CA for each connection, so that a rotation is followed. One connection
+    is kept for calls; a watch has one of its own, so that the call after it needs no new handshake.
+    """
+
+    def __init__(self, account: Path, environ: Mapping[str, str]) -> None:
+        """Raises ConfigError for a service account that cannot be used."""
+        self._kept: http.client.HTTPConnection | None = None
+        self._account = account
+        self._host, self._port = _address(environ)
+        self._trust: ssl.SSLContext | None = None
+        self._check()
+
+    def __del__(self) -> None:
+        """Nobody but this object knows the kept connection."""
+        if self._kept is not None:
+            self._kept.close()
+
+    def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
+        """See the port."""
+        try:
+            headers = {**request.headers, "Authorization": f"Bearer {self._token()}"}
+        except (OSError, ValueError) as error:
+            raise CredentialsUnreadable(_said(error)) from error
+        connection = (None if request.stream else self._idle()) or self._connected(connect_s)
+        try:
+            connection.sock.settimeout(read_s)
+            return self._asked(connection, replace(request, headers=headers))
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise Unreachable(_why(error)) from error
+        except BaseException:  # what is left of the answer must not be taken for the next one
+            connection.close()
+            raise
+
+    def renew(self) -> bool:
+        """See the port."""
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = self._trust = None
+        self._check()
+        return True
+
+    def connection(self, trust: ssl.SSLContext, connect_s: float) -> http.client.HTTPConnection:
+        """A connection yet to be opened."""
+        return http.client.HTTPSConnection(self._host, self._port, timeout=connect_s, context=trust)
+
+    def _check(self) -> None:
+        """Raise ConfigError for a token or a CA that cannot be read."""
+        try:
+            self._token()
+            self._trust = self._context()
+        except (OSError, ValueError) as error:
+            raise ConfigError(*no_way("", _said(error))) from error
+
+    def _token(self) -> str:
+        """Raises OSError, ValueError."""
+        token = (self._account / TOKEN).read_text(encoding="utf-8").strip()
+        if not token:
+            raise ValueError(f"{self._account / TOKEN} is empty")
+        return token
+
+    def _context(self) -> ssl.SSLContext:
+        """Trust in the cluster's CA alone. Raises OSError, ValueError."""
+        trust, self._trust = self._trust, None
+        if trust is None:
+            trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            try:
+                trust.load_verify_locations(self._account / AUTHORITY)
+            except OSError as error:
+                raise ValueError(f"its CA certificate cannot be read: {error}") from error
+        return trust
+
+    def _idle(self) -> http.client.HTTPConnection | None:
+        """The kept connection, unless its server has ended it, or sent what nobody asked for."""
+        connection, self._kept = self._kept, None
+        if connection is None or connection.sock is None:
+            return None
+        seen = select.poll()
+        seen.register(connection.sock, select.POLLIN)
+        if seen.poll(0):
+            connection.close()
+            return None
+        return connection
+
+    def _connected(self, connect_s: float) -> http.client.HTTPConnection:
+        """A new connection. Raises Unreachable, CredentialsUnreadable."""
+        try:
+            connection = self.connection(self._context(), connect_s)
+        except (OSError, ValueError) as error:
+            raise CredentialsUnreadable(_said(error)) from error
+        try:
+            connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            connection.close()
+            raise Unreachable(_why(error), doubt=error) from error
+        except ssl.SSLError as error:
+            connection.close()
+            raise Unreachable(_why(error)) from error
+        except OSError as error:
+            connection.close()
+            raise Unreachable(f"cannot connect: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _asked(self, connection: http.client.HTTPConnection, request: WireRequest) -> Response:
+        """The answer on `connection`, which is kept where it can serve again. Raises as http.client."""
+        sock = connection.sock
+        connection.request(request.method, request.path, request.body, dict(request.headers))
+        response = connection.getresponse()
+        if request.stream:
+            return _Stream(response, connection, sock)
+        data = response.read()
+        if response.will_close:
+            connection.close()
+        else:
+            self._kept = connection
+        return _Whole(response.status, response.headers, data)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """An answer with its body."""
+
+    status: int
+    headers: Message
+    data: bytes
+
+    def read_some(self) -> bytes:
+        """See the port."""
+        return b""
+
+    def allow_silence(self, silence_s: float) -> None:
+        """See the port."""
+
+    def close(self) -> None:
+        """See the port."""
+
+
+class _Stream:
+    """An answer whose body comes as it comes."""
+
+    def __init__(
+        self, response: http.client.HTTPResponse, connection: http.client.HTTPConnection, sock: socket.socket
+    ) -> None:
+        self._response = response
+        self._connection = connection
+        self._sock = sock
+        self.status = response.status
+        self.headers: Message = response.headers
+
+    @property
+    def data(self) -> bytes:
+        """See the port."""
+        try:
+            return self._response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise StreamCut(type(error).__name__) from error
+
+    def read_some(self) -> bytes:
+        """See the port."""
+        try:
+            chunk = self._response.read1(CHUNK_BYTES)
+        except TimeoutError as error:
+            raise StreamSilent from error
+        except (OSError, http.client.HTTPException) as error:
+            raise StreamCut(type(error).__name__) from error
+        if not chunk and self._response.length:  # http.client ends quietly there
+            raise StreamCut("IncompleteRead")
+        return chunk
+
+    def allow_silence(self, silence_s: float) -> None:
+        """See the port."""
+        self._sock.settimeout(silence_s)
+
+    def close(self) -> None:
+        """See the port."""
+        self._response.close()
+        self._connection.close()
+
+
+def _address(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port of the API server. Raises ConfigError."""
+    host, port = environ.get(HOST, ""), environ.get(PORT, "")
+    if not host or not (port.isascii() and port.isdigit()):
+        raise ConfigError(*no_way("", f"{HOST} and {PORT} do not name the API server"))
+    return host, int(port)
+
+
+def _said(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

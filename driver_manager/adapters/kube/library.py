@@ -1,0 +1,200 @@
+"""The way to the API server by a kubeconfig: the kubernetes package for credentials, TLS and proxies.
+
+Sends through that package's connection pool. The package is imported when a client is made, and only then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import urllib3
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, ReadTimeoutError
+
+from driver_manager.adapters.kube import in_pod
+from driver_manager.adapters.kube.transport import (
+    CredentialsUnreadable,
+    Response,
+    StreamCut,
+    StreamSilent,
+    Unreachable,
+    WireRequest,
+    no_way,
+)
+from driver_manager.domain.errors import ConfigError
+
+CHUNK_BYTES = 65536
+_NO_FILE = "No configuration found"
+"""What the client says where no file is there (kubernetes.config.kube_config); of a bad one it says what is wrong."""
+
+
+class Library:
+    """See `driver_manager.adapters.kube.transport.Transport`."""
+
+    def __init__(self, client: Any, make: Callable[[], Any] | None = None) -> None:
+        """`client` is a configured kubernetes ApiClient; `make` makes another from where its credentials came from."""
+        self._client = client
+        self._make = make
+
+    @property
+    def configuration(self) -> Any:
+        """The client's."""
+        return self._client.configuration
+
+    def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
+        """See the port."""
+        configuration = self._client.configuration
+        headers = {**request.headers, **_authorization(configuration)}
+        try:
+            response = self._client.rest_client.pool_manager.request(
+                request.method,
+                configuration.host + request.path,
+                body=request.body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=connect_s, read=read_s),
+                preload_content=not request.stream,
+                retries=False,
+                redirect=False,
+            )
+        except (HTTPError, OSError) as error:
+            raise _unreachable(error) from error
+        return _Response(response)
+
+    def renew(self) -> bool:
+        """See the port."""
+        if self._make is None:
+            return False
+        fresh = self._make()
+        self._client.rest_client.pool_manager.clear()
+        self._client = fresh
+        return True
+
+
+class _Response:
+    """See `driver_manager.adapters.kube.transport.Response`."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self.status: int = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    @property
+    def data(self) -> bytes:
+        """See the port."""
+        try:
+            data: bytes = self._response.data
+        except (HTTPError, OSError) as error:
+            raise StreamCut(type(error).__name__) from error
+        return data
+
+    def read_some(self) -> bytes:
+        """See the port."""
+        try:
+            chunk: bytes = self._response.read1(CHUNK_BYTES)
+        except ReadTimeoutError as error:
+            raise StreamSilent from error
+        except (HTTPError, OSError) as error:
+            raise StreamCut(type(error).__name__) from error
+        return chunk
+
+    def allow_silence(self, silence_s: float) -> None:
+        """See the port."""
+        connection = self._response.connection
+        if isinstance(connection, HTTPConnection) and connection.sock is not None:
+            connection.sock.settimeout(silence_s)
+
+    def close(self) -> None:
+        """See the port."""
+        self._response.close()
+
+
+def load(kubeconfig: str | None) -> Library:
+    """By `kubeconfig` if given, else by the service account where there is one, else by ~/.kube/config.
+
+    Raises ConfigError when there is none or it cannot be used.
+    """
+    return Library(_client(kubeconfig), lambda: _client(kubeconfig))
+
+
+def _client(kubeconfig: str | None) -> Any:
+    from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
+    from kubernetes import config as kube_config  # noqa: PLC0415  # likewise
+
+    configuration = kube_client.Configuration()
+    try:
+        with _unlogged():
+            if kubeconfig:
+                kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+            elif _has_service_account():
+                kube_config.load_incluster_config(client_configuration=configuration)
+            else:
+                kube_config.load_kube_config(client_configuration=configuration)
+        _refuse_junk(configuration)
+    except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
+        said = _said(error)
+        if _NO_FILE in said:
+            said = (
+                "there is no such file" if kubeconfig else "there is neither a kubeconfig nor a service account's token"
+            )
+        raise ConfigError(*no_way(kubeconfig or "", said)) from error
+    configuration.retries = False
+    return kube_client.ApiClient(configuration)
+
+
+def _has_service_account() -> bool:
+    return (in_pod.ACCOUNT / in_pod.TOKEN).exists()
+
+
+def _said(error: Exception) -> str:
+    """What the client says, without what follows in some of its messages: the whole user, with token and keys."""
+    return str(error).partition("{")[0].strip().partition("\n")[0] or type(error).__name__
+
+
+@contextlib.contextmanager
+def _unlogged() -> Generator[None, None, None]:
+    """The client logs what a credential plugin printed, and what it makes nothing of, past our own log."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _refuse_junk(configuration: Any) -> None:
+    """Raise ValueError for certificates or a key that TLS cannot read. Nobody is asked for a key's password."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if configuration.ssl_ca_cert:
+            context.load_verify_locations(configuration.ssl_ca_cert)
+    except OSError as error:
+        raise ValueError(f"its CA certificate cannot be read: {error}") from error
+    try:
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file, password="")
+    except OSError as error:
+        raise ValueError(f"its client certificate and key cannot be read: {error}") from error
+
+
+def _authorization(configuration: Any) -> dict[str, str]:
+    """The header with the token, if there is one; the client reads it anew now and then.
+
+    Raises CredentialsUnreadable.
+    """
+    try:
+        with _unlogged():
+            token = configuration.get_api_key_with_prefix("BearerToken", "authorization")
+    except Exception as error:  # as when the client is made
+        raise CredentialsUnreadable(_said(error)) from error
+    return {"Authorization": token} if token else {}
+
+
+def _unreachable(error: Exception) -> Unreachable:
+    reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
+    doubt = next((arg for arg in reason.args if isinstance(arg, ssl.SSLCertVerificationError)), None)
+    if isinstance(reason, NewConnectionError):
+        return Unreachable(f"cannot connect: {str(reason).rpartition(': ')[2]}", doubt)
+    return Unreachable(f"{type(reason).__name__}: {reason}".splitlines()[0][:200], doubt)

@@ -1,0 +1,47 @@
+"""Clears the host of what an earlier driver left mounted or written.
+
+Owns how each of these steps is done. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from driver_manager.core.swap.context import RunContext
+from driver_manager.domain.swap.steps.mounts import AnyMountStep, RemoveArtifacts, UnmountDriverRoot
+
+TOOL_S = 150.0
+"""Of one unmount, which may take two attempts, and of the look for who still sees a mount."""
+
+
+class DriverRoot:
+    """Mounts and files of the old driver on one host."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+
+    def do(self, step: AnyMountStep) -> None:
+        """Do `step`. Raises ModuleFailed, OwnedElsewhere."""
+        match step:
+            case UnmountDriverRoot():
+                self._unmount(step)
+            case RemoveArtifacts():
+                self._remove(step)
+            case _:
+                assert_never(step)
+
+    def _unmount(self, step: UnmountDriverRoot) -> None:
+        bound = self._context.ports.host.still_bound(step.mounts, self._context.soon(TOOL_S))
+        for mount in step.mounts:
+            with self._context.effect():
+                self._context.ports.host.unmount(mount, self._context.soon(TOOL_S))
+        names = {pod.uid: str(pod) for pod in self._context.situation.obs.pods.pods}
+        for pod_uid in bound:
+            self._context.ports.reporter.warn(
+                f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root: restart it to give it the new one"
+            )
+
+    def _remove(self, step: RemoveArtifacts) -> None:
+        for path in step.paths:
+            with self._context.effect():
+                self._context.ports.host.remove(path)

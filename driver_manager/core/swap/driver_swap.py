@@ -1,0 +1,218 @@
+"""Swaps the driver in the kernel: the device is let go, the old modules are unloaded, the new ones loaded and verified.
+
+Owns how each of these steps is done, and the way back to the old driver. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import assert_never
+
+from driver_manager.core.swap.context import RunContext
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, OwnedElsewhere
+from driver_manager.domain.model import UNREAD, DriverSource, Health, Module
+from driver_manager.domain.modules import unload_order, users
+from driver_manager.domain.pods.operands import named
+from driver_manager.domain.swap.steps.modules import (
+    AnyModuleStep,
+    LoadModules,
+    RecordDigest,
+    StopServices,
+    UnloadModules,
+    WaitForDevice,
+)
+
+DEVICE_POLL_S = 0.2
+"""The kernel has no event for a falling module reference count, so it is looked at."""
+
+DEVICE_NODES_S = 15.0
+ROLLBACK_UNLOAD_S = 10.0
+
+UNLOAD_S = 90.0
+LOAD_S = 600.0
+"""Of a whole tree, whose every module may take its time."""
+
+PROBE_MORE_S = 30.0
+"""What a probe's end may take beyond its own timeout."""
+
+HOLDERS_S = 60.0
+SERVICE_S = 90.0
+
+
+class DriverSwap:
+    """The driver of one host."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._free_by: Deadline | None = None
+
+    def do(self, step: AnyModuleStep) -> None:
+        """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
+        match step:
+            case StopServices():
+                self._stop_services(step)
+            case WaitForDevice():
+                self._wait_for_device(step)
+            case UnloadModules():
+                self._unload_all(self._context.situation.host.previous_source)
+            case LoadModules():
+                self._load_modules(step)
+            case RecordDigest():
+                self._record_digest(step)
+            case _:
+                assert_never(step)
+
+    def _stop_services(self, step: StopServices) -> None:
+        for name in step.names:
+            with self._context.effect():
+                self._context.ports.host.stop_service(name, self._context.soon(SERVICE_S))
+
+    def _wait_for_device(self, step: WaitForDevice) -> None:
+        ports, free_by = self._context.ports, self._context.deadline.within(step.timeout_s)
+        self._free_by = free_by
+        said = ""
+        while busy := [module for module in ports.host.modules().values() if users(module)]:
+            text = ", ".join(f"{module.name} ({users(module)} user(s))" for module in busy)
+            if free_by.is_over:
+                raise self._busy(f"the device is still in use after {step.timeout_s:g} s: {text}")
+            if text != said:
+                ports.reporter.info(f"device in use: {text}{self._named_holders()}")
+                said = text
+            ports.clock.sleep(DEVICE_POLL_S)
+
+    def _named_holders(self) -> str:
+        """Who uses the device, for a message; "" where nobody can be seen."""
+        host = self._context.ports.host
+        count = sum(users(module) for module in host.modules().values())
+        try:
+            found = named(host.holders(self._context.soon(HOLDERS_S), count), self._context.situation.obs.pods.pods)
+        except ManagerError as error:
+            return f" (holders unknown: {error.what})"
+        texts = [str(holder) for holder in found]
+        sure = [holder for holder in found if holder.how != UNREAD]
+        if sure and len(sure) < count:
+            texts.append(f"{count - len(sure)} more could not be found")
+        return ": " + "; ".join(texts) if texts else ""
+
+    def _busy(self, what: str) -> DriverBusy:
+        return DriverBusy(
+            what + self._named_holders(),
+            "Stop what uses the device (`driver-manager holders` lists it; host services: --stop-host-services), "
+            "then run again.",
+        )
+
+    def _unload_all(self, source: DriverSource | None) -> None:
+        """Unload the closure, looked up again before every module: a holder may have come meanwhile.
+
+        `source` is where what is loaded now came from, to put back what went before a busy one.
+        """
+        host, removed = self._context.ports.host, list[str]()
+        try:
+            while loaded := host.modules():
+                self._context.ports.clock.check()
+                name = unload_order(loaded)[0]
+                if name in removed:
+                    raise ModuleFailed(f"module {name} came back after it was unloaded", "Find what loads it again.")
+                self._unload_one(loaded[name])
+                removed.append(name)
+                self._context.ports.reporter.info(f"module {name} is unloaded")
+        except ManagerError:
+            self._reload(removed, source)
+            raise
+
+    def _unload_one(self, module: Module) -> None:
+        while True:
+            try:
+                with self._context.effect():
+                    return self._context.ports.host.unload(module.name, self._context.soon(UNLOAD_S))
+            except ModuleBusy as error:
+                if self._free_by is None or self._free_by.is_over:
+                    raise self._busy(error.what) from error
+                self._context.ports.clock.sleep(DEVICE_POLL_S)
+
+    def _reload(self, removed: list[str], source: DriverSource | None) -> None:
+        """Put back modules that went before one of them turned out to be busy, as long as the roots are there."""
+        if not removed or not self._context.ports.host.modules():
+            return
+        if source is None:
+            self._context.ports.reporter.warn(f"{', '.join(removed)} stay unloaded: their root is not known")
+            return
+        try:
+            with self._context.effect():
+                self._context.ports.host.reload(source, tuple(reversed(removed)), self._context.soon(LOAD_S))
+            self._context.ports.reporter.info(f"{', '.join(removed)} loaded again")
+        except ModuleFailed as error:
+            self._context.ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
+
+    def _load_modules(self, step: LoadModules) -> None:
+        try:
+            self._load_and_verify(step.source, step.also)
+        except ModuleFailed as error:
+            raise self._rolled_back(error, step) from error
+
+    def _load_and_verify(self, source: DriverSource, also: tuple[str, ...]) -> None:
+        """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
+        host = self._context.ports.host
+        with self._context.effect():
+            host.load(source, self._context.soon(LOAD_S))
+        self._load_again(source, also)
+        if not host.await_device_nodes(self._context.soon(DEVICE_NODES_S)):
+            raise ModuleFailed(
+                f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
+                "Look at the kernel log (dmesg) for what the driver says of the device.",
+            )
+        probe = self._context.situation.profile.probe
+        result = host.probe(source.root, self._context.soon(PROBE_MORE_S + (probe.timeout_s if probe else 0.0)))
+        if result.health is Health.UNHEALTHY:
+            raise ModuleFailed(
+                f"driver {source.version} is loaded, but its probe says: {result.reason}",
+                "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
+            )
+        note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
+        self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
+
+    def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
+        """Load modules above the roots that were there before; one that this driver lacks is said, not fatal."""
+        for name in names:
+            try:
+                if name not in self._context.ports.host.modules():
+                    with self._context.effect():
+                        self._context.ports.host.reload(source, (name,), self._context.soon(LOAD_S))
+            except OwnedElsewhere:
+                raise
+            except ManagerError as error:
+                self._context.ports.reporter.warn(f"{name} was loaded before and is not now: {error.what}")
+
+    def _rolled_back(self, error: ModuleFailed, step: LoadModules) -> ModuleFailed:
+        """What to raise after trying to bring the old driver back."""
+        previous = step.previous
+        if previous is None:
+            self._context.settler.driver_is_unusable()
+            return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
+        self._context.ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
+        try:
+            # Told to end or not: between two drivers there is none, and the way back is short.
+            with self._context.ports.clock.shielded():
+                self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
+                self._unload_all(step.source)
+                self._load_and_verify(previous, step.also)
+        except OwnedElsewhere:
+            raise
+        except ManagerError as second:
+            self._context.settler.driver_is_unusable()
+            return ModuleFailed(f"{error.what}; going back failed too: {second.what}", second.remedy)
+        if step.previous_digest:
+            paths = self._context.situation.profile.paths
+            try:
+                self._record_digest(RecordDigest(paths.state_file, step.previous_digest, paths.load_record, previous))
+            except ManagerError as second:
+                self._context.ports.reporter.warn(f"the old digest is not recorded again: {second.what}")
+        return ModuleFailed(f"{error.what}; the old driver {previous.version} is loaded again", error.remedy)
+
+    def _record_digest(self, step: RecordDigest) -> None:
+        host, boot_id = self._context.ports.host, self._context.situation.host.boot_id
+        record = {"schema": 1, "bootId": boot_id, "root": step.source.root, "version": step.source.version}
+        with self._context.effect():
+            host.write_text(step.record_path, json.dumps(record, sort_keys=True) + "\n")
+            host.write_text(step.path, step.digest + "\n")

@@ -1,0 +1,77 @@
+"""Takes the node and gives it back: the steps that patch it.
+
+Owns how each of these steps is done. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import assert_never
+
+from driver_manager.core.swap.context import RunContext
+from driver_manager.core.swap.node_cas import patch_until_current
+from driver_manager.domain.errors import OwnedElsewhere, StandingDown, Terminated
+from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.swap.node_patches import pause_more
+from driver_manager.domain.swap.steps.node import AnyNodeStep, GiveBack, PauseLast, StandDown, TakeNode
+
+
+class NodeSteps:
+    """The Node of one run. `paused_at`: its version since which operands are paused, "" where this plan paused none."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self.paused_at = ""
+
+    def do(self, step: AnyNodeStep) -> None:
+        """Do `step`. Raises Conflict, OwnedElsewhere, ApiUnavailable, and at the end of standing down StandingDown."""
+        match step:
+            case TakeNode():
+                self._take(step)
+            case PauseLast():
+                self._pause_last(step)
+            case GiveBack():
+                settler = self._context.settler
+                settler.give_back(settler.held or step.journal)
+            case StandDown():
+                self._stand_down(step)
+            case _:
+                assert_never(step)
+
+    def _take(self, step: TakeNode) -> None:
+        cluster = self._context.ports.cluster
+        # Noted before it is done: a patch whose answer is lost may have been applied.
+        self._context.settler.took(step.journal)
+        with self._context.fence.taking(step.journal.owner):
+            taken = cluster.patch_node(step.change, step.resource_version)
+            self._context.settler.took(step.journal, taken)
+            self.paused_at = taken.resource_version
+
+    def _pause_last(self, step: PauseLast) -> None:
+        """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
+        ports, settler, profile = self._context.ports, self._context.settler, self._context.situation.profile
+
+        def paused(node: Node) -> NodeChange:
+            journal = settler.held
+            if journal is None:
+                raise OwnedElsewhere("the node is not taken by this run", "Run again.")
+            settler.refuse_foreign(node, journal)
+            longer, change = pause_more(node, journal, profile, frozenset(step.keys))
+            if not change.is_empty:
+                settler.took(longer)
+            return change
+
+        taken = patch_until_current(ports.cluster, ports.reporter, paused)
+        if taken is not None and settler.held is not None:
+            settler.took(settler.held, taken)
+            self.paused_at = taken.resource_version
+
+    def _stand_down(self, step: StandDown) -> None:
+        ports = self._context.ports
+        if not step.already_labelled:
+            ports.cluster.patch_node(NodeChange(labels={step.key: step.value}), None)
+        with contextlib.suppress(Terminated):  # this is what we wait for
+            ports.clock.sleep(self._context.deadline.bound(step.timeout_s))
+        raise StandingDown(
+            step.why, "Remove the host's driver if a container shall install one; nothing else is needed."
+        )

@@ -1,0 +1,33 @@
+"""What one decision of a reconcile is made of, as one value.
+
+Pure, like all of `domain`. Made once before a plan; the plan's rows and the steps' handlers take it whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.model import Host, Observation, Policy
+from driver_manager.domain.profile import Profile
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The facts and what is wanted. `host` is that of `obs`: there is none without."""
+
+    obs: Observation
+    host: Host
+    profile: Profile
+    policy: Policy
+
+    @classmethod
+    def of(cls, obs: Observation, profile: Profile, policy: Policy) -> Situation:
+        """The situation of the node that was observed. Raises ConfigError away from it."""
+        if obs.host is None:
+            raise ConfigError(
+                f"this is not node {obs.node.name}: its machine id and boot id differ from this host's",
+                "Run it on the node (init container, or `kubectl debug node/NAME` with the host at /host), "
+                "or set --node-name to the node this is.",
+            )
+        return cls(obs, obs.host, profile, policy)

@@ -1,0 +1,1 @@
+"""The steps that a plan can be made of, by family."""

@@ -1,0 +1,82 @@
+"""Steps that take a node, give it back or leave it alone: what becomes of its labels, cordon and journal. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.model import NodeChange
+from driver_manager.domain.swap.steps.base import PATCH_NODES, Right, Step
+
+
+class NodeStep(Step):
+    """What is done to the Node."""
+
+
+@dataclass(frozen=True)
+class TakeNode(NodeStep):
+    """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
+
+    journal: Journal
+    change: NodeChange
+    resource_version: str
+
+    def describe(self) -> str:
+        paused = [key for key in self.change.labels if key in self.journal.labels]
+        parts = [f"pause {len(paused)} operand label(s)"] if paused else []
+        if not paused and self.journal.labels:
+            parts.append("keep the operands paused")
+        if self.change.unschedulable:
+            parts.append("cordon")
+        return f"take the node: {', '.join([*parts, 'write the journal'])}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+@dataclass(frozen=True)
+class PauseLast(NodeStep):
+    """Pause what must leave last, by a second patch that adds it to the journal."""
+
+    keys: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"pause {', '.join(self.keys)}, now that no claim is held any more"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+@dataclass(frozen=True)
+class GiveBack(NodeStep):
+    """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
+
+    journal: Journal
+
+    def describe(self) -> str:
+        cordon = ", lift our cordon" if self.journal.cordoned else ""
+        services = f", start {', '.join(self.journal.services)}" if self.journal.services else ""
+        return f"give the node back: restore {len(self.journal.labels)} label(s){cordon}{services}, remove the journal"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+@dataclass(frozen=True)
+class StandDown(NodeStep):
+    """Tell the operator that the host has its own driver, and wait to be terminated."""
+
+    key: str
+    value: str
+    timeout_s: float
+    why: str
+    already_labelled: bool = False
+
+    def describe(self) -> str:
+        return f"stand down: label {self.key}={self.value}, wait up to {self.timeout_s:g} s to be terminated"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+AnyNodeStep = TakeNode | PauseLast | GiveBack | StandDown

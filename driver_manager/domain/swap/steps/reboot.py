@@ -1,0 +1,62 @@
+"""Steps for a driver that only a reboot replaces. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.model import NodeChange
+from driver_manager.domain.swap.steps.base import PATCH_NODES, Right, Step
+
+
+class RebootStep(Step):
+    """What is done about a reboot."""
+
+
+@dataclass(frozen=True)
+class RequestReboot(RebootStep):
+    """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded."""
+
+    path: str
+    marker: Marker
+    change: NodeChange
+
+    def describe(self) -> str:
+        marker = f"write the reboot-required marker {self.path} and " if self.path else ""
+        return f"{marker}label the node for a reboot"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+@dataclass(frozen=True)
+class HoldForReboot(RebootStep):
+    """Hold until the boot changes, or leave at once with exit code 9. A `marker` that vanishes is written again."""
+
+    no_wait: bool
+    path: str
+    marker: Marker
+
+    def describe(self) -> str:
+        return "leave: a reboot is required (exit 9)" if self.no_wait else "hold until the node reboots"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class ClearRebootRequest(RebootStep):
+    """Remove the labels of a request that nothing asks for any more, and its marker, if it still is the one `seen`."""
+
+    seen: Marker | None
+    change: NodeChange
+    why: str
+
+    def describe(self) -> str:
+        return f"clear the reboot request: {self.why}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+AnyRebootStep = RequestReboot | HoldForReboot | ClearRebootRequest

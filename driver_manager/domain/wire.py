@@ -1,0 +1,199 @@
+"""Documents that another version of this program may read: versioned JSON objects.
+
+Owns how a version is named, how a newer one is refused, and how fields are read: every error names the document, the
+field and what was expected. What the fields mean is their modules' business. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from driver_manager.domain.errors import ConfigError
+
+MAX_VALUE_CHARS = 80
+"""A value is shown cut to this length."""
+
+TEXT, WHOLE, FLAG, OBJECT = "a text", "a whole number", "true or false", "an object"
+
+
+def parsed(text: str) -> Any:
+    """The JSON value in `text`. Raises ValueError, for nesting too deep as well."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of document. `name` is for people; `key` holds the version, `version` is the newest that is known.
+
+    What cannot be read is an `unreadable`, with `remedy` for what to do about it.
+    """
+
+    name: str
+    unreadable: type[ConfigError]
+    remedy: str
+    key: str = "schema"
+    version: int = 1
+    is_compact: bool = False
+
+    def write(self, body: Mapping[str, Any]) -> str:
+        """The document with `body`'s fields: one line of JSON with sorted keys, and no line feed."""
+        return json.dumps(
+            {self.key: self.version, **body}, sort_keys=True, separators=(",", ":") if self.is_compact else None
+        )
+
+    def read(self, text: str) -> Fields:
+        """The fields of the document in `text`. Raises `unreadable` for garbage and for newer versions."""
+        try:
+            value = parsed(text)
+        except ValueError as error:
+            raise self.refused(f"not JSON ({error})") from error
+        return self.opened(value)
+
+    def opened(self, value: Any) -> Fields:
+        """The same for a JSON value."""
+        if type(value) is not dict:
+            raise self.refused("not a JSON object")
+        called = "version" if self.key == "v" else self.key
+        version = value.get(self.key)
+        if type(version) is not int or version < 1:
+            raise self.refused(f"{called} is {_shown(version)}, expected a whole number from 1")
+        if version > self.version:
+            raise self.unreadable(
+                f"{self.name} cannot be read: version {_shown(version)} is newer than this driver-manager, "
+                f"which knows up to {self.version} ({called} is {_shown(version)})",
+                "Run a driver-manager at least as new as the one that wrote it; nothing was changed.",
+            )
+        return Fields(self, value)
+
+    def refused(self, why: str) -> ConfigError:
+        """The error for a document that cannot be read because of `why`."""
+        return self.unreadable(f"{self.name} cannot be read: {why}", self.remedy)
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a document or of an object in it, each read as its type; `at` is where they are.
+
+    Every method raises the form's error for a field that is absent, unless it has a default, or of another type.
+    """
+
+    form: Form
+    body: Mapping[str, Any]
+    at: str = ""
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.body
+
+    def is_null(self, key: str) -> bool:
+        """Whether the field is null."""
+        return self._value(key, "null or a value") is None
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text."""
+        if default is not None and key not in self.body:
+            return default
+        value = self._value(key, TEXT)
+        if type(value) is not str:
+            raise self.bad(key, TEXT)
+        return value
+
+    def choice(self, key: str, choices: Sequence[str]) -> str:
+        """One of `choices`."""
+        expected = f"one of {', '.join(choices)}"
+        value = self._value(key, expected)
+        if type(value) is not str or value not in choices:
+            raise self.bad(key, expected)
+        return value
+
+    def flag(self, key: str) -> bool:
+        """True or false."""
+        value = self._value(key, FLAG)
+        if type(value) is not bool:
+            raise self.bad(key, FLAG)
+        return value
+
+    def whole(self, key: str, default: int | None = None, *, least: int | None = None, most: int | None = None) -> int:
+        """A whole number, from `least` to `most`."""
+        if default is not None and key not in self.body:
+            return default
+        expected = f"{WHOLE} from {least} to {most}" if least is not None else WHOLE
+        value = self._value(key, expected)
+        if type(value) is not int or (least is not None and value < least) or (most is not None and value > most):
+            raise self.bad(key, expected)
+        return value
+
+    def seconds(self, key: str) -> float:
+        """A finite number."""
+        expected = "a number of seconds"
+        value = self._value(key, expected)
+        try:
+            seconds = float(value) if type(value) in (int, float) else math.nan
+        except OverflowError:
+            seconds = math.nan
+        if not math.isfinite(seconds):
+            raise self.bad(key, expected)
+        return seconds
+
+    def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """A list of texts."""
+        return self._items(key, str, "texts", default)
+
+    def flags(self, key: str) -> tuple[bool, ...]:
+        """A list of true and false."""
+        return self._items(key, bool, "true and false")
+
+    def texts_by_name(self, key: str) -> dict[str, str]:
+        """An object whose values are texts."""
+        found = self.fields(key)
+        if any(type(value) is not str for value in found.body.values()):
+            raise self._refused(f"{self.at}{key} holds something else than texts")
+        return dict(found.body)
+
+    def fields(self, key: str) -> Fields:
+        """The fields of an object."""
+        value = self._value(key, OBJECT)
+        if type(value) is not dict:
+            raise self.bad(key, OBJECT)
+        return Fields(self.form, value, f"{self.at}{key}.")
+
+    def each(self, key: str) -> tuple[Fields, ...]:
+        """The fields of each object in a list."""
+        objects = self._items(key, dict, "objects")
+        return tuple(Fields(self.form, one, f"{self.at}{key}[{number}].") for number, one in enumerate(objects))
+
+    def bad(self, key: str, expected: str) -> ConfigError:
+        """The error for a field that is not what was expected."""
+        return self._refused(f"{self.at}{key} is {_shown(self.body.get(key))}, expected {expected}")
+
+    def _items(self, key: str, kind: type, of: str, default: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
+        if default is not None and key not in self.body:
+            return default
+        value = self._value(key, f"a list of {of}")
+        if type(value) is not list or any(type(item) is not kind for item in value):
+            raise self._refused(f"{self.at}{key} is not a list of {of}")
+        return tuple(value)
+
+    def _value(self, key: str, expected: str) -> Any:
+        if key not in self.body:
+            raise self._refused(f"{self.at}{key} is missing, expected {expected}")
+        return self.body[key]
+
+    def _refused(self, why: str) -> ConfigError:
+        return self.form.refused(why)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case dict():
+            return OBJECT
+        case list():
+            return "a list"
+    text = repr(value)
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"

@@ -1,0 +1,33 @@
+"""A pod's service account on disk, and the transport that uses it, without TLS: for servers of loopback tests."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from pathlib import Path
+
+from driver_manager.adapters.kube.in_pod import AUTHORITY, HOST, PORT, TOKEN, InPod
+
+
+def make_account(folder: Path, token: str, authority: bytes = b"of the cluster") -> Path:
+    """The folder that a kubelet mounts."""
+    folder.mkdir(exist_ok=True)
+    (folder / TOKEN).write_text(token)
+    (folder / AUTHORITY).write_bytes(authority)
+    return folder
+
+
+def variables(port: int) -> dict[str, str]:
+    """What a kubelet puts into the environment."""
+    return {HOST: "127.0.0.1", PORT: str(port)}
+
+
+class PlainInPod(InPod):
+    """The product's own transport, but for TLS."""
+
+    def connection(self, _: ssl.SSLContext, connect_s: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._host, self._port, timeout=connect_s)
+
+    def _context(self) -> ssl.SSLContext:
+        (self._account / AUTHORITY).read_bytes()
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,0 +1,56 @@
+"""Mutants of what is promised for options, and for documents that later versions read."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+FORM_MUTANTS = (
+    Mutant(
+        "setting-not-taken",
+        "a setting that a command does not take is an error, never off",
+        "domain/setting.py",
+        "        if setting not in self._values:\n",
+        "        if setting not in self._values:\n            return setting.unset\n        if setting.name == '':\n",
+        ("unit/domain/test_settings.py::test_a_setting_that_the_command_does_not_take_is_an_error_and_never_off",),
+    ),
+    Mutant(
+        "setting-wired-twice",
+        "each setting of the policy has an effect of its own",
+        "cli/wiring.py",
+        "        device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],\n",
+        "        device_free_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],\n",
+        ("unit/cli/test_policy.py::test_each_setting_changes_the_policy_in_a_way_of_its_own",),
+    ),
+    Mutant(
+        "newer-document-read",
+        "a document of a newer version is refused, whichever it is",
+        "domain/wire.py",
+        "        if version > self.version:\n",
+        "        if version > self.version + 1:\n",
+        ("unit/domain/test_wire.py::test_a_newer_document_is_refused_in_the_same_words_and_asks_for_a_newer_manager",),
+    ),
+    Mutant(
+        "flag-for-a-number",
+        "true is no number in a document",
+        "domain/wire.py",
+        "        if type(value) is not int or (least is not None",
+        "        if not isinstance(value, int) or (least is not None",
+        ("unit/domain/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
+    ),
+    Mutant(
+        "bad-field-unnamed",
+        "the error for a bad field says where in the document it is",
+        "domain/wire.py",
+        'self._refused(f"{self.at}{key} is missing',
+        'self._refused(f"{key} is missing',
+        ("unit/domain/test_wire.py::test_a_field_that_is_not_what_was_expected_is_named",),
+    ),
+    Mutant(
+        "half-a-file-left",
+        "a write that finds no room leaves nothing but the old file",
+        "adapters/host/files.py",
+        "    except BaseException:\n        _unlink(where, temporary)\n        raise\n    return temporary\n",
+        "    except KeyError:\n        raise\n    return temporary\n",
+        ("unit/adapters/test_full_file_system.py",),
+    ),
+)
