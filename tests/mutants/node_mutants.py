@@ -114,7 +114,7 @@ NODE_MUTANTS = (
         "domain/swap/node_patches.py",
         '    operations = [expect(node.uid, "metadata", "uid")]',
         "    operations: list[Operation] = []",
-        ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
+        ("unit/swap/test_settling.py::test_a_node_that_was_made_again_is_met_with_a_look_where_no_cordon_tells",),
     ),
     Mutant(
         "release-without-a-look-at-services",

@@ -358,6 +358,17 @@ def test_what_changed_since_the_node_was_taken_is_met_with_a_look(change: str, a
     assert ends[0] == ends[1], "as a run does that looks first"
 
 
+def test_a_node_that_was_made_again_is_met_with_a_look_where_no_cordon_tells() -> None:
+    plain = replace(ALL_LABELS, cordoned=False, cordon_manager="")
+    scene = Scene(encode(plain))
+    scene.cluster.edit(annotations={CORDON: None}, cordon=False)
+    scene.settler.took(plain, scene.cluster.current)
+    made_again(scene)
+    scene.killer.calls.clear()
+    scene.settler.give_back(plain)
+    assert "node" in scene.killer.calls
+
+
 def test_what_nobody_asked_about_is_no_reason_to_look() -> None:
     scene = taken()
     scene.cluster.edit({"other": "x"}, annotations={"theirs": "kept"})
