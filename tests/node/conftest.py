@@ -59,6 +59,7 @@ def installed(machine: Machine, table: Table) -> Drivers:
 @pytest.fixture
 def drivers(installed: Drivers) -> Iterator[Drivers]:
     """The driver, ready, without operands; a test that leaves it otherwise is put right."""
+    installed.remove_operands()
     yield installed
     installed.put_right()
     installed.remove_users()
@@ -73,26 +74,21 @@ def with_operands(drivers: Drivers) -> Drivers:
     return drivers
 
 
-@pytest.fixture(scope="module")
-def gated(installed: Drivers) -> Iterator[Drivers]:
-    """The driver with an operand that leaves when it is told to, and one that leaves when the gate is open."""
+@pytest.fixture
+def held(installed: Drivers) -> Iterator[Drivers]:
+    """A run under way that waits for an operand, until `drivers.open_gate()`.
+
+    Its two operands stay for the next test: one leaves when it is told to, the other when the gate is open.
+    """
     installed.add_operand("device-plugin", stopping_after(0))
     installed.add_operand("gated", STOPPING_AT_GATE, grace_s=3600)
+    installed.wait_serving()
+    installed.close_gate()
+    installed.want(installed.other_version())
+    installed.delete_pod()
+    installed.wait_paused()
     yield installed
     installed.put_right()
-    installed.remove_operands()
-
-
-@pytest.fixture
-def held(gated: Drivers) -> Iterator[Drivers]:
-    """A run under way that waits for an operand, until `drivers.open_gate()`."""
-    gated.wait_serving()
-    gated.close_gate()
-    gated.want(gated.other_version())
-    gated.delete_pod()
-    gated.wait_paused()
-    yield gated
-    gated.put_right()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

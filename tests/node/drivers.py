@@ -69,6 +69,7 @@ class Drivers:
         self.machine = machine
         self.api = machine.api
         self.version = ""
+        self._extra: frozenset[str] = frozenset()
         self._objects = render("rebellions")
         self._set = only(self._objects, "DaemonSet", "rebellions-driver")
 
@@ -94,7 +95,7 @@ class Drivers:
         return JOURNAL in self.machine.kubelet.node()["metadata"].get("annotations", {})
 
     def want(self, version: str, **env: str) -> None:
-        """Change the DaemonSet to another driver; nothing happens before its pod is deleted."""
+        """Change the DaemonSet to another driver, with `env` this time; nothing happens before its pod is deleted."""
         self.version = version
         spec = self._set["spec"]["template"]["spec"]
         for container in (*spec["initContainers"], *spec["containers"]):
@@ -105,8 +106,9 @@ class Drivers:
             if container["name"] == "driver":
                 container["image"] = f"driver-manager-sample-driver:{TAGS[version]}"
             if container["name"] == MANAGER:
-                kept = [one for one in container["env"] if one["name"] not in env]
+                kept = [one for one in container["env"] if one["name"] not in self._extra]
                 container["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
+                self._extra = frozenset(env)
         apply(self.api, self._set)
 
     def other_version(self) -> str:

@@ -266,7 +266,7 @@ def test_a_marker_is_read_in_both_forms(tree: Tree) -> None:
 def test_a_marker_that_cannot_be_read_is_none_and_says_why(tree: Tree) -> None:
     tree.put(ASCEND.paths.reboot_marker, "[1]")
     found = tree.read(ASCEND)
-    assert (found.marker, "it is not a JSON object" in found.marker_problem) == (None, True)
+    assert (found.marker, "not a JSON object" in found.marker_problem) == (None, True)
 
 
 def test_no_marker_is_none(tree: Tree) -> None:
