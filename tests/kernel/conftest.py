@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -52,7 +53,7 @@ class _Probe(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"host")
+        self.wfile.write(b"host" if self.path == "/" else str(time.monotonic()).encode())
 
     def log_message(self, *_: object) -> None:
         """Nothing: one request of our own needs no log."""
@@ -60,7 +61,7 @@ class _Probe(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def probe_address() -> Iterator[str]:
-    """Where the guest finds a tiny server on the host's loopback that answers `host`."""
+    """Where the guest finds a tiny server on the host's loopback that answers `host`, and at /clock its seconds."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Probe) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,7 +1,7 @@
 """The guest's second boot: the same marker is still on the disk, and the rebooter runs again on a real host.
 
-Core and adapters are the product's; only the way to the server is made here, as the Kubernetes client with its hundreds
-of models takes longer to import under emulation than everything else.
+Core and adapters are the product's, the way to the server among them: that of a pod, as the Kubernetes client with its
+hundreds of models takes longer to import under emulation than everything else.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import base64
 import json
 import os
-import ssl
+import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import urllib3
+from urllib.parse import urlsplit
 
 from driver_manager import profiles
 from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.in_pod import AUTHORITY, HOST, PORT, TOKEN, InPod
 from driver_manager.adapters.kube.leases import LeaseSlots
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
@@ -41,7 +39,9 @@ def main() -> None:
     node.tell_ready()
     profile = profiles.parse(Path(env["PROFILE_FILE"]).read_text(), "the guest's")
     clock, log, roots = SystemClock(), RecordingReporter(), HostRoots(*map(Path, ("/", "/proc", "/sys", "/dev")))
-    cluster = KubeCluster(_client(Path(env["KUBECONFIG"])), node.name, clock, log, BUDGET_S)
+    cluster = KubeCluster(
+        _transport(Path(env["KUBECONFIG"]), Path(tempfile.mkdtemp())), node.name, clock, log, BUDGET_S
+    )
     host = HostRebooter(roots, profile, clock, ("/bin/false",))
     slots = LeaseSlots(cluster.api, env["OPERATOR_NAMESPACE"], profile.keys)
     ports = RebootPorts(cluster, slots, host, clock, log)
@@ -64,15 +64,14 @@ def main() -> None:
     )
 
 
-def _client(kubeconfig: Path) -> Any:
-    """What the adapters use of a Kubernetes client, for the server and the user in a kubeconfig."""
+def _transport(kubeconfig: Path, folder: Path) -> InPod:
+    """The way that a pod has, for the server and the user in a kubeconfig; `folder` plays its service account."""
     body = json.loads(kubeconfig.read_text())
     cluster, user = body["clusters"][0]["cluster"], body["users"][0]["user"]
-    ca = base64.b64decode(cluster["certificate-authority-data"]).decode()
-    pool = urllib3.PoolManager(ssl_context=ssl.create_default_context(cadata=ca))
-    token = f"Bearer {user['token']}"
-    configuration = SimpleNamespace(host=cluster["server"], get_api_key_with_prefix=lambda *_: token)
-    return SimpleNamespace(configuration=configuration, rest_client=SimpleNamespace(pool_manager=pool))
+    (folder / AUTHORITY).write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
+    (folder / TOKEN).write_text(user["token"])
+    url = urlsplit(cluster["server"])
+    return InPod(folder, {HOST: str(url.hostname), PORT: str(url.port)})
 
 
 if __name__ == "__main__":

@@ -39,11 +39,28 @@ def test_the_hosts_files_are_seen_and_what_is_written_stays_in_the_guest() -> No
     assert mark.exists()
 
 
-def test_the_hosts_loopback_is_reached_through_the_user_network() -> None:
+def _ask(path: str) -> bytes:
     connection = http.client.HTTPConnection(os.environ["GUEST_PROBE_ADDRESS"], timeout=COMMAND_TIMEOUT_S)
-    connection.request("GET", "/")
-    assert connection.getresponse().read() == b"host"
+    connection.request("GET", path)
+    answer = connection.getresponse().read()
     connection.close()
+    return answer
+
+
+def test_a_second_of_the_guest_is_a_second_of_the_host() -> None:
+    before_s = time.monotonic()
+    first_s = float(_ask("/clock"))
+    between_s = time.monotonic()
+    time.sleep(5)
+    slept_s = time.monotonic() - between_s
+    host_s = float(_ask("/clock")) - first_s
+    whole_s = time.monotonic() - before_s
+    assert slept_s < 1.05 * host_s
+    assert host_s < 1.05 * whole_s
+
+
+def test_the_hosts_loopback_is_reached_through_the_user_network() -> None:
+    assert _ask("/") == b"host"
 
 
 def test_a_process_can_be_put_into_a_cgroup_as_a_kubelet_does() -> None:
