@@ -25,6 +25,22 @@ NODE_MUTANTS = (
         ("unit/swap/test_node_patches.py::test_pause_cordon_and_journal_are_one_patch",),
     ),
     Mutant(
+        "stale-refusal",
+        "a preflight that fails on what another run is changing is not the end of the second run",
+        "core/swap/reconcile.py",
+        "            if isinstance(error, PreflightFailed) and _was_taken_since(obs, ports, self._profile):\n",
+        "            if isinstance(error, PreflightFailed) and not ports:\n",
+        ("unit/swap/test_reconcile_stale.py::test_a_run_that_was_overtaken_ends_as_the_second_of_two",),
+    ),
+    Mutant(
+        "modinfo-unheard",
+        "a modinfo that fails is not taken for a module of another kernel",
+        "adapters/host/modules/tree.py",
+        "        if result.status:\n            self._unread",
+        "        if result.status > 999:\n            self._unread",
+        ("unit/adapters/test_module_tree.py",),
+    ),
+    Mutant(
         "unconditional-restore",
         "a label that somebody edited during the pause stays as edited",
         "domain/pods/labels.py",
