@@ -352,8 +352,7 @@ class EvictionRules:
 class Policy:
     """What the user wants, apart from the facts. Times in seconds.
 
-    `completion`: pods that may end by themselves before anything is evicted. `waited`: what was waited for in this run
-    already, before the node was taken.
+    `completion`: pods that may end by themselves before anything is evicted.
     """
 
     loader: Loader = Loader.CONTAINER
@@ -367,7 +366,6 @@ class Policy:
     safe_load: bool = False
     operator_timeout_s: float = 600.0
     ignore_skip: bool = False
-    waited: frozenset[str] = frozenset()
     pod_termination_timeout_s: float = 300.0
     device_free_timeout_s: float = 60.0
     deadline_s: float = 1800.0

@@ -11,7 +11,7 @@ from typing import Any
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Claim, EvictionRules, Host, Loader, Node, Observation, Pod, Policy
+from driver_manager.domain.model import Claim, EvictionRules, Host, Loader, Node, Pod, Policy
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
@@ -48,8 +48,8 @@ class Order:
     always: frozenset[str]
 
 
-def mixture(dice: random.Random, profile: Profile) -> tuple[Observation, Policy]:
-    """Some facts and wishes."""
+def mixture(dice: random.Random, profile: Profile) -> Situation:
+    """Some facts and wishes, and some progress of a run."""
     held: dict[str, Any] = {"pods": tuple(user for user in USERS if dice.random() < 0.4), "claims": ()}
     if dice.random() < 0.5:
         held["claims"] = (Claim("tenant", "c", profile.device_classes),)
@@ -60,7 +60,9 @@ def mixture(dice: random.Random, profile: Profile) -> tuple[Observation, Policy]
         own_pod=_own_pod(dice),
         **held,
     )
-    return obs, _policy(dice)
+    policy = _policy(dice)
+    waited = frozenset(what for what in (SAFE_LOAD, OPERATOR, COMPLETION) if dice.random() < 0.5)
+    return Situation.of(obs, profile, policy, waited)
 
 
 def _own_pod(dice: random.Random) -> Pod | None:
@@ -98,7 +100,6 @@ def _policy(dice: random.Random) -> Policy:
         eviction=EvictionRules(is_enabled=dice.random() < 0.7, drains=dice.random() < 0.3),
         completion=selectors.parse(dice.choice(("", "job"))),
         safe_load=dice.random() < 0.3,
-        waited=frozenset(what for what in (SAFE_LOAD, OPERATOR, COMPLETION) if dice.random() < 0.5),
     )
 
 
@@ -107,9 +108,8 @@ def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     """The steps of every plan that the mixtures lead to, by decision; those that are refused have none."""
     dice, found = random.Random(SEED), dict[Decision, list[tuple[str, ...]]]()  # noqa: S311  # the same at every run
     for _ in range(MIXTURES):
-        obs, policy = mixture(dice, profile)
         try:
-            decided = plan(Situation.of(obs, profile, policy))
+            decided = plan(mixture(dice, profile))
         except ManagerError:
             continue
         found.setdefault(decided.decision, []).append(_names(decided))

@@ -79,12 +79,14 @@ def reconcile(ports: Ports, observe: Callable[[], Observation], profile: Profile
     return run.failed(ApiUnavailable("the Node kept changing while it was to be taken", "Run again."))
 
 
-def decide(ports: Ports, obs: Observation, profile: Profile, policy: Policy) -> tuple[Situation, Plan]:
-    """The plan, and all that it was made from. Changes nothing.
+def decide(
+    ports: Ports, obs: Observation, profile: Profile, policy: Policy, waited: frozenset[str] = frozenset()
+) -> tuple[Situation, Plan]:
+    """The plan, and all that it was made from; `waited` is what this run has waited for. Changes nothing.
 
     Raises ConfigError away from the node, ApiRefused, and as `plan`.
     """
-    now = look_closer(Situation.of(obs, profile, policy), ports)
+    now = look_closer(Situation.of(obs, profile, policy, waited), ports)
     return now, plan(now)
 
 
@@ -103,6 +105,7 @@ class _Run:
         self._ports = ports
         self._profile = profile
         self._policy = policy
+        self._waited: frozenset[str] = frozenset()
         self._deadline = Deadline.after(policy.deadline_s, ports.clock.monotonic)
         self._fence = Fence(ports.host, ports.reporter)
         self._kept: tuple[Settler, Observation] | None = None
@@ -113,7 +116,7 @@ class _Run:
         ports = self._ports
         settler = Settler(ports, self._profile, obs)
         try:
-            now, decided = decide(ports, obs, self._profile, self._policy)
+            now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
         except OwnedElsewhere:
             raise
         except ManagerError as error:
@@ -137,7 +140,7 @@ class _Run:
 
     def go_on(self, again: Again) -> None:
         """The next attempt follows what `again` waited for."""
-        self._policy = replace(self._policy, waited=self._policy.waited | {again.after})
+        self._waited |= {again.after}
         self._kept = (again.settler, again.obs)
 
     def failed(self, error: ManagerError) -> Outcome:

@@ -79,7 +79,7 @@ def safe_load(now: Situation) -> tuple[AnyStep, ...]:
 
     Raises ConfigError where it cannot be asked: the operator answers to a pod.
     """
-    if not now.policy.safe_load or SAFE_LOAD in now.policy.waited:
+    if not now.policy.safe_load or SAFE_LOAD in now.waited:
         return ()
     if now.obs.own_pod is None or not now.profile.keys.safe_load:
         lack = (
@@ -193,7 +193,7 @@ def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
         return EvictionPlan(found=found, warnings=warnings)
     keys, pods = now.profile.keys, tuple(str(one.pod) for one in holding)
     state = now.obs.node.labels.get(keys.upgrade_state, "")
-    if OPERATOR in now.policy.waited or not keys.upgrade_requested:
+    if OPERATOR in now.waited or not keys.upgrade_requested:
         raise PodsRemain(
             f"the operator manages upgrades on this node (its state: {state or 'none'}) and these pods still use the "
             f"driver: {several(pods)}",
@@ -226,6 +226,6 @@ def _left_to_operator(one: Workload) -> Workload:
 
 def _completing(now: Situation) -> tuple[Pod, ...]:
     """Pods that get time to complete; none once they had it."""
-    if not now.policy.completion or COMPLETION in now.policy.waited:
+    if not now.policy.completion or COMPLETION in now.waited:
         return ()
     return tuple(pod for pod in now.obs.pods.pods if is_completing(pod, now.policy.completion, now.obs.own_pod))

@@ -14,15 +14,19 @@ from driver_manager.domain.profile import Profile
 
 @dataclass(frozen=True)
 class Situation:
-    """The facts and what is wanted. `host` is that of `obs`: there is none without."""
+    """The facts, what is wanted, and how far the run is. `host` is that of `obs`: there is none without.
+
+    `waited`: what was waited for in this run already, before the node was taken.
+    """
 
     obs: Observation
     host: Host
     profile: Profile
     policy: Policy
+    waited: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, obs: Observation, profile: Profile, policy: Policy) -> Situation:
+    def of(cls, obs: Observation, profile: Profile, policy: Policy, waited: frozenset[str] = frozenset()) -> Situation:
         """The situation of the node that was observed. Raises ConfigError away from it."""
         if obs.host is None:
             raise ConfigError(
@@ -30,4 +34,4 @@ class Situation:
                 "Run it on the node (init container, or `kubectl debug node/NAME` with the host at /host), "
                 "or set --node-name to the node this is.",
             )
-        return cls(obs, obs.host, profile, policy)
+        return cls(obs, obs.host, profile, policy, waited)

@@ -39,17 +39,17 @@ COMPLETES = replace(EVICTS, completion=selectors.parse("job"), completion_timeou
 MANAGED = {KEYS.upgrade_enabled: "true"}
 
 
-def cleared(*pods: Pod, policy: Policy = EVICTS, **fields: Any) -> EvictionPlan:
-    return clearing(Situation.of(observation(pods=pods, **fields), PROFILE, policy))
+def cleared(*pods: Pod, policy: Policy = EVICTS, waited: frozenset[str] = frozenset(), **fields: Any) -> EvictionPlan:
+    return clearing(Situation.of(observation(pods=pods, **fields), PROFILE, policy, waited))
 
 
 def fates(found: EvictionPlan) -> dict[str, str]:
     return {one.pod.name: one.action.value for one in found.found}
 
 
-def refused(*pods: Pod, policy: Policy = EVICTS, **fields: Any) -> PodsRemain:
+def refused(*pods: Pod, policy: Policy = EVICTS, waited: frozenset[str] = frozenset(), **fields: Any) -> PodsRemain:
     with pytest.raises(PodsRemain) as caught:
-        cleared(*pods, policy=policy, **fields)
+        cleared(*pods, policy=policy, waited=waited, **fields)
     assert caught.value.exit_code is ExitCode.PODS_REMAIN
     assert caught.value.remedy
     return caught.value
@@ -208,8 +208,7 @@ def test_pods_that_may_complete_are_waited_for_first_and_what_follows_is_what_is
 
 
 def test_after_the_wait_a_pod_that_has_not_completed_is_evicted_like_others() -> None:
-    waited = replace(COMPLETES, waited=frozenset({COMPLETION}))
-    found = cleared(workload("j", labels={"job": "1"}), policy=waited)
+    found = cleared(workload("j", labels={"job": "1"}), policy=COMPLETES, waited=frozenset({COMPLETION}))
     assert (found.first, found.steps) == ((), (EvictWorkloads(("tenant/j",), (), 300.0),))
 
 
@@ -218,7 +217,7 @@ def test_a_pod_that_may_complete_blocks_nothing_before_it_had_its_time(rules: di
     policy = replace(COMPLETES, eviction=EvictionRules(**rules))
     job = workload("j", labels={"job": "1"}, owner_kind="", has_empty_dir=True)
     assert PlanAgain(COMPLETION) in cleared(job, workload("a"), policy=policy).first
-    error = refused(job, workload("a"), policy=replace(policy, waited=frozenset({COMPLETION})))
+    error = refused(job, workload("a"), policy=policy, waited=frozenset({COMPLETION}))
     assert "tenant/j" in error.what
 
 
@@ -300,10 +299,10 @@ def test_an_operator_is_asked_only_where_it_does_nothing_yet(
 
 
 def test_an_operator_is_asked_once_in_a_run() -> None:
-    waited = replace(EVICTS, waited=frozenset({OPERATOR}))
+    waited = frozenset({OPERATOR})
     with pytest.raises(PodsRemain, match=r"\(its state: none\) and these pods still use the driver: tenant/a"):
-        clearing(Situation.of(managed(workload("a")), PROFILE, waited))
-    assert clearing(Situation.of(managed(), PROFILE, waited)).first == ()
+        clearing(Situation.of(managed(workload("a")), PROFILE, EVICTS, waited))
+    assert clearing(Situation.of(managed(), PROFILE, EVICTS, waited)).first == ()
 
 
 def test_an_operator_that_cannot_be_asked_is_not_waited_for() -> None:
@@ -330,10 +329,8 @@ def test_a_safe_load_is_asked_for_in_our_pods_name_once_in_a_run() -> None:
         WaitForSafeLoad(KEYS.safe_load, "driver-a", 77.0),
         PlanAgain(SAFE_LOAD),
     )
-    assert safe_load(Situation.of(observation(), PROFILE, replace(policy, waited=frozenset({SAFE_LOAD})))) == ()
-    assert (
-        safe_load(Situation.of(observation(), PROFILE, replace(policy, waited=frozenset({OPERATOR, COMPLETION})))) != ()
-    )
+    assert safe_load(Situation.of(observation(), PROFILE, policy, frozenset({SAFE_LOAD}))) == ()
+    assert safe_load(Situation.of(observation(), PROFILE, policy, frozenset({OPERATOR, COMPLETION}))) != ()
     assert safe_load(Situation.of(observation(), PROFILE, Policy())) == ()
 
 

@@ -53,8 +53,8 @@ HOLDING = workload("h", resources=(), claims=("c",))
 ABSENT: dict[str, Any] = {"modules": {}, "digest": None}
 
 
-def planned(policy: Policy = EVICTS, **fields: Any) -> Plan:
-    return plan(Situation.of(observation(**fields), PROFILE, policy))
+def planned(policy: Policy = EVICTS, waited: frozenset[str] = frozenset(), **fields: Any) -> Plan:
+    return plan(Situation.of(observation(**fields), PROFILE, policy, waited))
 
 
 def kinds(found: Plan) -> list[type]:
@@ -192,8 +192,7 @@ def test_after_the_wait_the_plan_goes_on_from_the_cordoned_node() -> None:
     assert isinstance(first, TakeNode)
     notes = {name: value for name, value in first.change.annotations.items() if value is not None}
     cordoned = node(annotations=notes, unschedulable=True, cordon_manager="driver-manager")
-    waited = replace(COMPLETES, waited=frozenset({COMPLETION}))
-    found = planned(waited, node=cordoned, journal=first.journal)
+    found = planned(COMPLETES, frozenset({COMPLETION}), node=cordoned, journal=first.journal)
     assert kinds(found) == [TakeNode, WaitForOperands, WaitForDevice, UnloadModules, GiveBack]
     assert one(found, TakeNode).change.unschedulable is None
     assert one(found, GiveBack).journal.cordoned
@@ -225,7 +224,7 @@ SAFE = replace(EVICTS, safe_load=True)
 def test_a_safe_load_is_waited_for_before_anything_else(fields: dict[str, Any]) -> None:
     found = planned(SAFE, pods=(JOB,), **fields)
     assert kinds(found)[:2] == [WaitForSafeLoad, PlanAgain]
-    waited = planned(replace(SAFE, waited=frozenset({SAFE_LOAD})), pods=(JOB,), **fields)
+    waited = planned(SAFE, frozenset({SAFE_LOAD}), pods=(JOB,), **fields)
     assert waited.steps == found.steps[2:]
 
 
@@ -246,12 +245,12 @@ def test_no_safe_load_is_waited_for_where_nothing_is_loaded_anew(fields: dict[st
 def test_everything_that_is_waited_for_comes_once_and_ends() -> None:
     waited: frozenset[str] = frozenset()
     for name in (SAFE_LOAD, OPERATOR):
-        found = planned(replace(SAFE, waited=waited), pods=(workload("a"),), node=MANAGED)
+        found = planned(SAFE, waited, pods=(workload("a"),), node=MANAGED)
         again = next(step for step in found.steps if isinstance(step, PlanAgain))
         assert again.after == name
         waited |= {name}
     with pytest.raises(PodsRemain):
-        planned(replace(SAFE, waited=waited), pods=(workload("a"),), node=MANAGED)
+        planned(SAFE, waited, pods=(workload("a"),), node=MANAGED)
 
 
 # a node that is left out of upgrades
