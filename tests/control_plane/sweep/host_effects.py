@@ -74,7 +74,7 @@ def effect_of(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
         return _program([os.fsdecode(word) for word in args[1]], around)
     if event.startswith("ctypes."):
         return _library(event, args)
-    if event.startswith(_HARMLESS):
+    if event.startswith(_HARMLESS) or (event == "os.kill" and _is_own_copy(args[0])):
         return ""
     return _changed(event, args, around)
 
@@ -107,6 +107,19 @@ def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
     if event in _TAKING_AWAY and not os.path.lexists(path):
         return ""
     return _at(event.removeprefix("os."), path, around)
+
+
+def _is_own_copy(pid: int) -> bool:
+    """Whether the process is a fork of this one that became no other program, or has ended: it only reads for it."""
+    try:
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        return int(parent) == os.getpid() and _words(str(pid)) in (b"", _words("self"))
+    except OSError:
+        return False
+
+
+def _words(process: str) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 def _of(descriptor: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -62,6 +63,24 @@ WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
 )
 def test_what_is_not_known_to_change_nothing_is_an_effect(event: str, args: tuple[Any, ...], effect: str) -> None:
     assert effect_of(event, args, AROUND) == effect
+
+
+@pytest.mark.parametrize(
+    ("argv", "effect"), [([], ""), (["/bin/sleep", "60"], "os.kill ({pid}, 9)")], ids=["a copy of us", "a tool"]
+)
+def test_the_end_of_our_own_copy_is_no_effect_and_that_of_a_tool_is(argv: list[str], effect: str) -> None:
+    pid = os.fork()
+    if pid == 0:
+        if argv:
+            os.execv(argv[0], argv)  # noqa: S606  # a tool in the place of the copy
+        signal.pause()
+    try:
+        while bool(argv) != (Path(f"/proc/{pid}/cmdline").read_bytes() != Path("/proc/self/cmdline").read_bytes()):
+            pass
+        assert effect_of("os.kill", (pid, 9), AROUND) == effect.format(pid=pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_a_name_in_an_open_folder_is_found_there(tmp_path: Path) -> None:
