@@ -118,7 +118,8 @@ def test_a_reader_that_lets_a_key_error_through_is_caught(monkeypatch: pytest.Mo
     from driver_manager.domain.reboot import slots  # noqa: PLC0415  # the module whose part is broken here
 
     def careless(fields: wire.Fields) -> object:
-        return slots.SlotHolder(fields.text("node"), fields.text("uid"), fields.text("bootId"), fields.body["since"])
+        texts = (fields.text("node"), fields.text("uid"), fields.text("bootId"))
+        return slots.SlotHolder(*texts, fields.whole("since") if fields.body["since"] is not None else 0)
 
     with pytest.raises(KeyError, match="since"):
         reads_with(TARGETS["slots"], monkeypatch, careless, "_holder", slots)
