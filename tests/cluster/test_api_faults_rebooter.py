@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 from driver_manager.core.reboot.loop import MAX_ACTS
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.control_plane.api import Api
+from tests.control_plane.certificates import all_certificates
 from tests.control_plane.fault_kinds import ALL, Cell, Family, share
 from tests.control_plane.fault_runner import enumerate_requests
 from tests.control_plane.fault_script import to_text
@@ -40,7 +42,9 @@ def rounds(driver_node: RealSite, most: int) -> None:
 class Track:
     """A fleet that grows by a node for each cell, before the real API server."""
 
-    def __init__(self, plane: ControlPlane, fleet: RealFleet) -> None:
+    def __init__(self, plane: ControlPlane, fleet: RealFleet, folder: Path) -> None:
+        """`folder` is for the proxy's certificates: a pod speaks TLS only."""
+        self._certificates = all_certificates(plane.authority, folder)
         self._plane = plane
         self._fleet = fleet
         self._good = fleet.client
@@ -50,7 +54,7 @@ class Track:
         driver_node = RealSite(self._fleet, len(self._fleet.sites))
         self._fleet.sites.append(driver_node)
         driver_node.request()
-        with Proxy(self._plane.url, self._plane.ca, faults=faults) as proxy:
+        with Proxy(self._plane.url, self._plane.ca, self._certificates, faults=faults) as proxy:
             self._fleet.client = pod_transport(self._plane, self._plane.rebooter.token, proxy.url)
             rounds(driver_node, ROUNDS_DISTURBED if faults else ROUNDS)
         self._fleet.client = self._good
@@ -81,9 +85,11 @@ def is_quick(cell: Cell) -> bool:
     return not cell.by.needs and cell.by.family is not Family.WATCH and cell.kind not in ("mute", "away", "slow")
 
 
-def test_every_request_of_the_rebooter_meets_every_fault(control_plane: ControlPlane, admin_api: Api) -> None:
+def test_every_request_of_the_rebooter_meets_every_fault(
+    control_plane: ControlPlane, admin_api: Api, tmp_path: Path
+) -> None:
     with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
-        track = Track(control_plane, fleet)
+        track = Track(control_plane, fleet, tmp_path)
         driver_node, proxy = track.run()
         assert driver_node.is_done
         asked = enumerate_requests(proxy.exchanges())
@@ -99,12 +105,12 @@ def test_every_request_of_the_rebooter_meets_every_fault(control_plane: ControlP
 
 
 def test_the_rebooters_matrix_can_fail(
-    control_plane: ControlPlane, admin_api: Api, monkeypatch: pytest.MonkeyPatch
+    control_plane: ControlPlane, admin_api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A process that forgets to give its slot back would be noticed."""
     monkeypatch.setattr("driver_manager.core.reboot.loop.Rebooter._leave_slot", lambda *_: None)
     with real_fleet(control_plane, admin_api, 0, POLICY) as fleet:
-        track = Track(control_plane, fleet)
+        track = Track(control_plane, fleet, tmp_path)
         driver_node, _ = track.run()
         assert fleet.holders() == [driver_node.name]
         admin_api.delete(driver_node.path)
