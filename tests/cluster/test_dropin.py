@@ -215,7 +215,9 @@ def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin)
     before = driver_node.node.read()["metadata"]["resourceVersion"], modules(driver_node)
     ended = driver_node.runner.run(checking, MANAGER)
     assert ended.code == 0, ended.err
-    checks = {check["name"]: check["ok"] for check in json.loads(ended.out)}
+    assert "✓ may create pods/eviction" in ended.out
+    checking["spec"]["initContainers"][0]["args"] += ["-o", "json"]
+    checks = {check["name"]: check["ok"] for check in json.loads(driver_node.runner.run(checking, MANAGER).out)}
     assert checks["may create pods/eviction"] is True
     assert (checks["may create events"], checks["may watch pods"]) == (None, None)
     assert False not in checks.values()

@@ -11,6 +11,7 @@ import http.client
 import select
 import socket
 import ssl
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from email.message import Message
@@ -42,22 +43,22 @@ def is_in_pod(account: Path, environ: Mapping[str, str]) -> bool:
 class InPod:
     """See `driver_manager.adapters.kube.transport.Transport`.
 
-    The token is read for each request and the CA for each connection, so that a rotation is followed. One connection
-    is kept for calls; a watch has one of its own, so that the call after it needs no new handshake.
+    The token is read for each request and the CA for each connection, so that a rotation is followed. A connection is
+    kept for the next call, one for each thread that calls at once; a watch has one of its own, so that the call after
+    it needs no new handshake.
     """
 
     def __init__(self, account: Path, environ: Mapping[str, str]) -> None:
         """Raises ConfigError for a service account that cannot be used."""
-        self._kept: http.client.HTTPConnection | None = None
+        self._kept: deque[http.client.HTTPConnection] = deque()
         self._account = account
         self._host, self._port = _address(environ)
         self._trust: ssl.SSLContext | None = None
         self._check()
 
     def __del__(self) -> None:
-        """Nobody but this object knows the kept connection."""
-        if self._kept is not None:
-            self._kept.close()
+        """Nobody but this object knows the kept connections."""
+        self._close_kept()
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         """See the port."""
@@ -78,15 +79,18 @@ class InPod:
 
     def renew(self) -> bool:
         """See the port."""
-        if self._kept is not None:
-            self._kept.close()
-        self._kept = self._trust = None
+        self._close_kept()
+        self._trust = None
         self._check()
         return True
 
     def connection(self, trust: ssl.SSLContext, connect_s: float) -> http.client.HTTPConnection:
         """A connection yet to be opened."""
         return http.client.HTTPSConnection(self._host, self._port, timeout=connect_s, context=trust)
+
+    def _close_kept(self) -> None:
+        while self._kept:
+            self._kept.pop().close()
 
     def _check(self) -> None:
         """Raise ConfigError for a token or a CA that cannot be read."""
@@ -115,9 +119,10 @@ class InPod:
         return trust
 
     def _idle(self) -> http.client.HTTPConnection | None:
-        """The kept connection, unless its server has ended it, or sent what nobody asked for."""
-        connection, self._kept = self._kept, None
-        if connection is None or connection.sock is None:
+        """A kept connection, unless its server has ended it, or sent what nobody asked for."""
+        try:
+            connection = self._kept.pop()
+        except IndexError:
             return None
         seen = select.poll()
         seen.register(connection.sock, select.POLLIN)
@@ -159,7 +164,7 @@ class InPod:
         if response.will_close:
             connection.close()
         else:
-            self._kept = connection
+            self._kept.append(connection)
         return _Whole(response.status, response.headers, data)
 
 

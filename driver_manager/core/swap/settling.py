@@ -109,6 +109,7 @@ class Settler:
                 self._cluster.patch_node_where(operations)
         except Conflict as error:
             self._reporter.info(f"{error.what}; looking again")
+            self._taken = None
             return False
         return bool(operations)
 

@@ -74,13 +74,17 @@ def test_the_end_of_our_own_copy_is_no_effect_and_that_of_a_tool_is(argv: list[s
         if argv:
             os.execv(argv[0], argv)  # noqa: S606  # a tool in the place of the copy
         signal.pause()
+    words = b"".join(os.fsencode(word) + b"\0" for word in argv) or Path("/proc/self/cmdline").read_bytes()
     try:
-        while bool(argv) != (Path(f"/proc/{pid}/cmdline").read_bytes() != Path("/proc/self/cmdline").read_bytes()):
+        while Path(f"/proc/{pid}/cmdline").read_bytes() != words:  # none at all while it becomes the tool
             pass
         assert effect_of("os.kill", (pid, 9), AROUND) == effect.format(pid=pid)
     finally:
         os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        ended = effect_of("os.kill", (pid, 9), AROUND)
         os.waitpid(pid, 0)
+    assert ended == "", "nothing is left to be changed"
 
 
 def test_a_name_in_an_open_folder_is_found_there(tmp_path: Path) -> None:
