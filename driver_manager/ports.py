@@ -105,11 +105,17 @@ class HostSystem(Protocol):
         ...
 
     def unload(self, name: str, deadline: Deadline) -> None:
-        """Unload one module. Raises ModuleBusy while something uses it, ModuleFailed otherwise."""
+        """Unload one module. Raises ModuleBusy while something uses it, ModuleFailed otherwise.
+
+        ModuleStuck is one of the latter: the kernel began to unload the module and does not finish.
+        """
         ...
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
-        """Load the modules of `source`. Raises ModuleFailed; what was loaded on the way is unloaded again."""
+        """Load the modules of `source`. Raises ModuleFailed; what was loaded on the way is unloaded again.
+
+        ModuleStuck where that does not end.
+        """
         ...
 
     def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:

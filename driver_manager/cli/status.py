@@ -146,6 +146,7 @@ def _host(host: Host) -> dict[str, Any]:
             {"name": name, "version": module.version, "refcount": module.refcount, "holders": list(module.holders)}
             for name, module in ((name, host.modules[name]) for name in unload_order(host.modules))
         ],
+        "leaving": list(host.leaving),
         "digestProblem": host.digest_problem,
         "rootMounts": list(host.root_mounts),
         "artifacts": list(host.artifacts),
@@ -234,6 +235,7 @@ def _host_lines(host: dict[str, Any]) -> list[str]:
         for module in host["modules"]
     ]
     lines = [f"host      kernel {host['kernel']}, {len(host['pciDevices'])} device(s) on PCI"]
+    modules += [f"{name} is being unloaded by the kernel" for name in host["leaving"]]
     lines += _list("modules", modules or ["not loaded"])
     if host["rootMounts"]:
         lines += _list("mounts", host["rootMounts"])

@@ -86,6 +86,10 @@ class ModuleFailed(ManagerError):
     exit_code = ExitCode.MODULE_FAILED
 
 
+class ModuleStuck(ModuleFailed):
+    """The kernel is unloading a module and does not finish: until a reboot nothing can take its place."""
+
+
 class PreflightFailed(ManagerError):
     """The run would not succeed; nothing was changed."""
 

@@ -247,12 +247,16 @@ class LoadRecord:
 
 @dataclass(frozen=True)
 class Host:
-    """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below."""
+    """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below.
+
+    `leaving` are modules of the driver that the kernel is taking out, with or without an end to it: not in `modules`.
+    """
 
     boot_id: str
     kernel_release: str
     machine_id: str = ""
     modules: Mapping[str, Module] = field(default_factory=dict)
+    leaving: tuple[str, ...] = ()
     digest: str | None = None
     digest_problem: str = ""
     root_mounts: tuple[str, ...] = ()

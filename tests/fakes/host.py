@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from driver_manager.domain import markers
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ModuleBusy, ModuleFailed, OwnedElsewhere
+from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
@@ -36,6 +36,7 @@ class FakeHost:
     """See `driver_manager.ports.HostSystem`; `facts` is what an adapter would read.
 
     `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
+    Those in `hanging` do not end their exit functions: they stay in `leaving` until a reboot.
     """
 
     killer: Killer
@@ -65,6 +66,8 @@ class FakeHost:
     awaited_s: list[float] = field(default_factory=list)
     is_at_work: bool = False
     can_be_locked: bool = True
+    hanging: set[str] = field(default_factory=set)
+    leaving: dict[str, str] = field(default_factory=dict)
     claimed_by: Owner | None = None
     is_owned: bool = False
 
@@ -91,7 +94,10 @@ class FakeHost:
             module = self._all()[name]
             if module.refcount:
                 raise ModuleBusy(f"module {name} is in use", "Stop what uses the device.")
-            del self.loaded[name]
+            version = self.loaded.pop(name)
+            if name in self.hanging:
+                self.leaving[name] = version
+                raise ModuleStuck(f"module {name} is stuck while unloading", "Reboot.")
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
         before = set(self.loaded)
@@ -102,6 +108,7 @@ class FakeHost:
                         for extra in set(self.loaded) - before:
                             del self.loaded[extra]
                         raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
+                    self._refuse_leaving(name)
                     self.loaded.setdefault(name, self.offers[source.root])
             if self.loaded[wanted.name] != wanted.version:
                 raise ModuleFailed(f"{wanted.name} is loaded in version {self.loaded[wanted.name]}", "Reboot.")
@@ -111,7 +118,12 @@ class FakeHost:
             with self.killer.call(f"reload {name}", effect=True):
                 if name in self.lacking or not set(self.needs.get(name, ())) <= self.loaded.keys():
                     raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
+                self._refuse_leaving(name)
                 self.loaded[name] = self.offers[source.root]
+
+    def _refuse_leaving(self, name: str) -> None:
+        if name in self.leaving:
+            raise ModuleFailed(f"modprobe: no end of loading {name}", "Look at dmesg.")
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
         self.awaited_s.append(deadline.allowed_s)
@@ -204,7 +216,7 @@ class FakeHost:
     def reboot(self) -> None:
         """A fresh kernel: modules, mounts and tmpfs are gone, every service runs."""
         self.boots += 1
-        self.loaded, self.mounts = {}, []
+        self.loaded, self.leaving, self.mounts = {}, {}, []
         self.services = dict.fromkeys(self.services, True)
         self.files = {path: text for path, text in self.files.items() if not path.startswith(TMPFS)}
 
@@ -249,6 +261,7 @@ class FakeHost:
                 kernel_release=KERNEL,
                 machine_id=self.machine_id,
                 modules=self._modules(),
+                leaving=tuple(sorted(self.leaving)),
                 digest=digest.strip() if digest is not None else None,
                 root_mounts=tuple(reversed(self.mounts)),
                 artifacts=tuple(sorted(self.files)),
@@ -272,8 +285,9 @@ class FakeHost:
 
     def _all(self) -> dict[str, Module]:
         found = {}
+        there = {*self.loaded, *self.leaving}
         for name, version in self.loaded.items():
-            holders = tuple(sorted(other for other in self.loaded if name in self.needs.get(other, ())))
+            holders = tuple(sorted(other for other in there if name in self.needs.get(other, ())))
             users = self.stuck_users.get(name, 0)
             if name == self.root:
                 users += self.users() + sum(self.services.values())

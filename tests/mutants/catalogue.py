@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from tests.mutants.driver_mutants import DRIVER_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
 
-_EVERY = (*NODE_MUTANTS, *HOST_MUTANTS, *FORM_MUTANTS)
+_EVERY = (*NODE_MUTANTS, *HOST_MUTANTS, *DRIVER_MUTANTS, *FORM_MUTANTS)
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

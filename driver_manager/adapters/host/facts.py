@@ -47,6 +47,7 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
         kernel_release=kernel,
         machine_id=machine_id(roots),
         modules=modules,
+        leaving=kmod.leaving_modules(roots.sys, profile.modules),
         digest=digest,
         digest_problem=digest_problem,
         root_mounts=_root_mounts(roots, files.real(paths.driver_root)),

@@ -19,7 +19,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.udev import DeviceEvents
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed
+from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck
 from driver_manager.domain.health.probe_output import parse
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker
@@ -55,7 +55,7 @@ class LinuxHost:
                 f"refused to unload {name}: the {self._profile.name} driver must not leave a running kernel",
                 "This is a bug; report it. Reboot the node to change its driver.",
             )
-        kmod.unload(self._roots.sys, name, deadline)
+        kmod.unload(self._roots.sys, name, deadline, self._clock)
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
         """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
@@ -212,8 +212,12 @@ class LinuxHost:
         """A failed modprobe leaves the dependencies it loaded: take them out again, as far as they go."""
         loaded = self.modules()
         for name in unload_order({name: module for name, module in loaded.items() if name not in before}):
-            with contextlib.suppress(ManagerError):
+            try:
                 self.unload(name, deadline)
+            except ModuleStuck:
+                raise
+            except ManagerError:
+                continue
 
     def _device_nodes(self) -> list[Path]:
         patterns = self._profile.paths.device_nodes

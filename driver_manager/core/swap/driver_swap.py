@@ -10,7 +10,14 @@ from typing import assert_never
 
 from driver_manager.core.swap.context import RunContext
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleBusy, ModuleFailed, OwnedElsewhere
+from driver_manager.domain.errors import (
+    DriverBusy,
+    ManagerError,
+    ModuleBusy,
+    ModuleFailed,
+    ModuleStuck,
+    OwnedElsewhere,
+)
 from driver_manager.domain.model import UNREAD, DriverSource, Health, Module
 from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.pods.operands import named
@@ -117,6 +124,8 @@ class DriverSwap:
                 self._unload_one(loaded[name])
                 removed.append(name)
                 self._context.ports.reporter.info(f"module {name} is unloaded")
+        except ModuleStuck:  # a load would wait for it
+            raise
         except ManagerError:
             self._reload(removed, source)
             raise
@@ -148,6 +157,8 @@ class DriverSwap:
     def _load_modules(self, step: LoadModules) -> None:
         try:
             self._load_and_verify(step.source, step.also)
+        except ModuleStuck:
+            raise
         except ModuleFailed as error:
             raise self._rolled_back(error, step) from error
 

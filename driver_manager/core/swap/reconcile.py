@@ -20,6 +20,7 @@ from driver_manager.domain.errors import (
     Conflict,
     ExitCode,
     ManagerError,
+    ModuleStuck,
     OwnedElsewhere,
     PreflightFailed,
     StandingDown,
@@ -120,7 +121,8 @@ class _Run:
         except OwnedElsewhere:
             raise
         except ManagerError as error:
-            if isinstance(error, PreflightFailed) and _was_taken_since(obs, ports, self._profile):
+            is_seen_half_done = isinstance(error, PreflightFailed | ModuleStuck)
+            if is_seen_half_done and _was_taken_since(obs, ports, self._profile):
                 raise Conflict(f"{error.what}, but the Node was taken or given back meanwhile", error.remedy) from error
             # A node that an earlier run left paused does not stay so because this run cannot even start.
             return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
@@ -202,6 +204,8 @@ def _plain(error: ManagerError) -> Outcome:
 
 
 def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation) -> Outcome:
+    if isinstance(error, ModuleStuck):
+        settler.driver_is_stuck()
     settled = settler.after_failure(obs.journal, hurry=ports.clock.is_ending())
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what

@@ -36,6 +36,7 @@ class Settler:
         self._taken: Node | None = None
         self._is_given_back = False
         self._is_driver_unusable = False
+        self._is_driver_stuck = False
         self._services_started = False
 
     def took(self, journal: Journal, taken: Node | None = None) -> None:
@@ -51,6 +52,10 @@ class Settler:
         """What is loaded now does not serve its device, and there is no way back: operands would only crash."""
         self._is_driver_unusable = True
 
+    def driver_is_stuck(self) -> None:
+        """A module of the driver does not leave the kernel: until a reboot nothing can take its place."""
+        self._is_driver_stuck = True
+
     def after_failure(self, found: Journal | None, *, hurry: bool = False) -> str:
         """Give back, or hold, after a failure; one phrase says which. `found` is what an earlier run left.
 
@@ -64,9 +69,8 @@ class Settler:
         with self._clock.shielded():
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
-            if self._must_hold(journal):
+            if why := self._why_hold(journal):
                 self._start_services_of_ours(journal)
-                why = "its driver does not work" if self._is_driver_unusable else "its old driver is gone"
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             try:
                 self.give_back(journal)
@@ -147,19 +151,23 @@ class Settler:
                 self._reporter.warn(f"{error.what}. {error.remedy}")
         self._services_started = True
 
-    def _must_hold(self, journal: Journal) -> bool:
-        """Operands without a driver would only crash: hold where one was there when the node was taken.
+    def _why_hold(self, journal: Journal) -> str:
+        """Why the node stays paused, "" where it need not: without the driver it had, operands would only crash.
 
         A host that cannot be read may be without one: hold then, too.
         """
+        if self._is_driver_stuck:
+            return "its driver is stuck while unloading"
         if journal.driver is None:
-            return False
+            return ""
         try:
-            loaded = self._host.modules()
+            is_there = has_root(self._host.modules(), self._profile.modules)
         except ManagerError as error:
             self._reporter.warn(error.what)
-            return True
-        return self._is_driver_unusable or not has_root(loaded, self._profile.modules)
+            is_there = False
+        if self._is_driver_unusable:
+            return "its driver does not work"
+        return "" if is_there else "its old driver is gone"
 
     def _journal_on(self, node: Node) -> Journal | None:
         text = node.annotations.get(self._profile.keys.journal)

@@ -5,8 +5,9 @@ Pure. Must not import the planner, which builds its rows from these.
 
 from __future__ import annotations
 
-from driver_manager.domain.errors import PreflightFailed
+from driver_manager.domain.errors import ModuleStuck, PreflightFailed
 from driver_manager.domain.journal import OldDriver
+from driver_manager.domain.listing import several
 from driver_manager.domain.model import Loader
 from driver_manager.domain.modules import beside
 from driver_manager.domain.swap.plan import AnyStep
@@ -48,7 +49,17 @@ def _digest_to_go_back_to(now: Situation) -> str:
 
 
 def check(now: Situation) -> None:
-    """Raise PreflightFailed, which names every problem, when the driver could not be replaced or loaded."""
+    """Raise PreflightFailed, which names every problem, when the driver could not be replaced or loaded.
+
+    ModuleStuck while the kernel unloads a module of the driver: a load of it waits for that, for ever perhaps
+    (kernel/module/main.c, add_unformed_module).
+    """
+    if now.host.leaving:
+        raise ModuleStuck(
+            f"the kernel is still unloading module {several(now.host.leaving)}",
+            "Run again. If it stays so, only a reboot of the node helps; the run after it goes on. The kernel log "
+            "(dmesg) may say what the module waits for.",
+        )
     found = problems(now)
     if found:
         what = "; ".join(problem.what for problem in found)

@@ -48,7 +48,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "unconditional-restore": (labels, "restored", restore_whatever_is_there),
     "always-uncordon": (node_patches, "release", always_uncordon),
     "no-boot-id-check": (markers.Marker, "is_stale", lambda *_: False),
-    "never-hold": (settling.Settler, "_must_hold", lambda *_: False),
+    "never-hold": (settling.Settler, "_why_hold", lambda *_: ""),
     "an-effect-that-is-not-listed": (LinuxHost, "remove", remove_and_note),
 }
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.core.swap import driver_swap
 from tests.control_plane.objects import create_operands
 from tests.kernel.guest_command import (
     DRIVER_ROOT,
     JOURNAL,
+    PREFIX,
     STATE,
     Command,
     assert_given_back,
@@ -198,6 +200,38 @@ def test_a_run_killed_without_a_driver_is_finished_by_the_next(command: Command,
     again = command.reconcile(roots["v2"])
     assert again.code == 0
     assert (module_fact("rebellions", "version"), STATE.read_text()) == ("2.0.1", "new-digest\n")
+    assert_given_back(command)
+
+
+def test_a_driver_that_hangs_on_its_way_out_is_held_until_it_is_out(
+    command: Command, roots: DriverRoots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old_driver(roots)
+    hangs = Path("/sys/module/rebellions/parameters/hang_exit")
+    hangs.write_text("1")
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(driver_swap, "UNLOAD_S", 5.0)  # a minute and a half of waiting show nothing more
+            stuck = command.reconcile(roots["v2"])
+        assert stuck.code == 5
+        assert "module rebellions is stuck while unloading" in stuck.err
+        assert "Only a reboot of the node helps" in stuck.err
+        assert "the node stays paused, because its driver is stuck" in stuck.err
+        held = command.node.read()["metadata"]
+        assert JOURNAL in held["annotations"]
+        assert held["labels"][f"{PREFIX}device-plugin"] == "paused-for-driver-upgrade"
+        again = command.reconcile(roots["v2"])
+        assert again.code == 5
+        assert "the kernel is still unloading module rebellions" in again.err
+        assert "is being unloaded by the kernel" in command.run("status").out
+        assert command.node.read()["metadata"]["labels"] == held["labels"]
+        assert not is_loaded("rebellions") or module_fact("rebellions", "version") == "1.2.92"
+    finally:
+        hangs.write_text("0")
+        _wait_until(lambda: not is_loaded("rebellions"), "the old driver is out")
+    done = command.reconcile(roots["v2"])
+    assert done.code == 0
+    assert module_fact("rebellions", "version") == "2.0.1"
     assert_given_back(command)
 
 

@@ -3,6 +3,7 @@
  * Stand-in accelerator driver: a misc device that can be opened and mapped, so that a process can hold the module.
  * FAIL_INIT makes the init function fail with -EIO; NEED_ABSENT makes the module need a symbol that nobody exports.
  */
+#include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
@@ -18,6 +19,11 @@ extern int rebellions_absent_symbol(void);
 static bool fail_init = IS_ENABLED(FAIL_INIT);
 module_param(fail_init, bool, 0444);
 MODULE_PARM_DESC(fail_init, "make the init function fail with -EIO");
+
+/* An exit function that hangs, where no signal reaches it, until somebody writes 0. */
+static bool hang_exit;
+module_param(hang_exit, bool, 0644);
+MODULE_PARM_DESC(hang_exit, "let the exit function hang as long as this is set");
 
 static void *device_memory;
 
@@ -81,6 +87,8 @@ static int __init rebellions_init(void)
 
 static void __exit rebellions_exit(void)
 {
+	while (READ_ONCE(hang_exit))
+		msleep(20);
 	misc_deregister(&rebellions_device);
 	vfree(device_memory);
 }

@@ -14,7 +14,7 @@ from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.system import NODE_POLL_S, LinuxHost
 from driver_manager.adapters.process.run import NOT_FOUND, Result
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ConfigError, ModuleFailed
+from driver_manager.domain.errors import ConfigError, ModuleFailed, ModuleStuck
 from driver_manager.domain.model import DriverSource, Health, ModuleFile
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.tool_status import TIMED_OUT
@@ -108,6 +108,19 @@ def test_a_failed_load_takes_back_what_it_left_and_nothing_else(machine: Machine
         machine.system().load(SOURCE, soon())
     assert ["rmmod", "rebellions_core"] in machine.ran
     assert list(machine.system().modules()) == ["rebellions_old"]
+
+
+def test_a_dependency_that_is_stuck_after_a_failed_load_is_told_as_such(machine: Machine) -> None:
+    def half(_: str) -> Result:
+        machine.loaded("rebellions_core", "2.0")
+        return Result(1, "", "modprobe: ERROR: could not insert")
+
+    def hung(name: str) -> None:
+        (machine.root / "sys/module" / name / "initstate").write_text("going\n")
+
+    machine.on_modprobe, machine.gone = half, hung  # type: ignore[method-assign]  # an rmmod that hangs
+    with pytest.raises(ModuleStuck, match="rebellions_core is stuck"):
+        machine.system().load(SOURCE, Deadline.after(90.0, machine.clock.monotonic))
 
 
 def test_modules_are_loaded_again_one_by_one_in_the_given_order(machine: Machine) -> None:

@@ -11,7 +11,7 @@ import pytest
 from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
+from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
 from driver_manager.domain.model import Module
 from tests.fakes.builders import PROFILE
 from tests.fakes.clock import FakeClock
@@ -94,8 +94,9 @@ def test_a_tool_gets_its_own_time_or_what_is_left_of_the_deadline(
         return Result(0, "", "")
 
     monkeypatch.setattr(kmod, "run", run)
-    deadline = Deadline.after(left_s, FakeClock().monotonic)
-    kmod.unload(sys, "rebellions", deadline)
+    clock = FakeClock()
+    deadline = Deadline.after(left_s, clock.monotonic)
+    kmod.unload(sys, "rebellions", deadline, clock)
     kmod.load(sys, KERNEL, "rebellions", deadline)
     kmod.load_all(sys, [("rebellions", sys)], deadline)
     assert set(given) == {given_s}
@@ -115,7 +116,7 @@ def test_a_busy_module_is_busy_in_every_wording(sys: Path, monkeypatch: pytest.M
     load(sys, "rebellions")
     tools(monkeypatch, Result(1, "", said))
     with pytest.raises(ModuleBusy, match="is in use"):
-        kmod.unload(sys, "rebellions", soon())
+        kmod.unload(sys, "rebellions", soon(), FakeClock())
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_any_other_failure_is_told_with_the_tools_last_line(
     load(sys, "rebellions")
     tools(monkeypatch, result)
     with pytest.raises(ModuleFailed) as caught:
-        kmod.unload(sys, "rebellions", soon())
+        kmod.unload(sys, "rebellions", soon(), FakeClock())
     assert result.last_line in caught.value.what
 
 
@@ -141,12 +142,12 @@ def test_a_count_above_nought_is_busy_whatever_the_tool_says(sys: Path, monkeypa
     load(sys, "rebellions", refcnt="2")
     tools(monkeypatch, Result(124, "", "rmmod: no end after 60 s"))
     with pytest.raises(ModuleBusy):
-        kmod.unload(sys, "rebellions", soon())
+        kmod.unload(sys, "rebellions", soon(), FakeClock())
 
 
 def test_a_module_that_is_gone_is_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(1, "", "rmmod: ERROR: Module rebellions is not currently loaded"))
-    kmod.unload(sys, "rebellions", soon())
+    kmod.unload(sys, "rebellions", soon(), FakeClock())
     assert ran == [["rmmod", "rebellions"]]
 
 
@@ -154,7 +155,51 @@ def test_a_module_that_stays_is_not_unloaded_whatever_the_tool_says(sys: Path, m
     load(sys, "rebellions")
     tools(monkeypatch, Result(0, "", ""))
     with pytest.raises(ModuleFailed, match="the kernel still has it"):
-        kmod.unload(sys, "rebellions", soon())
+        kmod.unload(sys, "rebellions", soon(), FakeClock())
+
+
+def test_modules_of_the_driver_that_the_kernel_is_unloading_are_named(sys: Path) -> None:
+    load(sys, "rebellions", "rebellions_peer", "third_party")
+    for name in ("rebellions_peer", "third_party", "rebellions_core", "ext4"):
+        load(sys, name, initstate="going\n")
+    # A foreign module counts where it uses the driver: as long as it is there, the driver is in use.
+    assert kmod.leaving_modules(sys, PROFILE.modules) == ("rebellions_core", "rebellions_peer", "third_party")
+    assert set(kmod.driver_modules(sys, PROFILE.modules)) == {"rebellions"}
+
+
+HUNG = (Result(124, "", "rmmod: no end after 60 s"), Result(1, "", "rmmod: ERROR: Device or resource busy"))
+
+
+@pytest.mark.parametrize("result", [*HUNG, Result(0, "", "")])
+def test_a_module_whose_exit_does_not_return_is_stuck_and_not_gone(
+    sys: Path, monkeypatch: pytest.MonkeyPatch, result: Result
+) -> None:
+    load(sys, "rebellions", initstate="going\n", refcnt="0\n")
+    tools(monkeypatch, result)
+    clock = FakeClock()
+    with pytest.raises(ModuleStuck, match="rebellions is stuck while unloading") as caught:
+        kmod.unload(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
+    assert "Only a reboot" in caught.value.remedy
+    assert clock.now >= 1_090.0, "it had all the time there was"
+
+
+@pytest.mark.parametrize("result", HUNG)
+def test_an_exit_that_returns_late_is_an_unload(sys: Path, monkeypatch: pytest.MonkeyPatch, result: Result) -> None:
+    load(sys, "rebellions", initstate="going\n")
+    tools(monkeypatch, result)
+    clock = FakeClock()
+    clock.after(80.0, (sys / "module/rebellions/initstate").unlink)
+    kmod.unload(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
+
+
+def test_a_run_that_is_told_to_end_does_not_wait_for_an_exit(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(sys, "rebellions", initstate="going\n")
+    tools(monkeypatch, HUNG[0])
+    clock = FakeClock()
+    clock.after(3.0, clock.ask_to_end)
+    with pytest.raises(Terminated):
+        kmod.unload(sys, "rebellions", Deadline.after(90.0, clock.monotonic), clock)
+    assert clock.now < 1_004.0
 
 
 @pytest.fixture

@@ -11,16 +11,29 @@ from driver_manager.domain.errors import (
     ConfigError,
     ExitCode,
     ManagerError,
+    ModuleStuck,
     OwnedElsewhere,
     PreflightFailed,
     RebootRequired,
 )
 from driver_manager.domain.model import Module, Policy
+from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan, refuse_if_owned
 from driver_manager.domain.swap.situation import Situation
-from tests.fakes.builders import NEW_DIGEST, PROFILE, SOMEBODY, host, journal, modules, node, observation, source
-from tests.fakes.plans import CONTAINER, MANAGER
+from tests.fakes.builders import (
+    ASCEND,
+    NEW_DIGEST,
+    PROFILE,
+    SOMEBODY,
+    host,
+    journal,
+    modules,
+    node,
+    observation,
+    source,
+)
+from tests.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER
 
 FULL = host(state_problem="/run is full", artifacts=(PROFILE.paths.state_file,))
 
@@ -62,6 +75,27 @@ def test_what_stops_a_run_says_why_and_what_to_do(
 )
 def test_a_journal_of_ours_or_of_the_dead_does_not_stop_a_run(fields: dict[str, Any], policy: Policy) -> None:
     assert plan(Situation.of(observation(**fields), PROFILE, policy)).decision is Decision.REPLACE
+
+
+@pytest.mark.parametrize("policy", [CONTAINER, MANAGER])
+@pytest.mark.parametrize("profile", [PROFILE, ASCEND], ids=["in-place", "reboot"])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_driver_that_the_kernel_is_still_unloading_is_neither_loaded_over_nor_unloaded_on(
+    policy: Policy, profile: Profile, loaded: bool
+) -> None:
+    facts = host(modules=modules() if loaded else {}, leaving=("rebellions_peer",), source=source())
+    if profile.strategy is Strategy.REBOOT and loaded:
+        assert plan(Situation.of(observation(host=host(**ASCEND_LOADED, leaving=("x",))), profile, policy)).steps
+        return
+    with pytest.raises(ModuleStuck, match="still unloading module rebellions_peer") as caught:
+        plan(Situation.of(observation(host=facts), profile, policy))
+    assert caught.value.exit_code is ExitCode.MODULE_FAILED
+    assert "only a reboot" in caught.value.remedy
+
+
+def test_a_current_driver_with_a_peer_on_its_way_out_is_current() -> None:
+    facts = host(digest=NEW_DIGEST, leaving=("rebellions_peer",))
+    assert plan(Situation.of(observation(host=facts), PROFILE, MANAGER)).steps == ()
 
 
 def test_a_refused_second_run_ends_with_eleven() -> None:

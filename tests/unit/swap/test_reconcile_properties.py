@@ -308,7 +308,7 @@ ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, planner
         (node_steps.NodeSteps, "_take", journal_in_a_second_patch, check_all_kills),
         (label_rules, "originals", originals_without_the_journal, check_all_kills),
         (node_patches, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
-        (settling.Settler, "_must_hold", lambda *_: False, check_all_terms),
+        (settling.Settler, "_why_hold", lambda *_: "", check_all_terms),
         (planner, "refuse_if_owned", lambda *_, **__: None, lambda: check_all_seconds("first_install_by_manager")),
         (planner, "_taken", take_only_to_pause, lambda: check_all_seconds("first_install_by_manager")),
         (node_steps.NodeSteps, "_take", patch_without_precondition, check_all_edits),

@@ -12,10 +12,16 @@ from pathlib import Path
 
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed
+from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck
 from driver_manager.domain.model import Module
 from driver_manager.domain.modules import closure
 from driver_manager.domain.profile import Modules
+from driver_manager.ports import Clock
+
+GOING = "going"
+"""What `initstate` says while a module's exit function runs (kernel/module/sysfs.c, show_initstate)."""
+
+GOING_POLL_S = 0.2
 
 _BUSY = ("in use", "resource temporarily unavailable", "device or resource busy")
 """How rmmod words EAGAIN and EBUSY; kernels answer EAGAIN for a module in use."""
@@ -43,6 +49,15 @@ def driver_modules(sys_root: Path, modules: Modules) -> dict[str, Module]:
     return closure(loaded, modules)
 
 
+def leaving_modules(sys_root: Path, modules: Modules) -> tuple[str, ...]:
+    """Names of the driver's modules that the kernel is taking out. Raises ConfigError as `driver_modules`."""
+    loaded = driver_modules(sys_root, modules)
+    with_holders = {holder for module in loaded.values() for holder in module.holders}
+    folder = sys_root / "module"
+    named = {name for name in os.listdir(folder) if name in modules.roots or _matches(name, modules.own)}  # noqa: PTH208
+    return tuple(sorted(name for name in named | with_holders if _is_going(folder / name)))
+
+
 def loaded_among(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
     """Those of `names` that are loaded modules."""
     return tuple(name for name in names if _module(sys_root / "module" / name) is not None)
@@ -51,7 +66,7 @@ def loaded_among(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
 def _module(folder: Path) -> Module | None:
     """The module at `folder`; None where it is gone or built in (then it has no `initstate`)."""
     # One that is going serves nobody any more, whether or not it ever ends.
-    if _line(folder / "initstate") in (None, "going"):
+    if _line(folder / "initstate") in (None, GOING):
         return None
     count = _line(folder / "refcnt") or ""
     try:
@@ -66,6 +81,10 @@ def _module(folder: Path) -> Module | None:
     )
 
 
+def _is_going(folder: Path) -> bool:
+    return _line(folder / "initstate") == GOING
+
+
 def _line(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace").strip()
@@ -77,9 +96,21 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def unload(sys_root: Path, name: str, deadline: Deadline) -> None:
-    """rmmod. Raises ModuleBusy, ModuleFailed; what /sys says decides which, before the words of the tool."""
+def unload(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
+    """rmmod. What /sys says decides how it ended, before the words of the tool.
+
+    Raises ModuleBusy, ModuleStuck, ModuleFailed, Terminated.
+    """
     result = run(["rmmod", name], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+    # A tool that was killed leaves the exit function running: the kernel goes on, and may yet finish.
+    while _is_going(sys_root / "module" / name):
+        if deadline.is_over:
+            raise ModuleStuck(
+                f"module {name} is stuck while unloading: its exit function does not return",
+                "Only a reboot of the node helps; the run after it goes on. The kernel log (dmesg) may say what the "
+                "module waits for.",
+            )
+        clock.sleep(GOING_POLL_S)
     module = _module(sys_root / "module" / name)
     if module is None:
         return
