@@ -17,11 +17,11 @@ from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable
-from driver_manager.domain.model import NodeChange, Observation
+from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.driver_state import is_loaded
-from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, release
+from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, has_rebooters_cordon, release
 from driver_manager.domain.swap.planner import refuse_if_owned
 from driver_manager.domain.swap.steps.node import GiveBack
 
@@ -36,8 +36,8 @@ from driver_manager.domain.swap.steps.node import GiveBack
 def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values: Values) -> int:
     """Give this node back from its journal: labels that still hold our value, our cordon, the journal itself.
 
-    What somebody changed meanwhile stays as they made it. Works from a laptop too. Refused while the run that took
-    the node lives (--take-over if you know better).
+    What somebody changed meanwhile stays as they made it, and so does the rebooter's cordon. Works from a laptop too.
+    Refused while the run that took the node lives (--take-over if you know better).
     """
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
@@ -92,9 +92,12 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
     if output == "json":
         body = {"node": obs.node.name, "labels": labels, "uncordon": change.unschedulable is False, "removed": removed}
         body["services"] = list(obs.journal.services) if obs.journal else []
+        body["rebooterCordon"] = has_rebooters_cordon(obs.node, profile)
         return json.dumps({**body, "dryRun": dry_run}, indent=2)
+    stays = _rebooters_cordon(obs.node, profile)
     if change.is_empty:
-        return f"nothing to give back on node {obs.node.name}: no journal, no paused label, no cordon of ours"
+        nothing = f"nothing to give back on node {obs.node.name}: no journal, no paused label, no cordon of ours"
+        return "\n".join([nothing, *stays])
     verb = "would restore" if dry_run else "restored"
     lines = [f"{verb} {key}: {pair['from']} → {pair['to']}" for key, pair in labels.items()]
     if change.unschedulable is False:
@@ -104,4 +107,15 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
     lines += [f"{'would remove' if dry_run else 'removed'} annotation {key}" for key in removed]
     if obs.host is not None and not is_loaded(obs.host, profile):
         lines.append("note: no driver is loaded; operands that need it will wait or crash until it is")
-    return "\n".join(lines)
+    return "\n".join([*lines, *stays])
+
+
+def _rebooters_cordon(node: Node, profile: Profile) -> tuple[str, ...]:
+    """What is said of the cordon that is not lifted here; nothing where there is none."""
+    if not has_rebooters_cordon(node, profile):
+        return ()
+    by_hand = f"kubectl uncordon {node.name}, and remove the annotation {profile.keys.cordon}"
+    return (
+        "note: the rebooter's cordon stays until the node is back, or its reboot is given up",
+        f"      where no rebooter runs any more: {by_hand}",
+    )

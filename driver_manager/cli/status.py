@@ -22,7 +22,9 @@ from driver_manager.domain.model import Host, Node, Observation, Policy
 from driver_manager.domain.modules import unload_order
 from driver_manager.domain.pods.labels import is_paused
 from driver_manager.domain.pods.operands import placed_by, why_still_there
+from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
+from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
 from driver_manager.domain.swap.plan import Plan
 
 OFF_NODE = "not on the node"
@@ -84,7 +86,7 @@ def as_json(facts: Facts, session: Session) -> dict[str, Any]:
         "node": obs.node.name,
         "profile": profile.name,
         "labels": _labels(obs, session),
-        "cordon": _cordon(obs.node, profile.keys.cordon),
+        "cordon": _cordon(obs.node, profile),
         "journal": _journal(obs, facts.journal_problem),
         "operands": [{"pod": str(pod), "phase": pod.phase, "why": _operand_note(pod)} for pod in operands],
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": obs.host.digest if obs.host else None},
@@ -109,10 +111,12 @@ def _labels(obs: Observation, session: Session) -> list[dict[str, Any]]:
     ]
 
 
-def _cordon(node: Node, mark: str) -> str:
+def _cordon(node: Node, profile: Profile) -> str:
     if not node.unschedulable:
         return "none"
-    return "a driver manager's" if mark in node.annotations else "an administrator's"
+    if has_rebooters_cordon(node, profile):
+        return "the rebooter's"
+    return "a driver manager's" if has_managers_cordon(node, profile) else "an administrator's"
 
 
 def _journal(obs: Observation, problem: str) -> dict[str, Any] | None:

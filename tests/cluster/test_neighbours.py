@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from tests.control_plane.api import Api, wait_until
@@ -108,6 +109,26 @@ def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one
         rebooted.annotate(**{KEYS.journal: None})
         wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot", 30.0)
         assert events_of(rebooted, "RebootRequired") == 1
+
+
+def test_restore_leaves_the_rebooters_cordon_while_its_reboot_is_granted(rebooted: NodeScene) -> None:
+    tree = rebooted.command_runner.tree
+    asked = rebooted.start("--no-wait", env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}).end()
+    assert asked.code == 9, asked.err
+    rebooted.annotate(**{KEYS.approve_reboot: "true"})
+    cordoning = {**rebooter_environment(rebooted), "REBOOT_CORDON": "true"}
+    with running("rebooter", cordoning, rebooted.world.folder):
+        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot", 30.0)
+        granted = rebooted.node.annotations()
+        assert granted[KEYS.cordon] == CORDON_FOR_REBOOT
+        restored = rebooted.start(command="restore", env={"POD_NAME": ""}).end()
+        assert restored.code == 0, restored.err
+        assert "the rebooter's cordon stays" in restored.out
+        assert f"kubectl uncordon {rebooted.node.name}" in restored.out
+        assert rebooted.node.read()["spec"]["unschedulable"] is True
+        assert rebooted.node.annotations() == granted
+        told = rebooted.start("-o", "json", command="status", env={"POD_NAME": ""}).end()
+        assert json.loads(told.out)["cordon"] == "the rebooter's"
 
 
 def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: NodeScene) -> None:

@@ -92,11 +92,19 @@ NODE_MUTANTS = (
         "always-uncordon",
         "an administrator's cordon stays",
         "domain/swap/node_patches.py",
-        "    if journal.cordoned and profile.keys.cordon in node.annotations:\n"
+        "    if journal.cordoned and _is_marked(node, profile):\n"
         "        annotations[profile.keys.cordon] = None\n"
         "        unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None",
         "    unschedulable = False if node.unschedulable else None",
         ("unit/swap/test_node_patches.py::test_a_cordon_that_is_not_marked_or_not_journaled_stays",),
+    ),
+    Mutant(
+        "rebooters-cordon-taken-for-ours",
+        "the rebooter's cordon is lifted by the rebooter alone",
+        "domain/swap/node_patches.py",
+        "not in (None, CORDON_FOR_REBOOT)",
+        "is not None",
+        ("unit/swap/test_node_patches.py::test_the_rebooters_cordon_is_not_taken_for_ours_and_stays",),
     ),
     Mutant(
         "renewed-cordon-lifted",

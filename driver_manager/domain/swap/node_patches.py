@@ -14,6 +14,7 @@ from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observa
 from driver_manager.domain.modules import driver_version, has_root, unload_order
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
 from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
 
 CORDON_MARK = "true"
@@ -21,8 +22,17 @@ CORDON_MARK = "true"
 
 
 def has_managers_cordon(node: Node, profile: Profile) -> bool:
-    """Whether the node is cordoned and the cordon is marked as a driver manager's."""
-    return node.unschedulable and profile.keys.cordon in node.annotations
+    """Whether the node is cordoned and the cordon is marked as that of a run; the rebooter's is none."""
+    return node.unschedulable and _is_marked(node, profile)
+
+
+def has_rebooters_cordon(node: Node, profile: Profile) -> bool:
+    """Whether the node is cordoned and the cordon is marked as the rebooter's, which alone lifts it."""
+    return node.unschedulable and node.annotations.get(profile.keys.cordon) == CORDON_FOR_REBOOT
+
+
+def _is_marked(node: Node, profile: Profile) -> bool:
+    return node.annotations.get(profile.keys.cordon) not in (None, CORDON_FOR_REBOOT)
 
 
 def paused_keys(node: Node, profile: Profile) -> frozenset[str]:
@@ -123,7 +133,7 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
     if profile.keys.journal in node.annotations:
         annotations[profile.keys.journal] = None
     unschedulable = None
-    if journal.cordoned and profile.keys.cordon in node.annotations:
+    if journal.cordoned and _is_marked(node, profile):
         annotations[profile.keys.cordon] = None
         unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None
     return NodeChange(labels=dict(restored), annotations=annotations, unschedulable=unschedulable)

@@ -9,6 +9,7 @@ import pytest
 
 from driver_manager.domain.journal import Journal, OldDriver, decode
 from driver_manager.domain.model import FIELD_MANAGER, Module, Node
+from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
 from driver_manager.domain.swap import node_patches
 from driver_manager.domain.swap.node_patches import (
     decoded_journal,
@@ -119,6 +120,22 @@ def test_an_administrators_cordon_is_not_taken_for_ours() -> None:
     assert step.change.unschedulable is None
     assert CORDON not in step.change.annotations
     assert not step.journal.cordoned
+
+
+def test_the_rebooters_cordon_is_not_taken_for_ours_and_stays() -> None:
+    now = node(unschedulable=True, annotations={CORDON: CORDON_FOR_REBOOT})
+    assert decoded_journal(now, PROFILE, ME) is None
+    step = taken(node=now)
+    assert not step.journal.cordoned
+    assert step.change.unschedulable is None
+    assert CORDON not in step.change.annotations
+    paused = node(PAUSED_LABELS, unschedulable=True, annotations={CORDON: CORDON_FOR_REBOOT})
+    for found in (decoded_journal(paused, PROFILE, ME), journal(cordoned=True)):
+        assert found is not None
+        change = release(paused, found, PROFILE)
+        assert change.labels.keys() == {PLUGIN, EXPORTER}, "what is ours is given back all the same"
+        assert change.unschedulable is None
+        assert CORDON not in change.annotations
 
 
 def test_a_cordon_that_a_dead_run_marked_is_ours_again() -> None:
