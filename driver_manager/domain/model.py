@@ -11,6 +11,7 @@ from enum import Enum
 
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
+from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.selectors import Selector
 
 FIELD_MANAGER = "driver-manager"
@@ -250,6 +251,7 @@ class Host:
     """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below.
 
     `leaving` are modules of the driver that the kernel is taking out, with or without an end to it: not in `modules`.
+    `reboot_wish` is what a reboot was last asked for, in this boot or an earlier one; None where nothing readable is.
     """
 
     boot_id: str
@@ -268,6 +270,7 @@ class Host:
     conflicting: tuple[str, ...] = ()
     marker: Marker | None = None
     marker_problem: str = ""
+    reboot_wish: RebootWish | None = None
     enforces_signatures: bool = False
     state_problem: str = ""
     active_services: tuple[str, ...] = ()

@@ -165,6 +165,11 @@ class HostPaths:
         return self._of_ours("health-watch.json")
 
     @property
+    def reboot_wish(self) -> str:
+        """The file that remembers over a reboot what it was asked for, "" where none is asked for."""
+        return f"{self.reboot_marker}.wish" if self.reboot_marker else ""
+
+    @property
     def rebooter_lock(self) -> str:
         """The file that the one rebooter of the host holds locked, "" where there is none."""
         return f"{self.rebooter_record}.lock" if self.rebooter_record else ""

@@ -13,6 +13,7 @@ from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Claim, EvictionRules, Host, Loader, Node, Pod, Policy
 from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
@@ -81,6 +82,7 @@ def _host(dice: random.Random, profile: Profile) -> Host:
         previous_source=dice.choice((None, builders.source("/opt/old", "1.0"))),
         active_services=dice.choice(((), ("rbln_daemon.service",))),
         marker=dice.choice((None, Marker("upgrade", "boot-0"), Marker("upgrade", "boot-1"))),
+        reboot_wish=dice.choice((None, None, RebootWish("boot-0", builders.NODE, builders.NEW_DIGEST))),
     )
 
 

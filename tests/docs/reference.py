@@ -54,6 +54,7 @@ DERIVED = {
     "work_lock": "held locked by a reconcile while it works on the driver",
     "effect_lock": "held locked by a run during each change to the driver",
     "owner_note": "names the run that may change the driver",
+    "reboot_wish": "remembers over a reboot which driver it was asked for",
     "rebooter_lock": "held locked by the one rebooter that works on this host",
     "health_record": "what health-watch remembers of this boot",
 }

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
-from driver_manager.domain import markers
+from driver_manager.domain import markers, reboot_wish
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.journal import Journal, Owner
@@ -24,6 +24,7 @@ from driver_manager.domain.model import (
 )
 from driver_manager.domain.modules import closure
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot_wish import RebootWish
 from tests.fakes.killer import Killer
 
 KERNEL = "6.1.0-fake"
@@ -269,6 +270,7 @@ class FakeHost:
                 source=self.source_of(driver_root) if loads else None,
                 previous_source=next(previous, None),
                 marker=self._marker(),
+                reboot_wish=self._wish(),
                 active_services=tuple(sorted(name for name, runs in self.services.items() if runs)),
             )
 
@@ -279,6 +281,10 @@ class FakeHost:
     def _marker(self) -> Marker | None:
         text = self.files.get(self.profile.paths.reboot_marker)
         return markers.decode(text) if text is not None else None
+
+    def _wish(self) -> RebootWish | None:
+        text = self.files.get(self.profile.paths.reboot_wish)
+        return reboot_wish.decode(text) if text is not None else None
 
     def _modules(self) -> dict[str, Module]:
         return closure(self._all(), self.profile.modules)

@@ -11,9 +11,10 @@ from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.reboot_files import RebootFiles
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
-from driver_manager.domain import markers
+from driver_manager.domain import markers, reboot_wish
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.profiles import builtin
 from tests.fakes.clock import FakeClock
 
@@ -42,6 +43,11 @@ def _marker(roots: HostRoots, text: str) -> None:
     LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_marker, markers.encode(Marker("upgrade", text)))
 
 
+def _wish(roots: HostRoots, text: str) -> None:
+    wish = RebootWish("boot-1", "node-1", text)
+    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_wish, reboot_wish.encode(wish))
+
+
 def _record(roots: HostRoots, text: str) -> None:
     RebootFiles(roots, PATHS.reboot_marker, PATHS.rebooter_record).keep(Record(reason=text))
 
@@ -58,6 +64,7 @@ DOCUMENTS = {
     "the state file": HostDocument(PATHS.state_file, _text(PATHS.state_file)),
     "the load record": HostDocument(PATHS.load_record, _text(PATHS.load_record)),
     "the reboot-required marker": HostDocument(PATHS.reboot_marker, _marker),
+    "what a reboot was asked for": HostDocument(PATHS.reboot_wish, _wish),
     "the rebooter's record": HostDocument(PATHS.rebooter_record, _record),
     "health-watch's record": HostDocument(PATHS.health_record, _health),
     "the evidence": HostDocument(f"{PATHS.reboot_evidence}/1.txt", _evidence),

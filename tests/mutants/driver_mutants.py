@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+STUCK = "unit/swap/test_reconcile_stuck.py::"
+WISHES = "unit/swap/test_reboot_wishes.py::"
+
 DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hung-exit-is-gone",
@@ -19,7 +22,35 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "domain/swap/loading.py",
         "    if now.host.leaving:",
         "    if False:",
-        ("unit/swap/test_reconcile_stuck.py::test_the_next_run_says_so_again_and_touches_nothing",),
+        (STUCK + "test_the_next_run_says_so_again_and_touches_nothing",),
+    ),
+    Mutant(
+        "own-driver-of-the-host-rebooted-away",
+        "a host with its own driver is not asked to reboot",
+        "domain/swap/planner.py",
+        "    if now.policy.loader is Loader.CONTAINER and is_host_driver(now):\n        return _stand_down(now)\n"
+        "    if now.profile.strategy",
+        "    if now.profile.strategy",
+        (WISHES + "test_a_hosts_own_driver_asks_for_no_reboot_at_any_boot",),
+    ),
+    Mutant(
+        "reboot-asked-for-again",
+        "a reboot that did not help is not asked for again",
+        "domain/swap/reboot_rows.py",
+        "    if _has_rebooted_for_it(now):",
+        "    if False:",
+        (
+            WISHES + "test_a_reboot_after_which_another_driver_is_loaded_again_is_not_asked_for_again",
+            WISHES + "test_a_forced_reinstall_asks_for_one_reboot_and_is_done_after_it",
+        ),
+    ),
+    Mutant(
+        "wish-never-forgotten",
+        "a wish that was given up may be asked for again",
+        "domain/swap/reboot_rows.py",
+        "(*clear, *_forget_wish(now)))",
+        "clear)",
+        (WISHES + "test_a_wish_that_was_given_up_is_forgotten",),
     ),
     Mutant(
         "stuck-driver-given-back",
@@ -27,9 +58,6 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "core/swap/settling.py",
         "        if self._is_driver_stuck:",
         "        if False:",
-        (
-            "unit/swap/test_reconcile_stuck.py"
-            "::test_the_node_is_held_and_the_message_says_that_only_a_reboot_helps",
-        ),
+        (STUCK + "test_the_node_is_held_and_the_message_says_that_only_a_reboot_helps",),
     ),
 )

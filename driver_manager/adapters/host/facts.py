@@ -12,11 +12,13 @@ from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.modules.tree import HOST, ModuleTrees
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.roots import HostRoots, boot_id, kernel_fact, machine_id
+from driver_manager.domain import reboot_wish
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.model import DriverSource, Host, LoadRecord
 from driver_manager.domain.profile import Profile, is_safe_root
+from driver_manager.domain.reboot_wish import RebootWish, WishUnreadable
 
 
 def read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
@@ -60,6 +62,7 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
         conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
         marker=marker,
         marker_problem=marker_problem,
+        reboot_wish=_reboot_wish(files, paths.reboot_wish),
         enforces_signatures=_enforces_signatures(roots.sys),
         state_problem=files.why_not_writable(paths.state_file),
         active_services=services.active(roots.sys, profile.host_services),
@@ -108,6 +111,15 @@ def _record(files: HostFiles, path: str, this_boot: str) -> LoadRecord | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return record if record.boot_id == this_boot and record.root.startswith("/") else None
+
+
+def _reboot_wish(files: HostFiles, path: str) -> RebootWish | None:
+    """What a reboot was last asked for; None for garbage, which costs one more request at most."""
+    try:
+        text = files.read(path) if path else None
+        return reboot_wish.decode(text) if text is not None else None
+    except (OSError, WishUnreadable):
+        return None
 
 
 def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:

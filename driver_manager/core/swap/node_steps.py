@@ -68,7 +68,7 @@ class NodeSteps:
 
     def _stand_down(self, step: StandDown) -> None:
         ports = self._context.ports
-        if not step.already_labelled:
+        if step.key and not step.already_labelled:
             ports.cluster.patch_node(NodeChange(labels={step.key: step.value}), None)
         with contextlib.suppress(Terminated):  # this is what we wait for
             ports.clock.sleep(self._context.deadline.bound(step.timeout_s))

@@ -9,13 +9,19 @@ from dataclasses import replace
 from typing import assert_never
 
 from driver_manager.core.swap.context import RunContext
-from driver_manager.domain import events, markers
-from driver_manager.domain.errors import ManagerError, RebootRequired, Terminated
+from driver_manager.domain import events, markers, reboot_wish
+from driver_manager.domain.errors import ManagerError, ModuleFailed, RebootRequired, Terminated
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import NodeChange
 from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.record import event_key, request_of
-from driver_manager.domain.swap.steps.reboot import AnyRebootStep, ClearRebootRequest, HoldForReboot, RequestReboot
+from driver_manager.domain.swap.steps.reboot import (
+    AnyRebootStep,
+    ClearRebootRequest,
+    EndWithoutReboot,
+    HoldForReboot,
+    RequestReboot,
+)
 
 HEARTBEAT_S = 60.0
 
@@ -39,11 +45,16 @@ class RebootRequests:
                 self._hold(step)
             case ClearRebootRequest():
                 self._clear(step)
+            case EndWithoutReboot():
+                raise ModuleFailed(step.what, step.remedy)
             case _:
                 assert_never(step)
 
     def _request(self, step: RequestReboot) -> None:
         """Write the marker where none of this boot is there, label the node, tell of it. Raises ConfigError."""
+        # First: whoever sees the marker may reboot, and the next boot has to know what for.
+        if step.wish is not None:
+            self._host.write_text(step.wish_path, reboot_wish.encode(step.wish))
         there = self._situation.host.marker
         marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
         if not step.change.is_empty:

@@ -26,7 +26,7 @@ from driver_manager.domain.swap.eviction_plan import clearing, is_managed, safe_
 from driver_manager.domain.swap.loading import check, loading
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
-from driver_manager.domain.swap.reboot_rows import plan_reboot_driver
+from driver_manager.domain.swap.reboot_rows import plan_reboot_driver, withdraw_request
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import StopServices, UnloadModules, WaitForDevice
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
@@ -79,10 +79,10 @@ def wants_users(now: Situation) -> bool:
 
 
 def _decided(now: Situation) -> Plan:
-    if now.profile.strategy is Strategy.REBOOT:
-        return plan_reboot_driver(now)
     if now.policy.loader is Loader.CONTAINER and is_host_driver(now):
         return _stand_down(now)
+    if now.profile.strategy is Strategy.REBOOT:
+        return plan_reboot_driver(now)
     if not is_loaded(now.host, now.profile):
         return _first_install(now)
     why = why_replace(now)
@@ -118,7 +118,7 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
 def _stand_down(now: Situation) -> Plan:
     deploy = now.profile.deploy
     step = StandDown(
-        key=deploy.driver_key,
+        key=deploy.driver_key if deploy.prefix else "",
         value=deploy.preinstalled_value,
         timeout_s=now.policy.pod_termination_timeout_s if now.obs.own_pod else 0.0,
         why=f"the host has its own driver ({now.host.host_driver})",
@@ -127,7 +127,7 @@ def _stand_down(now: Situation) -> Plan:
     return Plan(
         Decision.HOST_DRIVER,
         f"the host has its own driver, {now.host.host_driver}; a container must not install another",
-        (*give_back(found_journal(now.obs, now.profile)), step),
+        (*withdraw_request(now), *give_back(found_journal(now.obs, now.profile)), step),
     )
 
 

@@ -9,38 +9,104 @@ from driver_manager.domain.markers import UPGRADE, Marker
 from driver_manager.domain.model import NodeChange
 from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.snapshot import is_foreign
+from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.driver_state import is_loaded, why_replace
 from driver_manager.domain.swap.loading import check, loading
 from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, HoldForReboot, RequestReboot
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
+from driver_manager.domain.swap.steps.reboot import (
+    ClearRebootRequest,
+    EndWithoutReboot,
+    HoldForReboot,
+    RequestReboot,
+)
 
 
 def plan_reboot_driver(now: Situation) -> Plan:
     """What a run would do: load the driver into a fresh kernel, ask for a reboot, or clear such a request.
 
-    Raises PreflightFailed and ConfigError as `planner.plan`.
+    Raises PreflightFailed, ModuleStuck and ConfigError as `planner.plan`.
     """
-    node, host = now.obs.node, now.host
-    stale = host.marker is not None and host.marker.is_stale(host.boot_id)
-    clear = _clear_request(now)
+    host, clear = now.host, _clear_request(now)
     if not is_loaded(host, now.profile):
         reason = "the driver is not loaded: a fresh boot can load it"
         check(now)
-        return Plan(Decision.NOT_LOADED, reason, (*clear, *loading(now)))
+        return Plan(Decision.NOT_LOADED, reason, (*clear, *_forget_other_wish(now), *loading(now)))
     why = why_replace(now)
+    current = f"digest {now.obs.digest[:12]}, loaded since this boot"
     if not why:
-        return Plan(Decision.CURRENT, f"driver is current: digest {now.obs.digest[:12]}, loaded since this boot", clear)
+        return Plan(Decision.CURRENT, f"driver is current: {current}", (*clear, *_forget_wish(now)))
+    if _has_rebooted_for_it(now):
+        if now.policy.force_reinstall and _is_recorded(now):
+            reason = f"driver is current: {current}, after a reboot for the reinstall that is still forced"
+            return Plan(Decision.CURRENT, reason, clear)
+        return Plan(Decision.REBOOT, f"{why}; a reboot did not change that", (*clear, _end(now, why)))
+    return Plan(Decision.REBOOT, f"{why}; this driver must never be unloaded from a running kernel", _request(now))
+
+
+def withdraw_request(now: Situation) -> tuple[ClearRebootRequest, ...]:
+    """The step that takes back what an earlier run asked for, where no run asks for a driver any more."""
+    marker = now.host.marker
+    if not now.profile.paths.reboot_marker:
+        return ()
+    if marker is None or marker.reason != UPGRADE or not marker.boot_id or is_foreign(marker, now.obs.node.name):
+        return _clear_request(now)
+    labels = request_labels(now.obs.node, now.profile.keys, None)
+    return (ClearRebootRequest(marker, NodeChange(labels), "the host has a driver of its own"),)
+
+
+def _request(now: Situation) -> tuple[RequestReboot, HoldForReboot]:
+    node, host, paths = now.obs.node, now.host, now.profile.paths
     marker = Marker(UPGRADE, host.boot_id, node=node.name, from_driver=host.digest or "", to_driver=now.obs.digest)
     # The evidence of one that is there already is kept: one reboot serves both reasons.
-    is_asked = host.marker is not None and not stale and not is_foreign(host.marker, node.name)
-    path, labels = now.profile.paths.reboot_marker, request_labels(node, now.profile.keys, UPGRADE)
-    request = RequestReboot("" if is_asked else path, marker, NodeChange(labels))
-    return Plan(
-        Decision.REBOOT,
-        f"{why}; this driver must never be unloaded from a running kernel",
-        (request, HoldForReboot(now.policy.no_wait, path, marker)),
+    there = host.marker
+    is_asked = there is not None and not there.is_stale(host.boot_id) and not is_foreign(there, node.name)
+    labels = request_labels(node, now.profile.keys, UPGRADE)
+    wish = RebootWish(host.boot_id, node.name, now.obs.digest, now.policy.force_reinstall)
+    noted = None if host.reboot_wish == wish else wish
+    return (
+        RequestReboot("" if is_asked else paths.reboot_marker, marker, NodeChange(labels), paths.reboot_wish, noted),
+        HoldForReboot(now.policy.no_wait, paths.reboot_marker, marker),
     )
+
+
+def _end(now: Situation, why: str) -> EndWithoutReboot:
+    path = now.profile.paths.reboot_wish
+    return EndWithoutReboot(
+        f"the node has rebooted for driver {now.obs.digest[:12] or 'of unknown digest'} since that was asked for, and "
+        f"{why}: another reboot would not help",
+        "Find out what loads the other driver when the host starts (one of the host's own, another driver pod), or why "
+        f"the wanted one did not record its digest. To ask for one more reboot, remove {path} on the host.",
+    )
+
+
+def _has_rebooted_for_it(now: Situation) -> bool:
+    """Whether a reboot was asked for in an earlier boot of this node, for just what is wanted now."""
+    wish = now.host.reboot_wish
+    return wish is not None and wish.boot_id != now.host.boot_id and _is_wanted(wish, now)
+
+
+def _is_wanted(wish: RebootWish, now: Situation) -> bool:
+    wanted = (now.obs.node.name, now.obs.digest, now.policy.force_reinstall)
+    return (wish.node, wish.to_driver, wish.is_forced) == wanted
+
+
+def _is_recorded(now: Situation) -> bool:
+    """Whether the wanted driver was installed in this boot: what tells so is gone with the boot."""
+    return bool(now.obs.digest) and now.host.digest == now.obs.digest
+
+
+def _forget_wish(now: Situation) -> tuple[RemoveArtifacts, ...]:
+    """The step that forgets what a reboot was asked for: it is fulfilled, or not wanted any more."""
+    return (RemoveArtifacts((now.profile.paths.reboot_wish,)),) if now.host.reboot_wish is not None else ()
+
+
+def _forget_other_wish(now: Situation) -> tuple[RemoveArtifacts, ...]:
+    """The same where another driver is wanted now: what it was asked for may be wanted, and asked for, again."""
+    wish = now.host.reboot_wish
+    is_other = wish is not None and bool(now.obs.digest) and wish.to_driver != now.obs.digest
+    return _forget_wish(now) if is_other else ()
 
 
 def _clear_request(now: Situation) -> tuple[ClearRebootRequest, ...]:

@@ -73,9 +73,13 @@ def outcome(scene: Scene, code: int) -> Outcome:
 
 
 def after_a_boot(one: Outcome) -> Outcome:
-    """`one` without what a reboot may have made needless: with no driver loaded nobody has to leave."""
+    """`one` without what a reboot may have made needless: with no driver loaded nobody has to leave.
+
+    What a reboot was asked for is noted beside the marker, by a run that came so far: it stays until it is fulfilled.
+    """
     labels = {key: value for key, value in one.labels.items() if key != STATE}
-    return replace(one, labels=labels, jobs=())
+    files = {path: text for path, text in one.files.items() if not path.endswith("/.reboot-required.wish")}
+    return replace(one, labels=labels, files=files, jobs=())
 
 
 def gone_back(after_a_boot: Outcome, old: Outcome, profile: Profile) -> Outcome:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain import journal, markers
+from driver_manager.domain import journal, markers, reboot_wish
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health import machine
 from driver_manager.domain.reboot import record, slots
@@ -26,6 +26,7 @@ DOCUMENTS: dict[str, tuple[Form, Callable[[str], Any]]] = {
     "marker": (markers.FORM, markers.decode),
     "rebooter": (record.FORM, record.decode),
     "slots": (slots.FORM, slots.decode),
+    "wish": (reboot_wish.FORM, reboot_wish.decode),
 }
 FORMS = {**{name: form for name, (form, _) in DOCUMENTS.items()}, "health": machine.FORM}
 FILES = sorted(path for name in FORMS for path in GOLDEN.glob(f"{name}-v*.json"))

@@ -56,7 +56,7 @@ def test_a_marker_that_is_there_already_is_not_written_over(there: str) -> None:
     world.host.files[ASCEND.paths.reboot_marker] = there
     assert run(world).exit_code is ExitCode.REBOOT_REQUIRED
     assert world.host.files[ASCEND.paths.reboot_marker] == there
-    assert world.killer.effects == ["patch", "event"]
+    assert world.killer.effects == [f"write {ASCEND.paths.reboot_wish}", "patch", "event"]
     assert asked(world)
 
 
@@ -85,7 +85,7 @@ def test_after_the_reboot_marker_and_labels_are_gone() -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("effect", [0, 1, 2])
+@pytest.mark.parametrize("effect", [0, 1, 2, 3])
 def test_a_request_killed_at_any_effect_is_completed_by_the_next_run(effect: int, after: bool) -> None:
     world = ascend(no_wait=True)
     world.killer.kill_at(effect, after=after)
@@ -98,7 +98,7 @@ def test_a_request_killed_at_any_effect_is_completed_by_the_next_run(effect: int
 
 @pytest.mark.parametrize(
     ("effect", "after"),
-    [(0, False), (0, True), (1, False), (1, True)],
+    [(0, False), (0, True), (1, False), (1, True), (2, False), (2, True)],
 )
 def test_clearing_a_request_killed_at_any_effect_is_completed_by_the_next_run(effect: int, after: bool) -> None:
     world = ascend(no_wait=True)
@@ -111,6 +111,7 @@ def test_clearing_a_request_killed_at_any_effect_is_completed_by_the_next_run(ef
     assert run(world).exit_code is ExitCode.DONE
     assert not asked(world)
     assert ASCEND.paths.reboot_marker not in world.host.files
+    assert ASCEND.paths.reboot_wish not in world.host.files
 
 
 def check_marker_written_meanwhile_stays() -> None:

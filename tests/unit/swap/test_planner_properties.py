@@ -13,6 +13,7 @@ from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Observation, Policy
 from driver_manager.domain.pods.workloads import PodAction
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
 from driver_manager.domain.swap.plan import Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
@@ -22,9 +23,11 @@ from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
+from driver_manager.domain.swap.steps.reboot import RequestReboot
 from tests.fakes.builders import (
     LABELS,
     NEW_DIGEST,
+    NODE,
     OLD_DIGEST,
     PROFILE,
     PROFILES,
@@ -54,6 +57,15 @@ USERS = (
 )
 
 
+WISHES = (
+    None,
+    RebootWish("boot-0", NODE, NEW_DIGEST),
+    RebootWish("boot-0", NODE, NEW_DIGEST, is_forced=True),
+    RebootWish("boot-0", NODE, OLD_DIGEST),
+    RebootWish("boot-1", NODE, NEW_DIGEST),
+)
+
+
 @st.composite
 def observations(draw: st.DrawFn) -> Observation:
     """Any combination of facts that the table looks at."""
@@ -67,6 +79,7 @@ def observations(draw: st.DrawFn) -> Observation:
         source=draw(st.sampled_from([None, source(), source(ROOT_MOUNT), source(problem="no", remedy="build it")])),
         previous_source=draw(st.sampled_from([None, source("/opt/old", "1.0"), source(ROOT_MOUNT, "1.0")])),
         marker=draw(st.sampled_from([None, Marker("upgrade", "boot-0"), Marker("upgrade", "boot-1")])),
+        reboot_wish=draw(st.sampled_from(WISHES)),
     )
     return observation(
         host=facts,
@@ -129,6 +142,11 @@ def test_any_plan_is_sound(obs: Observation, name: str, policy: Policy, waited: 
     if TakeNode in kinds:
         assert set(kinds[: kinds.index(TakeNode)]) <= ASKING, "an effect before the journal"
         assert GiveBack in kinds, "taken and never given back"
+    if RequestReboot in kinds:
+        wanted = (NODE, obs.digest, policy.force_reinstall)
+        wish = obs.host.reboot_wish if obs.host else None
+        is_same = wish is not None and (wish.node, wish.to_driver, wish.is_forced) == wanted
+        assert wish is None or not is_same or wish.boot_id == "boot-1", "a reboot for it was of no use already"
     if GiveBack in kinds:
         assert set(kinds[kinds.index(GiveBack) + 1 :]) <= {StandDown}, "work goes on after giving back"
     if name != "ascend" and {LoadModules, UnloadModules, UnmountDriverRoot} & set(kinds):

@@ -64,7 +64,7 @@ class GiveBack(NodeStep):
 
 @dataclass(frozen=True)
 class StandDown(NodeStep):
-    """Tell the operator that the host has its own driver, and wait to be terminated."""
+    """Tell the operator that the host has its own driver (`key` "": there is no such label), wait to be terminated."""
 
     key: str
     value: str
@@ -73,10 +73,11 @@ class StandDown(NodeStep):
     already_labelled: bool = False
 
     def describe(self) -> str:
-        return f"stand down: label {self.key}={self.value}, wait up to {self.timeout_s:g} s to be terminated"
+        label = f"label {self.key}={self.value}, " if self.key else ""
+        return f"stand down: {label}wait up to {self.timeout_s:g} s to be terminated"
 
     def rights(self) -> tuple[Right, ...]:
-        return (PATCH_NODES,)
+        return (PATCH_NODES,) if self.key else ()
 
 
 AnyNodeStep = TakeNode | PauseLast | GiveBack | StandDown

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import NodeChange
+from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.steps.base import PATCH_NODES, Right, Step
 
 
@@ -15,11 +16,16 @@ class RebootStep(Step):
 
 @dataclass(frozen=True)
 class RequestReboot(RebootStep):
-    """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded."""
+    """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded.
+
+    `wish` is kept in `wish_path` over the reboot; None where it is noted there already.
+    """
 
     path: str
     marker: Marker
     change: NodeChange
+    wish_path: str = ""
+    wish: RebootWish | None = None
 
     def describe(self) -> str:
         marker = f"write the reboot-required marker {self.path} and " if self.path else ""
@@ -59,4 +65,18 @@ class ClearRebootRequest(RebootStep):
         return (PATCH_NODES,)
 
 
-AnyRebootStep = RequestReboot | HoldForReboot | ClearRebootRequest
+@dataclass(frozen=True)
+class EndWithoutReboot(RebootStep):
+    """End the run: the node has rebooted for this very wish, and it is not fulfilled; another reboot would not help."""
+
+    what: str
+    remedy: str
+
+    def describe(self) -> str:
+        return "end the run: the node has rebooted for this already (exit 5)"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+AnyRebootStep = RequestReboot | HoldForReboot | ClearRebootRequest | EndWithoutReboot

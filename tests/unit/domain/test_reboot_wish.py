@@ -1,0 +1,31 @@
+"""What a reboot was asked for is read again after it, whatever version wrote it; garbage is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.domain.reboot_wish import RebootWish, WishUnreadable, decode, encode
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("wish-v*.json"))
+TEXT = st.text(max_size=20)
+
+
+@given(st.builds(RebootWish, boot_id=TEXT, node=TEXT, to_driver=TEXT, is_forced=st.booleans()))
+def test_what_is_encoded_is_decoded_again(wish: RebootWish) -> None:
+    assert decode(encode(wish)) == wish
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_every_wish_ever_written_is_read_and_written_again_the_same(path: Path) -> None:
+    assert encode(decode(path.read_text())) == path.read_text()
+
+
+@given(st.text(max_size=200))
+def test_anything_else_is_refused_with_one_exception(text: str) -> None:
+    with contextlib.suppress(WishUnreadable):
+        decode(text)
