@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
 from tests.control_plane.api import Api, wait_until
 from tests.control_plane.call_names import EFFECTS
@@ -23,6 +24,7 @@ from tests.control_plane.processes import Ended
 from tests.control_plane.runner import NEW, NEW_DIGEST, OLD
 from tests.control_plane.scene import Left, NodeScene, World, make_stage, open_world
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
 from tests.control_plane.workloads import Shape
 
 pytestmark = pytest.mark.long
@@ -159,6 +161,25 @@ def test_two_that_start_at_the_same_instant_never_both_take_the_node(scene: Node
         assert_given_back(scene)
         winners.add(pair.index(winner))
     print(f"races: {ROUNDS}, won by {sorted(winners)}")
+
+
+def test_a_driver_that_only_a_reboot_changes_is_loaded_by_one_run_at_a_time(world: World) -> None:
+    with contextlib.ExitStack() as stack:
+        scene = make_stage(stack, world, "boot", "ascend")
+        tree, env = scene.command_runner.tree, {"DRIVER_ROOT": ASCEND_ROOT}
+        tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+        first = scene.start(env=env, stops=("load before",))
+        assert first.wait_stopped(), first.log
+        refused = scene.start(env={**env, **BY_HAND}).end()
+        taking_over = scene.start("--take-over", env={**env, **BY_HAND}, turn_s=SHORT_TURN_S).end()
+        assert (refused.code, taking_over.code) == (11, 11), (refused.err, taking_over.err)
+        assert "in the middle of changing the driver" in taking_over.err
+        assert tree.driver_version == "not loaded"
+        first.go_on()
+        assert first.end().code == 0, first.log
+        assert (tree.driver_version, tree.digest) == (ASCEND_OLD, NEW_DIGEST)
+        assert scene.node.labels() == scene.labels
+        assert builtin()["ascend"].keys.journal not in scene.node.annotations()
 
 
 def superseded_by_a_force_deleted_pod(scene: NodeScene, mutant: str = "") -> tuple[Ended, Ended, bool]:

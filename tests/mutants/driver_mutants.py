@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 STUCK = "unit/swap/test_reconcile_stuck.py::"
+LOAD_AT_BOOT = "unit/swap/test_load_at_boot.py::"
+PLANNER_REBOOT = "unit/swap/test_planner_reboot.py::"
 WISHES = "unit/swap/test_reboot_wishes.py::"
 
 DRIVER_MUTANTS: tuple[Mutant, ...] = (
@@ -51,6 +53,33 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "(*clear, *_forget_wish(now)))",
         "clear)",
         (WISHES + "test_a_wish_that_was_given_up_is_forgotten",),
+    ),
+    Mutant(
+        "load-at-boot-without-a-journal",
+        "two runs never load a driver that only a reboot changes at once",
+        "domain/swap/reboot_rows.py",
+        "    if not any(isinstance(step, LoadModules) for step in work):",
+        "    if True:",
+        (
+            LOAD_AT_BOOT + "test_a_second_run_is_refused_at_every_moment_from_the_first_patch_to_the_last",
+            LOAD_AT_BOOT + "test_every_effect_on_the_driver_is_inside_the_fence",
+        ),
+    ),
+    Mutant(
+        "half-loaded-driver-rebooted-away",
+        "a load at boot that was killed is finished by the next run",
+        "domain/swap/reboot_rows.py",
+        "    if is_half_loaded or not",
+        "    if not",
+        (LOAD_AT_BOOT + "test_killed_at_any_effect_the_next_run_ends_like_an_undisturbed_one",),
+    ),
+    Mutant(
+        "taken-node-waits-for-its-reboot",
+        "a node whose reboot is waited for is not taken",
+        "domain/swap/reboot_rows.py",
+        "(request, *back, hold)",
+        "(request, hold)",
+        (PLANNER_REBOOT + "test_a_node_that_a_dead_run_left_taken_is_given_back_before_a_reboot_is_waited_for",),
     ),
     Mutant(
         "stuck-driver-given-back",

@@ -5,6 +5,7 @@ Owns how each of these steps is done, and the way back to the old driver. Depend
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import assert_never
 
@@ -21,6 +22,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.model import UNREAD, DriverSource, Health, Module
 from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.pods.operands import named
+from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.steps.modules import (
     AnyModuleStep,
     LoadModules,
@@ -155,8 +157,11 @@ class DriverSwap:
             self._context.ports.reporter.warn(f"{error.what}; {', '.join(removed)} stay unloaded")
 
     def _load_modules(self, step: LoadModules) -> None:
+        never_unloaded = self._context.situation.profile.strategy is Strategy.REBOOT
         try:
-            self._load_and_verify(step.source, step.also)
+            # Loaded in part it would have to wait for a reboot: whoever is killed here leaves the journal.
+            with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
+                self._load_and_verify(step.source, step.also)
         except ModuleStuck:
             raise
         except ModuleFailed as error:

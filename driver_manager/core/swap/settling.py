@@ -12,7 +12,7 @@ from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, Ow
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.modules import has_root
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.node_patches import release, tested_release
 from driver_manager.ports import Ports
 
@@ -154,8 +154,11 @@ class Settler:
     def _why_hold(self, journal: Journal) -> str:
         """Why the node stays paused, "" where it need not: without the driver it had, operands would only crash.
 
-        A host that cannot be read may be without one: hold then, too.
+        A host that cannot be read may be without one: hold then, too. A driver that only a reboot changes was not
+        unloaded by us, and nothing reboots a node that is held.
         """
+        if self._profile.strategy is Strategy.REBOOT:
+            return ""
         if self._is_driver_stuck:
             return "its driver is stuck while unloading"
         if journal.driver is None:

@@ -10,6 +10,7 @@ from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Loader
 from driver_manager.domain.modules import beside
+from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.plan import AnyStep
 from driver_manager.domain.swap.preflight import problems, remedies
 from driver_manager.domain.swap.situation import Situation
@@ -18,7 +19,9 @@ from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
 
 def loading(now: Situation) -> list[AnyStep]:
     """Steps that load the wanted driver and record its digest; none where its container does."""
-    source, previous = now.host.source, now.host.previous_source
+    source = now.host.source
+    # There is no way back from a driver that must not be unloaded.
+    previous = now.host.previous_source if now.profile.strategy is Strategy.IN_PLACE else None
     if now.policy.loader is Loader.CONTAINER or source is None:
         return []
     paths, digest = now.profile.paths, now.obs.digest

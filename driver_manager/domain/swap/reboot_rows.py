@@ -6,14 +6,16 @@ Pure. Must not import the planner, which calls `plan_reboot_driver`.
 from __future__ import annotations
 
 from driver_manager.domain.markers import UPGRADE, Marker
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.model import Loader, NodeChange
 from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.snapshot import is_foreign
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.driver_state import is_loaded, why_replace
 from driver_manager.domain.swap.loading import check, loading
-from driver_manager.domain.swap.plan import Decision, Plan
+from driver_manager.domain.swap.node_patches import found_journal, give_back, take
+from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.modules import LoadModules
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
 from driver_manager.domain.swap.steps.reboot import (
     ClearRebootRequest,
@@ -29,20 +31,42 @@ def plan_reboot_driver(now: Situation) -> Plan:
     Raises PreflightFailed, ModuleStuck and ConfigError as `planner.plan`.
     """
     host, clear = now.host, _clear_request(now)
-    if not is_loaded(host, now.profile):
+    is_half_loaded = _is_half_loaded(now)
+    if is_half_loaded or not is_loaded(host, now.profile):
         reason = "the driver is not loaded: a fresh boot can load it"
+        if is_half_loaded:
+            reason = "an earlier run was interrupted while it loaded the driver: load the rest"
         check(now)
-        return Plan(Decision.NOT_LOADED, reason, (*clear, *_forget_other_wish(now), *loading(now)))
-    why = why_replace(now)
+        return Plan(Decision.NOT_LOADED, reason, _loaded_by_us(now, (*clear, *_forget_other_wish(now), *loading(now))))
+    why, back = why_replace(now), give_back(found_journal(now.obs, now.profile))
     current = f"digest {now.obs.digest[:12]}, loaded since this boot"
     if not why:
-        return Plan(Decision.CURRENT, f"driver is current: {current}", (*clear, *_forget_wish(now)))
+        return Plan(Decision.CURRENT, f"driver is current: {current}", (*clear, *_forget_wish(now), *back))
     if _has_rebooted_for_it(now):
         if now.policy.force_reinstall and _is_recorded(now):
             reason = f"driver is current: {current}, after a reboot for the reinstall that is still forced"
-            return Plan(Decision.CURRENT, reason, clear)
-        return Plan(Decision.REBOOT, f"{why}; a reboot did not change that", (*clear, _end(now, why)))
-    return Plan(Decision.REBOOT, f"{why}; this driver must never be unloaded from a running kernel", _request(now))
+            return Plan(Decision.CURRENT, reason, (*clear, *back))
+        return Plan(Decision.REBOOT, f"{why}; a reboot did not change that", (*clear, *back, _end(now, why)))
+    request, hold = _request(now)
+    # Nothing reboots a node that is taken.
+    reason = f"{why}; this driver must never be unloaded from a running kernel"
+    return Plan(Decision.REBOOT, reason, (request, *back, hold))
+
+
+def _is_half_loaded(now: Situation) -> bool:
+    """Whether a run of this boot died while it loaded the driver: the node is taken for nothing else."""
+    journal, host = now.obs.journal, now.host
+    is_ours = journal is not None and journal.boot_id == host.boot_id and now.policy.loader is Loader.MANAGER
+    return is_ours and is_loaded(host, now.profile) and host.digest is None and not host.digest_problem
+
+
+def _loaded_by_us(now: Situation, work: tuple[AnyStep, ...]) -> tuple[AnyStep, ...]:
+    """`work`, and the node taken around it where it loads, so that two runs never do so at once."""
+    if not any(isinstance(step, LoadModules) for step in work):
+        return (*work, *give_back(found_journal(now.obs, now.profile)))
+    taken = take(now.obs, now.profile, frozenset(), cordon=False)
+    journal = taken.journal if taken is not None else now.obs.journal
+    return (*((taken,) if taken is not None else ()), *work, *give_back(journal))
 
 
 def withdraw_request(now: Situation) -> tuple[ClearRebootRequest, ...]:

@@ -92,6 +92,10 @@ def _outdated_ascend(tree: HostTree) -> None:
     tree.record("old", ASCEND_ROOT, ASCEND_OLD)
 
 
+def _fresh_ascend(tree: HostTree) -> None:
+    tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+
+
 def _nothing(_: HostTree) -> None:
     """Everything that this path needs outlives a boot."""
 
@@ -123,4 +127,5 @@ PATHS = (
         code=9,
         profile="ascend",
     ),
+    Path("load-at-boot", _fresh_ascend, _nothing, env={"DRIVER_ROOT": ASCEND_ROOT}, profile="ascend"),
 )

@@ -23,7 +23,7 @@ from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
-from driver_manager.domain.swap.steps.reboot import RequestReboot
+from driver_manager.domain.swap.steps.reboot import EndWithoutReboot, HoldForReboot, RequestReboot
 from tests.fakes.builders import (
     LABELS,
     NEW_DIGEST,
@@ -148,8 +148,11 @@ def test_any_plan_is_sound(obs: Observation, name: str, policy: Policy, waited: 
         is_same = wish is not None and (wish.node, wish.to_driver, wish.is_forced) == wanted
         assert wish is None or not is_same or wish.boot_id == "boot-1", "a reboot for it was of no use already"
     if GiveBack in kinds:
-        assert set(kinds[kinds.index(GiveBack) + 1 :]) <= {StandDown}, "work goes on after giving back"
-    if name != "ascend" and {LoadModules, UnloadModules, UnmountDriverRoot} & set(kinds):
+        ends = {StandDown, HoldForReboot, EndWithoutReboot}
+        assert set(kinds[kinds.index(GiveBack) + 1 :]) <= ends, "work goes on after giving back"
+    if HoldForReboot in kinds and obs.journal is not None:
+        assert GiveBack in kinds, "nothing reboots a node that is taken"
+    if {LoadModules, UnloadModules, UnmountDriverRoot} & set(kinds):
         assert TakeNode in kinds, "two runs may do this at once"
     if UnmountDriverRoot in kinds and policy.loader is Loader.CONTAINER:
         at_work = [

@@ -11,8 +11,9 @@ from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
+from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
 from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, HoldForReboot, RequestReboot
-from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, node, observation, source
+from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, journal, node, observation, source
 from tests.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
 
 
@@ -44,7 +45,40 @@ def test_a_current_driver_of_strategy_reboot_clears_only_a_stale_request() -> No
 def test_a_fresh_boot_loads_a_driver_of_strategy_reboot() -> None:
     obs = observation(host=host(modules={}, digest=None, source=source(), marker=Marker("upgrade", "boot-0")))
     found = plan(Situation.of(obs, ASCEND, MANAGER))
-    assert [type(step) for step in found.steps] == [ClearRebootRequest, LoadModules, RecordDigest]
+    assert [type(step) for step in found.steps] == [
+        TakeNode,
+        ClearRebootRequest,
+        LoadModules,
+        RecordDigest,
+        GiveBack,
+    ]
+    taken = one(found, TakeNode)
+    assert (taken.journal.labels, taken.journal.cordoned, taken.change.unschedulable) == ({}, False, None)
+
+
+@pytest.mark.parametrize("policy", [CONTAINER, MANAGER])
+@pytest.mark.parametrize("digest", [None, NEW_DIGEST, OLD_DIGEST])
+@pytest.mark.parametrize("boot_id", ["boot-0", "boot-1"])
+def test_a_node_that_a_dead_run_left_taken_is_given_back_before_a_reboot_is_waited_for(
+    policy: Policy, digest: str | None, boot_id: str
+) -> None:
+    facts = host(**ASCEND_LOADED, digest=digest, source=source())
+    found = plan(Situation.of(observation(host=facts, journal=journal(boot_id=boot_id)), ASCEND, policy))
+    kinds = [type(step) for step in found.steps]
+    if policy is MANAGER and digest is None and boot_id == "boot-1":
+        assert found.decision is Decision.NOT_LOADED
+        assert "interrupted" in found.reason
+        assert kinds == [TakeNode, LoadModules, RecordDigest, GiveBack]
+        assert one(found, LoadModules).previous is None, "nothing may be unloaded for a way back"
+    elif digest == NEW_DIGEST:
+        assert kinds == [GiveBack]
+    else:
+        assert kinds == [RequestReboot, GiveBack, HoldForReboot]
+
+
+def test_where_a_container_loads_nothing_is_taken_for_it() -> None:
+    found = plan(Situation.of(observation(host=host(modules={}, digest=None)), ASCEND, CONTAINER))
+    assert found.steps == ()
 
 
 STATE_KEY, LABEL = ASCEND.keys.upgrade_state, ASCEND.keys.reboot_required
