@@ -122,6 +122,10 @@ class HostSystem(Protocol):
         """Load modules again that were unloaded before a root turned out to be busy. Raises ModuleFailed."""
         ...
 
+    def parameters(self, deadline: Deadline) -> Mapping[str, str]:
+        """Parameters of the driver's loaded modules by `module.parameter`, as far as they can be read."""
+        ...
+
     def await_device_nodes(self, deadline: Deadline) -> bool:
         """Whether a device node of the profile appeared in time, or none is to be expected."""
         ...

@@ -220,7 +220,8 @@ class DriverSource:
 
     `real_root` is the same without symlinks, as the mount table would name it. `dependencies` are what the modules pull
     in from the same tree. `tree` are name and path of every module to be loaded, those first that others need, where
-    the whole tree is; empty where the modules and their dependencies are.
+    the whole tree is; empty where the modules and their dependencies are. `refusal`: why modprobe would not load them,
+    "" where it would. `options` are those that the host's modprobe.d sets for the modules and what they pull in.
     """
 
     root: str
@@ -230,6 +231,8 @@ class DriverSource:
     real_root: str = ""
     dependencies: tuple[ModuleFile, ...] = ()
     tree: tuple[tuple[str, str], ...] = ()
+    refusal: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def version(self) -> str:

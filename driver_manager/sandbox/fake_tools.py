@@ -71,12 +71,25 @@ def modprobe(tree: Path, arguments: list[str]) -> int:
     for line in (folder / "modules.dep").read_text().splitlines():
         entry, _, needs = line.partition(":")
         dependencies[Path(entry).stem] = (folder / entry, [Path(need).stem for need in needs.split()])
+    if "--show-depends" in arguments:
+        return show(arguments[-1], dependencies)
     return insert(tree, arguments[-1], dependencies)
+
+
+def show(name: str, dependencies: dict[str, tuple[Path, list[str]]]) -> int:
+    """Print what loading `name` would insert, in that order."""
+    if name not in dependencies:
+        return fail(f"modprobe: FATAL: Module {name} not found")
+    path, needs = dependencies[name]
+    for need in needs:
+        show(need, dependencies)
+    print(f"insmod {path} ")  # noqa: T201  # this program's output
+    return 0
 
 
 def insmod(tree: Path, arguments: list[str]) -> int:
     """Load one module file; one whose dependencies are not loaded has unknown symbols."""
-    path = Path(arguments[-1])
+    path = Path(arguments[0])
     name, needs = path.name.partition(".ko")[0], json.loads(path.read_text()).get("depends", [])
     if (tree / "sys/module" / name).is_dir():
         return fail(f"insmod: ERROR: could not insert module {path}: File exists")

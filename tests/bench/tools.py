@@ -24,7 +24,7 @@ mv {modules}/"$name" {modules}/../.gone && exec rm -r {modules}/../.gone
 """
 MODPROBE = """\
 #!/bin/sh
-[ "$1" = --dump-modversions ] && exit 0
+case $1 in --dump-modversions | --show-depends) exit 0 ;; esac
 [ -d {modules}/rebellions ] && exit 0
 for name in rebellions_core rebellions; do
     mkdir -p {modules}/$name/holders

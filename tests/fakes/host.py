@@ -37,7 +37,8 @@ class FakeHost:
     """See `driver_manager.ports.HostSystem`; `facts` is what an adapter would read.
 
     `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
-    Those in `hanging` do not end their exit functions: they stay in `leaving` until a reboot.
+    `tunables` are the parameters by version of the driver. Those in `hanging` do not end their exit functions: they
+    stay in `leaving` until a reboot.
     """
 
     killer: Killer
@@ -67,6 +68,7 @@ class FakeHost:
     awaited_s: list[float] = field(default_factory=list)
     is_at_work: bool = False
     can_be_locked: bool = True
+    tunables: dict[str, dict[str, str]] = field(default_factory=dict)
     hanging: set[str] = field(default_factory=set)
     leaving: dict[str, str] = field(default_factory=dict)
     claimed_by: Owner | None = None
@@ -125,6 +127,9 @@ class FakeHost:
     def _refuse_leaving(self, name: str) -> None:
         if name in self.leaving:
             raise ModuleFailed(f"modprobe: no end of loading {name}", "Look at dmesg.")
+
+    def parameters(self, deadline: Deadline) -> Mapping[str, str]:
+        return self.tunables.get(self.loaded.get(self.root, ""), {})
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
         self.awaited_s.append(deadline.allowed_s)

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 STUCK = "unit/swap/test_reconcile_stuck.py::"
 LOAD_AT_BOOT = "unit/swap/test_load_at_boot.py::"
 PLANNER_REBOOT = "unit/swap/test_planner_reboot.py::"
+TREE = "unit/adapters/test_module_tree.py::"
 WISHES = "unit/swap/test_reboot_wishes.py::"
 
 DRIVER_MUTANTS: tuple[Mutant, ...] = (
@@ -80,6 +81,30 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "(request, *back, hold)",
         "(request, hold)",
         (PLANNER_REBOOT + "test_a_node_that_a_dead_run_left_taken_is_given_back_before_a_reboot_is_waited_for",),
+    ),
+    Mutant(
+        "dangling-link-handed-to-modprobe",
+        "what modprobe cannot open from here is loaded by its real path",
+        "adapters/host/modules/tree.py",
+        "if not all(map(self._is_seen_by_tools, order.values())) else ()",
+        "if False else ()",
+        (TREE + "test_a_link_that_leads_elsewhere_in_this_container_means_file_by_file_each_after_what_it_needs",),
+    ),
+    Mutant(
+        "install-line-not-seen",
+        "what modprobe would run instead of loading is found before anything changes",
+        "adapters/host/modules/kmod.py",
+        "    if commands:",
+        "    if False:",
+        ("unit/adapters/test_module_options.py::test_what_modprobe_would_refuse_is_told_before",),
+    ),
+    Mutant(
+        "lost-parameters-not-told",
+        "parameters of the old driver that the new one does not have are told",
+        "core/swap/driver_swap.py",
+        "        if lost:",
+        "        if False:",
+        ("unit/swap/test_executor_modules.py::test_parameters_that_the_new_driver_does_not_have_are_told",),
     ),
     Mutant(
         "stuck-driver-given-back",

@@ -70,6 +70,11 @@ class HostFiles:
         """`path` by name, for a tool. Raises OSError (ELOOP)."""
         return resolve(self.root, path, follow_last=follow_last)
 
+    @property
+    def is_own_root(self) -> bool:
+        """Whether the host's root is our own: what a tool looks for by itself it finds on the host then."""
+        return self.root == OWN_ROOT
+
     def real(self, path: str) -> str:
         """`path` on the host without symlinks, as the host's mount table names it."""
         inside = self.path(path).relative_to(self.root).as_posix()

@@ -12,6 +12,8 @@ from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_h
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.modules.options import loaded_parameters
+from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe_command import probe_command
@@ -64,7 +66,7 @@ class LinuxHost:
             failed = self._load_tree(source, deadline)
             for wanted in source.modules:
                 if not source.tree:
-                    kmod.load(self._files.path(source.root), self._kernel, wanted.name, deadline)
+                    self._load_one(source.root, wanted.name, deadline)
                 elif wanted.name in failed:
                     raise ModuleFailed(
                         f"module {wanted.name} cannot be loaded from {source.root}: {failed[wanted.name]}",
@@ -78,13 +80,36 @@ class LinuxHost:
     def _load_tree(self, source: DriverSource, deadline: Deadline) -> dict[str, str]:
         """Load what can be loaded of a whole tree; what was said of the rest, by name."""
         files = ((name, self._files.path(path)) for name, path in source.tree)
-        return kmod.load_all(self._roots.sys, files, deadline)
+        return kmod.load_all(self._roots.sys, files, deadline, self._trees().options())
+
+    def _load_one(self, root: str, name: str, deadline: Deadline) -> None:
+        """Load a module and what it needs, with the options of the host's modprobe.d. Raises ModuleFailed."""
+        trees = self._trees()
+        by_hand = trees.one_by_one(root, (name,))
+        if not by_hand:
+            # On the host itself modprobe reads these by itself.
+            options = kmod.NO_OPTIONS if self._files.is_own_root else trees.options()
+            kmod.load(self._files.path(root), self._kernel, name, deadline, options)
+            return
+        files = [(one, self._files.path(path)) for one, path in by_hand]
+        failed = kmod.load_all(self._roots.sys, files, deadline, trees.options())
+        if name in failed:
+            raise ModuleFailed(
+                f"module {name} cannot be loaded from {root}: {failed[name]}",
+                "Look at the kernel log (dmesg): was the driver built for this kernel?",
+            )
+
+    def _trees(self) -> ModuleTrees:
+        return ModuleTrees(self._files, self._roots.proc, self._roots.sys, self._kernel, self._profile.modules.load)
 
     def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         """See the port."""
-        root = self._files.path(source.root)
         for name in names:
-            kmod.load(root, self._kernel, name, deadline)
+            self._load_one(source.root, name, deadline)
+
+    def parameters(self, deadline: Deadline) -> Mapping[str, str]:
+        """See the port."""
+        return loaded_parameters(self._roots.sys, self.modules(), deadline)
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
         """See the port."""

@@ -33,8 +33,17 @@ class Result:
         return last_words(self.status, self.out, self.err)
 
 
-def run(argv: Sequence[str], *, timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[str, str] | None = None) -> Result:
-    """Run `argv` with PATH, LC_ALL=C and `env` only. Raises nothing: 127 not found, 126 not runnable, 124 timed out."""
+def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float = TOOL_TIMEOUT_S,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Result:
+    """Run `argv` with PATH, LC_ALL=C and `env` only; it inherits `pass_fds`.
+
+    Raises nothing: 127 not found, 126 not runnable, 124 timed out.
+    """
     try:
         process = subprocess.Popen(
             list(argv),
@@ -43,6 +52,7 @@ def run(argv: Sequence[str], *, timeout_s: float = TOOL_TIMEOUT_S, env: Mapping[
             stderr=subprocess.PIPE,
             env=environment(env or {}),
             start_new_session=True,
+            pass_fds=pass_fds,
         )
     except FileNotFoundError:
         return Result(NOT_FOUND, "", f"{argv[0]}: not found")

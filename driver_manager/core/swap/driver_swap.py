@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from typing import assert_never
 
 from driver_manager.core.swap.context import RunContext
@@ -19,6 +20,7 @@ from driver_manager.domain.errors import (
     ModuleStuck,
     OwnedElsewhere,
 )
+from driver_manager.domain.listing import several
 from driver_manager.domain.model import UNREAD, DriverSource, Health, Module
 from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.pods.operands import named
@@ -46,6 +48,7 @@ PROBE_MORE_S = 30.0
 """What a probe's end may take beyond its own timeout."""
 
 HOLDERS_S = 60.0
+PARAMETERS_S = 10.0
 SERVICE_S = 90.0
 
 
@@ -55,6 +58,7 @@ class DriverSwap:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._free_by: Deadline | None = None
+        self._parameters: Mapping[str, str] = {}
 
     def do(self, step: AnyModuleStep) -> None:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
@@ -64,6 +68,7 @@ class DriverSwap:
             case WaitForDevice():
                 self._wait_for_device(step)
             case UnloadModules():
+                self._parameters = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S))
                 self._unload_all(self._context.situation.host.previous_source)
             case LoadModules():
                 self._load_modules(step)
@@ -187,6 +192,21 @@ class DriverSwap:
             )
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
+        self._tell_lost_parameters()
+
+    def _tell_lost_parameters(self) -> None:
+        """Say which parameters of the old driver the new one does not have: what was set by hand is not set again."""
+        before = self._parameters
+        now = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S)) if before else {}
+        lost = [
+            f"{name} was {value}, is {now[name]}" for name, value in before.items() if now.get(name, value) != value
+        ]
+        lost += [f"{name} was {value}, is no more" for name, value in before.items() if now and name not in now]
+        if lost:
+            self._context.ports.reporter.warn(
+                f"module parameters differ from those of the driver before: {several(lost, '; ')}. To keep one, set it "
+                "in modprobe.d on the host."
+            )
 
     def _load_again(self, source: DriverSource, names: tuple[str, ...]) -> None:
         """Load modules above the roots that were there before; one that this driver lacks is said, not fatal."""

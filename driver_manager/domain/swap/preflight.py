@@ -104,7 +104,25 @@ def _driver(now: Situation) -> tuple[Check, ...]:
         return (Check("driver", False, "there is no driver root to load from", "Set DRIVER_ROOT to a driver tree."),)
     if source.problem:
         return (Check("driver", False, source.problem, source.remedy),)
-    return tuple(check for file in (*source.modules, *source.dependencies) for check in _file(file, now.host, source))
+    files = (check for file in (*source.modules, *source.dependencies) for check in _file(file, now.host, source))
+    return (*files, _modprobe(source), *_options(source))
+
+
+def _modprobe(source: DriverSource) -> Check:
+    names = ", ".join(file.name for file in source.modules)
+    return Check(
+        "modprobe",
+        not source.refusal,
+        source.refusal or f"{names} can be loaded from {source.root}",
+        "Run depmod for that tree, or remove the install line from modprobe.d on the host.",
+    )
+
+
+def _options(source: DriverSource) -> tuple[Check, ...]:
+    if not source.options:
+        return ()
+    text = "; ".join(f"{name} {options}" for name, options in source.options.items())
+    return (Check("module options", True, f"set by the host's modprobe.d, and kept: {text}"),)
 
 
 def _file(file: ModuleFile, host: Host, source: DriverSource) -> tuple[Check, ...]:

@@ -138,7 +138,7 @@ def _at(verb: str, path: str, around: Surroundings) -> str:
 
 def _program(argv: list[str], around: Surroundings) -> str:
     tool = argv[0].rpartition("/")[2]
-    if tool in _READING or "--dump-modversions" in argv:
+    if tool in _READING or {"--dump-modversions", "--show-depends"} & set(argv):
         return ""
     return f"run {' '.join([tool, *(_cut(word, around) for word in argv[1:])])}"
 

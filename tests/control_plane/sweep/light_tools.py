@@ -17,7 +17,7 @@ exec cat {info}"$1"
 """
 _MODPROBE = """\
 #!/bin/sh
-[ "$1" = --dump-modversions ] && exit 0
+case $1 in --dump-modversions | --show-depends) exit 0 ;; esac
 exec {modprobe} "$@"
 """
 _RBLN_SMI = """\

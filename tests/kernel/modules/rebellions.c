@@ -20,6 +20,11 @@ static bool fail_init = IS_ENABLED(FAIL_INIT);
 module_param(fail_init, bool, 0444);
 MODULE_PARM_DESC(fail_init, "make the init function fail with -EIO");
 
+/* What an administrator sets, in modprobe.d or by hand. */
+static int queue_depth = 64;
+module_param(queue_depth, int, 0444);
+MODULE_PARM_DESC(queue_depth, "nothing depends on it");
+
 /* An exit function that hangs, where no signal reaches it, until somebody writes 0. */
 static bool hang_exit;
 module_param(hang_exit, bool, 0644);

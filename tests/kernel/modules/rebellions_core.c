@@ -2,6 +2,10 @@
 /* Stand-in for a driver's base module: it exports what `rebellions` needs, and does nothing else. */
 #include <linux/module.h>
 
+static bool trace;
+module_param(trace, bool, 0444);
+MODULE_PARM_DESC(trace, "nothing depends on it");
+
 const char *rebellions_core_name(void)
 {
 	return "rbln0";

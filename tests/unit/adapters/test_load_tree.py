@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host.facts import read_host
+from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.process.run import Result, run
 from driver_manager.domain.errors import ModuleFailed
 from driver_manager.domain.model import DriverSource
 from driver_manager.domain.profile import LoadScope, Profile, decode, encode
@@ -88,6 +91,23 @@ def test_a_need_that_no_module_tells_is_met_by_a_further_pass(tree: HostTree) ->
     backwards = replace(offered, tree=tuple(reversed(offered.tree)))
     LinuxHost(roots(tree), ASCEND, FakeClock()).load(backwards, soon())
     assert "ts_agent" in loaded(tree)
+
+
+def test_each_module_gets_the_options_of_the_hosts_modprobe_d(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(tree, "host")
+    (tree.root / "etc/modprobe.d").mkdir()
+    (tree.root / "etc/modprobe.d/npu.conf").write_text('options drv-zz-base depth=7 name="a b"\n')
+    ran: list[list[str]] = []
+
+    def noted(argv: Sequence[str], **options: Any) -> Result:
+        ran.append(list(argv))
+        return run(argv, **options)
+
+    monkeypatch.setattr(kmod, "run", noted)
+    LinuxHost(roots(tree), ASCEND, FakeClock()).load(source(tree), soon())
+    given = {Path(argv[1]).stem: argv[2:] for argv in ran if argv[0] == "insmod"}
+    assert given["drv_zz_base"] == ['depth=7 name="a b"']
+    assert given["drv_pcie_host"] == []
 
 
 def test_loading_again_over_what_a_killed_run_left_completes_it(tree: HostTree) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.modules import tree as module_tree
 from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.adapters.process.run import Result
@@ -73,6 +74,7 @@ def modinfo(monkeypatch: pytest.MonkeyPatch, out: str) -> list[list[str]]:
         return Result(0, out if argv[0] == "modinfo" else "", "")
 
     monkeypatch.setattr(module_tree, "run", run)
+    monkeypatch.setattr(kmod, "run", run)
     return ran
 
 
@@ -97,10 +99,75 @@ def test_a_tool_that_fails_is_said_with_its_words_and_its_output_counts_for_noth
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Result, why: str
 ) -> None:
     found = tree(tmp_path, "x/rebellions.ko:\n", "x/rebellions.ko")
-    monkeypatch.setattr(module_tree, "run", lambda *_, **__: result)
+    for module in (module_tree, kmod):
+        monkeypatch.setattr(module, "run", lambda *_, **__: result)
     (file,) = found.source("/opt/driver", ("rebellions",)).modules
     assert file.unread.startswith("modinfo failed: ")
     assert (why in file.unread, file.vermagic) == (True, "")
+
+
+DEP = "x/rebellions.ko: x/mid.ko x/base.ko\nx/mid.ko: x/base.ko\nx/base.ko:\nx/peer.ko: x/rebellions.ko x/base.ko\n"
+
+
+def linked(root: Path, *names: str, to: str = "/lib/modules/other/extra") -> ModuleTrees:
+    """A tree in which `names` are absolute links of the host, as weak-updates are."""
+    found = tree(root, DEP, *(f"x/{name}.ko" for name in ("rebellions", "mid", "base", "peer")))
+    for name in names:
+        link = root / f"{PREFIX.lstrip('/')}x/{name}.ko"
+        link.unlink()
+        link.symlink_to(f"{to}/{name}.ko")
+        target = root / to.lstrip("/") / f"{name}.ko"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    return found
+
+
+def test_modprobe_loads_where_it_finds_every_file(tmp_path: Path) -> None:
+    assert linked(tmp_path).one_by_one("/opt/driver", ("rebellions", "peer")) == ()
+
+
+@pytest.mark.parametrize("name", ["rebellions", "mid", "base"])
+def test_a_link_that_leads_elsewhere_in_this_container_means_file_by_file_each_after_what_it_needs(
+    tmp_path: Path, name: str
+) -> None:
+    found = linked(tmp_path, name).one_by_one("/opt/driver", ("rebellions", "peer"))
+    assert [one for one, _ in found] == ["base", "mid", "rebellions", "peer"]
+    assert dict(found)[name] == f"{PREFIX}x/{name}.ko"
+    assert linked(tmp_path / "again", "peer").one_by_one("/opt/driver", ("rebellions",)) == (), "nobody needs it"
+
+
+def test_a_relative_link_is_no_trouble(tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    trees_of = linked(tmp_path, "rebellions", to="/opt/driver/real")
+    link = tmp_path / f"{PREFIX.lstrip('/')}x/rebellions.ko"
+    link.unlink()
+    link.symlink_to("../../../../real/rebellions.ko")
+    assert trees_of.one_by_one("/opt/driver", ("rebellions",)) == ()
+
+
+def test_without_a_list_such_a_link_is_a_problem_of_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modinfo(monkeypatch, f"vermagic:  {KERNEL} SMP\n")
+    found = linked(tmp_path, "rebellions")
+    (tmp_path / f"{PREFIX.lstrip('/')}modules.dep").unlink()
+    assert "depmod would not find" in found.source("/opt/driver", ("rebellions",)).problem
+
+
+@pytest.mark.parametrize(("links", "asked"), [((), True), (("base",), False)])
+def test_modprobe_is_asked_before_where_it_is_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: tuple[str, ...], asked: bool
+) -> None:
+    ran = modinfo(monkeypatch, f"vermagic:  {KERNEL} SMP\n")
+    linked(tmp_path, *links).source("/opt/driver", ("rebellions",))
+    assert any("--show-depends" in argv for argv in ran) is asked
+
+
+def test_options_of_the_host_are_shown_for_what_is_loaded_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modinfo(monkeypatch, f"vermagic:  {KERNEL} SMP\ndepends:  base\n")
+    (tmp_path / "etc/modprobe.d").mkdir(parents=True)
+    (tmp_path / "etc/modprobe.d/a.conf").write_text("options base a=1\noptions ext4 b=2\n")
+    assert linked(tmp_path).source("/opt/driver", ("rebellions",)).options == {"base": "a=1"}
 
 
 def test_a_root_without_the_module_says_for_which_kernels_it_is(tmp_path: Path) -> None:

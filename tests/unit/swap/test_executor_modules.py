@@ -65,6 +65,36 @@ def test_a_peer_is_loaded_again_from_the_new_root() -> None:
     assert world.reporter.warnings == []
 
 
+BEFORE = {"rebellions.depth": "9", "rebellions.trace": "Y", "rebellions_core.old": "1"}
+CHANGED = "module parameters differ from those of the driver before: "
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (BEFORE, ""),
+        ({**BEFORE, "rebellions.new": "5"}, ""),
+        ({**BEFORE, "rebellions.depth": "64"}, f"{CHANGED}rebellions.depth was 9, is 64."),
+        ({"rebellions.depth": "9", "rebellions.trace": "Y"}, f"{CHANGED}rebellions_core.old was 1, is no more."),
+        ({}, ""),
+    ],
+)
+def test_parameters_that_the_new_driver_does_not_have_are_told(now: dict[str, str], said: str) -> None:
+    world = SCENARIOS["replace_by_manager"]()
+    world.host.tunables = {"1.0": BEFORE, "2.0": now}
+    assert run(world).exit_code is ExitCode.DONE
+    assert [line for line in world.reporter.warnings if line.startswith(CHANGED)] == (
+        [f"{said} To keep one, set it in modprobe.d on the host."] if said else []
+    )
+
+
+def test_a_first_install_has_no_parameters_to_lose() -> None:
+    world = SCENARIOS["first_install_by_manager"]()
+    world.host.tunables = {"2.0": BEFORE}
+    assert run(world).exit_code is ExitCode.DONE
+    assert world.reporter.warnings == []
+
+
 def test_what_the_root_brought_back_by_itself_is_not_loaded_twice() -> None:
     world = with_peer()
     world.killer.kill_at(world_effects().index("unload rebellions_core"), after=True)

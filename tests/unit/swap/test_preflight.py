@@ -131,6 +131,17 @@ def test_a_module_that_tells_nothing_of_itself_is_not_said_to_be_of_another_kern
     assert "Run again" in problem.remedy
 
 
+def test_what_modprobe_refuses_stops_the_run_and_kept_options_are_told() -> None:
+    facts = host(source=source(refusal="modprobe would run `/bin/false` instead", options={"rebellions": "depth=7"}))
+    now = Situation.of(observation(host=facts), PROFILE, MANAGER)
+    (problem,) = problems(now)
+    assert (problem.name, problem.what) == ("modprobe", "modprobe would run `/bin/false` instead")
+    assert "install line" in problem.remedy
+    (told,) = [check for check in checks(now) if check.name == "module options"]
+    assert (told.ok, "rebellions depth=7" in told.what) == (True, True)
+    assert problems(Situation.of(observation(host=facts), PROFILE, Policy())) == (), "the container loads by itself"
+
+
 @pytest.mark.parametrize(
     ("signed", "enforced", "ok"), [(True, True, True), (False, True, False), (None, True, None), (None, False, True)]
 )

@@ -6,17 +6,21 @@ Sources: Documentation/ABI/stable/sysfs-module; kmod's modprobe(8), rmmod(8), de
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 
-from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
+from driver_manager.adapters.host.modules.options import FOLDERS, as_config
+from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result, run
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck
 from driver_manager.domain.model import Module
 from driver_manager.domain.modules import closure
 from driver_manager.domain.profile import Modules
 from driver_manager.ports import Clock
+
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 GOING = "going"
 """What `initstate` says while a module's exit function runs (kernel/module/sysfs.c, show_initstate)."""
@@ -121,8 +125,11 @@ def unload(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
     raise ModuleFailed(f"module {name} cannot be unloaded: {result.last_line}", "Look at the kernel log (dmesg).")
 
 
-def load(root: Path, kernel: str, name: str, deadline: Deadline) -> None:
-    """modprobe from `root` for `kernel`, after depmod where the tree has no modules.dep. Raises ModuleFailed."""
+def load(root: Path, kernel: str, name: str, deadline: Deadline, options: Mapping[str, str] = NO_OPTIONS) -> None:
+    """modprobe from `root` for `kernel`, after depmod where the tree has no modules.dep. Raises ModuleFailed.
+
+    `options` by module come before those of the modprobe.d that modprobe reads below our own root.
+    """
     if not (root / "lib/modules" / kernel / "modules.dep").exists():
         made = run(["depmod", "-b", str(root), kernel], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
         if made.status:
@@ -130,8 +137,7 @@ def load(root: Path, kernel: str, name: str, deadline: Deadline) -> None:
                 f"the tree in {root} has no modules.dep and depmod cannot make it: {made.last_line}",
                 "Run depmod when the driver tree is built.",
             )
-    argv = ["modprobe", "--dirname", str(root), "--set-version", kernel, name]
-    result = run(argv, timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+    result = _modprobe(root, kernel, name, deadline, options)
     if result.status:
         raise ModuleFailed(
             f"module {name} cannot be loaded from {root}: {result.last_line}",
@@ -139,23 +145,60 @@ def load(root: Path, kernel: str, name: str, deadline: Deadline) -> None:
         )
 
 
-def load_all(sys_root: Path, files: Iterable[tuple[str, Path]], deadline: Deadline) -> dict[str, str]:
+def _modprobe(root: Path, kernel: str, name: str, deadline: Deadline, options: Mapping[str, str]) -> Result:
+    argv = ["modprobe", "--dirname", str(root), "--set-version", kernel]
+    timeout_s = deadline.bound(TOOL_TIMEOUT_S)
+    if not options:
+        return run([*argv, name], timeout_s=timeout_s)
+    config = os.memfd_create("modprobe.conf")
+    try:
+        os.write(config, as_config(options))
+        # The first of these replaces the folders that modprobe knows by itself.
+        configs = (f"/proc/self/fd/{config}", *(folder for folder in FOLDERS if os.path.isdir(folder)))  # noqa: PTH112
+        words = [word for path in configs for word in ("--config", path)]
+        return run([*argv, *words, name], timeout_s=timeout_s, pass_fds=(config,))
+    finally:
+        os.close(config)
+
+
+def why_refused(root: Path, kernel: str, name: str) -> str:
+    """Why modprobe would not load the module from a tree with a list, "" where it would, as far as it tells before."""
+    result = run(["modprobe", "--show-depends", "--dirname", str(root), "--set-version", kernel, name])
+    if result.status:
+        return f"modprobe does not find {name} in {root}: {result.last_line}"
+    commands = [
+        line.removeprefix("install ").strip() for line in result.out.splitlines() if line.startswith("install ")
+    ]
+    if commands:
+        return f"modprobe would run `{commands[0]}` instead of loading a module: an install line in modprobe.d"
+    return ""
+
+
+def load_all(
+    sys_root: Path, files: Iterable[tuple[str, Path]], deadline: Deadline, options: Mapping[str, str] = NO_OPTIONS
+) -> dict[str, str]:
     """insmod what of `files` can be loaded, pass by pass until nothing changes; what was said of those that cannot.
 
     Some modules of a driver serve hardware that is not there, and what a module needs it does not always say.
     """
     left, said = dict(files), dict[str, str]()
     while left:
-        loaded = [name for name, path in left.items() if _is_inserted(sys_root, path, said, deadline, name=name)]
+        loaded = [
+            name
+            for name, path in left.items()
+            if _is_inserted(sys_root / "module" / name, path, said, deadline, options.get(name, ""))
+        ]
         if not loaded:
             break
         left = {name: path for name, path in left.items() if name not in loaded}
     return {name: said.get(name, "") for name in left}
 
 
-def _is_inserted(sys_root: Path, path: Path, said: dict[str, str], deadline: Deadline, *, name: str) -> bool:
-    if _module(sys_root / "module" / name) is not None:
+def _is_inserted(folder: Path, path: Path, said: dict[str, str], deadline: Deadline, options: str) -> bool:
+    """Whether the module at `folder` of /sys is loaded, now at the latest; `said` is told what insmod said."""
+    if _module(folder) is not None:
         return True
-    result = run(["insmod", str(path)], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
-    said[name] = result.last_line
-    return result.status == 0 or _module(sys_root / "module" / name) is not None
+    argv = ["insmod", str(path), *([options] if options else [])]
+    result = run(argv, timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+    said[folder.name] = result.last_line
+    return result.status == 0 or _module(folder) is not None

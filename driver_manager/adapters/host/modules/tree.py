@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.modules.elf import exported_symbols, needed_symbols
+from driver_manager.adapters.host.modules.options import configured_options
 from driver_manager.adapters.process.run import run
 from driver_manager.domain.model import DriverSource, ModuleFile
 from driver_manager.domain.profile import LoadScope
@@ -38,6 +40,7 @@ class ModuleTrees:
         self._scope = scope
         self._proc = proc
         self._sys_root = sys_root
+        self._options: dict[str, str] | None = None
         self._facts: dict[str, dict[str, str]] = {}
         self._unread: dict[str, str] = {}
         self._lists: dict[str, tuple[str, ...]] = {}
@@ -60,7 +63,7 @@ class ModuleTrees:
             found.append(self._outline(name, path))
         if not in_depth:
             return DriverSource(root, tuple(found), real_root=self.files.real(root))
-        problem = self._why_no_list(root)
+        problem = self._why_no_list(root, found)
         if problem:
             return DriverSource(root, problem=problem, remedy="Run depmod when the driver tree is built.")
         paths = self._with_dependencies(root, {file.name: file.path for file in found})
@@ -79,7 +82,51 @@ class ModuleTrees:
             real_root=self.files.real(root),
             dependencies=tuple(inspected[len(found) :]),
             tree=self._in_order(root) if self._is_whole(root) else (),
+            refusal=self._why_refused(root, roots),
+            options={name: text for name, text in self.options().items() if name in paths},
         )
+
+    def options(self) -> dict[str, str]:
+        """Options that the host's modprobe.d sets, by module."""
+        if self._options is None:
+            self._options = configured_options(self.files)
+        return self._options
+
+    def one_by_one(self, root: str, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """Name and path of the modules to load file by file for `names`, each after what it needs, by the tree's list.
+
+        Empty where modprobe finds every file: it follows links from our own root, where one of the host's may lead
+        nowhere (weak-updates are links from one kernel's tree into another's, and absolute).
+        """
+        try:
+            lines = {_module_name(path): (path, needs) for path, needs in reversed(self._lines(root))}
+        except OSError:
+            return ()
+        order: dict[str, str] = {}
+        for name in names:
+            path, needs = lines.get(name, ("", ()))
+            # modules.dep(5): what comes last is needed by what comes before it.
+            for one in (*reversed(needs), *([path] if path else [])):
+                order.setdefault(_module_name(one), one)
+        return tuple(order.items()) if not all(map(self._is_seen_by_tools, order.values())) else ()
+
+    def _is_seen_by_tools(self, path: str) -> bool:
+        """Whether a tool that is given the path below our own root opens the file that it is on the host."""
+        try:
+            return (self.files.root / path.lstrip("/")).samefile(self.files.path(path))
+        except OSError:
+            return False
+
+    def _why_refused(self, root: str, names: Iterable[str]) -> str:
+        """Why modprobe, which is not to insert what it finds yet, would not load one of `names`; "" where it would."""
+        if self._is_whole(root) or not self._has_list(root) or self.one_by_one(root, names):
+            return ""
+        top = self.files.path(root)
+        said = (kmod.why_refused(top, self.kernel, name) for name in names)
+        return next((why for why in said if why), "")
+
+    def _has_list(self, root: str) -> bool:
+        return self.files.exists(f"{self._tree(root)}/modules.dep")
 
     def _is_whole(self, root: str) -> bool:
         """Whether every module of the tree is loaded: never all that a host has."""
@@ -114,12 +161,14 @@ class ModuleTrees:
                     queue.append(path)
         return found
 
-    def _why_no_list(self, root: str) -> str:
+    def _why_no_list(self, root: str, found: Iterable[ModuleFile]) -> str:
         """Why a tree without modules.dep cannot be loaded from, "" if it has one or can be given one."""
-        path = f"{self._tree(root)}/modules.dep"
-        if self.files.exists(path) or self._is_whole(root):
+        if self._has_list(root) or self._is_whole(root):
             return ""
-        why = self.files.why_not_writable(path)
+        why = self.files.why_not_writable(f"{self._tree(root)}/modules.dep")
+        lost = [file.path for file in found if not self._is_seen_by_tools(file.path)]
+        if lost and not why:
+            why = f"depmod would not find {lost[0]}: it is a link that leads nowhere in this container"
         return f"the driver tree {root} has no modules.dep, and {why}" if why else ""
 
     def _entries(self, root: str) -> tuple[str, ...]:
@@ -128,18 +177,29 @@ class ModuleTrees:
             self._lists[root] = tuple(self._listed(root))
         return self._lists[root]
 
+    def _lines(self, root: str) -> list[tuple[str, list[str]]]:
+        """Absolute host path of each module in the tree's list, and of those that it needs; empty without a list.
+
+        Raises OSError.
+        """
+        tree = self._tree(root)
+
+        def whole(entry: str) -> str:
+            return entry if entry.startswith("/") else f"{tree}/{entry}"
+
+        text = self.files.read(f"{tree}/modules.dep", MAX_LIST_BYTES) or ""
+        rows = (line.partition(":") for line in text.splitlines())
+        return [(whole(entry.strip()), [whole(need) for need in needs.split()]) for entry, _, needs in rows]
+
     def _listed(self, root: str) -> Iterator[str]:
         tree = self._tree(root)
         try:
-            text = self.files.read(f"{tree}/modules.dep", MAX_LIST_BYTES)
+            lines, has_list = self._lines(root), self._has_list(root)
         except OSError:
             return
-        if text is not None:
-            for line in text.splitlines():
-                entry = line.split(":", 1)[0].strip()
-                yield entry if entry.startswith("/") else f"{tree}/{entry}"
+        yield from (path for path, _ in lines)
         # The host's own tree always has its list; only a driver tree may come without, and is small.
-        elif root != HOST:
+        if not has_list and root != HOST:
             yield from self._found_below(tree)
             if self._is_whole(root) and not self.files.path(f"{root.rstrip('/')}/lib/modules").is_dir():
                 yield from self._found_below(root.rstrip("/"))
