@@ -223,7 +223,8 @@ def most_requests(cell: Cell) -> int:
     """How often the same verb and resource may be asked for in the whole of the disturbed run."""
     # A call and what settles it: taking, giving back, the service's look, the event.
     if cell.kind == "409" and (cell.asked.verb, cell.asked.resource) == ("patch", "nodes"):
-        return 2 * CHANGES_TRIED + 2
+        # At most two patches take the node; one gives it back without a look, then twice as often as is tried with one.
+        return 2 + 1 + 2 * CHANGES_TRIED
     if cell.asked.verb == "watch":  # opened again each second of two waits
         return 2 * int(cell.by.wait_s) + 10
     return 40

@@ -6,8 +6,11 @@ Owns what is looked at after a run. What has to be seen is `faultkinds`'.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import multiprocessing.util
+import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,10 +201,19 @@ _BENCH: list[Bench] = []
 
 
 def set_up(fault_setup: FaultSetup) -> None:
-    """Once in each process of a pool: it lives as long as the process."""
+    """Once in each process of a pool: it lives as long as the process, and that not longer than the pool's own."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), name="end-with-the-pool", daemon=True).start()
     stack = contextlib.ExitStack()
     multiprocessing.util.Finalize(None, stack.close, exitpriority=10)
     _BENCH.append(Bench(fault_setup, stack))
+
+
+def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
+    """A pool whose own process was killed ends nobody, and its workers would hold open what they inherited."""
+    parent.join()
+    os._exit(1)
 
 
 def judge(cell: Cell, record: Record) -> Verdict:

@@ -52,8 +52,6 @@ _FOLDER = {"os.remove": 1, "os.rmdir": 1, "os.mkdir": 2, "os.rename": 2, "os.lin
 
 _BY_DESCRIPTOR = ("os.chmod", "os.chown", "os.truncate", "os.utime", "os.setxattr", "os.removexattr")
 _NOWHERE = ("/dev/null",)
-_ENDED = ("Z", "X")
-"""States of a process that only waits to be collected; proc_pid_stat(5)."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +112,20 @@ def _changed(event: str, args: tuple[Any, ...], around: Surroundings) -> str:
 def _is_own_copy(pid: int) -> bool:
     """Whether the process is a fork of this one that became no other program, or has ended: it only reads for it."""
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-        # No words and not ended: it is just becoming another program.
-        return int(parent) == os.getpid() and (state in _ENDED or _words(str(pid)) == _words("self"))
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        words = _words(str(pid))
     except OSError:
         return False
+    return int(parent) == os.getpid() and (words == _words("self") if words else _has_no_program(pid))
+
+
+def _has_no_program(pid: int) -> bool:
+    """Whether the process is on its way out: one that just becomes another program has no words either, but that."""
+    try:
+        Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return True
+    return False
 
 
 def _words(process: str) -> bytes:

@@ -22,6 +22,9 @@ from tests.kernel.guest_fixtures import DEVICE, DriverRoots, modprobe
 pytestmark = pytest.mark.usefixtures("guest_kernel")
 
 BOUND_S = 225.0
+REACH_S = 5
+"""Within it the tool is past its shell and in the kernel, on a slow machine too: until then KILL reaches it."""
+
 PROFILE: Profile = builtin()["rebellions"]
 READY = Path(PROFILE.paths.ready_marker)
 HANGING = 'echo $$ >> "{folder}/starts"; exec cat {device}'
@@ -85,7 +88,7 @@ def tool(roots: DriverRoots, tmp_path: Path) -> Iterator[Tool]:
 
 def test_a_probe_that_kill_does_not_reach_is_left_alone_counted_and_never_doubled(tool: Tool, tmp_path: Path) -> None:
     textfile, log = tmp_path / "npu.prom", tmp_path / "run-0.err"
-    options = ("--host-root", "/", "--profile", "rebellions", "--interval", "200ms", "--timeout", "300ms")
+    options = ("--host-root", "/", "--profile", "rebellions", "--interval", "200ms", "--timeout", f"{REACH_S}s")
     env = {"PATH": os.environ["PATH"], "LOG_FORMAT": "text", "TERMINATION_LOG": "/absent"}
     watch = Forked(("health-watch", *options, "--metrics-textfile", str(textfile)), env, tmp_path)
 
@@ -95,7 +98,7 @@ def test_a_probe_that_kill_does_not_reach_is_left_alone_counted_and_never_double
     wait_until(lambda: "done: withdraw the ready marker" in said(), said)
     (pid,) = tool.starts
     assert state_of(pid) == "D"
-    assert "no end after 0.3 s" in said()
+    assert f"no end after {REACH_S} s" in said()
     assert f"(process {pid}) is stuck in the kernel" in said()
     assert "suspect(2) → wedged" in said()
     assert not READY.exists()

@@ -188,6 +188,7 @@ def first_claim_only(pod: Pod, claims: Any, *rest: Any) -> list[str]:
     return list(pod.claims)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [

@@ -263,6 +263,7 @@ def without(guard: object) -> tuple[object, ...]:
 TAKE_SLOT = Rebooter._take_slot
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "name", "mutant", "check"),
     [

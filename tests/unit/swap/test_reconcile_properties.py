@@ -301,6 +301,7 @@ def patch_without_precondition(self: node_steps.NodeSteps, step: TakeNode) -> No
 ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, planner._taken
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "name", "mutant", "check"),
     [
