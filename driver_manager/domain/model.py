@@ -254,6 +254,7 @@ class Host:
     """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below.
 
     `leaving` are modules of the driver that the kernel is taking out, with or without an end to it: not in `modules`.
+    `parameters` are those of its loaded modules, by `module.parameter`, where this run would load others instead.
     `reboot_wish` is what a reboot was last asked for, in this boot or an earlier one; None where nothing readable is.
     """
 
@@ -262,6 +263,7 @@ class Host:
     machine_id: str = ""
     modules: Mapping[str, Module] = field(default_factory=dict)
     leaving: tuple[str, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
     digest: str | None = None
     digest_problem: str = ""
     root_mounts: tuple[str, ...] = ()

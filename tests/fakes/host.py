@@ -268,6 +268,7 @@ class FakeHost:
                 machine_id=self.machine_id,
                 modules=self._modules(),
                 leaving=tuple(sorted(self.leaving)),
+                parameters=self.tunables.get(self.loaded.get(self.root, ""), {}) if loads else {},
                 digest=digest.strip() if digest is not None else None,
                 root_mounts=tuple(reversed(self.mounts)),
                 artifacts=tuple(sorted(self.files)),

@@ -9,6 +9,7 @@ from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.marker_file import read_marker
 from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.modules.options import loaded_parameters
 from driver_manager.adapters.host.modules.tree import HOST, ModuleTrees
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.roots import HostRoots, boot_id, kernel_fact, machine_id
@@ -50,6 +51,7 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
         machine_id=machine_id(roots),
         modules=modules,
         leaving=kmod.leaving_modules(roots.sys, profile.modules),
+        parameters=loaded_parameters(roots.sys, modules) if loads else {},
         digest=digest,
         digest_problem=digest_problem,
         root_mounts=_root_mounts(roots, files.real(paths.driver_root)),

@@ -12,7 +12,7 @@ from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_h
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.modules.options import loaded_parameters
+from driver_manager.adapters.host.modules.options import READ_S, loaded_parameters
 from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
 from driver_manager.adapters.host.pci import pci_devices
@@ -109,7 +109,7 @@ class LinuxHost:
 
     def parameters(self, deadline: Deadline) -> Mapping[str, str]:
         """See the port."""
-        return loaded_parameters(self._roots.sys, self.modules(), deadline)
+        return loaded_parameters(self._roots.sys, self.modules(), deadline.bound(READ_S))
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
         """See the port."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
 from typing import assert_never
 
 from driver_manager.core.swap.context import RunContext
@@ -58,7 +57,6 @@ class DriverSwap:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._free_by: Deadline | None = None
-        self._parameters: Mapping[str, str] = {}
 
     def do(self, step: AnyModuleStep) -> None:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
@@ -68,7 +66,6 @@ class DriverSwap:
             case WaitForDevice():
                 self._wait_for_device(step)
             case UnloadModules():
-                self._parameters = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S))
                 self._unload_all(self._context.situation.host.previous_source)
             case LoadModules():
                 self._load_modules(step)
@@ -196,7 +193,7 @@ class DriverSwap:
 
     def _tell_lost_parameters(self) -> None:
         """Say which parameters of the old driver the new one does not have: what was set by hand is not set again."""
-        before = self._parameters
+        before = self._context.situation.host.parameters
         now = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S)) if before else {}
         lost = [
             f"{name} was {value}, is {now[name]}" for name, value in before.items() if now.get(name, value) != value

@@ -165,7 +165,7 @@ def test_parameters_of_loaded_modules_are_read_one_line_each(tmp_path: Path) -> 
     put(tmp_path, "module/rebellions/parameters/long", "x" * 10_000)
     put(tmp_path, "module/other/parameters/depth", "7\n")
     (tmp_path / "module/rebellions/parameters/folder").mkdir()
-    found = loaded_parameters(tmp_path, ("rebellions", "rebellions_core", "gone"), soon())
+    found = loaded_parameters(tmp_path, ("rebellions", "rebellions_core", "gone"))
     long = found.pop("rebellions.long")
     assert found == {"rebellions.depth": "7", "rebellions.name": "a = b", "rebellions.empty": ""}
     assert long == "x" * 256
@@ -175,4 +175,4 @@ def test_a_parameter_that_never_answers_holds_nobody(tmp_path: Path) -> None:
     load(tmp_path, "rebellions")
     put(tmp_path, "module/rebellions/parameters/depth", "7\n")
     os.mkfifo(tmp_path / "module/rebellions/parameters/hangs")
-    assert loaded_parameters(tmp_path, ("rebellions",), soon(0.3)) == {}
+    assert loaded_parameters(tmp_path, ("rebellions",), 0.3) == {}

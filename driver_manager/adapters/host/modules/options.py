@@ -13,7 +13,6 @@ from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.process.forked import lines_within
-from driver_manager.domain.deadline import Deadline
 
 FOLDERS = (
     "/etc/modprobe.d",
@@ -68,19 +67,19 @@ def as_config(options: Mapping[str, str]) -> bytes:
     return "".join(f"options {name} {text}\n" for name, text in options.items()).encode(errors="replace")
 
 
-def loaded_parameters(sys_root: Path, names: Iterable[str], deadline: Deadline) -> dict[str, str]:
+def loaded_parameters(sys_root: Path, names: Iterable[str], timeout_s: float = READ_S) -> dict[str, str]:
     """Value of each parameter of the loaded modules `names` that can be read, as `module.parameter`.
 
-    Each is asked of the driver itself, which may not answer: nothing then.
+    Each is asked of the driver itself, which may not answer: nothing then, after `timeout_s` seconds.
     """
-    folders = [sys_root / "module" / name / "parameters" for name in names]
-    found = lines_within(deadline.bound(READ_S), lambda: _parameters(folders))
+    folders = [folder for name in names if (folder := sys_root / "module" / name / "parameters").is_dir()]
+    found = lines_within(timeout_s, lambda: _parameters(folders)) if folders else None
     return dict(line.split("=", 1) for line in found or ())
 
 
 def _parameters(folders: Iterable[Path]) -> Iterator[str]:
     for folder in folders:
-        for parameter in sorted(os.listdir(folder)) if folder.is_dir() else ():  # noqa: PTH208  # plain names
+        for parameter in sorted(os.listdir(folder)):  # noqa: PTH208  # plain names
             with contextlib.suppress(OSError):
                 value = (folder / parameter).read_text(errors="replace").strip()[:VALUE_CHARS]
                 if "\n" not in value:
