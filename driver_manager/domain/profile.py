@@ -25,6 +25,13 @@ class LoadScope(Enum):
     TREE = "tree"
 
 
+class NodeMaker(Enum):
+    """Who makes the device nodes: the module when it finds a device, or a program of user space, whenever it is run."""
+
+    MODULE = "module"
+    USER_SPACE = "user-space"
+
+
 _VITAL = (
     "/bin",
     "/boot",
@@ -127,7 +134,7 @@ class Modules:
 
 @dataclass(frozen=True)
 class HostPaths:
-    """Absolute paths on the host."""
+    """Absolute paths on the host, and who makes those of the devices."""
 
     driver_root: str
     state_file: str
@@ -135,6 +142,7 @@ class HostPaths:
     ready_marker: str = ""
     artifacts: tuple[str, ...] = ()
     device_nodes: tuple[str, ...] = ()
+    device_nodes_made_by: NodeMaker = NodeMaker.MODULE
     reboot_marker: str = ""
     rebooter_record: str = ""
     reboot_evidence: str = ""
@@ -231,6 +239,11 @@ class Profile:
     probe: Probe | None = field(default=None)
     commands: VendorCommands = field(default_factory=VendorCommands)
 
+    @property
+    def expected_nodes(self) -> tuple[str, ...]:
+        """Patterns of device nodes of which one is there once the module serves a device, whoever else runs."""
+        return self.paths.device_nodes if self.paths.device_nodes_made_by is NodeMaker.MODULE else ()
+
 
 def encode(profile: Profile) -> str:
     """The profile as JSON, for another process of this version."""
@@ -247,7 +260,9 @@ def decode(text: str) -> Profile:
             "strategy": Strategy(body["strategy"]),
             "keys": NodeKeys(**body["keys"]),
             "modules": Modules(**{**body["modules"], "load": LoadScope(body["modules"]["load"])}),
-            "paths": HostPaths(**body["paths"]),
+            "paths": HostPaths(
+                **{**body["paths"], "device_nodes_made_by": NodeMaker(body["paths"]["device_nodes_made_by"])}
+            ),
             "deploy": DeployLabels(**body["deploy"]),
             "probe": None if probe is None else Probe(**probe),
             "commands": VendorCommands(**body["commands"]),

@@ -131,7 +131,7 @@ def _check(profile: Profile, where: str) -> None:
         raise _bad(where, "probe.parser", profile.probe.parser, f"one of {', '.join(sorted(PARSERS))}")
     for field in dataclasses.fields(profile.paths):
         value = getattr(profile.paths, field.name)
-        for path in (value,) if isinstance(value, str) else value:
+        for path in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
             if path and (not path.startswith("/") or ".." in path.split("/")):
                 raise _bad(where, f"paths.{field.name}", path, "an absolute path without ..")
 

@@ -58,6 +58,7 @@ MEANINGS = {
     "paths.ready_marker": "file by which operands are told that the driver is ready",
     "paths.artifacts": "files of an installed driver that are removed with it",
     "paths.device_nodes": "patterns of the device nodes below `/dev`",
+    "paths.device_nodes_made_by": "`module`: its load does, and one is waited for; `user-space`: a tool or udev, later",
     "paths.reboot_marker": "file that asks for a reboot; on a disk that outlives it",
     "paths.rebooter_record": "what the rebooter remembers over a reboot",
     "paths.reboot_evidence": "folder for what was seen before a reboot",

@@ -107,6 +107,14 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         ("unit/swap/test_executor_modules.py::test_parameters_that_the_new_driver_does_not_have_are_told",),
     ),
     Mutant(
+        "nodes-of-user-space-waited-for",
+        "device nodes that only user space makes are not waited for",
+        "domain/profile.py",
+        "        return self.paths.device_nodes if self.paths.device_nodes_made_by is NodeMaker.MODULE else ()",
+        "        return self.paths.device_nodes",
+        ("unit/adapters/test_host_system.py::test_nodes_that_user_space_makes_are_not_waited_for",),
+    ),
+    Mutant(
         "stuck-driver-given-back",
         "a node whose driver is stuck while unloading stays paused",
         "core/swap/settling.py",

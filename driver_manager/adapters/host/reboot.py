@@ -65,7 +65,7 @@ class HostRebooter(RebootFiles):
         profile, roots = self._profile, self._roots
         if not has_root(kmod.driver_modules(roots.sys, profile.modules), profile.modules):
             return f"the {profile.name} driver is not loaded"
-        patterns = profile.paths.device_nodes
+        patterns = profile.expected_nodes
         nodes = (node for pattern in patterns for node in roots.dev.glob(pattern.removeprefix("/dev/")))
         if patterns and pci_devices(roots, profile) and next(nodes, None) is None:
             return "the driver has made no device node yet"

@@ -113,7 +113,7 @@ class LinuxHost:
 
     def await_device_nodes(self, deadline: Deadline) -> bool:
         """See the port."""
-        if not self._profile.paths.device_nodes or not pci_devices(self._roots, self._profile):
+        if not self._profile.expected_nodes or not pci_devices(self._roots, self._profile):
             return True
         events = None
         while not self._device_nodes():
@@ -245,7 +245,7 @@ class LinuxHost:
                 continue
 
     def _device_nodes(self) -> list[Path]:
-        patterns = self._profile.paths.device_nodes
+        patterns = self._profile.expected_nodes
         return [node for pattern in patterns for node in self._roots.dev.glob(pattern.removeprefix("/dev/"))]
 
     def _times_mounted(self, mount_point: str) -> int:

@@ -24,6 +24,7 @@ from tests.kernel.guest_command import (
     JOURNAL,
     PREFIX,
     STATE,
+    VIRTIO_PCI_VENDOR,
     Command,
     assert_given_back,
     boot_id,
@@ -233,6 +234,29 @@ def test_a_driver_that_hangs_on_its_way_out_is_held_until_it_is_out(
     assert done.code == 0
     assert module_fact("rebellions", "version") == "2.0.1"
     assert_given_back(command)
+
+
+def test_a_driver_whose_nodes_user_space_makes_is_verified_without_them(
+    command: Command, roots: DriverRoots, tmp_path: Path
+) -> None:
+    """The shipped profile of NVIDIA, but for the names of module and devices: nothing here makes /dev/nvidia0."""
+    text = Path("driver_manager/profiles/nvidia.toml").read_text()
+    for old, new in (
+        ('pci_vendor = "10de"', f'pci_vendor = "{VIRTIO_PCI_VENDOR}"'),
+        ('pci_classes = ["0300", "0302"]', "pci_classes = []"),
+        ('roots = ["nvidia"]', 'roots = ["rebellions"]'),
+        ("own = [\n", 'own = [\n    "rebellions_core",\n'),
+        ("/run/nvidia/", "/run/rbln/"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "nvidia.toml").write_text(text)
+    done = command.reconcile(roots["v2"], PROFILE_FILE=str(tmp_path / "nvidia.toml"), DRIVER_PROFILE="nvidia")
+    assert done.code == 0
+    assert not list(Path("/dev").glob("nvidia*"))
+    assert module_fact("rebellions", "version") == "2.0.1"
+    assert Path("/run/rbln/nvidia-driver.state").read_text() == "new-digest\n"
+    assert "nvidia.com/gpu-driver-manager.journal" not in command.node.annotations()
 
 
 def test_stale_mounts_at_the_driver_root_are_all_unmounted(command: Command, roots: DriverRoots) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from driver_manager.adapters.process.run import NOT_FOUND, Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleFailed, ModuleStuck
 from driver_manager.domain.model import DriverSource, Health, ModuleFile
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import NodeMaker, Profile
 from driver_manager.domain.tool_status import TIMED_OUT
-from tests.fakes.builders import ASCEND, PROFILE, source
+from tests.fakes.builders import ASCEND, PROFILE, PROFILES, source
 from tests.fakes.clock import FakeClock
 from tests.fakes.deadlines import soon
 from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
@@ -194,6 +195,15 @@ def test_device_nodes_are_awaited_only_where_there_is_a_device(machine: Machine)
     assert not machine.system().await_device_nodes(Deadline.after(5.0, machine.clock.monotonic))
     assert machine.clock.now == pytest.approx(1_005.0)
     assert set(machine.clock.slept) == {NODE_POLL_S}
+
+
+def test_nodes_that_user_space_makes_are_not_waited_for(machine: Machine) -> None:
+    machine.pci("0000:01:00.0", "0x10de", "0x030200")
+    assert machine.system(PROFILES["nvidia"]).await_device_nodes(Deadline.after(5.0, machine.clock.monotonic))
+    assert machine.clock.slept == []
+    paths = replace(PROFILES["nvidia"].paths, device_nodes_made_by=NodeMaker.MODULE)
+    by_its_module = replace(PROFILES["nvidia"], paths=paths)
+    assert not machine.system(by_its_module).await_device_nodes(Deadline.after(5.0, machine.clock.monotonic))
 
 
 def test_a_device_node_ends_the_wait(machine: Machine) -> None:

@@ -19,6 +19,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
+from driver_manager.domain.profile import NodeMaker
 from driver_manager.domain.reboot.record import Attempt, RebootAnswer, Record, RecordUnreadable
 from driver_manager.sandbox.host_tree import HostTree
 from tests.fakes.builders import ASCEND
@@ -150,9 +151,11 @@ def test_the_driver_is_ready_once_it_is_loaded_and_has_made_its_device(tree: Hos
     tree.load(ROOT)
     (tree.root / "dev/davinci0").unlink(missing_ok=True)
     assert "no device node" in host(tree).why_not_ready()
+    roots = HostRoots(tree.root, tree.root / "proc", tree.root / "sys", tree.root / "dev")
+    by_a_tool = replace(ASCEND, paths=replace(PATHS, device_nodes_made_by=NodeMaker.USER_SPACE))
+    assert HostRebooter(roots, by_a_tool, FakeClock(), ()).why_not_ready() == "", "nobody may have run it yet"
     put(tree, "/dev/davinci0", "")
     assert host(tree).why_not_ready() == ""
-    roots = HostRoots(tree.root, tree.root / "proc", tree.root / "sys", tree.root / "dev")
     marked = replace(ASCEND, paths=replace(PATHS, ready_marker="/run/ready"))
     assert "ready marker /run/ready" in HostRebooter(roots, marked, FakeClock(), ()).why_not_ready()
 

@@ -11,7 +11,7 @@ import pytest
 
 from driver_manager import profiles
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.profile import Profile, Strategy, is_safe_root
+from driver_manager.domain.profile import NodeMaker, Profile, Strategy, decode, encode, is_safe_root
 from tests.fakes.builders import PROFILES
 
 GOOD = """
@@ -95,6 +95,11 @@ def test_a_small_profile_is_enough() -> None:
         ("[paths]", '[paths]\ndevice_nodes = ["/dev/"]', "paths.device_nodes is '/dev/'"),
         ("[paths]", '[paths]\ndevice_nodes = ["/opt/x*"]', "paths.device_nodes is '/opt/x*'"),
         ("[paths]", '[paths]\ndevice_nodes = ["/dev/**x"]', "paths.device_nodes is '/dev/**x'"),
+        (
+            "[paths]",
+            '[paths]\ndevice_nodes_made_by = "udev"',
+            "paths.device_nodes_made_by is 'udev', expected one of module, user-space",
+        ),
         ("[modules]", '[modules]\nown = ["*"]', "modules is '*'"),
         ("[keys]", 'host_services = ["/etc"]\n[keys]', "host_services is '/etc'"),
         ('name = "own"', 'name = "o wn"', "name is 'o wn', expected letters, digits, dots and dashes"),
@@ -108,6 +113,18 @@ def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, 
     assert "own.toml" in caught.value.what
     assert said in caught.value.what
     assert caught.value.remedy
+
+
+def test_a_profile_says_who_makes_the_device_nodes_and_the_module_does_unless_it_says_so() -> None:
+    nodes = '[paths]\ndevice_nodes = ["/dev/own[0-9]*"]\n'
+    by_module = profiles.parse(GOOD.replace("[paths]", nodes), "own.toml")
+    assert by_module.paths.device_nodes_made_by is NodeMaker.MODULE
+    assert by_module.expected_nodes == ("/dev/own[0-9]*",)
+    later = profiles.parse(GOOD.replace("[paths]", f'{nodes}device_nodes_made_by = "user-space"'), "own.toml")
+    assert (later.paths.device_nodes, later.expected_nodes) == (("/dev/own[0-9]*",), ())
+    assert {name for name, one in profiles.builtin().items() if not one.expected_nodes} == {"nvidia"}
+    for one in (by_module, later, *profiles.builtin().values()):
+        assert decode(encode(one)) == one
 
 
 def test_a_marker_is_enough_where_somebody_else_reboots() -> None:
