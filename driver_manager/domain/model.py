@@ -215,6 +215,19 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class MissingFirmware:
+    """Firmware that `module` names and that is in none of `searched`, the folders in which this kernel looks.
+
+    `kept_in` is the folder of the driver root that has some of it, "" where it has none.
+    """
+
+    module: str
+    names: tuple[str, ...]
+    searched: tuple[str, ...] = ()
+    kept_in: str = ""
+
+
+@dataclass(frozen=True)
 class DriverSource:
     """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable.
 
@@ -233,6 +246,7 @@ class DriverSource:
     tree: tuple[tuple[str, str], ...] = ()
     refusal: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    missing_firmware: tuple[MissingFirmware, ...] = ()
 
     @property
     def version(self) -> str:

@@ -115,6 +115,14 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         ("unit/adapters/test_host_system.py::test_nodes_that_user_space_makes_are_not_waited_for",),
     ),
     Mutant(
+        "firmware-looked-for-in-the-driver-root",
+        "firmware that only the driver root has is told, because the kernel does not look there",
+        "adapters/host/modules/tree.py",
+        "        folders = firmware.search_path(self._sys_root, self.kernel)",
+        '        folders = (f"{root}/lib/firmware", *firmware.search_path(self._sys_root, self.kernel))',
+        ("unit/adapters/test_firmware.py::test_firmware_of_the_driver_root_is_not_found_by_the_kernel",),
+    ),
+    Mutant(
         "stuck-driver-given-back",
         "a node whose driver is stuck while unloading stays paused",
         "core/swap/settling.py",

@@ -12,7 +12,7 @@ from driver_manager.domain.model import Loader
 from driver_manager.domain.modules import beside
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.plan import AnyStep
-from driver_manager.domain.swap.preflight import problems, remedies
+from driver_manager.domain.swap.preflight import firmware_notes, problems, remedies
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
 
@@ -29,6 +29,12 @@ def loading(now: Situation) -> list[AnyStep]:
         LoadModules(source, previous, _digest_to_go_back_to(now), _further_modules(now)),
         *([RecordDigest(paths.state_file, digest, paths.load_record, source)] if digest else []),
     ]
+
+
+def notes(now: Situation) -> tuple[str, ...]:
+    """What is worth a warning before the wanted driver is loaded; nothing where its container does."""
+    source = now.host.source
+    return () if now.policy.loader is Loader.CONTAINER or source is None else firmware_notes(source)
 
 
 def _old_driver(now: Situation) -> OldDriver | None:

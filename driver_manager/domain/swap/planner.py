@@ -23,7 +23,7 @@ from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.reboot.state import is_granted
 from driver_manager.domain.swap.driver_state import is_host_driver, is_loaded, why_replace
 from driver_manager.domain.swap.eviction_plan import clearing, is_managed, safe_load, stale_safe_load
-from driver_manager.domain.swap.loading import check, loading
+from driver_manager.domain.swap.loading import check, loading, notes
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.reboot_rows import plan_reboot_driver, withdraw_request
@@ -153,7 +153,7 @@ def _first_install(now: Situation) -> Plan:
     loads = now.policy.loader is Loader.MANAGER
     reason = "the driver is not loaded: " + ("load it" if loads else "its container loads it, the way is made clear")
     users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "no driver is loaded, so nothing is unloaded")
-    return Plan(Decision.NOT_LOADED, reason, tuple(steps), workloads=users)
+    return Plan(Decision.NOT_LOADED, reason, tuple(steps), notes(now), users)
 
 
 def _keep(now: Situation) -> Plan:
@@ -203,7 +203,7 @@ def _replace(now: Situation, why: str) -> Plan:
         *loading(now),
         *_release(now, taken),
     ]
-    warnings = [*cleared.warnings, *unread_claims(node_pods(now.obs))]
+    warnings = [*cleared.warnings, *unread_claims(node_pods(now.obs)), *notes(now)]
     if now.policy.loader is Loader.CONTAINER and now.obs.own_pod is None:
         warnings.append(
             "run by hand with DRIVER_LOAD=container: nothing loads the driver until the driver pod is restarted"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from driver_manager.domain.model import DriverSource, Host, Loader, ModuleFile, Policy
+from driver_manager.domain.listing import several
+from driver_manager.domain.model import DriverSource, Host, Loader, MissingFirmware, ModuleFile, Policy
 from driver_manager.domain.modules import is_own
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.situation import Situation
@@ -40,6 +41,12 @@ def checks(now: Situation) -> tuple[Check, ...]:
         # Where the container loads, we write no file, but what an earlier one left has to go.
         *((_state(now.host),) if now.policy.loader is Loader.MANAGER or now.host.artifacts else ()),
     )
+
+
+def firmware_notes(source: DriverSource) -> tuple[str, ...]:
+    """What is said before `source` is loaded of firmware that the kernel would not find."""
+    found = map(_firmware, source.missing_firmware)
+    return tuple(f"{check.what}. {check.remedy}" for check in found)
 
 
 def problems(now: Situation) -> tuple[Check, ...]:
@@ -105,7 +112,20 @@ def _driver(now: Situation) -> tuple[Check, ...]:
     if source.problem:
         return (Check("driver", False, source.problem, source.remedy),)
     files = (check for file in (*source.modules, *source.dependencies) for check in _file(file, now.host, source))
-    return (*files, _modprobe(source), *_options(source))
+    return (*files, _modprobe(source), *_options(source), *map(_firmware, source.missing_firmware))
+
+
+def _firmware(missing: MissingFirmware) -> Check:
+    """Not known, rather than a refusal: MODULE_FIRMWARE names what a module may ask for (include/linux/module.h,
+    "Optional firmware file (or files) needed by the module"), of all devices that it serves, and some are not here.
+    """
+    searched = ", ".join(missing.searched)
+    what = f"{missing.module} names firmware that this kernel would not find: {several(missing.names)}. It looks in "
+    what += f"{searched}; a module may name more than this machine's devices need"
+    here, remedy = missing.kept_in, "install its firmware on the host"
+    if here:
+        remedy = f"copy the firmware from {here} to /lib/firmware on the host, or set firmware_class.path to {here}"
+    return Check(f"firmware of {missing.module}", None, what, f"If the driver does not load: {remedy}.")
 
 
 def _modprobe(source: DriverSource) -> Check:

@@ -11,7 +11,7 @@ from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.snapshot import is_foreign
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.driver_state import is_loaded, why_replace
-from driver_manager.domain.swap.loading import check, loading
+from driver_manager.domain.swap.loading import check, loading, notes
 from driver_manager.domain.swap.node_patches import found_journal, give_back, take
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.situation import Situation
@@ -37,7 +37,8 @@ def plan_reboot_driver(now: Situation) -> Plan:
         if is_half_loaded:
             reason = "an earlier run was interrupted while it loaded the driver: load the rest"
         check(now)
-        return Plan(Decision.NOT_LOADED, reason, _loaded_by_us(now, (*clear, *_forget_other_wish(now), *loading(now))))
+        work = (*clear, *_forget_other_wish(now), *loading(now))
+        return Plan(Decision.NOT_LOADED, reason, _loaded_by_us(now, work), notes(now))
     why, back = why_replace(now), give_back(found_journal(now.obs, now.profile))
     current = f"digest {now.obs.digest[:12]}, loaded since this boot"
     if not why:

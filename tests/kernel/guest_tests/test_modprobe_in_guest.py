@@ -132,6 +132,51 @@ def test_an_install_line_that_would_run_instead_of_loading_is_found_before_anyth
     assert module_fact("rebellions", "version") == "1.2.92"
 
 
+NAMED = "rebellions/rbln.bin"
+CUSTOM_PATH = Path("/sys/module/firmware_class/parameters/path")
+
+
+@pytest.fixture
+def with_firmware(roots: DriverRoots, tmp_path: Path) -> Iterator[Path]:
+    """A driver root that brings the firmware that its module asks for; the kernel is told of no folder in the end."""
+    root = tmp_path / "needs-firmware"
+    shutil.copytree(roots["needs-firmware"], root)
+    (root / "lib/firmware/rebellions").mkdir(parents=True)
+    (root / "lib/firmware" / NAMED).write_text("firmware")
+    yield root
+    CUSTOM_PATH.write_text("\n")
+
+
+def test_the_kernel_does_not_look_for_firmware_in_the_driver_root_and_that_is_said_before(
+    command: Command, roots: DriverRoots, with_firmware: Path
+) -> None:
+    old_driver(roots)
+    checked = command.run("preflight", "-o", "json", DRIVER_ROOT=str(with_firmware))
+    assert checked.code == 0, "what a module names need not all be there"
+    (check,) = [check for check in json.loads(checked.out) if check["name"] == "firmware of rebellions"]
+    assert check["ok"] is None
+    assert NAMED in check["what"]
+    assert "rebellions/of-a-card-that-is-not-here.bin" in check["what"]
+    assert f"{with_firmware}/lib/firmware" in check["remedy"]
+    failed = command.reconcile(with_firmware)
+    assert failed.code == 5
+    assert "No such file or directory" in failed.err
+    assert "the old driver 1.2.92 is loaded again" in failed.err
+    assert failed.err.index("names firmware that this kernel would not find") < failed.err.index("take the node")
+
+
+def test_firmware_where_the_kernel_is_told_to_look_is_found(
+    command: Command, roots: DriverRoots, with_firmware: Path
+) -> None:
+    old_driver(roots)
+    CUSTOM_PATH.write_text(f"{with_firmware}/lib/firmware")
+    done = command.reconcile(with_firmware)
+    assert done.code == 0
+    assert f"find: {NAMED}" not in done.err
+    assert "find: rebellions/of-a-card-that-is-not-here.bin. It looks in" in done.err
+    assert module_fact("rebellions", "version") == "2.0.1"
+
+
 def test_a_list_without_its_index_is_found_before_anything_changes(
     command: Command, roots: DriverRoots, mounted: MountedHost
 ) -> None:

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Stand-in accelerator driver: a misc device that can be opened and mapped, so that a process can hold the module.
- * FAIL_INIT makes the init function fail with -EIO; NEED_ABSENT makes the module need a symbol that nobody exports.
+ * FAIL_INIT makes the init function fail with -EIO; NEED_ABSENT makes the module need a symbol that nobody exports;
+ * NEED_FIRMWARE makes the init function ask for a file, and name another that it does not ask for.
  */
 #include <linux/delay.h>
+#include <linux/firmware.h>
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
@@ -70,6 +72,27 @@ static struct miscdevice rebellions_device = {
 	.mode = 0666,
 };
 
+#ifdef NEED_FIRMWARE
+#define FIRMWARE "rebellions/rbln.bin"
+MODULE_FIRMWARE(FIRMWARE);
+MODULE_FIRMWARE("rebellions/of-a-card-that-is-not-here.bin");
+
+static int load_firmware(void)
+{
+	const struct firmware *found;
+	int error = request_firmware_direct(&found, FIRMWARE, rebellions_device.this_device);
+
+	if (!error)
+		release_firmware(found);
+	return error;
+}
+#else
+static int load_firmware(void)
+{
+	return 0;
+}
+#endif
+
 static int __init rebellions_init(void)
 {
 	int error;
@@ -86,7 +109,13 @@ static int __init rebellions_init(void)
 	rebellions_device.name = rebellions_core_name();
 	error = misc_register(&rebellions_device);
 	if (error)
-		vfree(device_memory);
+		goto free_memory;
+	error = load_firmware();
+	if (!error)
+		return 0;
+	misc_deregister(&rebellions_device);
+free_memory:
+	vfree(device_memory);
 	return error;
 }
 

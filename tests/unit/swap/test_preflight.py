@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from driver_manager.cli.preflight import _text
 from driver_manager.domain import selectors
-from driver_manager.domain.model import DriverSource, EvictionRules, Loader, Module, ModuleFile, Policy
+from driver_manager.domain.model import (
+    DriverSource,
+    EvictionRules,
+    Loader,
+    MissingFirmware,
+    Module,
+    ModuleFile,
+    Policy,
+)
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.swap.plan import PlanAgain
+from driver_manager.domain.swap.plan import Decision, PlanAgain
+from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import Check, access, checks, problems, remedies, rights, rights_to_replace
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import Step
-from driver_manager.domain.swap.steps.modules import RecordDigest, WaitForDevice
+from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, WaitForDevice
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
 from tests.fakes.builders import ASCEND, PROFILE, host, journal, observation, source
+from tests.fakes.plans import ASCEND_LOADED
 
 MANAGER = Policy(loader=Loader.MANAGER)
 
@@ -140,6 +151,38 @@ def test_what_modprobe_refuses_stops_the_run_and_kept_options_are_told() -> None
     (told,) = [check for check in checks(now) if check.name == "module options"]
     assert (told.ok, "rebellions depth=7" in told.what) == (True, True)
     assert problems(Situation.of(observation(host=facts), PROFILE, Policy())) == (), "the container loads by itself"
+
+
+LOST = MissingFirmware("rebellions", ("a.bin", "b.bin"), ("/lib/firmware",), "/opt/new/lib/firmware")
+
+
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [
+        (LOST, "copy the firmware from /opt/new/lib/firmware to /lib/firmware"),
+        (replace(LOST, kept_in=""), "install its firmware on the host"),
+    ],
+)
+def test_firmware_that_the_kernel_would_not_find_is_told_and_stops_nothing(
+    missing: MissingFirmware, remedy: str
+) -> None:
+    now = Situation.of(observation(host=host(source=source(missing_firmware=(missing,)))), PROFILE, MANAGER)
+    assert problems(now) == (), "a module may name more than this machine needs"
+    (check,) = [check for check in checks(now) if check.name == "firmware of rebellions"]
+    assert (check.ok, "a.bin, b.bin" in check.what, "/lib/firmware" in check.what) == (None, True, True)
+    assert remedy in check.remedy
+
+
+@pytest.mark.parametrize("policy", [MANAGER, Policy()])
+@pytest.mark.parametrize("profile", [PROFILE, ASCEND], ids=["in-place", "reboot"])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_plan_that_loads_warns_of_missing_firmware(policy: Policy, profile: Profile, loaded: bool) -> None:
+    there: dict[str, Any] = dict(ASCEND_LOADED) if profile is ASCEND else {}
+    facts = host(source=source(missing_firmware=(LOST,)), **(there if loaded else {"modules": {}, "digest": None}))
+    found = plan(Situation.of(observation(host=facts), profile, policy))
+    warned = any("firmware that this kernel would not find" in warning for warning in found.warnings)
+    assert warned is any(isinstance(step, LoadModules) for step in found.steps)
+    assert warned is (policy is MANAGER and found.decision is not Decision.REBOOT)
 
 
 @pytest.mark.parametrize(

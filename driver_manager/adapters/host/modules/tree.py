@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.modules import firmware, kmod
 from driver_manager.adapters.host.modules.elf import exported_symbols, needed_symbols
 from driver_manager.adapters.host.modules.options import configured_options
 from driver_manager.adapters.process.run import run
-from driver_manager.domain.model import DriverSource, ModuleFile
+from driver_manager.domain.model import DriverSource, MissingFirmware, ModuleFile
 from driver_manager.domain.profile import LoadScope
 
 HOST = "/"
@@ -42,6 +42,7 @@ class ModuleTrees:
         self._sys_root = sys_root
         self._options: dict[str, str] | None = None
         self._facts: dict[str, dict[str, str]] = {}
+        self._firmware: dict[str, list[str]] = {}
         self._unread: dict[str, str] = {}
         self._lists: dict[str, tuple[str, ...]] = {}
         self._paths: dict[str, dict[str, str]] = {}
@@ -84,7 +85,19 @@ class ModuleTrees:
             tree=self._in_order(root) if self._is_whole(root) else (),
             refusal=self._why_refused(root, roots),
             options={name: text for name, text in self.options().items() if name in paths},
+            missing_firmware=self._missing_firmware(root, paths),
         )
+
+    def _missing_firmware(self, root: str, paths: dict[str, str]) -> tuple[MissingFirmware, ...]:
+        """What the modules at `paths` name and the kernel would not find."""
+        folders = firmware.search_path(self._sys_root, self.kernel)
+        own = f"{root.rstrip('/')}/{firmware.OF_A_ROOT}"
+        found = []
+        for name, path in paths.items():
+            lost = tuple(one for one in self._firmware[path] if not firmware.is_there(self.files, folders, one))
+            is_kept = any(firmware.is_there(self.files, (own,), one) for one in lost)
+            found += [MissingFirmware(name, lost, folders, own if is_kept else "")] if lost else []
+        return tuple(found)
 
     def options(self) -> dict[str, str]:
         """Options that the host's modprobe.d sets, by module."""
@@ -247,7 +260,7 @@ class ModuleTrees:
         """Fields of a module file, first occurrence each; empty where modinfo fails, and `_unread` says why."""
         if path in self._facts:
             return self._facts[path]
-        facts = self._facts.setdefault(path, {})
+        facts, self._firmware[path] = self._facts.setdefault(path, {}), []
         result = run(["modinfo", str(self.files.path(path))])
         if result.status:
             self._unread[path] = f"modinfo failed: {result.last_line}"
@@ -256,6 +269,8 @@ class ModuleTrees:
             key, separator, value = line.partition(":")
             if separator:
                 facts.setdefault(key.strip(), value.strip())
+            if key == "firmware":
+                self._firmware[path].append(value.strip())
         return facts
 
     def _outline(self, name: str, path: str) -> ModuleFile:
