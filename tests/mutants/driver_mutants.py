@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 STUCK = "unit/swap/test_reconcile_stuck.py::"
 LOAD_AT_BOOT = "unit/swap/test_load_at_boot.py::"
+REBOOT_HOST = "unit/adapters/test_reboot_host.py::"
 PLANNER_REBOOT = "unit/swap/test_planner_reboot.py::"
 TREE = "unit/adapters/test_module_tree.py::"
 WISHES = "unit/swap/test_reboot_wishes.py::"
@@ -121,6 +122,14 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "        folders = firmware.search_path(self._sys_root, self.kernel)",
         '        folders = (f"{root}/lib/firmware", *firmware.search_path(self._sys_root, self.kernel))',
         ("unit/adapters/test_firmware.py::test_firmware_of_the_driver_root_is_not_found_by_the_kernel",),
+    ),
+    Mutant(
+        "reboot-command-that-the-host-lacks",
+        "no reboot is granted that the host has no program for",
+        "adapters/host/reboot.py",
+        '        return "" if self._has_program() else self._no_program()',
+        '        return ""',
+        (REBOOT_HOST + "test_a_host_without_the_program_is_named_before_a_reboot_is_granted",),
     ),
     Mutant(
         "stuck-driver-given-back",

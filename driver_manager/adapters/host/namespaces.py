@@ -41,6 +41,22 @@ def in_host_mounts(proc: Path) -> list[str]:
     return _entering(proc, MOUNTS)
 
 
+def mount_namespace(proc: Path) -> Path | None:
+    """The host's mounts, None where they are ours. Raises ModuleFailed as `in_host_mounts`."""
+    return None if _is_ours(proc, "mnt") else proc / "1/ns/mnt"
+
+
+def is_of_a_kernel(proc: Path) -> bool:
+    """Whether this /proc is a kernel's; that of a sandbox is a folder of files, and so are its mounts."""
+    try:
+        os.lstat(proc / "1/ns/mnt")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def in_host(proc: Path) -> list[str]:
     """The same for all namespaces of the host's first process. Raises ModuleFailed."""
     return _entering(proc, ALL)

@@ -12,7 +12,7 @@ from driver_manager.adapters.host.holders import Looks, find_holders
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
-from driver_manager.adapters.host.namespaces import in_host
+from driver_manager.adapters.host.namespaces import host_path, in_host
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.reboot_files import RebootFiles
 from driver_manager.adapters.host.roots import HostRoots, machine_id
@@ -111,20 +111,36 @@ class HostRebooter(RebootFiles):
             words = in_host(self._roots.proc)
         except ModuleFailed as error:
             return f"{error.what} ({error.remedy})"
-        # Whether the host has this program does not matter: nsenter fails before it looks for one.
-        result = run([*words, "true"], timeout_s=WAY_IN_S) if words else None
-        if result is None or not result.status or FOUND_NO_PROGRAM in result.err:
+        if not words:
             return ""
-        return f"the host's namespaces cannot be entered: {result.last_line} (the pod needs hostPID and privileged)"
+        # Whether the host has this program does not matter: nsenter fails before it looks for one.
+        result = run([*words, "true"], timeout_s=WAY_IN_S)
+        if result.status and FOUND_NO_PROGRAM not in result.err:
+            return f"the host's namespaces cannot be entered: {result.last_line} (the pod needs hostPID and privileged)"
+        return "" if self._has_program() else self._no_program()
+
+    def _has_program(self) -> bool:
+        """Whether the host has the program of the reboot command, as far as can be seen; some hosts have no systemd."""
+        name = self._command[0]
+        folders = [""] if "/" in name else [f"{folder}/" for folder in host_path()["PATH"].split(os.pathsep)]
+        try:
+            return any(self._files.exists(f"{folder}{name}") for folder in folders)
+        except OSError:
+            return True
+
+    def _no_program(self) -> str:
+        return f"the host has no {self._command[0]} to reboot by: set REBOOT_COMMAND to a command that it has"
 
     def reboot(self) -> RebootAnswer:
         """See the port. A command that was killed, or hangs, may have told the host before."""
         try:
-            result = run([*in_host(self._roots.proc), *self._command], timeout_s=COMMAND_TIMEOUT_S)
+            enter = in_host(self._roots.proc)
+            result = run([*enter, *self._command], timeout_s=COMMAND_TIMEOUT_S, env=host_path())
         except ManagerError as error:
             return RebootAnswer(error.what, is_refused=True)
         is_refused = result.status > 0 and result.status != TIMED_OUT
-        return RebootAnswer(result.last_line if result.status else "", is_refused)
+        problem = self._no_program() if FOUND_NO_PROGRAM in result.err else result.last_line
+        return RebootAnswer(problem if result.status else "", is_refused)
 
     def force_reboot(self) -> None:
         """See the port."""

@@ -14,11 +14,12 @@ from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.modules.options import READ_S, loaded_parameters
 from driver_manager.adapters.host.modules.tree import ModuleTrees
-from driver_manager.adapters.host.namespaces import host_path, in_host_mounts
+from driver_manager.adapters.host.namespaces import is_of_a_kernel
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe_command import probe_command
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.udev import DeviceEvents
+from driver_manager.adapters.host.unmount import why_not_unmounted
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck
@@ -138,17 +139,23 @@ class LinuxHost:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
         if not is_safe_root(mount_point):
             raise ModuleFailed(f"refused to unmount {mount_point}: the host itself lives in it", "Report this bug.")
-        enter = in_host_mounts(self._roots.proc)
-        command = [*enter, "umount"]
-        target = mount_point if enter else str(self._files.path(mount_point))
-        before = self._times_mounted(mount_point)
-        result = run([*command, "--", target], timeout_s=deadline.bound(TOOL_TIMEOUT_S), env=host_path())
-        if result.status:
-            result = run([*command, "--lazy", "--", target], timeout_s=deadline.bound(TOOL_TIMEOUT_S), env=host_path())
-        if before and self._times_mounted(mount_point) >= before:  # whatever the tool says
+        before, why = self._times_mounted(mount_point), ""
+        for lazily in (False, True):
+            why = self._why_not_unmounted(mount_point, deadline, lazily=lazily)
+            if not why:
+                break
+        if before and self._times_mounted(mount_point) >= before:  # whatever was answered
             raise ModuleFailed(
-                f"cannot unmount {mount_point}: {result.last_line}", "Find what holds it with `fuser -vm` on the host."
+                f"cannot unmount {mount_point}: {why}", "Find what holds it with `fuser -vm` on the host."
             )
+
+    def _why_not_unmounted(self, mount_point: str, deadline: Deadline, *, lazily: bool) -> str:
+        here, timeout_s = self._files.path(mount_point), deadline.bound(TOOL_TIMEOUT_S)
+        if is_of_a_kernel(self._roots.proc):
+            return why_not_unmounted(self._roots.proc, mount_point, here, timeout_s, lazily=lazily)
+        words = ["umount", *(["--lazy"] if lazily else []), "--", str(here)]
+        result = run(words, timeout_s=timeout_s)
+        return result.last_line if result.status else ""
 
     def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
         """See the port."""

@@ -273,6 +273,34 @@ def test_stale_mounts_at_the_driver_root_are_all_unmounted(command: Command, roo
     assert_given_back(command)
 
 
+UMOUNT = Path("/usr/bin/umount")
+
+
+def test_a_container_unmounts_in_the_hosts_mounts_though_the_host_has_no_umount(
+    command: Command, roots: DriverRoots
+) -> None:
+    old_driver(roots)
+    DRIVER_ROOT.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(DRIVER_ROOT)], check=True, timeout=150)
+    hidden = UMOUNT.with_name("umount.hidden")
+    UMOUNT.rename(hidden)
+    try:
+        with (DRIVER_ROOT / "busy").open("w"):
+            done = subprocess.run(
+                ["unshare", "--mount", sys.executable, "-m", "driver_manager", "reconcile-driver-state"],
+                env=command.environment(DRIVER_LOAD="container"),
+                capture_output=True,
+                text=True,
+                timeout=280,
+                check=False,
+            )
+    finally:
+        hidden.rename(UMOUNT)
+    assert done.returncode == 0, done.stderr
+    assert str(DRIVER_ROOT) not in Path("/proc/1/mountinfo").read_text(), "busy, so it was detached lazily"
+    assert_given_back(command)
+
+
 def test_a_reboot_only_driver_stays_loaded(command: Command, roots: DriverRoots, tmp_path: Path) -> None:
     old_driver(roots)
     profile = tmp_path / "reboot.toml"

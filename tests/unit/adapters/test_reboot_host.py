@@ -229,11 +229,49 @@ def test_namespaces_that_cannot_be_entered_are_named_before_a_reboot_is_granted(
         "nsenter: reassociate to namespace 'ns/pid' failed: Invalid argument": "needs hostPID",
         "nsenter: failed to execute true: No such file or directory": "",
     }
+    put(tree, "/usr/bin/true", "")
     for said, expected in answers.items():
         monkeypatch.setattr(host_reboot, "run", lambda *_, said=said, **__: Result(1, "", said))
         found = host(tree).why_no_way_in()
         assert expected in found
         assert bool(found) is bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("program", "at", "said"),
+    [
+        ("systemctl", "/usr/bin/systemctl", ""),
+        ("systemctl", "/run/current-system/sw/bin/systemctl", ""),
+        ("/sbin/reboot", "/sbin/reboot", ""),
+        ("systemctl", "/usr/bin/other", "the host has no systemctl to reboot by: set REBOOT_COMMAND"),
+        ("/sbin/reboot", "/usr/bin/reboot", "the host has no /sbin/reboot to reboot by"),
+    ],
+)
+def test_a_host_without_the_program_is_named_before_a_reboot_is_granted(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch, program: str, at: str, said: str
+) -> None:
+    for kind in ("mnt", "pid", "net", "ipc", "uts"):
+        put(tree, f"/proc/1/ns/{kind}", "")
+    put(tree, at, "")
+    monkeypatch.setattr(host_reboot, "run", lambda *_, **__: Result(0, "", ""))
+    found = host(tree, program, "reboot").why_no_way_in()
+    assert bool(found) is bool(said)
+    assert said in found
+
+
+def test_a_program_that_the_host_turns_out_not_to_have_is_named_as_such(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, str] = {}
+
+    def run(_: list[str], *, env: dict[str, str], **__: object) -> Result:
+        given.update(env)
+        return Result(127, "", "nsenter: failed to execute systemctl: No such file or directory")
+
+    monkeypatch.setattr(host_reboot, "run", run)
+    answer = host(tree, "systemctl", "reboot").reboot()
+    assert (answer.is_refused, "the host has no systemctl" in answer.problem) == (True, True)
+    assert "/run/current-system/sw/bin" in given["PATH"].split(":"), "looked for where hosts keep their programs"
 
 
 def test_a_host_whose_namespaces_are_ours_needs_no_way_in(tree: HostTree) -> None:
