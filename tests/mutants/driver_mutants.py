@@ -52,8 +52,8 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "wish-never-forgotten",
         "a wish that was given up may be asked for again",
         "domain/swap/reboot_rows.py",
-        "(*clear, *_forget_wish(now)))",
-        "clear)",
+        "(*clear, *_forget_wish(now), *back))",
+        "(*clear, *back))",
         (WISHES + "test_a_wish_that_was_given_up_is_forgotten",),
     ),
     Mutant(

@@ -29,10 +29,13 @@ class Mutant:
     limit_s: int = 600
     hangs: bool = False
 
-    def apply(self, root: Path) -> None:
-        """Patch the copy of the package below `root`. Raises NoLongerAppliesError."""
-        file = root / PACKAGE / self.path
-        source = file.read_text()
+    def mutated(self, root: Path) -> str:
+        """What becomes of the module in the package below `root`. Raises NoLongerAppliesError."""
+        source = (root / PACKAGE / self.path).read_text()
         if (count := source.count(self.search)) != 1:
             raise NoLongerAppliesError(f"{self.name}: what it replaces is {count} times in {PACKAGE}/{self.path}")
-        file.write_text(source.replace(self.search, self.replace))
+        return source.replace(self.search, self.replace)
+
+    def apply(self, root: Path) -> None:
+        """Patch the copy of the package below `root`. Raises NoLongerAppliesError."""
+        (root / PACKAGE / self.path).write_text(self.mutated(root))
