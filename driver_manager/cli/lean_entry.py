@@ -18,8 +18,10 @@ class LoadedWhenUsed(ModuleType):
 
 if __name__ == "__main__":
     sys.path.append(sys.argv[1])
-    # 1.3 MiB that dataclasses import, and use for a class without a docstring only.
-    sys.modules["inspect"] = LoadedWhenUsed("inspect")
+    # 1.3 MiB that dataclasses import, and use for a class without a docstring only; 0.6 MiB that urllib.parse imports,
+    # which pathlib imports, and uses for addresses of IPv6 only.
+    for name in ("inspect", "ipaddress"):
+        sys.modules[name] = LoadedWhenUsed(name)
     from driver_manager.cli.lean import main
 
     sys.exit(main(*sys.argv[2:]))
