@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.health.machine import Surroundings
+from driver_manager.domain.health.notices import Notice
+from driver_manager.domain.health.surroundings import MuteAnswer, Surroundings
+from driver_manager.domain.health.wedge import Kept
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import (
-    Claim,
-    DriverSource,
-    Eviction,
-    Holder,
-    Module,
-    Node,
-    NodeChange,
-    Pod,
-    PodEvent,
-    PodList,
-    ProbeResult,
-)
+from driver_manager.domain.model import Claim, DriverSource, Holder, Module, Node, NodeChange, Pod, PodList, ProbeResult
+from driver_manager.domain.pod_changes import Eviction, PodEvent
 from driver_manager.domain.reboot.record import RebootAnswer, Record
 from driver_manager.domain.reboot.slots import Slots, SlotsSeen
 from driver_manager.domain.reboot.snapshot import Snapshot
+from driver_manager.domain.run_figures import RunTally
 
 
 class Cluster(Protocol):
@@ -82,11 +74,19 @@ class Cluster(Protocol):
         """
         ...
 
+    def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
+        """The same, with its errors: raises as every method."""
+        ...
+
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         """Those of `rights` (verb, resource) that we do not have: one access review each.
 
         A server that does not answer reviews refuses nothing: the request itself will tell.
         """
+        ...
+
+    def traffic(self) -> tuple[int, int]:
+        """How many requests were sent so far, and how many of those were sent again."""
         ...
 
     def limit_retries(self, budget_s: float) -> None:
@@ -177,6 +177,13 @@ class HostSystem(Protocol):
         """Within it no other run takes the node. Raises OwnedElsewhere where one has, and as `turn`."""
         ...
 
+    def save_evidence(self, name: str, lines: tuple[str, ...], deadline: Deadline) -> str:
+        """The path of a file that outlives the boot, with `lines`, what health-watch saw last, holders, kernel log.
+
+        "" where none is wanted. Raises ConfigError where it cannot be written.
+        """
+        ...
+
     def exists(self, path: str) -> bool:
         """Whether there is a file at `path`. Raises ConfigError."""
         ...
@@ -221,12 +228,20 @@ class HealthMarks(Protocol):
         """Keep `text` until the next boot."""
         ...
 
+    def touch(self) -> None:
+        """Note that what `remember` was given holds now: who looks at it sees that the watch lives. No write."""
+        ...
+
 
 class Prober(Protocol):
     """Takes samples of the profile's probe."""
 
     def sample(self) -> ProbeResult:
         """One sample, after the probe's timeout and a few seconds at the latest. Raises Terminated."""
+        ...
+
+    def output(self) -> str:
+        """The end of what the tool printed at the last sample."""
         ...
 
     def abandoned(self) -> int:
@@ -239,6 +254,32 @@ class Prober(Protocol):
 
     def inherit(self, stuck: Owner) -> None:
         """What `stuck` said to an earlier process."""
+
+
+class NodeNotifier(Protocol):
+    """health-watch's way to its Node: each call is a process of its own, so that the loop needs no client."""
+
+    def mute(self) -> MuteAnswer:
+        """Whether the Node mutes health-watch. Over after a bounded time. Raises Terminated."""
+        ...
+
+    def tell(self, notice: Notice) -> str:
+        """Record `notice` as an Event, and its state on the Node; what could not be done, "" where all was.
+
+        Over after a bounded time, whatever the API server does; telling twice changes nothing. Raises Terminated.
+        """
+        ...
+
+
+class EvidenceKeeper(Protocol):
+    """Keeps what can be seen of a wedge on the host's disk, in a process of its own."""
+
+    def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
+        """What became of a file with `lines`, holders and the kernel's log; the same `since_s` is the same file.
+
+        Over after a bounded time. Raises Terminated.
+        """
+        ...
 
 
 class RebootHost(Protocol):
@@ -343,6 +384,13 @@ class Clock(Protocol):
         """Within it, the wish to end raises Terminated in the middle of a blocking call, unless shielded."""
         ...
 
+    def every(self, seconds: float, say: Callable[[], None]) -> AbstractContextManager[None]:
+        """Within it `say` is called about every `seconds`, also in the middle of a blocking call.
+
+        It may be called between any two instructions. Of two that are nested only the inner one is called.
+        """
+        ...
+
     def shielded(self) -> AbstractContextManager[None]:
         """Within it nothing raises Terminated: for giving back what was taken."""
         ...
@@ -366,9 +414,10 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class Ports:
-    """The outside of a reconcile, wired once by the command line."""
+    """The outside of a reconcile, wired once by the command line; `tally` is what the run does, for metrics."""
 
     cluster: Cluster
     host: HostSystem
     clock: Clock
     reporter: Reporter
+    tally: RunTally = field(default_factory=RunTally)

@@ -43,6 +43,9 @@ NODE_LABEL_FOR_NPU_POD_EVICTION = text(
     name="node_label_for_pod_eviction",
     also=("NODE_LABEL_FOR_GPU_POD_EVICTION",),
 )
+NODE_STATE = choice(
+    "NODE_STATE", ("on", "off"), "Show the driver's state on the Node: one label, one annotation.", default="on"
+)
 HOST_ROOT = text("HOST_ROOT", "The host's root. Default: /host where the host is mounted there, else /.")
 PROC_ROOT = text("PROC_ROOT", "The host's /proc. Default: below the host root.")
 SYS_ROOT = text("SYS_ROOT", "The host's /sys. Default: below the host root.")
@@ -51,6 +54,7 @@ HOST = (
     DRIVER_PROFILE,
     PROFILE_FILE,
     NODE_LABEL_FOR_NPU_POD_EVICTION,
+    NODE_STATE,
     HOST_ROOT,
     PROC_ROOT,
     SYS_ROOT,
@@ -67,6 +71,10 @@ DRIVER_ROOT = text("DRIVER_ROOT", "Tree on the host to load from. Default: the p
 DRIVER_CONFIG_DIGEST = text(
     "DRIVER_CONFIG_DIGEST", "Digest of the wanted driver. Default: from the driver pod on this node."
 )
+EVIDENCE_DIR = text(
+    "EVIDENCE_DIR",
+    "Folder on the host for what could be seen before an unload or at a wedge; off: keep none. Default: the profile's.",
+)
 FORCE_REINSTALL = flag("FORCE_REINSTALL", "Replace the driver though the digest is equal.")
 STOP_HOST_SERVICES = flag(
     "STOP_HOST_SERVICES",
@@ -77,10 +85,16 @@ TAKE_OVER = flag("TAKE_OVER", "Go on in place of the run that owns the node.")
 POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "How long operand pods may take to leave.", default="5m")
 DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "How long the device may take to become free.", default="60s")
 RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Bound of the whole run.", default="30m")
+RETRY_WAIT = duration(
+    "RETRY_WAIT",
+    "Longest wait after a failure; 0: none. Nobody is disturbed again meanwhile, unless something changes.",
+    default="30m",
+)
 DRIVER = (
     DRIVER_LOAD,
     DRIVER_ROOT,
     DRIVER_CONFIG_DIGEST,
+    EVIDENCE_DIR,
     FORCE_REINSTALL,
     STOP_HOST_SERVICES,
     NO_WAIT,
@@ -88,6 +102,7 @@ DRIVER = (
     POD_TERMINATION_TIMEOUT,
     DEVICE_FREE_TIMEOUT,
     RECONCILE_DEADLINE,
+    RETRY_WAIT,
 )
 
 ENABLE_NPU_POD_EVICTION = flag(
@@ -159,17 +174,25 @@ HEALTH_WATCH_TIMEOUT = optional_duration(
     "How long the probe may take; hanging longer is a failure. Default: the profile's, 20s.",
     name="timeout",
 )
+HEALTH_WATCH_READY_FILE = file(
+    "HEALTH_WATCH_READY_FILE",
+    "File that exists while the driver is not wedged, for a readiness probe (`test -e`). Default: none.",
+    name="ready_file",
+)
 METRICS_ADDR = text(
     "METRICS_ADDR",
-    "Serve /metrics and /healthz here, e.g. :9400. Needs the extra `metrics`, and about 10 MiB more. Default: off.",
+    "Serve /metrics, /healthz and /readyz here, e.g. :9400. Needs the extra `metrics`, and about 10 MiB more. "
+    "Default: off.",
 )
 METRICS_TEXTFILE = file(
-    "METRICS_TEXTFILE", "Write metrics into this file for node_exporter's textfile collector. Default: off."
+    "METRICS_TEXTFILE",
+    "Write metrics into this file for node_exporter's textfile collector; each program its own. Default: off.",
 )
 HEALTH = (
     HEALTH_WATCH_INTERVAL,
     HEALTH_WATCH_FAILURES,
     HEALTH_WATCH_TIMEOUT,
+    HEALTH_WATCH_READY_FILE,
     METRICS_ADDR,
     METRICS_TEXTFILE,
 )
@@ -256,7 +279,6 @@ COMMON: frozenset[AnySetting] = frozenset(
         HEALTH_WATCH_FAILURES,
         HEALTH_WATCH_TIMEOUT,
         METRICS_ADDR,
-        METRICS_TEXTFILE,
         AUTO_UPGRADE,
         AUTO_RECOVER,
         MAX_CONCURRENT_REBOOTS,

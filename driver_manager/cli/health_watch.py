@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from driver_manager.adapters.host.health_marks import HostMarks
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe import ToolProber
 from driver_manager.adapters.host.roots import HostRoots, boot_id
+from driver_manager.adapters.kube import in_pod
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.adapters.report.http import parse_address
@@ -21,15 +23,16 @@ from driver_manager.adapters.report.metrics import require_client
 from driver_manager.cli import lean
 from driver_manager.cli.health_watch_loop import TARGET, Launch
 from driver_manager.cli.help_screen import ScreenCommand
+from driver_manager.cli.node_way import NodeWay
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.wiring import host_roots, log_form, refuse_zero
+from driver_manager.cli.wiring import host_roots, log_form, refuse_zero, with_evidence, with_shown_state
 from driver_manager.core.health.loop import WatchPolicy
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.health import machine
+from driver_manager.domain.health.record import recorded
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.setting import Values
+from driver_manager.domain.setting import Setting, Values
 
 _ONCE_CODES = {
     Health.HEALTHY: ExitCode.DONE,
@@ -47,7 +50,12 @@ _ONCE_CODES = {
 @click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
 @click.option("--handover", is_flag=True, hidden=True, help="Print what the loop is started with, for a reload.")
 @output_option
-@with_options(settings.HEALTH, settings.HOST, (settings.DRIVER_ROOT, settings.NODE_NAME), settings.LOGGING)
+@with_options(
+    settings.HEALTH,
+    settings.HOST,
+    (settings.DRIVER_ROOT, settings.EVIDENCE_DIR, settings.NODE_NAME),
+    settings.LOGGING,
+)
 def health_watch_command(*, once: bool, handover: bool, output: str, values: Values) -> int:
     """Run the profile's probe again and again; after some failures in a row the driver is wedged.
 
@@ -78,15 +86,12 @@ def _launch(values: Values) -> Launch:
     )
     refuse_zero(settings.HEALTH_WATCH_INTERVAL, policy.interval_s)
     refuse_zero(settings.HEALTH_WATCH_TIMEOUT, policy.timeout_s)
-    textfile = values[settings.METRICS_TEXTFILE]
-    if textfile and not Path(textfile).parent.is_dir():
-        raise ConfigError(
-            f"the folder of --metrics-textfile {textfile} is not there",
-            "Mount that folder writable, or mend --metrics-textfile.",
-        )
+    for option in (settings.METRICS_TEXTFILE, settings.HEALTH_WATCH_READY_FILE):
+        _refuse_without_folder(option, values[option])
     if values[settings.METRICS_ADDR]:
         parse_address(values[settings.METRICS_ADDR])
         require_client()
+    no_way = _why_no_way(values)
     return Launch(
         roots=roots,
         profile=profile,
@@ -94,8 +99,34 @@ def _launch(values: Values) -> Launch:
         driver_root=values[settings.DRIVER_ROOT] or profile.paths.driver_root,
         metrics_addr=values[settings.METRICS_ADDR],
         metrics_textfile=values[settings.METRICS_TEXTFILE],
+        ready_file=values[settings.HEALTH_WATCH_READY_FILE],
+        way=None if no_way else _way(values),
+        no_way=no_way,
         argv=tuple(click.get_current_context().find_root().obj or ()),
     )
+
+
+def _refuse_without_folder(option: Setting[str], path: str) -> None:
+    """Raise ConfigError for a file whose folder is not there."""
+    if path and not Path(path).parent.is_dir():
+        raise ConfigError(
+            f"the folder of {option.flag} {path} is not there",
+            f"Mount that folder writable, or fix {option.flag}.",
+        )
+
+
+def _why_no_way(values: Values) -> str:
+    """Why a process of ours could not reach the Node, "" where it could."""
+    if not in_pod.is_in_pod(in_pod.ACCOUNT, os.environ):
+        return f"there is no service account token at {in_pod.ACCOUNT}, or a proxy is set"
+    if not (os.environ.get(in_pod.HOST) and os.environ.get(in_pod.PORT)):
+        return f"{in_pod.HOST} and {in_pod.PORT} are not set"
+    return "" if values[settings.NODE_NAME] else f"{settings.NODE_NAME.env} is not set"
+
+
+def _way(values: Values) -> NodeWay:
+    host, port = os.environ[in_pod.HOST], os.environ[in_pod.PORT]
+    return NodeWay(values[settings.NODE_NAME], str(in_pod.ACCOUNT), host, port)
 
 
 def _probe_timeout_s(values: Values, profile: Profile) -> float:
@@ -108,6 +139,8 @@ def _probe_timeout_s(values: Values, profile: Profile) -> float:
 def _profile(values: Values, roots: HostRoots) -> Profile:
     known = profiles.known(values[settings.PROFILE_FILE])
     profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
+    profile = with_shown_state(profile, values)
+    profile = with_evidence(profile, values)
     if profile.probe is None:
         raise ConfigError(
             f"the profile {profile.name} has no probe", "Add [probe] to it; the shipped profiles show how."
@@ -121,7 +154,7 @@ def _once(launch: Launch, output: str) -> int:
     clock.install()
     begun = time.monotonic()
     supervisor = Supervisor(clock, launch.roots.proc)
-    stuck = machine.recorded(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
+    stuck = recorded(HostMarks(launch.roots, launch.profile, clock).recall(), boot_id(launch.roots)).stuck
     if stuck is not None:
         supervisor.inherit(stuck)
     result = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s).sample()

@@ -16,17 +16,22 @@ from typing import Any
 from driver_manager.adapters.host.health_marks import HostMarks
 from driver_manager.adapters.host.probe import ToolProber
 from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.watch_tasks import EVIDENCE_S, MUTE_S, TELL_S, ChildKeeper, ChildNotifier
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.supervisor import KILL_S, TERM_S, Supervisor
+from driver_manager.adapters.process.task import TaskProcess
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli import lean
+from driver_manager.cli.node_way import NodeWay
 from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.errors import ExitCode, Terminated
-from driver_manager.domain.health.metrics import HealthReport
+from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.profile import Profile
 
 TARGET = __name__
+CHILD = "driver_manager.cli.health_watch_child"
+EVIDENCE = "driver_manager.cli.health_watch_evidence"
 GRACE_S = 10.0
 """What a turn may take beyond its interval and its probe before the loop is held for hung."""
 
@@ -37,7 +42,10 @@ Publish = Callable[[HealthReport], None]
 
 @dataclass(frozen=True)
 class Launch:
-    """What the loop is started with. `argv` starts the command again."""
+    """What the loop is started with. `argv` starts the command again.
+
+    `way` leads to the Node; where there is none, `no_way` says why.
+    """
 
     roots: HostRoots
     profile: Profile
@@ -45,16 +53,21 @@ class Launch:
     driver_root: str
     metrics_addr: str = ""
     metrics_textfile: str = ""
+    ready_file: str = ""
+    way: NodeWay | None = None
+    no_way: str = ""
     argv: tuple[str, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         """For another interpreter of this version."""
-        rest = {name: getattr(self, name) for name in ("driver_root", "metrics_addr", "metrics_textfile")}
+        names = ("driver_root", "metrics_addr", "metrics_textfile", "ready_file", "no_way")
+        rest = {name: getattr(self, name) for name in names}
         return {
             **rest,
             "roots": {name: str(path) for name, path in asdict(self.roots).items()},
             "profile": profile_form.encode(self.profile),
             "policy": asdict(self.policy),
+            "way": asdict(self.way) if self.way else None,
             "argv": list(self.argv),
         }
 
@@ -67,6 +80,7 @@ class Launch:
                 "roots": HostRoots(**{name: Path(path) for name, path in document["roots"].items()}),
                 "profile": profile_form.decode(document["profile"]),
                 "policy": WatchPolicy(**document["policy"]),
+                "way": NodeWay(**document["way"]) if document["way"] else None,
                 "argv": tuple(document["argv"]),
             }
         )
@@ -82,12 +96,16 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     prober = ToolProber(launch.roots, launch.profile, launch.driver_root, supervisor, launch.policy.timeout_s)
     marks = HostMarks(launch.roots, launch.profile, clock)
     publish = _publisher(launch, clock, reporter)
-    watch = HealthWatch(WatchPorts(prober, marks, clock, reporter), launch.policy, publish)
+    talks = (_notifier(launch, clock, log), _keeper(launch, clock, log))
+    ports = WatchPorts(prober, marks, clock, reporter, *talks)
+    watch = HealthWatch(ports, launch.policy, publish)
     policy = launch.policy
     reporter.info(
         f"watching the {launch.profile.name} driver every {policy.interval_s:g} s; "
         f"{policy.failures} failure(s) in a row are a wedge"
     )
+    if launch.no_way:
+        reporter.info(f"the Node is not told of wedges: {launch.no_way}")
     try:
         while True:
             watch.run(clock.take_reload)
@@ -97,13 +115,43 @@ def run(document: dict[str, Any], log: LogForm) -> int:
         return ExitCode.DONE
 
 
+def _notifier(launch: Launch, clock: LoopClock, log: LogForm) -> ChildNotifier | None:
+    """The way to the Node, None where there is none."""
+    if launch.way is None:
+        return None
+    return ChildNotifier(_process(CHILD, {"way": asdict(launch.way)}, launch, clock, log))
+
+
+def _keeper(launch: Launch, clock: LoopClock, log: LogForm) -> ChildKeeper | None:
+    """Who keeps evidence, None where none is wanted. What gets stuck for it keeps nobody from telling the Node."""
+    if not launch.profile.paths.evidence:
+        return None
+    roots = {name: str(path) for name, path in asdict(launch.roots).items()}
+    return ChildKeeper(_process(EVIDENCE, {"roots": roots}, launch, clock, log))
+
+
+def _process(target: str, document: Mapping[str, Any], launch: Launch, clock: LoopClock, log: LogForm) -> TaskProcess:
+    """A short-lived process of ours for tasks of one kind, which all get `document`."""
+    known = {**document, "profile": profile_form.encode(launch.profile)}
+
+    def hand_over(task: Mapping[str, Any]) -> bytes:
+        return lean.handed({**known, **task}, replace(log, termination_log=""))
+
+    return TaskProcess(Supervisor(clock), lean.child_argv(target), hand_over)
+
+
 def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publish:
     """Tells everybody who wants to know of each turn; what is not wanted is not imported."""
     found: list[Publish] = []
     if launch.metrics_textfile:
         from driver_manager.adapters.report.textfile import Textfile  # noqa: PLC0415
 
-        found.append(Textfile(Path(launch.metrics_textfile), reporter).publish)
+        textfile = Textfile(Path(launch.metrics_textfile), reporter)
+        found.append(lambda report: textfile.publish(families(report)))
+    if launch.ready_file:
+        from driver_manager.adapters.report.ready_file import ReadyFile  # noqa: PLC0415
+
+        found.append(ReadyFile(Path(launch.ready_file), reporter).publish)
     if launch.metrics_addr:
         found += _served(launch, clock)
     if os.environ.get("NOTIFY_SOCKET"):
@@ -120,12 +168,15 @@ def _publisher(launch: Launch, clock: LoopClock, reporter: LogReporter) -> Publi
 
 def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
     """Who has to be told of each turn so that the endpoint can answer; it listens from now on. Raises ConfigError."""
+    from driver_manager.adapters.host.others import others_of  # noqa: PLC0415
     from driver_manager.adapters.report.http import StatusServer  # noqa: PLC0415
     from driver_manager.adapters.report.metrics import Endpoint, Heartbeat  # noqa: PLC0415
 
     policy = launch.policy
-    heartbeat = Heartbeat(clock, policy.interval_s + policy.timeout_s + TERM_S + KILL_S + GRACE_S)
-    endpoint = Endpoint(heartbeat)
+    heartbeat = Heartbeat(
+        clock, policy.interval_s + policy.timeout_s + MUTE_S + EVIDENCE_S + TELL_S + 4 * (TERM_S + KILL_S) + GRACE_S
+    )
+    endpoint = Endpoint(heartbeat, lambda: others_of(launch.roots, launch.profile.paths))
     StatusServer(clock, launch.metrics_addr, endpoint.respond)
     return [heartbeat.beat, endpoint.publish]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from driver_manager import settings
+from driver_manager import schemas, settings
 from driver_manager.adapters.host.holders import find_holders
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
@@ -15,7 +15,7 @@ from driver_manager.cli.printing import put
 from driver_manager.cli.wiring import open_session
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.model import UNREAD, Holder
-from driver_manager.domain.modules import users
+from driver_manager.domain.modules import users_of
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.setting import Values
 
@@ -31,13 +31,14 @@ def holders_command(*, output: str, values: Values) -> int:
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
     if not session.is_here:
         raise ConfigError(f"this is not node {session.node.name}", "Run it on the node, with the host at /host.")
-    loaded = session.ports().host.modules().values()
-    count = sum(users(module) for module in loaded)
+    loaded = session.ports().host.modules()
+    count = users_of(loaded)
     nodes = session.profile.paths.device_nodes
     found = find_holders(session.roots.proc, session.roots.dev, nodes, enough=count if loaded else None)
     if any(holder.pod_uid for holder in found):
         found = named(found, session.cluster.pods().pods)
-    put(json.dumps([asdict(holder) for holder in found], indent=2) if output == "json" else _table(found))
+    body = {"schemaVersion": schemas.VERSION, "holders": [asdict(holder) for holder in found]}
+    put(json.dumps(body, indent=2) if output == "json" else _table(found))
     sure = [holder for holder in found if holder.how != UNREAD]
     for holder in found:
         if holder.how == UNREAD:

@@ -33,18 +33,29 @@ def become(target: str, document: Mapping[str, Any], log: LogForm) -> NoReturn:
     SIGHUP are blocked from here until the loop takes them (SystemClock.install): none is lost, none kills in between.
     Raises OSError if the interpreter cannot be started.
     """
-    path = [entry for entry in sys.path if entry]
-    text = json.dumps({"path": path, "log": asdict(log), "document": document}).encode()
     # Inheritable on purpose: the next program of this process reads it.
     descriptor = os.memfd_create("driver-manager", 0)
-    os.write(descriptor, text)
+    os.write(descriptor, handed(document, log))
     os.lseek(descriptor, 0, os.SEEK_SET)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     sys.stdout.flush()
     sys.stderr.flush()
-    package_parent = str(ENTRY.parents[2])
-    argv = [sys.executable, "-I", "-S", str(ENTRY), package_parent, target, str(descriptor)]
-    os.execv(sys.executable, argv)  # noqa: S606  # without a shell is what is wanted
+    os.execv(sys.executable, _argv(target, descriptor))  # noqa: S606  # without a shell is what is wanted
+
+
+def handed(document: Mapping[str, Any], log: LogForm) -> bytes:
+    """What a lean interpreter of this version is handed over."""
+    path = [entry for entry in sys.path if entry]
+    return json.dumps({"path": path, "log": asdict(log), "document": document}).encode()
+
+
+def child_argv(target: str) -> list[str]:
+    """What starts the module `target` in a process of its own, to which `handed` is given as standard input."""
+    return _argv(target, 0)
+
+
+def _argv(target: str, descriptor: int) -> list[str]:
+    return [sys.executable, "-I", "-S", str(ENTRY), str(ENTRY.parents[2]), target, str(descriptor)]
 
 
 def main(target: str, descriptor: str) -> int:

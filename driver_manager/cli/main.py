@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -11,8 +12,9 @@ from typing import Any, NoReturn
 
 import click
 
+from driver_manager import schemas
 from driver_manager.adapters.report.log import LogForm
-from driver_manager.cli.printing import put
+from driver_manager.cli.printing import is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
 from driver_manager.domain.setting import Setting
 from driver_manager.settings import LOG_FORMAT, TERMINATION_LOG
@@ -71,14 +73,12 @@ def entry() -> None:
 def leave(code: int) -> NoReturn:
     """End this process with all that was written; nothing is taken down that ends with it.
 
-    Taking modules down one by one is 20 ms that a node is given back later. Where a stream cannot be written any more,
-    the interpreter ends as it ever does, and says so.
+    Taking modules down one by one is 20 ms that a node is given back later. A stream that cannot be written any more
+    changes no exit code: whoever printed into it has said so.
     """
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     os._exit(code)
 
 
@@ -89,7 +89,8 @@ def run(argv: list[str]) -> int:
     except click.exceptions.Abort:
         return _fail(argv, ExitCode.STANDING_DOWN, "interrupted", "Nothing was changed.")
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        with contextlib.suppress(OSError):
+            click.echo(error.format_message(), err=True)
         return ExitCode.USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -97,14 +98,20 @@ def run(argv: list[str]) -> int:
         return _end(argv, ConfigError(_usage_text(error), f"See `{command} --help`."))
     except ManagerError as error:
         return _end(argv, error)
+    except OSError as error:
+        if not is_of_printing(error):
+            raise
+        return _end(argv, unwritable(error))
     return int(result) if isinstance(result, int) else ExitCode.DONE
 
 
 def _end(argv: list[str], error: ManagerError) -> int:
     """Everything that is said of a failure; the exit code."""
     if _wants_json(argv):
-        body = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code), **error.facts}
-        put(json.dumps(body, indent=2))
+        said = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code)}
+        body = {"schemaVersion": schemas.VERSION, **said, **error.facts}
+        with contextlib.suppress(ConfigError):  # the two lines say what failed, wherever they can be written
+            put(json.dumps(body, indent=2))
     return _fail(argv, error.exit_code, error.what, error.remedy)
 
 

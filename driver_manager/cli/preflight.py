@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from driver_manager import settings
+from driver_manager import schemas, settings
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, styled, with_options
 from driver_manager.cli.printing import put
@@ -15,12 +15,15 @@ from driver_manager.cli.wiring import open_session, policy
 from driver_manager.core.swap.reconcile import decide, rehearsed
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.escaping import shown
+from driver_manager.domain.listing import several
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
+from driver_manager.domain.swap.plan import Plan
 from driver_manager.domain.swap.preflight import Check, access, checks, rights_to_replace
 from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.waits import WaitForHolders, WaitForStuckPods
 from driver_manager.ports import Cluster, Ports
 
 _WISHED = ("create", "events")
@@ -48,7 +51,8 @@ def preflight_command(*, output: str, values: Values) -> int:
         *access(session.cluster.refused(needed), needed),
         *_wished(session.cluster),
     )
-    put(json.dumps([asdict(check) for check in found], indent=2) if output == "json" else _text(found))
+    body = {"schemaVersion": schemas.VERSION, "checks": [asdict(check) for check in found]}
+    put(json.dumps(body, indent=2) if output == "json" else _text(found))
     return ExitCode.PREFLIGHT_FAILED if any(check.ok is False for check in found) else ExitCode.DONE
 
 
@@ -65,7 +69,25 @@ def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy)
         return (Check("plan", False, error.what, error.remedy),)
     targets = with_action(decided.workloads, PodAction.EVICT)
     blocked = tuple(Check("workloads", None, warning) for warning in decided.warnings)
-    return (*blocked, Check("workloads", True, f"{len(targets)} pod(s) that use the accelerator would be evicted"))
+    return (
+        *_in_the_way(decided),
+        *blocked,
+        Check("workloads", True, f"{len(targets)} pod(s) that use the accelerator would be evicted"),
+    )
+
+
+def _in_the_way(decided: Plan) -> tuple[Check, ...]:
+    """What a run would wait for with everything in place, and refuse to go on without."""
+    found = []
+    for step in decided.steps:
+        match step:
+            case WaitForHolders():
+                remedy = "Stop what holds the device; for the vendor's host services use --stop-host-services."
+                found.append(Check("device", False, f"the device is in use: {several(step.holders, '; ')}", remedy))
+            case WaitForStuckPods():
+                what = f"{several(step.pods)} should have ended long ago"
+                found.append(Check("operands", False, what, "Remove what holds each pod (`driver-manager status`)."))
+    return tuple(found)
 
 
 def _wished(cluster: Cluster) -> tuple[Check, ...]:

@@ -7,11 +7,45 @@ import sys
 
 import click
 
+from driver_manager.domain.errors import ConfigError
+from driver_manager.ports import Reporter
+
 
 def put(text: str) -> None:
-    """Print `text`. Where nobody reads any more, the exit status still tells how the command ended."""
+    """Print `text`. Where nobody reads any more, the exit status still tells how the command ended.
+
+    Raises ConfigError where it cannot be written.
+    """
     try:
         click.echo(text)
     except BrokenPipeError:
-        # What is still buffered is flushed at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere()
+    except OSError as error:
+        raise unwritable(error) from error
+
+
+def put_after(text: str, log: Reporter) -> None:
+    """The same at the end of a command that changed something: what was done is done, printed or not."""
+    try:
+        put(text)
+    except ConfigError as error:
+        log.warn(f"{error.what}. {error.remedy}")
+
+
+def unwritable(error: OSError) -> ConfigError:
+    """The error for a standard output that took no more; nothing is written to it from now on."""
+    _to_nowhere()
+    return ConfigError(f"standard output cannot be written: {error.strerror}", "Is there room where it leads to?")
+
+
+def is_of_printing(error: OSError) -> bool:
+    """Whether it was raised while something was printed: also by click itself, which prints help."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_code is click.echo.__code__
+
+
+def _to_nowhere() -> None:
+    """What is still buffered is flushed at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,9 +10,10 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from datetime import UTC, tzinfo
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from zoneinfo import ZoneInfo
 
@@ -26,14 +27,24 @@ from driver_manager.adapters.host.reboot_files import RebootFiles
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogReporter
+from driver_manager.adapters.report.textfile import Textfile
 from driver_manager.cli import lean
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import with_options
-from driver_manager.cli.wiring import eviction_consents, host_roots, kube_cluster, log_form, node_name, refuse_zero
+from driver_manager.cli.wiring import (
+    eviction_consents,
+    host_roots,
+    kube_cluster,
+    log_form,
+    node_name,
+    refuse_zero,
+    with_shown_state,
+)
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.core.reboot.node_drain import NodeDrain
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot import metrics as reboot_metrics
 from driver_manager.domain.reboot import windows
 from driver_manager.domain.reboot.record import Record, RecordUnreadable
 from driver_manager.domain.reboot.snapshot import is_idle
@@ -71,7 +82,14 @@ class Wired:
     short_help="Reboot the node when its marker asks for it and everything allows it.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
-@with_options(settings.REBOOTER, settings.REBOOT_EVICTION, settings.CLUSTER, settings.HOST, settings.LOGGING)
+@with_options(
+    settings.REBOOTER,
+    settings.REBOOT_EVICTION,
+    settings.CLUSTER,
+    settings.HOST,
+    (settings.METRICS_TEXTFILE,),
+    settings.LOGGING,
+)
 def rebooter_command(*, dry_run: bool, values: Values) -> int:
     """Watch for the reboot-required marker and reboot the node once it is approved, and everything else allows it.
 
@@ -121,6 +139,7 @@ def _wired(values: Values, *, dry_run: bool) -> Wired:
 def _profile(values: Values, roots: HostRoots) -> Profile:
     known = profiles.known(values[settings.PROFILE_FILE])
     profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))
+    profile = with_shown_state(profile, values)
     if not (profile.paths.reboot_marker and profile.paths.rebooter_record and profile.keys.reboot_slots):
         raise ConfigError(
             f"profile {profile.name} asks for no reboots",
@@ -144,6 +163,15 @@ def _schedule(values: Values) -> Schedule:
         return windows.parse(values[settings.REBOOT_WINDOWS], zone)
     except ValueError as error:
         raise ConfigError(str(error), "Mend REBOOT_WINDOWS (--reboot-windows).") from error
+
+
+def _publisher(wired: Wired) -> Callable[[Record], None]:
+    """Who publishes each record as metrics; nobody unless that is wanted."""
+    path = wired.values[settings.METRICS_TEXTFILE]
+    if not path:
+        return lambda _: None
+    textfile = Textfile(Path(path), wired.log)
+    return lambda record: textfile.publish(reboot_metrics.families(record))
 
 
 def _command(values: Values) -> tuple[str, ...]:
@@ -179,7 +207,7 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
     ports = RebootPorts(
         cluster,
         LeaseSlots(cluster.api, namespace, profile.keys),
-        HostRebooter(wired.roots, profile, clock, wired.command),
+        HostRebooter(wired.roots, profile, clock, wired.command, _publisher(wired)),
         clock,
         log,
         NodeDrain(cluster, clock, log, profile, rules) if wired.policy.clear_workloads else None,

@@ -9,13 +9,14 @@ from dataclasses import replace
 import click
 
 from driver_manager import settings
+from driver_manager.adapters.host.run_figures import RunFiguresFile
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.printing import put
+from driver_manager.cli.printing import put_after
 from driver_manager.cli.wiring import Session, open_session
 from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
-from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.profile import Profile
@@ -50,7 +51,10 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     change = release(session.node, journal, session.profile) if journal else NodeChange()
     if not dry_run and journal is not None and not change.is_empty:
         _give_back(session, obs, journal)
-    put(_render(obs, session.profile, change, output, dry_run=dry_run))
+        if obs.host is not None:
+            with contextlib.suppress(ManagerError):  # metrics that are out of date are no reason to fail
+                RunFiguresFile(session.roots.files(), session.profile.paths).release()
+    put_after(_render(obs, session.profile, change, output, dry_run=dry_run), session.log)
     return ExitCode.DONE
 
 
@@ -62,6 +66,7 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
         settler = Settler(ports, session.profile, obs)
         # On the node, a run that only sleeps must not go on with a driver that is in use again.
         with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
+            settler.state.is_given_by_hand()
             settler.give_back(journal)
         is_well = True
     finally:

@@ -13,7 +13,7 @@ from driver_manager.cli.options import output_option, styled
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.sandbox.reboot_runner import run_reboot_story
 from driver_manager.sandbox.reboot_scenarios import REBOOT_STORIES
-from driver_manager.sandbox.runner import NodeState, ScenarioReport, Story, run_scenario
+from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Story, run_scenario
 from driver_manager.sandbox.scenarios import SCENARIOS
 
 STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES}
@@ -99,7 +99,7 @@ def _show(report: ScenarioReport, screen: Screen) -> None:
         screen.line("as expected: " + report.scenario.tells)
 
 
-def _rows(before: NodeState, after: NodeState) -> list[str]:
+def _rows(before: NodeSummary, after: NodeSummary) -> list[str]:
     pairs: list[tuple[str, Any, Any]] = [
         (key, before.labels.get(key, "(absent)"), after.labels.get(key, "(absent)"))
         for key in sorted(before.labels | after.labels)

@@ -20,11 +20,22 @@ from driver_manager.adapters.process import identity as process_identity
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.adapters.report.terminal import is_capable
-from driver_manager.core.swap.observe import Identity, observe
+from driver_manager.core.swap.observe import Identity, Reading, observe, strictly
 from driver_manager.domain import selectors
+from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import EvictionRules, Host, Loader, Node, Observation, PodList, Policy, is_this_host
+from driver_manager.domain.model import (
+    EvictionRules,
+    Host,
+    Loader,
+    Node,
+    Observation,
+    Part,
+    PodList,
+    Policy,
+    is_this_host,
+)
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.setting import Setting, Values
@@ -34,6 +45,9 @@ if TYPE_CHECKING:
     from driver_manager.adapters.kube.cluster import KubeCluster
 
 CONTAINER_HOST_ROOT = Path("/host")
+BLIND_RETRIES_S = 1.0
+"""Of every further request, where the first got no answer."""
+NO_EVIDENCE = "off"
 
 
 def host_roots(values: Values) -> HostRoots:
@@ -65,6 +79,7 @@ def policy(values: Values) -> Policy:
         safe_load=values[settings.SAFE_LOAD],
         operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
         ignore_skip=values[settings.IGNORE_SKIP],
+        retry_wait_s=values[settings.RETRY_WAIT],
     )
 
 
@@ -107,6 +122,27 @@ def refuse_zero(option: Setting[Any], seconds: float) -> None:
         raise ConfigError(f"{option.flag} is {seconds:g} seconds", f"Give {option.flag} a time above 0.")
 
 
+def with_shown_state(profile: Profile, values: Values) -> Profile:
+    """`profile`, without the keys by which the Node shows the driver's state where that is switched off."""
+    if values[settings.NODE_STATE] == "on":
+        return profile
+    return replace(profile, keys=replace(profile.keys, state="", last_outcome=""))
+
+
+def with_evidence(profile: Profile, values: Values) -> Profile:
+    """`profile` with the folder for evidence that the options name. Raises ConfigError for one that is no path."""
+    told = values.get(settings.EVIDENCE_DIR, "")
+    if not told:
+        return profile
+    folder = "" if told == NO_EVIDENCE else told.rstrip("/")
+    if told != NO_EVIDENCE and not folder.startswith("/"):
+        raise ConfigError(
+            f"{settings.EVIDENCE_DIR.env} is {told!r}, which is no path on the host",
+            f"Write it as /var/lib/driver-manager/evidence, or {NO_EVIDENCE}.",
+        )
+    return replace(profile, paths=replace(profile.paths, evidence=folder))
+
+
 def _with_last_label(profile: Profile, key: str) -> Profile:
     """`profile` with a further label of a DRA kubelet plugin. Raises ConfigError."""
     if not key:
@@ -142,22 +178,36 @@ class Session:
         """The ports of a run on this host."""
         return Ports(self.cluster, LinuxHost(self.roots, self.profile, self.clock), self.clock, self.log)
 
-    def observe(self, node: Node | None = None, *, tolerant: bool = False, recent: bool = False) -> Observation:
+    def observe(
+        self,
+        node: Node | None = None,
+        *,
+        tolerant: bool = False,
+        recent: bool = False,
+        reading: Reading = strictly,
+    ) -> Observation:
         """All facts, of `node` as given or as it is now. `tolerant`: a host that cannot be read counts as none.
 
-        `recent`: pods as they were a moment ago will do. Raises ManagerError.
+        `recent`: pods as they were a moment ago will do. Raises ManagerError, unless `reading` does not.
         """
         current = node if node is not None else self.cluster.node()
-        identity = self._identity()
-        return observe(
+        identity, unread = self._identity(), PodList((), "")
+        pods = reading(Part.PODS, lambda: self._pods(current, identity, recent=recent), unread)
+        if pods is unread:  # nobody can be missed there
+            identity = replace(identity, pod_name="", pod_name_is_sure=False)
+        obs = observe(
             current,
-            self._pods(current, identity, recent=recent),
+            pods,
             self.profile,
             identity,
             digest=self.values.get(settings.DRIVER_CONFIG_DIGEST, ""),
             read_host=lambda journal: self._host(journal, tolerant=tolerant),
             process_lives=lambda owner: process_identity.lives(owner, self.roots.proc),
+            reading=reading,
+            at=Moment(self.clock.monotonic(), self.clock.wall()),
         )
+        is_unsure = pods is unread and obs.journal is not None and bool(obs.journal.owner.pod_uid)
+        return replace(obs, owner_alive=None) if is_unsure else obs
 
     def observer(self) -> Callable[[], Observation]:
         """Observes with the Node already read first, and anew at each later call: for a run that follows the pods.
@@ -213,11 +263,16 @@ def _log(values: Values, clock: SystemClock, *, lists_steps: bool) -> LogReporte
 
 
 def open_session(
-    values: Values, *, api_timeout_s: float = settings.API_TIMEOUT_S, lists_steps: bool = False
+    values: Values,
+    *,
+    api_timeout_s: float = settings.API_TIMEOUT_S,
+    lists_steps: bool = False,
+    reading: Reading = strictly,
 ) -> Session:
     """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError.
 
     `lists_steps`: the command has steps that a person may want to follow; it has to call `log.ended` after them.
+    `reading`: where it does not raise for a cluster or a Node out of reach, the Node is one without anything on it.
     """
     known = profiles.known(values[settings.PROFILE_FILE])
     wanted = values[settings.DRIVER_PROFILE]
@@ -228,12 +283,48 @@ def open_session(
     log = _log(values, clock, lists_steps=lists_steps)
     roots = host_roots(values)
     name = node_name(values, roots)
-    cluster = kube_cluster(values, name, clock, log, api_timeout_s)
-    node = cluster.node()
+    unread = Node(name, "", "")
+    cluster = _cluster(values, name, clock, log, api_timeout_s, reading)
+    node = reading(Part.NODE, cluster.node, unread)
+    if node is unread:
+        cluster.limit_retries(BLIND_RETRIES_S)
     is_here = _is_here(node, roots)
     profile = profiles.pick(wanted, known, node.labels, lambda one: is_here and bool(pci_devices(roots, one)))
+    profile = with_shown_state(profile, values)
+    profile = with_evidence(profile, values)
     profile = _with_last_label(profile, values[settings.NODE_LABEL_FOR_NPU_POD_EVICTION])
+    cluster.home = _home(values, profile)
     return Session(values, clock, log, cluster, roots, node, profile, is_here)
+
+
+def _cluster(  # noqa: PLR0913, PLR0917  # as `kube_cluster`, and what becomes of its error
+    values: Values, name: str, clock: SystemClock, log: LogReporter, api_timeout_s: float, reading: Reading
+) -> KubeCluster:
+    """The way to the cluster, or one on which every request fails. Raises ConfigError, unless `reading` does not."""
+    try:
+        return kube_cluster(values, name, clock, log, api_timeout_s)
+    except ConfigError as error:
+        why = error
+
+    def no_way() -> None:
+        raise why
+
+    reading(Part.CLUSTER, no_way, None)
+    from driver_manager.adapters.kube.cluster import KubeCluster  # noqa: PLC0415  # as above
+    from driver_manager.adapters.kube.no_way import NoWay  # noqa: PLC0415
+
+    return KubeCluster(NoWay(why), name, clock, log, BLIND_RETRIES_S)
+
+
+def _home(values: Values, profile: Profile) -> str:
+    """Our namespace, whose pods may do where those of all may not be listed; "" where they may not do.
+
+    It is where a Role of our account is, and our own pod. Whoever may evict users' pods has to see all of them.
+    """
+    evicting = (settings.ENABLE_NPU_POD_EVICTION, settings.ENABLE_AUTO_DRAIN, settings.EVICT_HOLDERS)
+    if any(values.get(setting, False) for setting in evicting):
+        return ""
+    return values[settings.POD_NAMESPACE] or values[settings.OPERATOR_NAMESPACE] or profile.namespace
 
 
 def _is_here(node: Node, roots: HostRoots) -> bool:

@@ -1,4 +1,4 @@
-"""The moment by which something has to be over: for waits, tools, requests and reads alike.
+"""When something was seen, and by when something has to be over: waits, tools, requests and reads alike.
 
 Pure: the time comes from whoever makes one.
 """
@@ -7,6 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something was: seconds of this boot, and since the epoch as this host's clock has it."""
+
+    monotonic_s: float = 0.0
+    wall_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -25,3 +25,18 @@ def parse_duration(text: str) -> float:
     if seconds > MAX_DURATION_S:
         raise ValueError(f"{text!r} is longer than 30 days")
     return seconds
+
+
+def spoken(seconds: float) -> str:
+    """A time span for people, in its two largest units: `35 s`, `12 min`, `2 h 5 min`, `3 d 4 h`."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes = whole // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    if hours < 24:
+        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
+    days = hours // 24
+    return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"

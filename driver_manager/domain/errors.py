@@ -43,7 +43,10 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
 
 
 class ManagerError(Exception):
-    """An expected failure: one line saying what, one line saying what to do. `facts` go along in JSON."""
+    """An expected failure: one line saying what, one line saying what to do. `facts` go along in JSON.
+
+    `blockers` are the pods and processes that it is about, named as in `driver_manager.domain.failure`.
+    """
 
     exit_code = ExitCode.INTERNAL
 
@@ -52,6 +55,7 @@ class ManagerError(Exception):
         self.what = what
         self.remedy = remedy
         self.facts: dict[str, Any] = {}
+        self.blockers: tuple[str, ...] = ()
 
 
 class ConfigError(ManagerError):

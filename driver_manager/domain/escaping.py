@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+GAP = " … "
+"""Stands for what was left out of a text."""
+
 
 def writable(value: object) -> str:
     """`value` as text that every encoding of Unicode has: JSON may escape half a character (RFC 8259, section 8.2)."""
     return str(value).encode(errors="replace").decode()
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` in at most `most` characters: what lies in its middle is left out, by whole words where there are some.
+
+    A digest is one word, so none is cut unless there is nothing else.
+    """
+    if len(text) <= most:
+        return text
+    room = most - len(GAP)
+    head, tail = text[: room - room // 3], text[len(text) - room // 3 :]
+    if not text[len(head)].isspace():
+        head = head.rpartition(" ")[0]
+    if not text[-len(tail) - 1].isspace():
+        tail = tail.partition(" ")[2]
+    return f"{head.rstrip()}{GAP}{tail.lstrip()}".strip() if head or tail else f"{text[: most - 1]}…"
 
 
 def shown(text: str) -> str:

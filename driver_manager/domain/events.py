@@ -5,6 +5,9 @@ from __future__ import annotations
 DRIVER_RECONCILED = "DriverReconciled"
 DRIVER_RECONCILE_FAILED = "DriverReconcileFailed"
 DRIVER_UPGRADE_REQUESTED = "DriverUpgradeRequested"
+DRIVER_WEDGED = "DriverWedged"
+DRIVER_RECOVERED = "DriverRecovered"
+DRIVER_WEDGE_MUTED = "DriverWedgeMuted"
 REBOOT_REQUIRED = "RebootRequired"
 REBOOT_ESCALATED = "RebootEscalated"
 REBOOT_COMPLETED = "RebootCompleted"
@@ -15,6 +18,9 @@ EVENTS: dict[str, str] = {
     DRIVER_RECONCILED: "a run changed something and ended well; what was done and why",
     DRIVER_RECONCILE_FAILED: "a run failed after it had begun; its exit code, what failed, what to do",
     DRIVER_UPGRADE_REQUESTED: "the operator, who manages upgrades on this node, was asked to move the pods it names",
+    DRIVER_WEDGED: "health-watch: the driver no longer serves its devices; why, and where the evidence is",
+    DRIVER_RECOVERED: "health-watch: a driver that was wedged serves its devices again",
+    DRIVER_WEDGE_MUTED: "health-watch is muted by hand: what it had marked for a wedge is taken back; until when",
     REBOOT_REQUIRED: "a marker asks for a reboot, `reason=upgrade` or `recovery`; once for each request",
     REBOOT_ESCALATED: "as many reboots as are allowed did not help: a person has to look; once for each request",
     REBOOT_COMPLETED: "the node rebooted, is Ready, and its driver is loaded; how long that took",

@@ -49,6 +49,9 @@ class Journal:
 
     `services` are the host's services that this node may have lost to us, to be started again. `cordon_manager` is the
     field manager that our cordon is on record for, on the Node of `node_uid`; "" where that is not known.
+
+    For the reader alone: `begin` is when the node was taken, as `timestamps` writes it, by this run or the earlier one
+    that it goes on from; `step` names the step that wrote this.
     """
 
     owner: Owner
@@ -59,6 +62,8 @@ class Journal:
     services: tuple[str, ...] = ()
     cordon_manager: str = ""
     node_uid: str = ""
+    step: str = ""
+    begin: str = ""
 
 
 class JournalUnreadable(ConfigError):
@@ -107,6 +112,10 @@ def encode(journal: Journal) -> str:
         body["cordonManager"] = journal.cordon_manager
     if journal.node_uid:
         body["nodeUid"] = journal.node_uid
+    if journal.step:
+        body["step"] = journal.step
+    if journal.begin:
+        body["begin"] = journal.begin
     return FORM.write(body)
 
 
@@ -122,6 +131,8 @@ def decode(text: str) -> Journal:
         services=body.texts("services", ()),
         cordon_manager=body.text("cordonManager", ""),
         node_uid=body.text("nodeUid", ""),
+        step=body.text("step", ""),
+        begin=body.text("begin", ""),
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from driver_manager.domain.deadline import Moment
+from driver_manager.domain.failure import PastFailure
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.reboot_wish import RebootWish
@@ -23,7 +25,7 @@ class Node:
     """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told.
 
     `cordon_record` is the place of the record of that in the managed fields. `is_ready` is None where its kubelet does
-    not tell.
+    not tell. `has_heartbeat`: whether a kubelet has reported on it.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Node:
     cordon_manager: str = ""
     cordon_record: int = 0
     is_ready: bool | None = None
+    has_heartbeat: bool = False
 
 
 def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
@@ -66,7 +69,10 @@ class Pod:
 
     `resources` are the extended resources it asks for, `claims` the names of its ResourceClaims (those made from a
     template under their made names). `grace_period_s` is what its deletion was given, `termination_grace_s` what it
-    asks for. `static_uid` is the uid that the host knows a mirror pod by.
+    asks for; `due_s` is when that grace is over, in seconds since the epoch on the API server's clock, None where it is
+    not told. `static_uid` is the uid that the host knows a mirror pod by. `config_digest` is the driver's digest in the
+    environment of any container, `main_digest` that of the first one. `have_ended`: whether all its containers have;
+    None where its status does not tell of each.
     """
 
     namespace: str
@@ -79,10 +85,12 @@ class Pod:
     static_uid: str = ""
     deleting: bool = False
     grace_period_s: int | None = None
+    due_s: float | None = None
     finalizers: tuple[str, ...] = ()
     reason: str = ""
     host_paths: tuple[str, ...] = ()
     config_digest: str = ""
+    main_digest: str = ""
     main_container: str = ""
     main_started: bool = False
     created: str = ""
@@ -91,11 +99,27 @@ class Pod:
     claims: tuple[str, ...] = ()
     has_empty_dir: bool = False
     termination_grace_s: int = 30
+    have_ended: bool | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether its containers have ended for good."""
-        return self.phase in ("Succeeded", "Failed")
+        """Whether its containers have ended for good.
+
+        A kubelet that refuses a pod when it starts again, or evicts it, reports Failed before it ends the containers,
+        and without a word of them. Such a pod of a DaemonSet is removed by its controller; one of anybody else may stay
+        as a record for ever, so that one is believed.
+        """
+        if self.phase == "Failed":
+            return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended
+        return self.phase == "Succeeded"
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nothing of it runs any more, though its object may be there: a kubelet may remove it a minute later.
+
+        Of a pod with claims only the removal counts: until then its devices are not given back.
+        """
+        return self.is_over or (self.deleting and self.have_ended is True and not self.claims)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -103,27 +127,14 @@ class Pod:
 
 @dataclass(frozen=True)
 class PodList:
-    """Pods of one node and the resourceVersion from which a watch continues without a gap."""
+    """Pods of one node and the resourceVersion from which a watch continues without a gap.
+
+    `namespace`: only the pods of this one could be listed; "" where all could.
+    """
 
     pods: tuple[Pod, ...]
     resource_version: str
-
-
-class PodEventKind(Enum):
-    """What a watch says happened."""
-
-    PRESENT = "present"
-    GONE = "gone"
-    BOOKMARK = "bookmark"
-
-
-@dataclass(frozen=True)
-class PodEvent:
-    """One change seen by a watch; a bookmark has no pod. A watch resumes after `resource_version`."""
-
-    kind: PodEventKind
-    pod: Pod | None
-    resource_version: str
+    namespace: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,23 +145,6 @@ class Claim:
     name: str
     device_classes: tuple[str, ...] = ()
     drivers: tuple[str, ...] = ()
-
-
-class EvictionOutcome(Enum):
-    """How the API server took an eviction."""
-
-    ACCEPTED = "accepted"
-    GONE = "gone"
-    BLOCKED = "blocked"
-
-
-@dataclass(frozen=True)
-class Eviction:
-    """The answer to an eviction; GONE: there is no such pod, at most another one of its name. `why` it is blocked."""
-
-    outcome: EvictionOutcome
-    why: str = ""
-    retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -170,6 +164,7 @@ class ModuleFile:
     `layout_matches`: whether its checksum of `module_layout` is this kernel's, so that the kernel takes it although
     it was built for another release (kernel/module/version.c, check_modstruct_version). `flags_match`: whether the rest
     of its vermagic (SMP, preempt, …) is that of the host's own modules. `unread`: why it tells nothing of itself.
+    `stamp` is another text for another file, and for one that was written to.
     """
 
     name: str
@@ -182,6 +177,7 @@ class ModuleFile:
     missing_dependencies: tuple[str, ...] = ()
     unknown_symbols: tuple[str, ...] | None = None
     unread: str = ""
+    stamp: str = field(default="", compare=False)
 
 
 UNREAD = "unknown"
@@ -192,7 +188,8 @@ UNREAD = "unknown"
 class Holder:
     """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown.
 
-    With UNREAD it may be one: that cannot be determined, `node` is "" and no pod is held responsible.
+    With UNREAD it may be one: that cannot be determined, `node` is "" and no pod is held responsible. `service` is the
+    host's unit that it belongs to.
     """
 
     pid: int
@@ -202,6 +199,7 @@ class Holder:
     container: str = ""
     pod_uid: str = ""
     pod: str = ""
+    service: str = ""
 
     def __str__(self) -> str:
         who = f"{self.process} (pid {self.pid})" if self.pid else self.process
@@ -209,6 +207,8 @@ class Holder:
             return f"{who} may use the device: this cannot be determined, /proc does not answer in time"
         if self.pod or self.pod_uid:
             who += f" in pod {self.pod or self.pod_uid}"
+        elif self.service:
+            who += f" of {self.service}"
         if self.container:
             who += f" container {self.container[:12]}"
         return f"{who} has {self.node} {self.how}"
@@ -267,6 +267,8 @@ class LoadRecord:
 class Host:
     """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below.
 
+    `permanent`: those of them that cannot leave this kernel, each with why. `are_modules_frozen`: no module may be
+    loaded or unloaded until the next boot. `failure` is what an earlier run of this boot noted.
     `leaving` are modules of the driver that the kernel is taking out, with or without an end to it: not in `modules`.
     `parameters` are those of its loaded modules, by `module.parameter`, where this run would load others instead.
     `reboot_wish` is what a reboot was last asked for, in this boot or an earlier one; None where nothing readable is.
@@ -293,6 +295,21 @@ class Host:
     enforces_signatures: bool = False
     state_problem: str = ""
     active_services: tuple[str, ...] = ()
+    permanent: Mapping[str, str] = field(default_factory=dict)
+    are_modules_frozen: bool = False
+    failure: PastFailure | None = None
+
+
+class Part(Enum):
+    """What can be out of sight by itself, for want of a right, a mount or an answer."""
+
+    CLUSTER = "cluster"
+    NODE = "node"
+    PODS = "pods"
+    HOST = "host"
+    JOURNAL = "journal"
+    OWN_POD = "own pod"
+    DIGEST = "digest"
 
 
 @dataclass(frozen=True)
@@ -301,7 +318,8 @@ class Observation:
 
     `owner_alive`: whether the journal's owner still lives, None where that cannot be told. `claims` and `holders` are
     read only where the driver is about to be replaced. `enclosing_uid` is the pod around our process, where its cgroup
-    tells. `has_unread_claims`: pods hold claims that we may not read, and nobody is to be evicted for them.
+    tells. `installed_digest` is what the driver container of our own pod records, where that is another than `digest`.
+    `has_unread_claims`: pods hold claims that we may not read, and nobody is to be evicted for them. `at`: when.
     """
 
     node: Node
@@ -313,10 +331,12 @@ class Observation:
     owner_alive: bool | None = False
     digest: str = ""
     digest_source: str = ""
+    installed_digest: str = ""
     claims: tuple[Claim, ...] = ()
     holders: tuple[Holder, ...] = ()
     enclosing_uid: str = ""
     has_unread_claims: bool = False
+    at: Moment = field(default_factory=Moment)
 
 
 class Health(Enum):
@@ -378,7 +398,8 @@ class EvictionRules:
 class Policy:
     """What the user wants, apart from the facts. Times in seconds.
 
-    `completion`: pods that may end by themselves before anything is evicted.
+    `completion`: pods that may end by themselves before anything is evicted. `retry_wait_s` is the longest wait before
+    somebody is disturbed again after a failure that nothing has changed since.
     """
 
     loader: Loader = Loader.CONTAINER
@@ -395,3 +416,4 @@ class Policy:
     pod_termination_timeout_s: float = 300.0
     device_free_timeout_s: float = 60.0
     deadline_s: float = 1800.0
+    retry_wait_s: float = 1800.0

@@ -73,3 +73,8 @@ def beside(modules: Mapping[str, Module], roots: Iterable[str]) -> tuple[str, ..
 def users(module: Module) -> int:
     """How many users other than modules `module` has: open devices, mappings, kernel users. 0 where unknown."""
     return max(0, (module.refcount or 0) - len(module.holders))
+
+
+def users_of(modules: Mapping[str, Module]) -> int:
+    """The same of all of them together."""
+    return sum(map(users, modules.values()))

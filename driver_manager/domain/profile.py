@@ -6,6 +6,7 @@ Owns the fields and their meaning; reading and checking files belongs to `driver
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -73,7 +74,11 @@ def is_safe_root(path: str) -> bool:
 
 @dataclass(frozen=True)
 class NodeKeys:
-    """Full names of the label and annotation keys on the Node; empty where the vendor has none."""
+    """Full names of the label and annotation keys on the Node; empty where the vendor has none.
+
+    `state` and `last_outcome` follow from `journal` where a profile's file does not name them. Without them the Node
+    shows nothing of the driver's state.
+    """
 
     journal: str
     cordon: str
@@ -87,6 +92,14 @@ class NodeKeys:
     pre_reboot_boot_id: str = ""
     reboot_in_progress: str = ""
     reboot_slots: str = ""
+    state: str = ""
+    last_outcome: str = ""
+    mute_until: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All keys that there are."""
+        return frozenset(key for key in vars(self).values() if key)
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,7 @@ class DeployLabels:
         return self.prefix + self.driver_component
 
     def keys_in(self, labels: dict[str, str]) -> frozenset[str]:
-        """The deploy-label keys in `labels` that may be paused."""
+        """The deploy-label keys in `labels`, without the driver's own."""
         if not self.prefix:
             return frozenset()
         with_prefix = frozenset(key for key in labels if key.startswith(self.prefix) and key != self.driver_key)
@@ -146,6 +159,7 @@ class HostPaths:
     reboot_marker: str = ""
     rebooter_record: str = ""
     reboot_evidence: str = ""
+    evidence: str = ""
 
     @property
     def ready_withdrawn(self) -> str:
@@ -168,6 +182,11 @@ class HostPaths:
         return self._of_ours("driver-manager.owner")
 
     @property
+    def failure_note(self) -> str:
+        """What a run notes that failed after it had disturbed somebody."""
+        return self._of_ours("driver-manager.failure.json")
+
+    @property
     def health_record(self) -> str:
         """What health-watch remembers of this boot."""
         return self._of_ours("health-watch.json")
@@ -176,6 +195,16 @@ class HostPaths:
     def reboot_wish(self) -> str:
         """The file that remembers over a reboot what it was asked for, "" where none is asked for."""
         return f"{self.reboot_marker}.wish" if self.reboot_marker else ""
+
+    @property
+    def run_figures(self) -> str:
+        """What the runs of this boot took, for metrics."""
+        return self._of_ours("driver-manager.figures.json")
+
+    @property
+    def mute_file(self) -> str:
+        """The file by which health-watch is muted on this host: a time."""
+        return self._of_ours("health-watch.mute-until")
 
     @property
     def rebooter_lock(self) -> str:
@@ -243,6 +272,10 @@ class Profile:
     def expected_nodes(self) -> tuple[str, ...]:
         """Patterns of device nodes of which one is there once the module serves a device, whoever else runs."""
         return self.paths.device_nodes if self.paths.device_nodes_made_by is NodeMaker.MODULE else ()
+
+    def deploy_keys(self, labels: Mapping[str, str]) -> frozenset[str]:
+        """The deploy-label keys in `labels` that may be paused: none that stands for something else."""
+        return self.deploy.keys_in(dict(labels)) - self.keys.names
 
 
 def encode(profile: Profile) -> str:

@@ -17,6 +17,8 @@ _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 @dataclass(frozen=True)
 class _Term:
+    """One requirement of a selector; `values` None: any will do."""
+
     key: str
     values: frozenset[str] | None
     is_negative: bool

@@ -59,9 +59,9 @@ def text(
     return Setting(env, SettingKind.TEXT, meaning, name or env.lower(), "", default, also=also)
 
 
-def file(env: str, meaning: str, *, default: str | None = None) -> Setting[str]:
+def file(env: str, meaning: str, *, default: str | None = None, name: str = "") -> Setting[str]:
     """An option that takes the path of a file; "" when unset."""
-    return Setting(env, SettingKind.FILE, meaning, env.lower(), "", default)
+    return Setting(env, SettingKind.FILE, meaning, name or env.lower(), "", default)
 
 
 def flag(env: str, meaning: str, *, also: tuple[str, ...] = ()) -> Setting[bool]:

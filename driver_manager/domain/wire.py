@@ -17,6 +17,9 @@ from driver_manager.domain.errors import ConfigError
 MAX_VALUE_CHARS = 80
 """A value is shown cut to this length."""
 
+LAST_MOMENT_S = 253_402_300_799
+"""The end of the year 9999, in seconds since the epoch: the last moment that a calendar can show."""
+
 TEXT, WHOLE, FLAG, OBJECT = "a text", "a whole number", "true or false", "an object"
 
 

@@ -94,9 +94,27 @@ def parse(text: str, where: str) -> Profile:
         body = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         raise ConfigError(f"profile {where} is not TOML: {error}", "Mend the file.") from error
-    profile: Profile = _build(Profile, body, where, "")
+    profile: Profile = _with_derived_keys(_build(Profile, body, where, ""))
     _check(profile, where)
     return profile
+
+
+_DERIVED = ("state", "last_outcome", "mute_until")
+_JOURNAL_END = ".journal"
+_OWN_NAME = "driver-manager"
+
+
+def _with_derived_keys(profile: Profile) -> Profile:
+    """`profile` with the keys that its file may leave out, made from that of the journal."""
+    keys, (domain, _, name) = profile.keys, profile.keys.journal.rpartition("/")
+    named = name.removesuffix(_JOURNAL_END) if name.endswith(_JOURNAL_END) else _OWN_NAME
+
+    def derived(end: str) -> str:
+        wanted = f"{domain}/{named}.{end}"
+        return wanted if _PREFIXED_KEY.fullmatch(wanted) and wanted not in keys.names else f"{domain}/{_OWN_NAME}.{end}"
+
+    found = {name: getattr(keys, name) or derived(name.replace("_", "-")) for name in _DERIVED}
+    return dataclasses.replace(profile, keys=dataclasses.replace(keys, **found))
 
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")

@@ -81,11 +81,14 @@ class Recorder(Controller):
         if cordons[0] != cordons[1]:
             texts.append("node cordoned" if cordons[1] else "node uncordoned")
         old_notes, new_notes = before.get("annotations", {}), after.get("annotations", {})
+        keys = self._profile.keys
         texts += [
             f"{key}: {old_notes.get(key, '(absent)')} → {new_notes.get(key, '(absent)')}"
             for key in sorted(old_notes | new_notes)
-            if key != self._profile.keys.journal and old_notes.get(key) != new_notes.get(key)
+            if key not in (keys.journal, keys.last_outcome) and old_notes.get(key) != new_notes.get(key)
         ]
+        if old_notes.get(keys.last_outcome) != new_notes.get(keys.last_outcome):
+            texts.append("outcome of the run written")
         key = self._profile.keys.journal
         journals = [key in metadata.get("annotations", {}) for metadata in (before, after)]
         if journals[0] != journals[1]:

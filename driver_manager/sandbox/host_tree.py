@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import uuid
 from dataclasses import dataclass
@@ -84,6 +85,25 @@ class HostTree:
     def hold_device(self) -> None:
         """Make the driver busy, as a process with the device open does."""
         fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], 1)
+
+    def hold_device_by(self, pid: int, name: str) -> None:
+        """Let a process of the host have the device open, as /proc shows it."""
+        main = self.profile.modules.roots[0]
+        process = self.root / "proc" / str(pid)
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/3").symlink_to(f"/dev/{fake_tools.DEVICES[main]}")
+        for file, text in (
+            ("stat", f"{pid} ({name}) S 1 {'0 ' * 40}"),
+            ("status", f"Name:\t{name}"),
+            ("cgroup", f"0::/system.slice/{name}.service"),
+        ):
+            (process / file).write_text(f"{text}\n")
+        self.hold_device()
+
+    def end_process(self, pid: int) -> None:
+        """End that process: the device is free again."""
+        shutil.rmtree(self.root / "proc" / str(pid))
+        fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], -1)
 
     def wedge(self) -> None:
         """Let the chip wedge: from now on only a reboot helps."""

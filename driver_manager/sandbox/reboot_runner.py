@@ -18,15 +18,16 @@ from typing import Any
 
 from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.health.machine import recorded
+from driver_manager.domain.health.record import recorded
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker, encode
+from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.patches import APPROVED
 from driver_manager.domain.reboot.record import Record, decode
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.reboot_scenarios import RebootStory
-from driver_manager.sandbox.runner import NodeState, ScenarioReport, Show
+from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Show
 from driver_manager.sandbox.scenarios import NEW_DIGEST, OLD_DIGEST
 from driver_manager.sandbox.store import ApiError
 
@@ -299,16 +300,21 @@ class RebootPlay:
             return False
         return len(self._approved) == len(self._machines) or not (self._story.approves or self._story.recovers)
 
-    def _state(self) -> NodeState:
+    def _state(self) -> NodeSummary:
         node, tree = self._cluster.node(), self._machines[0].tree
         metadata: dict[str, Any] = node["metadata"]
-        return NodeState(
+        return NodeSummary(
             labels=dict(metadata.get("labels", {})),
             cordoned=bool(node.get("spec", {}).get("unschedulable")),
-            journal=bool(metadata.get("annotations")),
+            journal=bool(self._left_on(node)),
             driver=tree.driver_version,
             digest=tree.digest,
         )
+
+    def _left_on(self, node: dict[str, Any]) -> dict[str, str]:
+        """Annotations that speak of something taken or asked for: how the last run ended stays."""
+        last_outcome = self._cluster.profile.keys.last_outcome
+        return {key: text for key, text in (node["metadata"].get("annotations") or {}).items() if key != last_outcome}
 
     def _judge(self, report: ScenarioReport) -> list[str]:
         """How the end differs from how it has to be."""
@@ -319,10 +325,11 @@ class RebootPlay:
         ]
         for machine in self._machines:
             node = self._cluster.store.get("nodes", machine.name)
-            if node["metadata"].get("annotations") or node.get("spec", {}).get("unschedulable"):
-                found.append(f"something is left on {machine.name}: {node['metadata'].get('annotations')}")
-        if report.after is not None and report.after.labels != report.before.labels:
-            found.append(f"labels are {report.after.labels}, expected {report.before.labels}")
+            if self._left_on(node) or node.get("spec", {}).get("unschedulable"):
+                found.append(f"something is left on {machine.name}: {self._left_on(node)}")
+        wanted = report.before.labels | {self._cluster.profile.keys.state: NodeState.READY.value}
+        if report.after is not None and report.after.labels != wanted:
+            found.append(f"labels are {report.after.labels}, expected {wanted}")
         expected = NEW if self._story.reason == UPGRADE else OLD
         if report.after is not None and report.after.driver != expected:
             found.append(f"driver {report.after.driver}, expected {expected}")

@@ -39,7 +39,7 @@ class Show(Protocol):
 
 
 @dataclass(frozen=True)
-class NodeState:
+class NodeSummary:
     """What is compared between beginning and end."""
 
     labels: dict[str, str]
@@ -68,8 +68,8 @@ class ScenarioReport:
     """How a scenario went. `problems` is empty when it ended as it has to."""
 
     scenario: Story
-    before: NodeState
-    after: NodeState | None = None
+    before: NodeSummary
+    after: NodeSummary | None = None
     exit_codes: list[int] = field(default_factory=list)
     timeline: list[Happening] = field(default_factory=list)
     requests: int = 0
@@ -204,11 +204,11 @@ class _Play:
             time.sleep(POLL_S)  # the tree's files have no events
         self._time_out(process)
 
-    def _state(self) -> NodeState:
+    def _state(self) -> NodeSummary:
         node = self._cluster.node()
         metadata: dict[str, Any] = node["metadata"]
         keys = self._cluster.profile.keys
-        return NodeState(
+        return NodeSummary(
             labels=dict(metadata.get("labels", {})),
             cordoned=bool(node.get("spec", {}).get("unschedulable")),
             journal=keys.journal in metadata.get("annotations", {}),
@@ -230,6 +230,8 @@ def _problems(scenario: Scenario, report: ScenarioReport) -> list[str]:
     if report.exit_codes != expected_codes:
         found.append(f"exit codes {report.exit_codes}, expected {expected_codes}")
     wanted = before.labels | scenario.changed_labels
+    if scenario.shows is not None:
+        wanted |= {builtin()[scenario.profile].keys.state: scenario.shows.value}
     for key in sorted(wanted | after.labels):
         if wanted.get(key) != after.labels.get(key):
             found.append(f"label {key} is {after.labels.get(key)!r}, expected {wanted.get(key)!r}")

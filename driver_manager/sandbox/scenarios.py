@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.node_state import NodeState
 from driver_manager.sandbox.cluster import SandboxCluster
 from driver_manager.sandbox.host_tree import HostTree
 
@@ -29,7 +30,10 @@ class Interference(Enum):
 
 @dataclass(frozen=True)
 class Scenario:
-    """One story. `labels` are extra node labels; `changed_labels` how labels have to differ at the end."""
+    """One story. `labels` are extra node labels; `changed_labels` how labels have to differ at the end.
+
+    `shows` is the state that the Node shows then, None where it shows none.
+    """
 
     name: str
     tells: str
@@ -43,6 +47,7 @@ class Scenario:
     arguments: tuple[str, ...] = ()
     changed_labels: dict[str, str] = field(default_factory=dict)
     interference: Interference = Interference.NONE
+    shows: NodeState | None = NodeState.READY
 
 
 _MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
@@ -87,6 +92,11 @@ def _slow_module(tree: HostTree) -> None:
 def _busy(tree: HostTree) -> None:
     _upgrade(tree)
     tree.hold_device()
+
+
+def _held(tree: HostTree) -> None:
+    _upgrade(tree)
+    tree.hold_device_by(4242, "trainer")
 
 
 def _tenants(cluster: SandboxCluster) -> None:
@@ -135,6 +145,7 @@ SCENARIOS = {
             _current,
             labels=_CUSTOM,
             env=_MANAGER,
+            shows=None,
         ),
         Scenario(
             "first-install",
@@ -152,6 +163,7 @@ SCENARIOS = {
             _upgrade,
             meddle=lambda cluster: cluster.pin_pod("rbln-device-plugin", "example.com/backup"),
             env={**_MANAGER, "POD_TERMINATION_TIMEOUT": "2s"},
+            shows=NodeState.FAILED,
         ),
         Scenario(
             "workloads",
@@ -170,6 +182,7 @@ SCENARIOS = {
             _upgrade,
             meddle=lambda cluster: cluster.add_workload("scratch-0", app="scratch", empty_dir=True),
             env={**_MANAGER, "ENABLE_NPU_POD_EVICTION": "true"},
+            shows=NodeState.FAILED,
         ),
         Scenario(
             "busy-module",
@@ -177,6 +190,15 @@ SCENARIOS = {
             ExitCode.DRIVER_BUSY,
             OLD,
             _busy,
+            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            shows=NodeState.FAILED,
+        ),
+        Scenario(
+            "held-device",
+            "a process of the host has the device open: bounded wait with everything in place, and nobody is paused",
+            ExitCode.DRIVER_BUSY,
+            OLD,
+            _held,
             env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
         ),
         Scenario(
@@ -186,6 +208,7 @@ SCENARIOS = {
             OLD,
             _bad_module,
             env=_MANAGER,
+            shows=NodeState.FAILED,
         ),
         Scenario(
             "crash-and-resume",

@@ -71,6 +71,7 @@ class Track:
         seen = {
             "rebooted once": len(driver_node.reboots) == 1 and driver_node.is_done,
             "nothing left on the Node": driver_node.notes() == {},
+            "shown as ready": driver_node.state() == "ready",
             "not cordoned": "unschedulable" not in node["spec"],
             "no slot kept": self._fleet.holders() == [],
             "the fault met a request": proxy.fired(fault) > 0,

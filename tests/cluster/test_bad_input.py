@@ -11,6 +11,7 @@ from tests.control_plane.kubelet import NodeFactory
 from tests.control_plane.processes import Ended
 from tests.control_plane.runner import JOURNAL, OLD, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.shown import NOTHING, Shown
 from tests.fakes.pace import patient
 
 pytestmark = pytest.mark.long
@@ -27,7 +28,9 @@ def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, no
     return command_runner
 
 
-def _assert_lost_nothing(command_runner: CommandRunner, ended: Ended, code: int, *words: str) -> None:
+def _assert_lost_nothing(
+    command_runner: CommandRunner, ended: Ended, code: int, *words: str, shows: Shown = NOTHING
+) -> None:
     assert ended.code == code, ended.err
     assert "Traceback" not in ended.err
     for word in words:
@@ -37,6 +40,7 @@ def _assert_lost_nothing(command_runner: CommandRunner, ended: Ended, code: int,
     assert ended.last_line.startswith(f"exit {code}: ")
     assert command_runner.node is not None
     assert command_runner.node.labels() == LABELS
+    assert command_runner.node.shown() == shows
     assert command_runner.tree.driver_version == OLD
 
 
@@ -59,7 +63,9 @@ def _assert_lost_nothing(command_runner: CommandRunner, ended: Ended, code: int,
     ],
 )
 def test_a_bad_setting_is_exit_code_2(one: CommandRunner, env: dict[str, str], words: list[str]) -> None:
-    _assert_lost_nothing(one, one.reconcile(**env), 2, *words)
+    # Shown on the Node where it is known to be this host's, and that is only once it was read.
+    is_shown = env.keys() & {"DRIVER_CONFIG_DIGEST", "POD_NAME", "SYS_ROOT"}
+    _assert_lost_nothing(one, one.reconcile(**env), 2, *words, shows=("failed", 2) if is_shown else NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +94,17 @@ def test_a_bad_profile_file_names_the_key(one: CommandRunner, tmp_path: Path, te
 def test_an_unreadable_journal_stops_the_run_and_stays(one: CommandRunner, journal: str, words: list[str]) -> None:
     assert one.node is not None
     one.node.api.patch(one.node.path, {"metadata": {"annotations": {JOURNAL: journal}}})
-    _assert_lost_nothing(one, one.reconcile(), 2, *words)
+    _assert_lost_nothing(one, one.reconcile(), 2, *words, shows=("held", 2))
     assert one.node.annotations()[JOURNAL] == journal
     status = one.run("status")
     assert status.code == 0, status.err
     assert "unreadable" in status.out
+    assert status.out.startswith("held since ")
     assert one.run("restore").code == 2
     restored = one.run("restore", "--ignore-journal")
     assert restored.code == 0, restored.err
     assert one.node.labels() == {**LABELS, f"{PREFIX}device-plugin": "true"}
+    assert one.node.shown() == ("failed", 0), "who took it did not finish"
     assert JOURNAL not in one.node.annotations()
 
 

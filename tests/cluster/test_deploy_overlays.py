@@ -23,6 +23,7 @@ from tests.control_plane.pod_process import PodRunner, wait_pod
 from tests.control_plane.processes import RUN_TIMEOUT_S, Running
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.servers import ControlPlane
+from tests.control_plane.shown import of_others, shown
 from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied, apply
 from tests.deploy.kustomize import OVERLAYS, only, render
@@ -57,7 +58,7 @@ def podmonitors() -> Json:
     """The Prometheus operator's definition, as far as deploy/ uses it (prometheus-operator, Documentation/api.md)."""
     text = {"type": "string"}
     names = {"type": "array", "items": text}
-    relabeling = {"type": "object", "properties": {"sourceLabels": names, "targetLabel": text}}
+    relabeling = {"type": "object", "properties": {"sourceLabels": names, "targetLabel": text, "replacement": text}}
     endpoint = {
         "type": "object",
         "properties": {
@@ -75,13 +76,33 @@ def podmonitors() -> Json:
         "required": ["selector"],
         "properties": {"selector": selector, "podMetricsEndpoints": endpoints},
     }
+    return defined("PodMonitor", spec)
+
+
+def prometheusrules() -> Json:
+    """The same for alerts."""
+    text = {"type": "string"}
+    texts = {"type": "object", "additionalProperties": text}
+    rule = {
+        "type": "object",
+        "required": ["expr"],
+        "properties": {"alert": text, "expr": text, "for": text, "labels": texts, "annotations": texts},
+    }
+    rules = {"type": "array", "items": rule}
+    group = {"type": "object", "required": ["name"], "properties": {"name": text, "rules": rules}}
+    return defined("PrometheusRule", {"type": "object", "properties": {"groups": {"type": "array", "items": group}}})
+
+
+def defined(kind: str, spec: Json) -> Json:
+    """The definition of one of the Prometheus operator's kinds, whose `spec` has this schema."""
     schema = {"type": "object", "required": ["spec"], "properties": {"spec": spec}}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    named = {"plural": "podmonitors", "singular": "podmonitor", "kind": "PodMonitor", "listKind": "PodMonitorList"}
+    plural = f"{kind.lower()}s"
+    named = {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
         "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": named, "versions": [version]},
     }
 
@@ -108,6 +129,18 @@ def test_a_pod_monitor_fits_its_definition_and_finds_the_port(admin_api: Api) ->
         broken = copy.deepcopy(only(objects, "PodMonitor"))
         broken["spec"]["podMetricsEndpoints"][0]["prot"] = "metrics"
         assert "prot" in str(refusal(lambda: apply(admin_api, broken)))
+
+
+def test_the_alerts_fit_their_definition(admin_api: Api) -> None:
+    admin_api.post(CRD, prometheusrules())
+    wait_until(
+        lambda: admin_api.answers("/apis/monitoring.coreos.com/v1/prometheusrules"), "PrometheusRules are served"
+    )
+    objects = render("rebellions", "metrics")
+    with applied(admin_api, [one for one in objects if one["kind"] in ("Namespace", "PrometheusRule")]):
+        broken = copy.deepcopy(only(objects, "PrometheusRule"))
+        broken["spec"]["groups"][0]["rules"][0]["exrp"] = "1"
+        assert "exrp" in str(refusal(lambda: apply(admin_api, broken)))
 
 
 @pytest.mark.parametrize("where", ["initContainers", "containers"])
@@ -150,8 +183,9 @@ def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_th
         assert (tree.driver_version, tree.digest, tenant.state()) == ("not loaded", "", "gone")
         assert not driver_node.is_mounted()
         after = node.read()
-        assert (after["metadata"]["labels"], after["spec"].get("unschedulable")) == (labels, None)
-        assert not [key for key in after["metadata"].get("annotations", {}) if "driver-manager" in key]
+        assert (of_others(after["metadata"]["labels"]), after["spec"].get("unschedulable")) == (labels, None)
+        assert not [key for key in of_others(after["metadata"].get("annotations", {})) if "driver-manager" in key]
+        assert shown(after) == ("ready", 0)
         operands.wait_running()
 
     driver_node.install(NEW, "sample-2.0.1")
@@ -163,7 +197,7 @@ def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_th
 
 
 def watched(driver_node: DriverNode, pod: Json) -> None:
-    """The pod's health-watch takes its first sample, and ends with 0 when told to; it is without a way to the API."""
+    """The pod's health-watch takes its first sample, and ends with 0 when told to."""
     watch = driver_node.runner.start(pod, "health-watch")
     record = driver_node.tree.root / driver_node.tree.profile.paths.health_record.lstrip("/")
     wait_until(record.exists, "health-watch remembers a sample", RUN_TIMEOUT_S)
@@ -171,6 +205,9 @@ def watched(driver_node: DriverNode, pod: Json) -> None:
     assert ended.code == 0, ended.err
     assert f"watching the {driver_node.tree.profile.name} driver every 60 s" in ended.err
     assert '"error"' not in ended.err
+    assert "the Node is not told of wedges" not in ended.err, "it has the token of the overlay"
+    warned = [line for line in ended.err.splitlines() if '"warning"' in line and "suspect(1)" not in line]
+    assert not warned, "it reaches its Node with that token; the stand-in of a vendor's tool may be none"
 
 
 def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebody_approves(
@@ -206,6 +243,7 @@ def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebod
     wait_until(lambda: node.labels() == labels, "the label goes", RUN_TIMEOUT_S)
     wait_until(lambda: not node.api.get(lease)["spec"].get("holderIdentity"), "the slot is given back")
     wait_until(lambda: not [key for key in node.annotations() if key.startswith(NPU)], "the annotations go")
+    wait_until(lambda: node.shown()[0] == "ready", "the driver's state is shown")
     ended = back.terminate()
     assert ended.code == 0, ended.err
     assert not (tree.root / "var/lib/ascend/.reboot-required").exists()

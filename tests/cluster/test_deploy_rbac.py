@@ -15,12 +15,15 @@ import pytest
 
 from tests.control_plane.api import Api, Json, gone, wait_until
 from tests.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
+from tests.control_plane.loops import Loop
 from tests.control_plane.old_server import PodClaim
 from tests.control_plane.pod_process import request_token
 from tests.control_plane.processes import RUN_TIMEOUT_S, Ended, Running
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.runner import PREFIX, CommandRunner, node_of, start_and_take
+from tests.control_plane.scene import open_world
 from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.watched_node import WatchedNode, watched_node
 from tests.control_plane.workloads import Shape, Workloads, WorkloadsFactory
 from tests.deploy.apply import Right, applied, apply, may, rights_of, rules_of
 from tests.deploy.kustomize import only, render
@@ -237,6 +240,49 @@ def test_every_right_of_the_agent_is_needed(admin_api: Api, case: GroundFactory,
         name, said = next(((name, said) for name, said in found if said), ("", ""))
     assert said, f"no path needs to {verb} {resource}"
     assert f"{verb} {resource}{f'.{group}' if group else ''}" in said, f"{name}: {said}"
+
+
+@pytest.fixture
+def watched(control_plane: ControlPlane, admin_api: Api, shipped: None, tmp_path: Path) -> Iterator[WatchedNode]:
+    """A node whose health-watch has the token of the overlay's service account."""
+    account = user(admin_api, AGENT_ACCOUNT)
+    with open_world(control_plane, account, admin_api, tmp_path) as world, watched_node(world) as made:
+        yield made
+
+
+def told(watched: WatchedNode) -> str:
+    """What health-watch says that it could not do about a wedge, "" where the Node was told."""
+    with watched.watch() as loop:
+        loop.says("→ healthy")
+        watched.fail()
+        loop.says("→ wedged")
+        wait_until(
+            lambda: (watched.state == "wedged" and watched.events("DriverWedged")) or _not_told(loop),
+            "the Node is told, or a right lacks",
+        )
+        return _not_told(loop)
+
+
+def _not_told(loop: Loop) -> str:
+    return "\n".join(line for line in loop.lines if line.startswith("the Node was not "))
+
+
+def test_the_rights_of_health_watch_are_enough(watched: WatchedNode) -> None:
+    assert told(watched) == ""
+
+
+WATCH_RIGHTS = [
+    ("", "", "nodes", "", "get"),
+    ("", "", "nodes", "", "patch"),
+    ("default", "", "events", "", "create"),
+]
+
+
+@pytest.mark.parametrize("right", WATCH_RIGHTS, ids=shown)
+def test_every_right_of_health_watch_is_needed(admin_api: Api, watched: WatchedNode, right: Right) -> None:
+    with without(admin_api, AGENT, AGENT_ACCOUNT, right):
+        said = told(watched)
+    assert f"the API server refused to {right[4]} {right[2]}" in said, said
 
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"

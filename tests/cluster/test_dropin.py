@@ -20,10 +20,11 @@ from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host_tree import HostTree
 from tests.control_plane.api import Api, Json
 from tests.control_plane.driver_node import OLD, DriverNode, old_driver, settled
-from tests.control_plane.kubelet import NodeFactory, OperandsFactory
+from tests.control_plane.kubelet import Node, NodeFactory, OperandsFactory
 from tests.control_plane.old_server import PodClaim
 from tests.control_plane.pod_process import PodRunner
 from tests.control_plane.proxy import Proxy
+from tests.control_plane.runner import JOURNAL, PREFIX
 from tests.control_plane.servers import ControlPlane
 from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied
@@ -217,7 +218,9 @@ def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin)
     assert ended.code == 0, ended.err
     assert "✓ may create pods/eviction" in ended.out
     checking["spec"]["initContainers"][0]["args"] += ["-o", "json"]
-    checks = {check["name"]: check["ok"] for check in json.loads(driver_node.runner.run(checking, MANAGER).out)}
+    checks = {
+        check["name"]: check["ok"] for check in json.loads(driver_node.runner.run(checking, MANAGER).out)["checks"]
+    }
     assert checks["may create pods/eviction"] is True
     assert (checks["may create events"], checks["may watch pods"]) == (None, None)
     assert False not in checks.values()
@@ -227,3 +230,78 @@ def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin)
     refused = driver_node.runner.run(checking, MANAGER)
     assert refused.code == 6
     assert "nouveau" in refused.out
+
+
+VFIO_LABEL = f"{PREFIX}vfio-manager"
+
+
+@pytest.mark.parametrize("of_the_host", [False, True], ids=["container-driver", "host-driver"])
+def test_a_vfio_managers_init_container_uninstalls_and_leaves_its_own_label_alone(
+    settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory, of_the_host: bool
+) -> None:
+    driver_node = settle("vfio-manager", "rebellions")
+    tree, node = driver_node.tree, driver_node.node
+    if of_the_host:
+        tree.add_driver("/", OLD)
+        (tree.root / tree.profile.paths.state_file.lstrip("/")).unlink()
+    made = operands(node, ("sandbox-device-plugin",))
+    (elsewhere,) = workloads(node).managed(1, Shape(npus=0))
+    labels = node.labels()
+    assert labels[VFIO_LABEL] == "true"
+
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
+
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done: the driver was unloaded (pod rbln-system/rbln-vfio-manager-")
+    assert f"which is placed by {VFIO_LABEL}, needs the driver uninstalled" in ended.last_line
+    assert (tree.driver_version, driver_node.is_mounted()) == ("not loaded", False)
+    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+    assert JOURNAL not in node.annotations()
+    assert "deletionTimestamp" not in node.api.get(pod_path(driver_node.pod))["metadata"], "it paused its own label"
+    assert elsewhere.state() == "Running"
+    narrow, event = warnings(ended.err)
+    assert narrow.startswith("this account may list pods in namespace rbln-system only")
+    assert "no event was recorded" in event
+    made.wait_running()
+    again = driver_node.runner.run(driver_node.pod, MANAGER)
+    assert (again.code, "there is nothing to uninstall" in again.last_line) == (0, True), again.err
+
+
+def test_a_process_in_a_pod_that_a_vfio_manager_may_not_see_disturbs_nobody(
+    settle: SettleDropin, operands: OperandsFactory
+) -> None:
+    driver_node = settle("vfio-manager", "rebellions")
+    tree, node = driver_node.tree, driver_node.node
+    operands(node, ("sandbox-device-plugin",))
+    tree.hold_device_by(4242, "trainer")
+    uid = "0b0d7f0e-1111-4222-8333-000000000002"
+    (tree.root / "proc/4242/cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{'c' * 64}\n")
+    before = undisturbed(node)
+    quick: Json = copy.deepcopy(driver_node.pod)
+    quick["spec"]["initContainers"][0]["args"] += ["--device-free-timeout=1s"]
+    ended = driver_node.runner.run(quick, MANAGER)
+    assert ended.code == 4, ended.err
+    assert f"trainer (pid 4242) in pod {uid}" in ended.last_line
+    assert "let this account list all pods" in ended.err
+    assert (undisturbed(node), tree.driver_version) == (before, OLD)
+
+
+def undisturbed(node: Node) -> Json:
+    """The Node but for what it shows of runs."""
+    return {"labels": node.labels(), "annotations": node.annotations(), "spec": node.read()["spec"]}
+
+
+def test_who_may_evict_has_to_see_all_pods(settle: SettleDropin) -> None:
+    driver_node = settle("vfio-manager", "rebellions")
+    evicting: Json = copy.deepcopy(driver_node.pod)
+    (one,) = [one for one in evicting["spec"]["initContainers"][0]["env"] if one["name"] == "ENABLE_NPU_POD_EVICTION"]
+    one["value"] = "true"
+    ended = driver_node.runner.run(evicting, MANAGER)
+    assert (ended.code, "list pods" in ended.last_line) == (7, True), ended.err
+    assert driver_node.tree.driver_version == OLD
+
+
+def pod_path(pod: Json) -> str:
+    """Where the pod is on the API server."""
+    meta = pod["metadata"]
+    return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"

@@ -53,9 +53,10 @@ class Case:
         self.proxy = proxy
         self.labels = node_of(command_runner).labels()
 
-    def assert_given_back(self, driver: str) -> None:
-        """Node and driver are as they have to be."""
-        assert_untouched(self.command_runner, self.labels)
+    def assert_given_back(self, driver: str, code: int = 3) -> None:
+        """Node and driver are as they have to be; with the old driver the run failed with exit code `code`."""
+        shows = ("ready", 0) if driver == NEW else ("failed", code)
+        assert_untouched(self.command_runner, self.labels, shows=shows)
         assert self.command_runner.tree.driver_version == driver
 
     def evictions(self) -> list[str]:
@@ -130,14 +131,20 @@ def test_workloads_of_every_kind_are_evicted_and_everything_else_stays(case: Cas
 def test_a_blocker_is_named_before_the_first_eviction(case: Case, make: Callable[[Workloads], Pod], word: str) -> None:
     (other,) = case.made.managed()
     blocker = make(case.made)
-    version = node_of(case.command_runner).read()["metadata"]["resourceVersion"]
+    node = node_of(case.command_runner)
+    before = node.labels(), node.annotations(), node.read()["spec"]
     ended = case.command_runner.reconcile(**EVICT)
     assert ended.code == 3, ended.err
     assert blocker.key in ended.last_line
     assert word in ended.last_line
     assert case.evictions() == []
     assert (blocker.state(), other.state()) == ("Running", "Running")
-    assert node_of(case.command_runner).read()["metadata"]["resourceVersion"] == version
+    assert (node.labels(), node.annotations(), node.read()["spec"]) == before
+    assert node.shown() == ("failed", 3)
+    assert len(case.proxy.exchanges("patch", "nodes")) == 1, "that shows the failure, and no more"
+    version = node.read()["metadata"]["resourceVersion"]
+    assert case.command_runner.reconcile(**EVICT).code == 3
+    assert node.read()["metadata"]["resourceVersion"] == version, "a kubelet's retries write nothing"
 
 
 @pytest.mark.parametrize(
@@ -424,7 +431,7 @@ def test_claims_that_may_not_be_listed_are_an_error_and_not_taken_for_none(
     ended = case.command_runner.reconcile(**EVICT, KUBECONFIG=str(kubeconfig))
     assert ended.code == 7, ended.err
     assert "list resourceclaims.resource.k8s.io" in ended.last_line
-    case.assert_given_back(OLD)
+    case.assert_given_back(OLD, 7)
 
 
 def test_a_drain_that_would_leave_a_workload_on_its_device_ends_with_exit_code_3(case: Case) -> None:
@@ -490,7 +497,7 @@ def test_sigterm_during_an_eviction_that_hangs_ends_within_five_seconds(case: Ca
     ended = run.terminate()
     assert ended.code == 10, ended.err
     assert ended.at_s - began < patient(5.0)
-    case.assert_given_back(OLD)
+    case.assert_given_back(OLD, 10)
 
 
 def test_first_generation_rights_do_not_stop_a_run_that_evicts_nobody(

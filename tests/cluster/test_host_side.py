@@ -87,7 +87,7 @@ def test_missing_rights_are_found_before_anything_changes(control_plane: Control
 def test_preflight_says_what_stops_a_run_and_what_to_do(one: CommandRunner) -> None:
     good = one.run("preflight", "-o", "json")
     assert good.code == 0, good.err
-    assert all(check["ok"] is not False for check in json.loads(good.out))
+    assert all(check["ok"] is not False for check in json.loads(good.out)["checks"])
     bad = one.run("preflight", "-o", "text", DRIVER_ROOT="/nonexistent", RECONCILE_DEADLINE="1s")
     assert bad.code == 6
     assert bad.out.count("✗") == 2
@@ -135,7 +135,7 @@ def test_holders_lists_who_has_the_device_open(one: CommandRunner) -> None:
     (process / "cgroup").write_text(f"0::/kubepods/burstable/pod{'1' * 8}-2222-3333-4444-{'5' * 12}/{'c' * 64}\n")
     listed = one.run("holders", "-o", "json")
     assert listed.code == 0, listed.err
-    (holder,) = json.loads(listed.out)
+    (holder,) = json.loads(listed.out)["holders"]
     assert (holder["pid"], holder["process"], holder["node"], holder["how"]) == (4242, "trainer", "/dev/rbln0", "open")
     one.tree.hold_device()
     busy = one.reconcile(DEVICE_FREE_TIMEOUT="0s")

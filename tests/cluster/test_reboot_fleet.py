@@ -16,11 +16,12 @@ from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.record import Record, encode
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.control_plane.api import Api, wait_until
+from tests.control_plane.audit import AuditRecord
 from tests.control_plane.kubelet import NodeFactory
 from tests.control_plane.pod_transport import pod_transport
 from tests.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.control_plane.runner import CommandRunner
-from tests.control_plane.servers import AuditRecord, ControlPlane
+from tests.control_plane.servers import ControlPlane
 from tests.fakes.killer import Killer
 
 pytestmark = pytest.mark.long
@@ -84,6 +85,7 @@ def test_of_fifty_nodes_and_one_slot_never_two_reboot_at_once_and_each_does_once
         assert sum(driver_node.killed for driver_node in fleet.sites) > NODES, "too few kills to mean something"
         for driver_node in fleet.sites:
             assert driver_node.notes() == {}
+            assert driver_node.state() == "ready"
             assert "unschedulable" not in admin_api.get(driver_node.path)["spec"]
         events = admin_api.list("/api/v1/namespaces/default/events")
         ours = [(event["involvedObject"]["name"], event["reason"]) for event in events]
@@ -207,6 +209,10 @@ def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_
     marker = command_runner.tree.root / "var/lib/ascend/.reboot-required"
     asked = command_runner.reconcile("--no-wait", DRIVER_LOAD="container", DRIVER_PROFILE="ascend", POD_NAME="")
     assert asked.code == 7, asked.err  # the rebooter's rights do not let it read pods
+    shown = command_runner.run("status", DRIVER_PROFILE="ascend", POD_NAME="")
+    assert shown.code == 0, shown.err
+    assert 'cannot list resource "pods"' in shown.out
+    assert "drv_pcie_host 25.2.0" in shown.out
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.write_text("upgrade\n")
     node = command_runner.node
@@ -225,6 +231,7 @@ def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_
     wait_until(lambda: is_lean(again.process.pid), "everything is cleaned up")
     assert not marker.exists()
     assert not {key for key in {**node.labels(), **node.annotations()} if key.startswith("npu.openfuyao.com/")}
+    assert node.shown()[0] == "ready"
     ended = again.terminate()
     assert (ended.code, "complete the reboot" in ended.err) == (0, True)
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from driver_manager.domain.json_patch import pointer
+from driver_manager.domain.waiting import SAID_EVERY_S
 from tests.bench.reconcile import PEAK
 from tests.control_plane.api import Api, Json
+from tests.control_plane.audit import AuditRecord
 from tests.control_plane.kubelet import NEVER, NodeFactory, Operands, OperandsFactory
 from tests.control_plane.runner import (
     CORDON,
@@ -26,7 +28,8 @@ from tests.control_plane.runner import (
     node_of,
     start_and_take,
 )
-from tests.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
+from tests.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.control_plane.shown import LAST_OUTCOME, STATE
 from tests.fakes.pace import patient
 
 COUNTED_OUT = ("events", "selfsubjectaccessreviews")
@@ -77,6 +80,23 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
     made.wait_running()
 
 
+@pytest.mark.long
+def test_a_long_wait_says_who_is_left_and_how_long_yet_and_asks_nothing_for_it(
+    command_runner: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
+) -> None:
+    one = command_runner().with_upgrade()
+    operands(node_of(one), ("device-plugin",), grace_s=60)
+    node_of(one).kubelet.stop_after("device-plugin", SAID_EVERY_S + 2.0)
+    mark = control_plane.audit_mark()
+    ended = one.reconcile(POD_TERMINATION_TIMEOUT="10m")
+    assert ended.code == 0, ended.err
+    (said,) = [line for line in ended.err.splitlines() if "still waiting" in line]
+    assert re.search(r"still waiting, at most 9 min more: 1 pod\(s\) still on the node: \S+/device-plugin", said)
+    assert "terminating, its grace period of 60 s is running" in said
+    requests = _counted(control_plane.audit(agent_with_events.name, since=mark))
+    assert requests == ["get nodes", "list pods", "patch nodes", "watch pods", "patch nodes"]
+
+
 LIBRARIES = r"(kubernetes|oauthlib|psutil|pydantic|pyudev|requests|tenacity|urllib3|websocket|yaml)"
 MOST_MIB = 36.0
 
@@ -121,7 +141,12 @@ def test_the_pause_is_one_patch_with_labels_cordon_and_journal(
     removed = {path for path, one in changes.items() if one["op"] == "remove"}
     assert removed == {pointer("metadata", "annotations", key) for key in (JOURNAL, CORDON)} | {"/spec/unschedulable"}
     tested = {one["path"] for one in last.body or [] if one["op"] == "test"}
-    assert tested > set(changes), "nothing is replaced unseen"
+    outcome = pointer("metadata", "annotations", LAST_OUTCOME)
+    assert tested > set(changes) - {outcome}, "nothing is replaced unseen"
+    assert changes[outcome]["op"] == "add", "there was none"
+    assert body["metadata"]["labels"][STATE] == "upgrading"
+    assert changes[pointer("metadata", "labels", STATE)]["value"] == "ready"
+    assert json.loads(changes[outcome]["value"])["version"] == NEW
 
 
 def test_a_current_driver_costs_two_reads_and_changes_nothing(
@@ -203,7 +228,7 @@ def test_a_pod_that_stays_is_named_and_the_node_given_back(command_runner: Build
     pod = made.pods()["metrics-exporter"][0]["metadata"]["name"]
     assert f"{NAMESPACE}/{pod}" in ended.last_line
     assert "device-plugin" not in ended.last_line
-    assert_untouched(one, labels)
+    assert_untouched(one, labels, shows=("failed", 3))
     assert one.tree.driver_version == OLD
 
 
@@ -214,7 +239,7 @@ def test_a_busy_module_ends_with_exit_code_4_and_the_node_given_back(command_run
     ended = one.reconcile(DEVICE_FREE_TIMEOUT="500ms")
     assert ended.code == 4, ended.err
     assert "rebellions (1 user(s))" in ended.last_line
-    assert_untouched(one, labels)
+    assert_untouched(one, labels, shows=("failed", 4))
 
 
 def test_a_module_that_fails_is_rolled_back_with_exit_code_5(command_runner: Build) -> None:
@@ -224,7 +249,7 @@ def test_a_module_that_fails_is_rolled_back_with_exit_code_5(command_runner: Bui
     ended = one.reconcile(DRIVER_ROOT="/opt/rbln/bad")
     assert ended.code == 5, ended.err
     assert f"the old driver {OLD} is loaded again" in ended.last_line
-    assert_untouched(one, labels)
+    assert_untouched(one, labels, shows=("failed", 5))
     assert (one.tree.driver_version, one.tree.digest) == (OLD, "digest-of-1.2.92")
 
 
@@ -236,7 +261,9 @@ def test_a_driver_for_another_kernel_is_refused_before_anything_changes(
     ended = one.reconcile(DRIVER_ROOT="/opt/rbln/none")
     assert (ended.code, "has no lib/modules" in ended.last_line) == (6, True)
     requests = _counted(control_plane.audit(agent_with_events.name, since=mark))
-    assert requests == ["get nodes", "list pods", "get nodes"], "the last one: did another run take it meanwhile?"
+    third = "did another run take it meanwhile"
+    assert requests == ["get nodes", "list pods", "get nodes", "patch nodes"], f"{third}; then the state is shown"
+    assert node_of(one).shown() == ("failed", 6)
     assert one.tree.driver_version == OLD
 
 
@@ -247,6 +274,7 @@ def test_a_host_driver_is_left_alone_with_exit_code_10(command_runner: Build) ->
     ended = one.reconcile(DRIVER_LOAD="container")
     assert ended.code == 10, ended.err
     assert node_of(one).labels() == {**EXTRA_LABELS, f"{PREFIX}driver": "pre-installed"}
+    assert node_of(one).shown() == ("ready", 10)
     assert one.tree.driver_version == OLD
 
 
@@ -259,6 +287,7 @@ def test_a_reboot_only_driver_is_never_unloaded_and_asks_with_exit_code_9(comman
     assert ended.code == 9, ended.err
     assert one.tree.driver_version == "25.2.0"
     assert node_of(one).labels()["npu.openfuyao.com/reboot-required"] == "true"
+    assert node_of(one).shown() == ("reboot-required", 9)
     marker = json.loads((one.tree.root / "var/lib/ascend/.reboot-required").read_text())
     assert (marker["schema"], marker["reason"], marker["bootId"]) == (1, "upgrade", one.tree.boot_id)
 
@@ -275,6 +304,7 @@ def test_a_second_run_is_refused_while_the_first_ones_pod_lives(
     second = one.reconcile()
     assert second.code == 11, second.err
     assert pod in second.last_line
+    assert node.shown() == ("upgrading", None), "the first run's state"
     node.kubelet.release("device-plugin")
     assert first.end().code == 0
 
@@ -306,7 +336,7 @@ def test_a_terminated_run_gives_the_node_back(command_runner: Build, operands: O
     ended = run.terminate()
     assert ended.code == 10, ended.err
     assert "SIGTERM" in ended.last_line
-    assert_untouched(one, labels)
+    assert_untouched(one, labels, shows=("failed", 10))
 
 
 def test_edits_during_the_pause_win(command_runner: Build, operands: OperandsFactory) -> None:
@@ -358,6 +388,19 @@ def test_labels_that_another_manager_left_paused_are_decoded(command_runner: Bui
     assert_untouched(one, {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-a"})
 
 
+def test_what_failed_and_what_to_do_are_two_sentences_in_event_and_termination_message(command_runner: Build) -> None:
+    one = command_runner().with_upgrade()
+    one.tree.hold_device()
+    ended = one.reconcile(DEVICE_FREE_TIMEOUT="0s")
+    assert ended.code == 4, ended.err
+    said = "the node was given back as it was. Stop what uses the device"
+    assert said in ended.last_line
+    node = node_of(one)
+    events = node.api.list("/api/v1/namespaces/default/events")
+    (event,) = [one for one in events if one["involvedObject"]["name"] == node.name]
+    assert said in event["message"]
+
+
 def test_restore_gives_a_node_back_by_hand(command_runner: Build, operands: OperandsFactory) -> None:
     one = command_runner().with_upgrade()
     node = node_of(one)
@@ -373,6 +416,6 @@ def test_restore_gives_a_node_back_by_hand(command_runner: Build, operands: Oper
     assert json.loads(dry.out)["labels"][f"{PREFIX}container-toolkit"]["to"] == "team-a"
     assert node.read()["metadata"]["labels"] == taken["metadata"]["labels"]
     assert one.run("restore").code == 0
-    assert_untouched(one, labels)
+    assert_untouched(one, labels, shows=("failed", 0))
     node.kubelet.release("device-plugin")
     made.wait_running()

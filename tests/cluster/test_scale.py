@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.control_plane.api import Api
 from tests.control_plane.kubelet import COMPONENTS
 from tests.control_plane.many_nodes import PREFIX, Crowd
 from tests.control_plane.servers import ControlPlane
+from tests.control_plane.shown import LAST_OUTCOME, STATE, of_others
 
 pytestmark = pytest.mark.long
 
@@ -30,7 +33,8 @@ def test_of_a_hundred_nodes_at_once_each_asks_as_often_as_one_alone(
     assert len(left) == NODES
     given_back = {PREFIX + component: "true" for component in COMPONENTS}
     for notes in left:
-        assert {key: notes[key] for key in notes if "rebellions.ai/" in key} == given_back
+        assert {key: text for key, text in of_others(notes).items() if "rebellions.ai/" in key} == given_back
+        assert (notes[STATE], json.loads(notes[LAST_OUTCOME])["exitCode"]) == ("ready", 0)
         assert "unschedulable" not in notes
 
 

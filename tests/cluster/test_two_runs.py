@@ -221,7 +221,7 @@ def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_drive
     fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
     second.go_on()
     assert second.end().code == 11, second.log
-    assert Left.of(scene) == Left(scene.labels, driver=OLD)
+    assert Left.of(scene) == Left(scene.labels, driver=OLD, state="failed")
 
 
 def test_a_run_without_the_fence_is_caught(scene: NodeScene) -> None:

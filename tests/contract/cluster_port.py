@@ -5,6 +5,7 @@ A subclass provides the fixture `target`. Every fact here is what the core relie
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from driver_manager.adapters.report.log import LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
 from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.json_patch import Operation, expect, pointer, replaced
-from driver_manager.domain.model import NodeChange, PodEvent, PodEventKind
+from driver_manager.domain.model import NodeChange
+from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from driver_manager.domain.swap.node_patches import tested_release
 from driver_manager.profiles import builtin
 from tests.control_plane.api import Api, Json
@@ -190,6 +192,21 @@ class ClusterContract:
         target.make_pod(other)
         (listed,) = target.cluster(name).pods().pods
         assert (listed.name, listed.selector_keys) == (pod, frozenset({KEY}))
+
+    def test_a_pod_that_is_told_to_end_says_by_when_it_should_have(self, target: Target) -> None:
+        name = target.make_node()
+        pod = target.make_pod(name, grace_s=600)
+        cluster = target.cluster(name)
+        (before,) = cluster.pods().pods
+        assert (before.deleting, before.due_s) == (False, None)
+        told_s = time.time()
+        target.api.delete(f"{PODS}/{pod}")
+        (after,) = cluster.pods().pods
+        assert after.deleting
+        assert after.due_s is not None
+        # The server writes whole seconds, and may take its time on a busy machine.
+        assert told_s + 598.0 <= after.due_s <= time.time() + 602.0
+        target.delete_pod(pod)
 
     def test_a_watch_tells_everything_after_the_list_once_and_nothing_of_other_nodes(self, target: Target) -> None:
         name, other = target.make_node(), target.make_node()

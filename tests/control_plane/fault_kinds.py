@@ -176,6 +176,11 @@ def code_of(cell: Cell, undisturbed: int) -> int:
     return REFUSED if kind.family is Family.RENEWED else UNAVAILABLE
 
 
+def _does_with_less(cell: Cell) -> bool:
+    """Whether the run asks for the pods of its own namespace then, and is not refused these too."""
+    return not cell.is_lasting and cell.route not in _SEES_ALL
+
+
 def _is_first(cell: Cell) -> bool:
     return cell.asked == Asked("get", "nodes", 1)
 
@@ -190,9 +195,13 @@ Meant = Callable[[Cell, tuple[str, str]], bool]
 _WITHDRAWAL = ("managed", Asked("get", "nodes", 3))
 """Looks whether its request is still there: what cannot be taken back is one warning."""
 
+_SEES_ALL = ("evict", "managed")
+"""Routes whose run may evict, and so does not do with the pods of its own namespace."""
+
 _MEANINGS: tuple[tuple[Meant, int | None], ...] = (
     (lambda cell, what: _cuts_off(cell) and not _is_first(cell), UNAVAILABLE),
     (lambda cell, what: what == ("create", "events"), None),  # one warning
+    (lambda cell, what: what == ("list", "pods") and cell.kind == "403" and _does_with_less(cell), None),
     (lambda cell, what: what == _REVIEW and cell.by.family in (Family.REFUSED, Family.RENEWED), None),
     (lambda cell, what: what[0] == "watch" and cell.by.family in (Family.REFUSED, Family.RENEWED), None),  # it looks
     (lambda cell, what: (cell.route, cell.asked) == _WITHDRAWAL and not cell.is_lasting, None),

@@ -23,7 +23,8 @@ from driver_manager.sandbox.host_tree import HostTree
 from tests.control_plane.api import Api, Json, gone
 from tests.control_plane.old_server import PodClaim, claim_body, claim_status
 from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX
-from tests.control_plane.workloads import Shape, owner_reference, pod_body
+from tests.control_plane.shown import NOTHING, Shown, of_others, shown
+from tests.control_plane.workloads import Shape, operand_owner, owner_reference, pod_body
 
 SCENE = "cluster-tests/scenes"
 """Label of the nodes of one bystander."""
@@ -89,7 +90,7 @@ ROUTES: dict[str, Route] = {
 
 @dataclass(frozen=True)
 class State:
-    """What a run may not lose, and what it is for."""
+    """What a run may not lose, and what it is for; `shown` is the driver's state, which is in no other field."""
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -97,6 +98,7 @@ class State:
     driver: str
     digest: str
     pods: tuple[str, ...]
+    shown: Shown = NOTHING
 
 
 class Bystander:
@@ -230,7 +232,7 @@ class Scene:
         self._by.look_after(self.node, leave)
 
     def _operand(self, key: str) -> str:
-        body = pod_body(f"operand-{uuid.uuid4().hex[:8]}", self.node, Shape(npus=0, grace_s=0))
+        body = pod_body(f"operand-{uuid.uuid4().hex[:8]}", self.node, Shape(npus=0, grace_s=0), operand_owner())
         body["spec"]["nodeSelector"] = {key: "true"}
         return self._pod(body)[0]
 
@@ -258,12 +260,13 @@ class Scene:
         pods = self._api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node}")
         kinds = (pod["metadata"]["name"].rpartition("-")[0] for pod in pods)
         return State(
-            {key: value for key, value in meta["labels"].items() if key != SCENE},
-            meta.get("annotations", {}),
+            {key: value for key, value in of_others(meta["labels"]).items() if key != SCENE},
+            of_others(meta.get("annotations", {})),
             bool(node["spec"].get("unschedulable")),
             self.tree.driver_version,
             self.tree.digest,
             tuple(sorted(kinds)),
+            shown(node),
         )
 
     def snapshot(self) -> Json:

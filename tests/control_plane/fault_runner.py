@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,6 +25,7 @@ from tests.control_plane.fault_script import to_text
 from tests.control_plane.faults import ALWAYS, Answer, Fault
 from tests.control_plane.in_process import Said, run
 from tests.control_plane.proxy import Proxy
+from tests.control_plane.shown import NOTHING
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ class Bench:
         """Given back, or held and said so; and the next run ends as ever."""
         if not is_as_before(after, before) and not is_taken(after):
             yield f"neither given back nor held: {after}"
+        if after != record.after:  # as after a good end, whose last answer was lost
+            yield from _of_what_is_shown(said, before, after)
         is_said = "paused" in said.last_line or "does not exist" in said.last_line
         if not is_as_before(after, before) and is_taken(after) and not is_said:
             yield f"held, and it is not said: {said.last_line}"
@@ -188,8 +191,23 @@ def _of_requests(cell: Cell, fired: int, requests: int) -> Iterator[str]:
 
 
 def _of_state(whose: str, wanted: State, now: State) -> Iterator[str]:
-    if now != wanted:
+    if replace(now, shown=wanted.shown) != wanted:
         yield f"{whose} ended in {now}, not in {wanted}"
+    # Where an undisturbed run has nothing to say, an earlier failure's word is replaced.
+    right = {wanted.shown, ("ready", 0)} if wanted.shown == NOTHING else {wanted.shown}
+    if now.shown not in right:
+        yield f"{whose} is shown as {now.shown}, not as {wanted.shown}"
+
+
+def _of_what_is_shown(said: Said, before: State, after: State) -> Iterator[str]:
+    """A failure is shown as one, or nothing is where the Node could not be patched; a taken node is held or at work."""
+    word, code = after.shown
+    if is_taken(after):
+        right = word in ("held", "upgrading") or after.shown == before.shown
+    else:
+        right = (word, code) == ("failed", said.code) or after.shown == before.shown
+    if not right:
+        yield f"exit code {said.code} is shown as {after.shown}"
 
 
 def _told(cell: Cell, fault: Fault, said: Said, problems: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tests.control_plane.api import ApiError, Json
@@ -44,15 +44,27 @@ FRESH = {DRIVER: "true", PLUGIN: "false", "team.example.com/made": "again"}
 Act = Callable[[NodeScene], contextlib.AbstractContextManager[None] | None]
 
 
+STATES = {0: "ready", 9: "reboot-required"}
+
+
 @dataclass(frozen=True)
 class Expected:
-    """What has to be left: `edits` over the labels before the run; None instead of the Node where it is gone."""
+    """What has to be left: `edits` over the labels before the run; None instead of the Node where it is gone.
+
+    `is_silent`: the Node shows nothing of the driver's state.
+    """
 
     code: int
     driver: str = NEW
     edits: Mapping[str, str | None] | None = field(default_factory=dict)
     is_cordoned: bool = False
     marks: tuple[str, ...] = ()
+    is_silent: bool = False
+
+    @property
+    def state(self) -> str | None:
+        """What the Node shows of the driver's state."""
+        return None if self.is_silent or self.edits is None else STATES.get(self.code, "failed")
 
 
 @dataclass(frozen=True)
@@ -157,10 +169,11 @@ def _make_again(scene: NodeScene) -> None:
 def _made_again_expected(wait: Wait) -> Expected:
     whole = dict.fromkeys((*LABELS, PLUGIN, "cluster-tests/node")) | FRESH
     if wait.name == "reboot":
-        return Expected(9, ASCEND_OLD, whole | dict.fromkeys(ASKED_FOR_REBOOT))
+        return Expected(9, ASCEND_OLD, whole | dict.fromkeys(ASKED_FOR_REBOOT), is_silent=True)
     if wait.name == "safe-load":  # it watches the Node, and so sees it go
-        return Expected(2, OLD, whole)
-    return Expected(0, edits=whole)
+        return Expected(2, OLD, whole, is_silent=True)
+    # Who plans anew takes the new Node, as any other; else it is nobody's of ours.
+    return Expected(0, edits=whole, is_silent=not wait.plans_again)
 
 
 def _delete_own_pod(scene: NodeScene) -> None:
@@ -173,8 +186,10 @@ def _delete_own_pod(scene: NodeScene) -> None:
 def _told_to_end_expected(wait: Wait) -> Expected:
     if wait.name == "reboot":
         return usual(wait)
-    # The operator works on what it was asked for whether we live or not; the next run waits for it.
-    return Expected(10, OLD, marks=(ENABLED, REQUESTED) if wait.name == "operator" else ())
+    # The operator works on what it was asked for whether we live or not; the next run waits for it. In a hurry, only
+    # the patch that gives back shows the end.
+    marks = (ENABLED, REQUESTED) if wait.name == "operator" else ()
+    return Expected(10, OLD, marks=marks, is_silent=not wait.has_journal)
 
 
 def _force_delete_own_pod(scene: NodeScene) -> None:
@@ -270,7 +285,7 @@ def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand], mutant: str = "") 
     if ended.code == KEPT_CHANGING and any(hand.name == "flaps" for hand in hands):
         ended = scene.start(mutant=mutant).end()
     left = Left.of(scene)
-    return ended.code, Left(_without_flapping(left.labels), left.is_cordoned, left.marks, left.driver)
+    return ended.code, replace(left, labels=_without_flapping(left.labels))
 
 
 def wanted(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left]:
@@ -283,11 +298,12 @@ def wanted(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Le
             None if one.edits is None or found.edits is None else {**found.edits, **one.edits},
             one.is_cordoned or found.is_cordoned,
             one.marks if one.marks != nobody.marks else found.marks,
+            one.is_silent or found.is_silent,
         )
     if found.edits is None:
-        return found.code, Left(None, driver=found.driver)
+        return found.code, Left(None, driver=found.driver, state=None)
     labels = {key: value for key, value in {**scene.labels, **found.edits}.items() if value is not None}
-    return found.code, Left(labels, found.is_cordoned, found.marks, found.driver)
+    return found.code, Left(labels, found.is_cordoned, found.marks, found.driver, found.state)
 
 
 def _without_flapping(labels: dict[str, str] | None) -> dict[str, str] | None:

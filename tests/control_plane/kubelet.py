@@ -18,6 +18,7 @@ from typing import Protocol, Self
 import urllib3
 
 from tests.control_plane.api import Api, ApiError, Json, gone, wait_until
+from tests.control_plane.shown import Shown, of_others, shown
 
 COMPONENTS = (
     "device-plugin",
@@ -226,12 +227,16 @@ class Node:
         return self.api.get(self.path)
 
     def labels(self) -> dict[str, str]:
-        """The labels as they are now."""
-        return dict(self.read()["metadata"].get("labels", {}))
+        """The labels as they are now, but for that of the driver's state: see `shown`."""
+        return of_others(self.read()["metadata"].get("labels", {}))
 
     def annotations(self) -> dict[str, str]:
-        """The annotations as they are now."""
-        return dict(self.read()["metadata"].get("annotations", {}))
+        """The annotations as they are now, but for that of the last run."""
+        return of_others(self.read()["metadata"].get("annotations", {}))
+
+    def shown(self) -> Shown:
+        """What the Node shows of the driver's state."""
+        return shown(self.read())
 
     def set_labels(self, labels: Mapping[str, str | None]) -> None:
         """Set labels as an administrator would; None removes one."""

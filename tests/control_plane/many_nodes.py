@@ -23,8 +23,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.control_plane.api import Api, Json, gone, wait_until
+from tests.control_plane.audit import AuditRecord
 from tests.control_plane.kubelet import COMPONENTS
-from tests.control_plane.servers import NAMESPACE, AuditRecord, ControlPlane, User
+from tests.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.control_plane.workloads import operand_owner
 
 PREFIX = "rebellions.ai/npu.deploy."
 CROWD_LABEL = "cluster-tests/crowd"
@@ -193,7 +195,8 @@ def _pod_body(node: str, component: str) -> Json:
         "nodeSelector": {PREFIX + component: "true"},
         "containers": [{"name": component, "image": f"operand/{component}:test"}],
     }
-    return {"metadata": {"name": f"{node}-{component}", "labels": {"app": component}}, "spec": spec}
+    meta = {"name": f"{node}-{component}", "labels": {"app": component}, "ownerReferences": [operand_owner()]}
+    return {"metadata": meta, "spec": spec}
 
 
 def _say(process: subprocess.Popen[str], word: str) -> None:

@@ -98,6 +98,10 @@ class PodRunner:
             if volume["hostPath"].get("type") == "DirectoryOrCreate":
                 path.mkdir(parents=True, exist_ok=True)
             return path
+        if "emptyDir" in volume:
+            empty = self._folder / f"volume-{pod['metadata']['uid']}-{volume['name']}"
+            empty.mkdir(exist_ok=True)
+            return empty
         projected = folder / str(volume["name"])
         if not projected.exists():
             projected.mkdir()
@@ -151,6 +155,10 @@ def _field(path: str, pod: Json) -> str:
     """A field of the pod, as the downward API gives it."""
     section, _, name = path.partition(".")
     assert section in ("metadata", "spec"), path
+    field, is_one, key = name.partition("['")
+    if is_one:
+        assert (field, key[-2:]) == ("annotations", "']"), path
+        return str(pod[section].get(field, {}).get(key[:-2], ""))
     return str(pod[section][name])
 
 

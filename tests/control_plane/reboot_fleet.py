@@ -26,6 +26,7 @@ from driver_manager.ports import Cluster
 from tests.control_plane.api import MERGE_PATCH, Api, gone
 from tests.control_plane.pod_transport import pod_transport
 from tests.control_plane.servers import ControlPlane
+from tests.control_plane.shown import of_others, shown
 from tests.fakes.builders import ASCEND
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.killer import Killed, Killer
@@ -144,10 +145,14 @@ class RealSite:
         gone(lambda: self.fleet.api.request("PATCH", f"{self.path}/status", body, content_type=MERGE_PATCH))
 
     def notes(self) -> dict[str, str]:
-        """Labels and annotations of ours on the Node."""
+        """Labels and annotations of ours on the Node, but for the driver's state."""
         metadata = self.fleet.api.get(self.path)["metadata"]
-        both = {**metadata.get("labels", {}), **metadata.get("annotations", {})}
+        both = of_others({**metadata.get("labels", {}), **metadata.get("annotations", {})})
         return {key: value for key, value in both.items() if key.startswith("npu.openfuyao.com/")}
+
+    def state(self) -> str | None:
+        """What the Node shows of the driver's state."""
+        return shown(self.fleet.api.get(self.path))[0]
 
     @property
     def is_done(self) -> bool:

@@ -16,6 +16,7 @@ from tests.control_plane.kubelet import Node
 from tests.control_plane.processes import Ended, Running
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.shown import Shown
 
 OLD, NEW = "1.2.92", "2.0.1"
 OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
@@ -99,9 +100,10 @@ def node_of(command_runner: CommandRunner) -> Node:
     return command_runner.node
 
 
-def assert_untouched(command_runner: CommandRunner, labels: dict[str, str]) -> None:
-    """The node is as it was before anything was taken."""
+def assert_untouched(command_runner: CommandRunner, labels: dict[str, str], *, shows: Shown = ("ready", 0)) -> None:
+    """The node is as it was before anything was taken, and shows how the last run ended."""
     node = node_of(command_runner)
+    assert node.shown() == shows
     assert node.labels() == labels
     assert JOURNAL not in node.annotations()
     assert CORDON not in node.annotations()

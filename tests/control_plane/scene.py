@@ -18,6 +18,7 @@ from tests.control_plane.objects import create_node
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.runner import CORDON, JOURNAL, PREFIX, CommandRunner
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.control_plane.shown import of_others, shown
 from tests.control_plane.workloads import Pod, Shape, Workloads
 
 DRIVER, PLUGIN, EXPORTER, DAEMON, DISCOVERY, VALIDATOR, TOOLKIT, OFF = (
@@ -123,12 +124,13 @@ def make_stage(stack: contextlib.ExitStack, world: World, name: str, profile: st
 
 @dataclass(frozen=True)
 class Left:
-    """What is left of a node at the end. `labels` None: there is no Node."""
+    """What is left of a node at the end. `labels` None: there is no Node. `state` is what it shows of the driver."""
 
     labels: dict[str, str] | None
     is_cordoned: bool = False
     marks: tuple[str, ...] = ()
     driver: str = ""
+    state: str | None = "ready"
 
     @classmethod
     def of(cls, scene: NodeScene) -> Left:
@@ -136,8 +138,9 @@ class Left:
         found = scene.world.api.list("/api/v1/nodes", fieldSelector=f"metadata.name={scene.node.name}")
         driver = scene.command_runner.tree.driver_version
         if not found:
-            return cls(None, driver=driver)
+            return cls(None, driver=driver, state=None)
         meta = found[0]["metadata"]
         ours = {key for key in meta.get("annotations", {}) if key in (JOURNAL, CORDON) or "npu-driver-upgrade" in key}
         cordoned = bool(found[0]["spec"].get("unschedulable"))
-        return cls(dict(meta.get("labels", {})), cordoned, tuple(sorted(ours)), driver)
+        labels, state = of_others(meta.get("labels", {})), shown(found[0])[0]
+        return cls(labels, cordoned, tuple(sorted(ours)), driver, state)

@@ -14,9 +14,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +22,8 @@ from urllib.parse import urlsplit
 
 import urllib3
 
-from tests.control_plane.api import Api, Json, wait_until
+from tests.control_plane.api import Api, wait_until
+from tests.control_plane.audit import AuditRecord, policy, read, settled
 from tests.control_plane.certificates import Authority
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
@@ -32,18 +31,6 @@ NAMESPACE = "rbln-system"
 
 _START_ATTEMPTS = 3
 _READY_TIMEOUT_S = 200.0
-
-# RequestReceived is logged before the handler runs, in blocking mode: whatever a client has had an answer to is in the
-# log already, so counting those can never come too early. The API server's own loopback traffic is left out.
-_AUDIT_POLICY = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "rules": [
-        {"level": "None", "users": ["system:apiserver"]},
-        {"level": "Request", "userGroups": [f"system:serviceaccounts:{NAMESPACE}"]},
-        {"level": "Metadata"},
-    ],
-}
 
 
 class ControlPlaneError(Exception):
@@ -61,28 +48,6 @@ class User:
     name: str
     groups: tuple[str, ...]
     token: str
-
-
-@dataclass(frozen=True)
-class AuditRecord:
-    """One request, once, however many stages the log has of it. `code` is None while it runs, as an open watch does."""
-
-    audit_id: str
-    verb: str
-    resource: str
-    subresource: str
-    namespace: str
-    name: str
-    user: str
-    user_agent: str
-    uri: str
-    received_at: datetime
-    code: int | None
-    body: Any  # what was sent, for users of `NAMESPACE` only
-
-    def __str__(self) -> str:
-        path = "/".join(part for part in (self.resource, self.name, self.subresource) if part)
-        return f"{self.verb} {path or self.uri} {self.code}"
 
 
 class _Component:
@@ -218,15 +183,7 @@ class ControlPlane:
         Waits up to `settle_s` seconds until each of the others has its status. AssertionError naming those that have
         none by then.
         """
-        deadline_s = time.monotonic() + settle_s
-        while True:
-            records = [r for r in _read_audit(self._audit_log, since) if user in (None, r.user)]
-            # 1.20 logs a watch's ResponseStarted when the watch ends, not when it starts: nothing to wait for.
-            pending = [r for r in records if r.code is None and r.verb != "watch"]
-            if not pending:
-                return records
-            assert time.monotonic() < deadline_s, f"unanswered after {settle_s:g} s: {', '.join(map(str, pending))}"
-            time.sleep(0.01)
+        return settled(self._audit_log, user, since, settle_s)
 
     def _start(self) -> None:
         for attempt in range(1, _START_ATTEMPTS + 1):
@@ -266,7 +223,7 @@ class ControlPlane:
 
     def _controllers_watch(self) -> bool:
         """Whether the DaemonSet and the disruption controller have filled their caches."""
-        watched = {r.resource for r in _read_audit(self._audit_log, 0) if r.verb == "watch"}
+        watched = {r.resource for r in read(self._audit_log) if r.verb == "watch"}
         return {"daemonsets", "pods", "nodes", "poddisruptionbudgets"} <= watched
 
     def _run(self, name: str, args: list[str], run: Path) -> _Component:
@@ -275,8 +232,8 @@ class ControlPlane:
         return component
 
     def _apiserver_args(self, run: Path, etcd_port: int, port: int) -> list[str]:
-        policy, tokens = run / "audit-policy.json", run / "tokens.csv"
-        policy.write_text(json.dumps(_AUDIT_POLICY))
+        audited, tokens = run / "audit-policy.json", run / "tokens.csv"
+        audited.write_text(json.dumps(policy(NAMESPACE)))
         tokens.touch(mode=0o600)
         tokens.write_text("".join(f'{u.token},{u.name},{u.name},"{",".join(u.groups)}"\n' for u in self.users))
         self._audit_log.touch()
@@ -299,7 +256,7 @@ class ControlPlane:
             "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
             "--endpoint-reconciler-type=none",
             "--service-cluster-ip-range=10.0.0.0/24",
-            f"--audit-policy-file={policy}",
+            f"--audit-policy-file={audited}",
             f"--audit-log-path={self._audit_log}",
             "--audit-log-mode=blocking",
             "--audit-log-maxsize=4096",  # MiB; the default rotates the file at 100
@@ -384,36 +341,3 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for s in sockets:
             s.close()
-
-
-def _read_audit(log: Path, since: int) -> list[AuditRecord]:
-    """The requests whose first stage is after byte `since`, in order, with the latest stage's status."""
-    with log.open("rb") as file:
-        file.seek(since)
-        lines = file.read().split(b"\n")[:-1]  # what follows the last newline is still being written
-    first: dict[str, Json] = {}
-    last: dict[str, Json] = {}
-    for line in lines:
-        event = json.loads(line)
-        if event["stage"] == "RequestReceived":
-            first[event["auditID"]] = event
-        last[event["auditID"]] = event
-    return [_record(first[audit_id], last[audit_id]) for audit_id in first]
-
-
-def _record(first: Json, last: Json) -> AuditRecord:
-    target = first.get("objectRef", {})
-    return AuditRecord(
-        audit_id=first["auditID"],
-        verb=first["verb"],
-        resource=target.get("resource", ""),
-        subresource=target.get("subresource", ""),
-        namespace=target.get("namespace", ""),
-        name=target.get("name", ""),
-        user=first["user"]["username"],
-        user_agent=first.get("userAgent", ""),
-        uri=first["requestURI"],
-        received_at=datetime.fromisoformat(first["requestReceivedTimestamp"]),
-        code=last.get("responseStatus", {}).get("code"),
-        body=last.get("requestObject"),
-    )

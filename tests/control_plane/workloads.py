@@ -47,6 +47,7 @@ class Shape:
     annotations: Mapping[str, str] = field(default_factory=dict)
     resource: str = NPU
     tolerations: tuple[Json, ...] = ({"operator": "Exists"},)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
 
 
 PLAIN = Shape()
@@ -264,6 +265,17 @@ def pod_body(name: str, node: str, shape: Shape, owner: Json | None = None) -> J
     return {"metadata": meta, "spec": {**_spec(shape), "nodeName": node}}
 
 
+def operand_owner() -> Json:
+    """The controller of an operand's pod, of a kind that the control plane does not know: only the test moves it."""
+    return {
+        "apiVersion": "vendor.example/v1",
+        "kind": "Operand",
+        "name": "one",
+        "uid": str(uuid.uuid4()),
+        "controller": True,
+    }
+
+
 def _spec(shape: Shape) -> Json:
     main: Json = {"name": "main", "image": "job:test", "resources": _resources(shape, shape.npus)}
     spec: Json = {
@@ -271,6 +283,8 @@ def _spec(shape: Shape) -> Json:
         "terminationGracePeriodSeconds": shape.grace_s,
         "tolerations": list(shape.tolerations),
     }
+    if shape.node_selector:
+        spec["nodeSelector"] = dict(shape.node_selector)
     if shape.init_npus:
         prepare = {"name": "prepare", "image": "job:test", "resources": _resources(shape, shape.init_npus)}
         spec["initContainers"] = [prepare]

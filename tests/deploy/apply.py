@@ -22,6 +22,7 @@ _PLURALS = {
     "ClusterRoleBinding": "clusterrolebindings",
     "DaemonSet": "daemonsets",
     "PodMonitor": "podmonitors",
+    "PrometheusRule": "prometheusrules",
 }
 _REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 

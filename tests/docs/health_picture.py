@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from driver_manager.domain.health.machine import (
-    TRANSITIONS,
-    WRITER,
-    HealthState,
-    History,
-    MarkChange,
-    Surroundings,
-    due,
-)
+from driver_manager.domain.health.machine import TRANSITIONS, HealthState, History
+from driver_manager.domain.health.marks import MarkChange, due
+from driver_manager.domain.health.surroundings import WRITER, Surroundings
 from driver_manager.domain.markers import RECOVERY, Marker
 from tests.docs.markdown import table
 

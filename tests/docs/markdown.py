@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 BEGIN, END = "<!-- begin: made by {} -->", "<!-- end: made by {} -->"
 
 
 class Drift(Exception):
     """A page does not say what the code says."""
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that a code host gives the headings of a page."""
+    heads = HEADING.findall(FENCED.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -32,6 +32,7 @@ WHEN = {
     Decision.CURRENT: "The wanted driver is loaded.",
     Decision.REBIND: "It is, but its container starts anew, so that pods have to let go of its old root.",
     Decision.REPLACE: "Another driver is loaded than the wanted one.",
+    Decision.UNINSTALL: "A driver is loaded, and our pod (vfio-manager, vgpu-manager) needs it out and brings none.",
     Decision.REBOOT: "Another driver is loaded than the wanted one, and it must never leave a running kernel.",
 }
 HEALTH = """## health-watch

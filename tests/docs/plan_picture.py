@@ -9,9 +9,10 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from driver_manager.domain import selectors
+from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Claim, EvictionRules, Host, Loader, Node, Pod, Policy
+from driver_manager.domain.model import Claim, EvictionRules, Holder, Host, Loader, Node, Pod, Policy
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
@@ -31,6 +32,8 @@ USERS = (
     builders.workload("leaving", deleting=True),
     builders.workload("claims", resources=(), claims=("c",)),
 )
+STUCK = builders.pod("stuck", builders.PLUGIN, deleting=True, due_s=0.0)
+HOLDER = Holder(7, "x", "/dev/rbln0", "open")
 LEFT_BEHIND = {"rebellions_core": builders.modules()["rebellions_core"]}
 LOADED = {"rebellions": builders.modules(), "ascend": {"drv_pcie_host": builders.modules()["rebellions"]}}
 
@@ -54,6 +57,11 @@ def mixture(dice: random.Random, profile: Profile) -> Situation:
     held: dict[str, Any] = {"pods": tuple(user for user in USERS if dice.random() < 0.4), "claims": ()}
     if dice.random() < 0.5:
         held["claims"] = (Claim("tenant", "c", profile.device_classes),)
+    if dice.random() < 0.4:
+        held["holders"] = (HOLDER,)
+    if dice.random() < 0.4:
+        held["pods"] = (*held["pods"], STUCK)
+        held["at"] = Moment(wall_s=builders.LONG_AFTER_S)
     obs = builders.observation(
         host=_host(dice, profile),
         node=_node(dice, profile),
@@ -63,11 +71,13 @@ def mixture(dice: random.Random, profile: Profile) -> Situation:
     )
     policy = _policy(dice)
     waited = frozenset(what for what in (SAFE_LOAD, OPERATOR, COMPLETION) if dice.random() < 0.5)
-    return Situation.of(obs, profile, policy, waited)
+    now = Situation.of(obs, profile, policy, waited)
+    return builders.failed_before(now) if dice.random() < 0.3 else now
 
 
 def _own_pod(dice: random.Random) -> Pod | None:
-    return dice.choice((None, builders.driver_pod(), builders.driver_pod(main_started=True)))
+    vfio_manager = builders.pod("vfio", builders.key("vfio-manager"))
+    return dice.choice((None, builders.driver_pod(), builders.driver_pod(main_started=True), vfio_manager))
 
 
 def _host(dice: random.Random, profile: Profile) -> Host:

@@ -1,29 +1,39 @@
-"""docs/reference.md and the table of docs/profiles.md, from the code: `scripts/reference` writes them."""
+"""docs/reference.md and the tables of docs/profiles.md and docs/reliability.md: `scripts/reference` writes them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from driver_manager import settings
+from driver_manager import schemas, settings
 from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.cli.help_screen import SettingOption
 from driver_manager.cli.main import COMMANDS, cli
+from driver_manager.domain import run_figures
 from driver_manager.domain.errors import EXIT_MEANINGS
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health.machine import History
-from driver_manager.domain.health.metrics import PREFIX, HealthReport, families
+from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.metrics import PREFIX, Family
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.node_state import MEANINGS
+from driver_manager.domain.reboot import metrics as reboot_metrics
+from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.run_figures import RunFigures, RunReport
 from driver_manager.domain.setting import AnySetting, SettingKind
 from driver_manager.profiles import builtin
 from tests.docs import profile_keys
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
+from tests.fakes.night import NIGHTS
 from tests.mutants.catalogue import MUTANTS
+from tests.node import measured
 
 SCRIPT = "scripts/reference"
+NODE_BLOCK = f"{SCRIPT} from tests/node/measured.json"
 HEAD = f"""# Reference
 
 Made from the code by `{SCRIPT}`; a test fails when it says something else than the code. What things mean in
@@ -37,14 +47,28 @@ Flag before environment before default; an empty variable counts as unset. Durat
 """
 EXITS = """
 Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
-Node once the node was observed. With `-o json` a command that fails prints `error`, `remedy` and `exitCode` as JSON.
+Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
+`exitCode` as JSON.
 `plan` exits as the run would where it is blocked; `health-watch` and `rebooter` end with 0 when told to terminate;
 `health-watch --once`: 5 unhealthy, 6 cannot be told.
 """
 KEYS = """## Labels and annotations
 
 On the Node, by profile. Nothing else on it is ever changed but `spec.unschedulable`, and no label key is created but
-those of a reboot and `…driver=pre-installed` on a host with its own driver.
+that of the driver's state, those of a reboot and `…driver=pre-installed` on a host with its own driver.
+"""
+STATES = """### The driver's state
+
+The label has one of these words, the annotation beside it how the last run ended: JSON with `v` (1), `state`,
+`exitCode`, `what`, `remedy`, `step`, `digest`, `version`, `ended` and `since`. Both are written in the patches that a
+run sends anyway; only a run that sends none, or holds the node, writes them in one of their own, where they say
+something new. `NODE_STATE=off` leaves both out; what is there already then stays.
+"""
+FORMS = """## JSON
+
+What commands print with `-o json`. The package has each form as a JSON Schema (draft-07) in `driver_manager/schemas`;
+every output in the tests is checked against it. `schemaVersion` changes where a field goes or means something else; one
+may be added without. Indented by dots: the fields of an object; `[]`: of each entry of a list.
 """
 SAID = " Default: "
 """Where the text of a setting tells a default that is no constant."""
@@ -56,10 +80,32 @@ DERIVED = {
     "owner_note": "names the run that may change the driver",
     "reboot_wish": "remembers over a reboot which driver it was asked for",
     "rebooter_lock": "held locked by the one rebooter that works on this host",
+    "failure_note": "what a run notes that failed after it had disturbed somebody; the next one waits because of it",
     "health_record": "what health-watch remembers of this boot",
+    "run_figures": "what the runs of this boot took, for metrics",
+    "mute_file": "mutes health-watch on this host until the time in it",
 }
 """Paths that follow from others, with their meanings."""
 
+METRICS = """## Metrics
+
+Prefix `{prefix}`. `METRICS_TEXTFILE` of health-watch, of a run and of the rebooter writes its own; `METRICS_ADDR` of
+health-watch serves all of them.
+
+"""
+METRICS_COMPONENT = DOCS.parent / "deploy/components/metrics"
+ALERTS_HEAD = f"""\
+# Made from rules.yaml by {SCRIPT}; a test fails when it says something else.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: driver
+  labels:
+    app.kubernetes.io/name: driver
+    app.kubernetes.io/part-of: driver-manager
+spec:
+"""
+ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0})
 DEVICE_METRIC = ProbeResult(Health.HEALTHY, "", devices=(DeviceVerdict("0", Health.HEALTHY, ""),))
 
 
@@ -156,6 +202,44 @@ def _node_keys() -> Iterator[str]:
         rows += [(code(label), "label: tells a node of this vendor") for label in profile.present_labels]
         yield f"### {name}\n\n" + table(("key", "what"), rows)
     yield f"Slots for reboots are in the Lease `{LEASE}` of the operator's namespace."
+    rows = [(code(state.value), text) for state, text in MEANINGS.items()]
+    yield f"{STATES.strip()}\n\n{table(('state', 'meaning'), rows)}"
+
+
+def _forms() -> Iterator[str]:
+    yield FORMS
+    for name in schemas.NAMES:
+        form = schemas.schema(name)
+        yield f"### {name}\n\n" + table(("field", "type", "what"), _fields(form, ""))
+
+
+def _fields(form: Mapping[str, Any], at: str) -> Iterator[tuple[str, str, str]]:
+    """Every field of an object in a schema, and of what is in it."""
+    for key, one in form["properties"].items():
+        path = f"{at}.{key}" if at else key
+        yield code(path), _type_of(one), one["description"]
+        for inner, end in _inside(one):
+            yield from _fields(inner, path + end)
+
+
+def _inside(one: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The objects with fields in a field's schema, with what their paths add to its own."""
+    for choice in one.get("anyOf", [one]):
+        if "properties" in choice:
+            yield choice, ""
+        elif choice.get("type") == "array":
+            yield from ((inner, f"[]{end}") for inner, end in _inside(choice["items"]))
+
+
+def _type_of(one: Mapping[str, Any]) -> str:
+    names = {"string": "text", "integer": "number", "array": "list", "boolean": "true or false"}
+    if "const" in one:
+        return code(str(one["const"]))
+    if "enum" in one:
+        return " or ".join("null" if word is None else code(word) for word in one["enum"])
+    kinds = [choice["type"] for choice in one["anyOf"]] if "anyOf" in one else one["type"]
+    listed = [kinds] if isinstance(kinds, str) else kinds
+    return " or ".join(dict.fromkeys(names.get(kind, kind) for kind in listed))
 
 
 def _events() -> str:
@@ -163,14 +247,26 @@ def _events() -> str:
     return "## Events\n\nOn the Node, in the namespace `default`.\n\n" + table(("reason", "what it says"), rows)
 
 
+def every_family() -> dict[str, tuple[Family, ...]]:
+    """All metrics by the program that they are about."""
+    return {
+        "health-watch": families(HealthReport(History(), DEVICE_METRIC)),
+        "the runs of `reconcile-driver-state`": run_figures.families(RunFigures().with_run(ONE_RUN)),
+        "the rebooter": reboot_metrics.families(Record()),
+    }
+
+
 def _metrics() -> str:
-    found = families(HealthReport(History(), DEVICE_METRIC))
     rows = [
-        (code(one.name.removeprefix(PREFIX)), one.kind, codes(one.values[0][0]) if one.values else "", one.help)
+        (code(one.name.removeprefix(PREFIX)), program, one.kind, _label_names(one), one.help)
+        for program, found in every_family().items()
         for one in found
     ]
-    head = f"## Metrics\n\nOf health-watch, with `--metrics-addr` or `--metrics-textfile`. Prefix `{PREFIX}`.\n\n"
-    return head + table(("metric", "kind", "labels", "what"), rows)
+    return METRICS.format(prefix=PREFIX) + table(("metric", "about", "kind", "labels", "what"), rows)
+
+
+def _label_names(family: Family) -> str:
+    return codes(family.values[0][0]) if family.values else ""
 
 
 def _files() -> Iterator[str]:
@@ -186,6 +282,20 @@ def _files() -> Iterator[str]:
         yield f"### {name}\n\n" + table(("path", "what"), rows)
 
 
+def _nights() -> str:
+    rows = [
+        (
+            one.name,
+            code(one.headline),
+            code(one.state),
+            f"{code(one.event[0])}: {code(one.event[1].strip() + '…')}",
+            code(one.alert),
+        )
+        for one in NIGHTS
+    ]
+    return table(("what happened", "`status` begins with", "the label", "the Event", "the alert"), rows)
+
+
 def _mutants() -> str:
     rows = [
         (code(one.name), one.breaks, codes(test.rpartition("/")[2] for test in one.tests)) for one in MUTANTS.values()
@@ -193,14 +303,27 @@ def _mutants() -> str:
     return table(("mutant", "the promise that it breaks", "killed by"), rows)
 
 
+def _alerts() -> str:
+    """The alerts as an object of the Prometheus operator: the plain rules file, and a head."""
+    rules = (METRICS_COMPONENT / "rules.yaml").read_text(encoding="utf-8").splitlines()
+    groups = rules[rules.index("groups:") :]
+    return ALERTS_HEAD + "".join(f"  {line}\n" if line else "\n" for line in groups)
+
+
 def pages() -> Mapping[Path, str]:
     """Every page that is made here, with its text."""
-    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
-    profiles, reliability = DOCS / "profiles.md", DOCS / "reliability.md"
+    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files(), *_forms()]
+    profiles, reliability, operate = DOCS / "profiles.md", DOCS / "reliability.md", DOCS / "operate.md"
     return {
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
         profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
-        reliability: with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
+        operate: with_block(operate.read_text(encoding="utf-8"), SCRIPT, _nights()),
+        METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
+        reliability: with_block(
+            with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
+            NODE_BLOCK,
+            measured.as_markdown(measured.recorded()),
+        ),
     }
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from driver_manager import profiles
+from driver_manager.domain.errors import ManagerError, ModuleFailed
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.model import DriverSource, Host, Module, ModuleFile, Node, Observation, Pod, PodList
+from driver_manager.domain.swap.retry_wait import noted
+from driver_manager.domain.swap.situation import Situation
 
 PROFILES = profiles.builtin()
 PROFILE = PROFILES["rebellions"]
@@ -38,7 +42,7 @@ def node(labels: dict[str, str] | None = None, **fields: Any) -> Node:
 
 def pod(name: str, *keys: str, **fields: Any) -> Pod:
     """A DaemonSet's pod placed by the node-label `keys`."""
-    known = {"namespace": "rbln-system", "uid": name, "owner_kind": "DaemonSet"}
+    known = {"namespace": "rbln-system", "uid": name, "owner_kind": "DaemonSet", "have_ended": _have_ended(fields)}
     return Pod(name=name, selector_keys=frozenset(keys), **{**known, **fields})
 
 
@@ -50,7 +54,12 @@ def driver_pod(**fields: Any) -> Pod:
 def workload(name: str, **fields: Any) -> Pod:
     """A user's pod of a ReplicaSet that asks for one device."""
     known = {"namespace": "tenant", "uid": name, "owner_kind": "ReplicaSet", "resources": ("rebellions.ai/ATOM",)}
-    return Pod(name=name, **{**known, **fields})
+    return Pod(name=name, **{**known, "have_ended": _have_ended(fields), **fields})
+
+
+def _have_ended(fields: Mapping[str, Any]) -> bool | None:
+    """What a kubelet says of the containers of a pod that has ended."""
+    return True if fields.get("phase") in ("Succeeded", "Failed") else None
 
 
 def modules(version: str = "1.0", users: int = 0, **extra: Module) -> dict[str, Module]:
@@ -88,6 +97,17 @@ def observation(**fields: Any) -> Observation:
     known: dict[str, Any] = {"node": node(), "host": host(), "me": ME, "digest": NEW_DIGEST}
     listed = PodList((*pods, *([own] if own is not None else [])), "100")
     return Observation(**{**known, "pods": listed, "own_pod": own, **fields})
+
+
+LONG_AFTER_S = 1_000_000.0
+
+
+def failed_before(now: Situation, error: ManagerError | None = None, **fields: Any) -> Situation:
+    """The same after a run that wanted just this has disturbed somebody and failed a moment ago."""
+    past = noted(now, error or ModuleFailed("rmmod: no", "Look at dmesg."), now.obs.at.monotonic_s)
+    assert past is not None
+    after = replace(now.host, failure=replace(past, **fields))
+    return replace(now, host=after, obs=replace(now.obs, host=after))
 
 
 def journal(**fields: Any) -> Journal:

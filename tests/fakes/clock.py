@@ -22,6 +22,7 @@ class FakeClock:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._shields = 0
+        self._said: tuple[float, float, Callable[[], None]] | None = None
 
     def ask_to_end(self) -> None:
         """SIGTERM arrives."""
@@ -39,12 +40,20 @@ class FakeClock:
         """Go to the next scheduled moment; False where none comes before `end`, then it is `end` now."""
         due = min((entry for entry in self._due if entry[0] <= end), default=None)
         if due is None:
-            self.now = max(self.now, end)
+            self._go(end)
             return False
         self._due.remove(due)
-        self.now = max(self.now, due[0])
+        self._go(due[0])
         due[2]()
         return True
+
+    def _go(self, end: float) -> None:
+        while self._said is not None and self._said[0] <= end:
+            at, seconds, say = self._said
+            self.now = max(self.now, at)
+            self._said = (at + seconds, seconds, say)
+            say()
+        self.now = max(self.now, end)
 
     def monotonic(self) -> float:
         return self.now
@@ -75,6 +84,14 @@ class FakeClock:
     def interruptible(self) -> Generator[None, None, None]:
         self.check()
         yield
+
+    @contextmanager
+    def every(self, seconds: float, say: Callable[[], None]) -> Generator[None, None, None]:
+        outer, self._said = self._said, (self.now + seconds, seconds, say)
+        try:
+            yield
+        finally:
+            self._said = outer
 
     @contextmanager
     def shielded(self) -> Generator[None, None, None]:

@@ -8,18 +8,8 @@ from typing import Any
 
 from driver_manager.domain.errors import ApiUnavailable, Conflict, NodeMissing, WatchExpired
 from driver_manager.domain.json_patch import Operation
-from driver_manager.domain.model import (
-    FIELD_MANAGER,
-    Claim,
-    Eviction,
-    EvictionOutcome,
-    Node,
-    NodeChange,
-    Pod,
-    PodEvent,
-    PodEventKind,
-    PodList,
-)
+from driver_manager.domain.model import FIELD_MANAGER, Claim, Node, NodeChange, Pod, PodList
+from driver_manager.domain.pod_changes import Eviction, EvictionOutcome, PodEvent, PodEventKind
 from driver_manager.sandbox.patches import json_patch
 from driver_manager.sandbox.store import ApiError
 from tests.fakes.clock import FakeClock
@@ -167,11 +157,20 @@ class FakeCluster:
             return False
         return True
 
+    def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
+        with self.killer.call("event", effect=True):
+            if key not in self.keys_posted:
+                self.posted.append((reason, message, warning))
+            self.keys_posted.add(key)
+
     def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         for _ in rights:
             with self.killer.call("review"):
                 pass
         return tuple(right for right in rights if right in self.missing_rights)
+
+    def traffic(self) -> tuple[int, int]:
+        return len(self.killer.calls), 0
 
     def limit_retries(self, budget_s: float) -> None:
         self.retry_budgets.append(budget_s)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health.machine import Surroundings, is_own
 from driver_manager.domain.health.metrics import HealthReport
+from driver_manager.domain.health.notices import Notice
+from driver_manager.domain.health.surroundings import Mute, MuteAnswer, Surroundings, is_own
+from driver_manager.domain.health.wedge import Kept, NoticeKind
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker, MarkerUnreadable
 from driver_manager.domain.model import Health, ProbeResult
@@ -27,11 +29,18 @@ UNKNOWN = ProbeResult(Health.UNKNOWN, "npu-smi failed with -8020: device in use 
 
 @dataclass
 class HealthWorld:
-    """Files by name; `chip` is what the next probes say. `has_ready` and `has_marker` are the profile's."""
+    """Files by name; `chip` is what the next probes say. `has_ready` and `has_marker` are the profile's.
+
+    `has_node`: the Node can be told. `has_evidence`: evidence is wanted, and comes into `kept`. `told` are the Events
+    on the Node by key, in the order in which they came. `node_mute` is what the Node says when it is asked, `host_mute`
+    what the host's file says.
+    """
 
     policy: WatchPolicy = field(default_factory=lambda: WatchPolicy(node="node-1"))
     has_ready: bool = True
     has_marker: bool = True
+    has_node: bool = False
+    has_evidence: bool = False
     chip: ProbeResult = GOOD
     probe_s: float = 0.2
     is_loaded: bool = True
@@ -42,7 +51,16 @@ class HealthWorld:
     broken: set[str] = field(default_factory=set)
     probes: int = 0
     stuck_probe: Owner | None = None
+    touched_s: float = 0.0
     reports: list[HealthReport] = field(default_factory=list)
+    told: dict[str, Notice] = field(default_factory=dict)
+    tried: list[float] = field(default_factory=list)
+    asked: list[float] = field(default_factory=list)
+    node_mute: MuteAnswer = field(default_factory=MuteAnswer)
+    host_mute: Mute | None = None
+    host_mute_problem: str = ""
+    locked: int = 0
+    kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.killer = Killer()
@@ -57,7 +75,8 @@ class HealthWorld:
     def start(self) -> None:
         """A new process of health-watch."""
         self.killer.revive()
-        ports = WatchPorts(self, self, self.clock, self.reporter)
+        keeper = self if self.has_evidence else None
+        ports = WatchPorts(self, self, self.clock, self.reporter, self if self.has_node else None, keeper)
         self.watch = HealthWatch(ports, self.policy, self.reports.append)
 
     def turn(self) -> bool:
@@ -126,6 +145,9 @@ class HealthWorld:
             self.clock.sleep(self.probe_s)
             return self.chip
 
+    def output(self) -> str:
+        return f"printed: {self.chip.reason}"
+
     def abandoned(self) -> int:
         return 0
 
@@ -134,6 +156,36 @@ class HealthWorld:
 
     def inherit(self, stuck: Owner) -> None:
         self.stuck_probe = stuck
+
+    # the NodeNotifier port
+
+    def mute(self) -> MuteAnswer:
+        with self.killer.call("ask"):
+            self.asked.append(self.clock.now)
+            return self.node_mute
+
+    def tell(self, notice: Notice) -> str:
+        with self.killer.call("tell", effect=True):
+            self.tried.append(self.clock.now)
+            if "tell" in self.broken:
+                return "the API server does not answer"
+            self.told.setdefault(notice.key, notice)
+        return ""
+
+    # the EvidenceKeeper port
+
+    def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
+        with self.killer.call("keep", effect=True):
+            if "keep" in self.broken:
+                return Kept(problem="cannot write: Read-only file system")
+            path = f"/evidence/{since_s}.txt"
+            self.kept[path] = tuple(lines)
+        return Kept(path)
+
+    @property
+    def kinds(self) -> list[NoticeKind]:
+        """What the Node was told of wedges, once for each Event."""
+        return [notice.kind for notice in self.told.values() if notice.since_s]
 
     # the HealthMarks port
 
@@ -146,7 +198,7 @@ class HealthWorld:
             marker = markers.decode(self.files[MARKER]) if self.has_marker and MARKER in self.files else None
         except MarkerUnreadable as error:
             marker, problem = None, error.what
-        yield Surroundings(
+        seen = Surroundings(
             boot_id=self.boot_id,
             driver=str(self.loads) if self.is_loaded else "",
             is_loaded=self.is_loaded,
@@ -156,7 +208,14 @@ class HealthWorld:
             can_request=self.has_marker,
             marker=marker,
             marker_problem=problem,
+            mute=self.host_mute,
+            mute_problem=self.host_mute_problem,
         )
+        self.locked += 1
+        try:
+            yield seen
+        finally:
+            self.locked -= 1
 
     def withdraw_ready(self) -> None:
         with self._effect("withdraw"):
@@ -187,6 +246,14 @@ class HealthWorld:
     def remember(self, text: str) -> None:
         with self._effect("remember"):
             self.files[RECORD] = text
+            self.touched_s = self.clock.wall()
+
+    def touch(self) -> None:
+        with self.killer.call("touch"):
+            self._check("touch")
+            if RECORD not in self.files:
+                raise ConfigError("cannot look at or change the record: No such file or directory", "Run as root.")
+            self.touched_s = self.clock.wall()
 
     @contextmanager
     def _effect(self, name: str) -> Generator[None, None, None]:

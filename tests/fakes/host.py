@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from driver_manager.domain import markers, reboot_wish
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
+from driver_manager.domain.failure import noted
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
@@ -73,6 +74,10 @@ class FakeHost:
     leaving: dict[str, str] = field(default_factory=dict)
     claimed_by: Owner | None = None
     is_owned: bool = False
+    evidence: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    evidence_error: Exception | None = None
+    permanent: dict[str, str] = field(default_factory=dict)
+    are_modules_frozen: bool = False
 
     @property
     def boot_id(self) -> str:
@@ -178,6 +183,15 @@ class FakeHost:
         with self.killer.call(f"write {path}", effect=True):
             self.files[path] = text
 
+    def save_evidence(self, name: str, lines: tuple[str, ...], deadline: Deadline) -> str:
+        with self.killer.call("evidence", effect=True):
+            if self.evidence_error is not None:
+                raise self.evidence_error
+            if not self.profile.paths.evidence:
+                return ""
+            self.evidence.append((name, lines))
+            return f"{self.profile.paths.evidence}/{name}"
+
     @contextlib.contextmanager
     def at_work(self) -> Generator[bool, None, None]:
         self.is_at_work = True
@@ -278,6 +292,9 @@ class FakeHost:
                 marker=self._marker(),
                 reboot_wish=self._wish(),
                 active_services=tuple(sorted(name for name, runs in self.services.items() if runs)),
+                permanent=dict(self.permanent),
+                are_modules_frozen=self.are_modules_frozen,
+                failure=noted(self.files.get(paths.failure_note, ""), self.boot_id),
             )
 
     def _record(self) -> LoadRecord | None:

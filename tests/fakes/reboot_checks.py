@@ -97,6 +97,7 @@ def check_killed_and_withdrawn(point: tuple[int, int, bool]) -> None:
     fleet.settle(100)
     assert machine.reboots == before
     assert {key: value for key, value in machine.notes.items() if key not in APPROVE} == {}
+    machine.check_state()
     assert machine.name not in fleet.holders
     assert machine.host.remembered().is_empty
     check_rebooted_once(other)
@@ -123,6 +124,7 @@ def check_killed_and_rebooted_by_hand(point: tuple[int, int, bool]) -> None:
     fleet.settle()
     assert machine.reboots == before
     assert {key: value for key, value in machine.notes.items() if key not in APPROVE} == {}
+    machine.check_state()
     assert machine.name not in fleet.holders
     check_rebooted_once(other)
 

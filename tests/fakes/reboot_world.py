@@ -279,10 +279,23 @@ class Machine:
 
     @property
     def notes(self) -> dict[str, str]:
-        """Labels and annotations that speak of reboots, and the cordon's mark."""
+        """Labels and annotations that speak of reboots, and the cordon's mark; the driver's state is apart."""
         current = self.cluster.current
         assert current is not None
-        return {**current.labels, **current.annotations}
+        return {key: text for key, text in {**current.labels, **current.annotations}.items() if key != KEYS.state}
+
+    def check_state(self) -> None:
+        """Raises AssertionError unless the Node shows that a reboot is required as long as it is asked for.
+
+        A Node made anew shows nothing until somebody asks again.
+        """
+        current = self.cluster.current
+        assert current is not None
+        is_anew = current.uid != f"uid-{self.name}" and KEYS.state not in current.labels
+        was_shown = not is_anew and any(KEYS.state in patch.labels for patch in self.cluster.patches)
+        is_asked = KEYS.reboot_required in current.labels
+        wanted = "reboot-required" if is_asked else "ready" if was_shown else None
+        assert current.labels.get(KEYS.state) == wanted, (wanted, dict(current.labels))
 
 
 @dataclass
@@ -362,6 +375,7 @@ def check_rebooted_once(machine: Machine) -> None:
 def check_clean(machine: Machine) -> None:
     """Raises AssertionError unless nothing is taken and nothing speaks of a reboot."""
     assert machine.notes == {}, machine.notes
+    machine.check_state()
     assert machine.cluster.current is not None
     assert not machine.cluster.current.unschedulable
     assert machine.host.remembered().is_empty

@@ -8,7 +8,7 @@ from functools import cache
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Claim, EvictionRules, Loader, Node, Policy
+from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Node, Policy
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -144,6 +144,30 @@ def replace_after_completion() -> World:
     return world
 
 
+def replace_once_the_device_is_let_go() -> World:
+    """As by the manager, and a process of the host has the device for a little while."""
+    world = replace_by_manager()
+    world.host.known_holders = (Holder(4242, "trainer", "/dev/rbln0", "open"),)
+    world.host.stuck_users = {"rebellions": 1}
+
+    def let_go() -> None:
+        world.host.known_holders, world.host.stuck_users = (), {}
+
+    world.clock.after(1.0, let_go)
+    return world
+
+
+def replace_after_a_failure() -> World:
+    """As by the manager, and the last run failed a moment ago for what is not there any more."""
+    world = replace_by_manager()
+    world.policy = replace(world.policy, device_free_timeout_s=1.0)
+    world.host.stuck_users = {"rebellions": 1}
+    world.run()
+    world.host.stuck_users = {}
+    world.next_process()
+    return world
+
+
 def replace_with_safe_load() -> World:
     """As by the manager, and an operator says when it is safe to load."""
     world = replace_by_manager()
@@ -188,6 +212,8 @@ SCENARIOS: dict[str, Callable[[], World]] = {
         replace_with_workloads,
         replace_with_claims,
         replace_after_completion,
+        replace_once_the_device_is_let_go,
+        replace_after_a_failure,
         replace_with_safe_load,
         rebind,
         first_install_over_a_stale_root,
@@ -203,6 +229,8 @@ TAKING = (
     "replace_with_workloads",
     "replace_with_claims",
     "replace_after_completion",
+    "replace_once_the_device_is_let_go",
+    "replace_after_a_failure",
     "rebind",
     "first_install_over_a_stale_root",
 )

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import Outcome, reconcile
+from driver_manager.domain.deadline import Moment
 from driver_manager.domain.journal import Owner
+from driver_manager.domain.markers import decode
 from driver_manager.domain.model import Observation, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.ports import Ports
@@ -16,11 +18,15 @@ from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import DaemonSet, FakeCluster
 from tests.fakes.host import FakeHost
 from tests.fakes.killer import Killed, Killer
+from tests.fakes.shown import NOTHING_SHOWN, Shown, shown, why_wrong
 
 
 @dataclass(frozen=True)
 class State:
-    """What is left after a run, compared byte for byte."""
+    """What is left after a run, compared byte for byte; notes that hold a time are left out of `files`.
+
+    `shown` is the driver's state, apart from what it says of time. Its label and annotation are in no other field.
+    """
 
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -29,11 +35,15 @@ class State:
     files: Mapping[str, str]
     mounts: tuple[str, ...]
     services: Mapping[str, bool]
+    shown: Shown = NOTHING_SHOWN
 
 
 @dataclass
 class World:
-    """One node. `policy` and `digest` are what its runs want; `pod` is the pod they run in."""
+    """One node. `policy` and `digest` are what its runs want; `pod` is the pod they run in.
+
+    `is_shown`: every run that ends shows on the Node how; else the test says itself what is shown.
+    """
 
     labels: Mapping[str, str]
     policy: Policy = field(default_factory=Policy)
@@ -43,6 +53,7 @@ class World:
     driver_root: str = ""
     pod: str = "driver-a"
     enclosing_uid: str = ""
+    is_shown: bool = True
 
     def __post_init__(self) -> None:
         self.killer = Killer()
@@ -75,19 +86,28 @@ class World:
                 journal, driver_root=self.driver_root, loads=self.policy.loader.value == "manager"
             ),
             process_lives=lambda owner: replace(owner, pod="", pod_uid="") in self.running,
+            at=Moment(self.clock.monotonic(), self.clock.wall()),
         )
 
     def run(self) -> Outcome | None:
         """One process from begin to end; None where it was killed."""
         self.killer.guard()
-        me = self.process
+        me, before = self.process, self.cluster.current
         self.running.add(me)
         try:
-            return reconcile(self.ports, self.observe, self.profile, self.policy)
+            outcome = reconcile(self.ports, self.observe, self.profile, self.policy, before)
         except Killed:
             return None
         finally:
             self.running.discard(me)
+        was_ended = self.clock.ended_at is not None
+        marker = self.host.files.get(self.profile.paths.reboot_marker)
+        asked = marker is not None and not decode(marker).is_stale(self.host.boot_id)
+        wrong = why_wrong(
+            outcome, before, self.cluster.current, self.profile.keys, was_ended=was_ended, is_reboot_asked=asked
+        )
+        assert not (wrong and self.is_shown), wrong
+        return outcome
 
     def next_process(self) -> None:
         """The killed or ended process is followed by another one."""
@@ -109,14 +129,20 @@ class World:
 
     def state(self) -> State:
         """What is on the Node and the host now."""
-        current = self.cluster.current
+        current, paths = self.cluster.current, self.profile.paths
         assert current is not None
+        keys = self.profile.keys
         return State(
-            dict(current.labels),
-            dict(current.annotations),
+            {key: value for key, value in current.labels.items() if key != keys.state},
+            {key: value for key, value in current.annotations.items() if key != keys.last_outcome},
             current.unschedulable,
             dict(self.host.loaded),
-            {path: text for path, text in self.host.files.items() if path != self.profile.paths.load_record},
+            {
+                path: text
+                for path, text in self.host.files.items()
+                if path not in (paths.load_record, paths.failure_note)
+            },
             tuple(self.host.mounts),
             dict(self.host.services),
+            shown(current, keys),
         )

@@ -11,15 +11,20 @@ from typing import Any
 from driver_manager import profiles
 from driver_manager.adapters.host import mounts
 from driver_manager.adapters.report.http import parse_address
+from driver_manager.domain import failure as failure_note
 from driver_manager.domain import journal, markers, selectors
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
-from driver_manager.domain.health import machine, probe_output
-from driver_manager.domain.health.machine import History, Surroundings
-from driver_manager.domain.health.metrics import HealthReport, exposition, families
+from driver_manager.domain.failure import PastFailure
+from driver_manager.domain.health import probe_output
+from driver_manager.domain.health import record as health_record
+from driver_manager.domain.health.machine import History
+from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
+from driver_manager.domain.metrics import exposition
 from driver_manager.domain.model import ProbeResult
 from driver_manager.domain.pods import labels
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
@@ -78,6 +83,13 @@ def read_journal(data: bytes) -> None:
     labels.restored(found.labels, found.labels, PAUSED)
 
 
+def read_failure(data: bytes) -> None:
+    found = failure_note.decode(text_of(data))
+    assert_conforms(found, PastFailure)
+    assert failure_note.decode(failure_note.encode(found)) == found
+    assert_speakable(found.what)
+
+
 def read_marker(data: bytes) -> None:
     found = markers.decode(text_of(data))
     assert_conforms(found, Marker)
@@ -118,10 +130,10 @@ SEEN = Surroundings(
 
 def read_health_record(data: bytes) -> None:
     text = text_of(data)
-    assert_conforms(machine.recorded(text, BOOT), History)
-    found = machine.resume(text, SEEN, 100.0, 60.0, 3)
+    assert_conforms(health_record.recorded(text, BOOT), History)
+    found = health_record.resume(text, SEEN, 100.0, 60.0, 3)
     assert_conforms(found, History)
-    assert machine.recorded(machine.encode(found, BOOT), BOOT).state is found.state
+    assert health_record.recorded(health_record.encode(found, BOOT), BOOT).state is found.state
     assert_speakable(found.reason, *found.evidence, exposition(families(HealthReport(found))))
 
 
@@ -212,7 +224,7 @@ MOUNTS = (
     b"37 36 0:32 / /run/rbln/driver/a\\040b\\134 rw - tmpfs tmpfs rw\n"
 )
 
-HEALTH = machine.encode(
+HEALTH = health_record.encode(
     replace(History(), reason="npu 0 chip 0 is Critical", failures=2, evidence=("1 unhealthy: x",), driver="7",
             stuck=Owner(pid=7, start_ticks=8, pid_namespace=9)),
     BOOT,
@@ -225,6 +237,7 @@ TARGETS = (
         tuple(path.read_bytes() for path in sorted(SHIPPED.glob("*.toml"))),
     ),
     Target("journal", read_journal, golden("journal-*.json"), Form.JSON),
+    Target("failure-note", read_failure, golden("failure-*.json"), Form.JSON),
     Target("marker", read_marker, (*golden("marker-*.json"), b"driver upgrade needs a reboot\n"), Form.JSON),
     Target("rebooter-record", read_record, golden("rebooter-*.json"), Form.JSON),
     Target("slots", read_slots, golden("slots-*.json"), Form.JSON),

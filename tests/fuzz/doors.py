@@ -18,6 +18,7 @@ from driver_manager.adapters.report.http import MAX_REQUEST_BYTES, _Client
 from driver_manager.adapters.report.metrics import Endpoint, Heartbeat
 from driver_manager.cli.main import COMMANDS, run
 from driver_manager.domain.errors import ExitCode
+from driver_manager.profiles import builtin
 from tests.fakes.clock import FakeClock
 from tests.fakes.signals import signals_kept
 from tests.fuzz.host_trees import laid_out
@@ -81,11 +82,15 @@ def _undone() -> Generator[None, None, None]:
         yield
 
 
+FIGURES = tuple(profile.paths.run_figures for profile in builtin().values())
+"""What a run leaves even where it cannot reach its Node."""
+
+
 def run_command(data: bytes) -> None:
     """The first byte picks the command; each part sets one variable. The way to the cluster leads nowhere."""
     assert {line[0] for line in LINES} <= COMMANDS.keys()
     argv = LINES[(data[:1] or bytes(1))[0] % len(LINES)]
-    with laid_out(b"") as tree, _undone():
+    with laid_out(b"", *FIGURES) as tree, _undone():
         environment = {
             "PATH": "/nonexistent",
             "HOME": str(tree.root),

@@ -25,7 +25,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process import identity
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.health.machine import Surroundings
+from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.journal import OldDriver, Owner
 from driver_manager.domain.model import DriverSource, Holder, Host, Policy
 from driver_manager.domain.profile import LoadScope
@@ -163,8 +163,8 @@ _TREES: list[Tree] = []
 
 
 @contextmanager
-def laid_out(data: bytes, lock: str = "") -> Generator[Tree, None, None]:
-    """The tree of this process as `data` describes it; nobody may have changed it at the end, a `lock` made apart."""
+def laid_out(data: bytes, *made: str) -> Generator[Tree, None, None]:
+    """The tree of this process as `data` describes it; nobody may have changed it at the end, files `made` apart."""
     if not _TREES:
         _TREES.append(Tree())
     tree = _TREES[0]
@@ -175,8 +175,12 @@ def laid_out(data: bytes, lock: str = "") -> Generator[Tree, None, None]:
         with patch.object(module_tree, "run", lambda _argv: said):
             yield tree
     finally:
-        if lock and not any(row[0] == f"{tree.root}{lock}" for row in before):
-            (tree.root / lock.lstrip("/")).unlink(missing_ok=True)
+        there = {row[0] for row in before}
+        for path in (tree.root / one.lstrip("/") for one in made):
+            if str(path) not in there:
+                path.unlink(missing_ok=True)
+            if str(path.parent) not in there and path.parent.is_dir():
+                path.parent.rmdir()
         after = tree.fingerprint()
         assert after == before, f"changed: {sorted(set(before) ^ set(after))[:4]}"
 

@@ -1,11 +1,11 @@
 """Owns the image that the tests look at: its base, its build, its containers. Everything is below build/image.
 
-As a program: `python -m tests.image.builder --check` says what the machine lacks. Standard library only.
+As a program: `python -m tests.image.builder --check` says what the machine lacks, `--prepare` builds the image.
+Standard library only.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.tiers import TierError, answer
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = CHECKOUT / "build" / "image"
@@ -41,7 +43,7 @@ PACKAGE_OF = {
 }
 
 
-class ImageTierError(Exception):
+class ImageTierError(TierError):
     """The image could not be built, or a container not be run; the message says why."""
 
 
@@ -203,7 +205,7 @@ def _bootstrap() -> None:
     checked(words, BUILD_TIMEOUT_S)
     name = _buildah("from", "scratch").strip()
     root = _buildah("mount", name).strip()
-    checked(["cp", "-a", f"{tree}/.", root], 60)
+    checked(["cp", "-a", f"{tree}/.", root], RUN_TIMEOUT_S)
     _buildah("config", "--cmd", "/bin/sh", name)
     _buildah("commit", "--quiet", "--rm", name, BASE)
     shutil.rmtree(tree)
@@ -229,7 +231,7 @@ def _inputs_hash() -> str:
 
 
 def _buildah(*arguments: str) -> str:
-    return checked(["buildah", *arguments], 60)
+    return checked(["buildah", *arguments], RUN_TIMEOUT_S)
 
 
 def _environment() -> dict[str, str]:
@@ -242,19 +244,5 @@ def _environment() -> dict[str, str]:
     }
 
 
-def main() -> int:
-    """0 where the tier can run, 1 with the reasons where it cannot. Raises ImageTierError for an image that fails."""
-    parser = argparse.ArgumentParser(prog="python -m tests.image.builder", description="The image test tier's image.")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="say what the machine lacks")
-    what.add_argument("--prepare", action="store_true", help="build the image, if that was not done already")
-    lacking = missing()
-    if parser.parse_args().prepare and not lacking:
-        print(f"image tier: {built().name}")
-        return 0
-    print("image tier: missing " + "; ".join(lacking) if lacking else "image tier: can run")
-    return 1 if lacking else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer("image", missing(), lambda: built().name))

@@ -15,6 +15,7 @@ from driver_manager.sandbox import fake_tools
 from tests.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
+from tests.deploy.kustomize import only, render
 from tests.image.builder import Container, Said
 
 TREE = "/opt/driver-manager"
@@ -43,6 +44,14 @@ def test_the_kernels_device_events_and_the_metrics_extra_are_there(container: Co
     code = "import pyudev, prometheus_client; pyudev.Monitor.from_netlink(pyudev.Context(), source='kernel').start()"
     said = _python(container, code)
     assert (said.status, said.err) == (0, "")
+
+
+def test_the_readiness_probe_of_the_manifests_runs_in_it(container: Container) -> None:
+    spec = only(render("rebellions"), "DaemonSet")["spec"]["template"]["spec"]
+    (watch,) = [one for one in spec["containers"] if one["name"] == "health-watch"]
+    *words, path = watch["readinessProbe"]["exec"]["command"]
+    assert container.run(*words, path).status == 1
+    assert container.run(*words, "/etc/os-release").status == 0
 
 
 def test_what_is_left_out_cannot_be_imported(container: Container) -> None:
@@ -110,6 +119,7 @@ def test_a_reconcile_from_inside_swaps_the_driver_and_gives_every_label_back(
     assert said.status == 0, said.err
     assert (command_runner.tree.driver_version, command_runner.tree.digest) == (NEW, NEW_DIGEST)
     assert command_runner.node.labels() == before
+    assert command_runner.node.shown() == ("ready", 0)
     assert JOURNAL not in command_runner.node.annotations()
     made.wait_running()
 

@@ -36,6 +36,7 @@ VARIANTS = (
     Variant("v1", OLD_VERSION),
     Variant("v2", NEW_VERSION),
     Variant("bad-init", NEW_VERSION, defines="-DFAIL_INIT=1"),
+    Variant("no-exit", NEW_VERSION, defines="-DNO_EXIT=1"),
     Variant("needs-firmware", NEW_VERSION, defines="-DNEED_FIRMWARE=1"),
     Variant("unknown-symbol", NEW_VERSION, defines="-DNEED_ABSENT=1"),
     Variant("wrong-kernel", NEW_VERSION, same_as="v2", has_foreign_release=True, has_foreign_crc=True),

@@ -43,6 +43,10 @@ class Forked:
         if self.pid == 0:
             _be_command(arguments, env, self._out, self._err)
 
+    def said(self) -> str:
+        """What it has written to standard error so far."""
+        return self._err.read_text() if self._err.exists() else ""
+
     def kill(self) -> None:
         """SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)

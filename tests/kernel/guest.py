@@ -5,7 +5,6 @@ As a program: `python -m tests.kernel.guest --check` says what the machine lacks
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 from tests.kernel import driver_roots, initramfs, kernel_image, results, silence, tools
 from tests.kernel.mounts import read_only_view
 from tests.kernel.tools import CHECKOUT, SOURCES, KernelTierError
+from tests.tiers import answer
 
 HOST_ADDRESS = "10.0.2.2"  # where the guest finds the host's 127.0.0.1 (qemu's user network)
 MEMORY_MIB = 1024
@@ -238,27 +238,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
-def main() -> int:
-    """0 where the tier can run (or was prepared), 1 with the reasons where it cannot."""
-    parser = argparse.ArgumentParser(prog="python -m tests.kernel.guest", description="The kernel test tier's guest.")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="say what the machine lacks; exit 1 if anything")
-    what.add_argument("--prepare", action="store_true", help="download and build what is not in the cache")
-    asked = parser.parse_args()
-    lacking = tools.missing()
-    if lacking:
-        print("kernel tier: missing " + "; ".join(lacking))
-        return 1
-    if asked.check:
-        print("kernel tier: can run")
-        return 0
-    try:
-        print(f"kernel tier: prepared {prepare().image.release} in {cache_folder()}")
-    except KernelTierError as error:
-        print(f"kernel tier: {error}")
-        return 1
-    return 0
+def _prepared() -> str:
+    return f"prepared {prepare().image.release} in {cache_folder()}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer("kernel", tools.missing(), _prepared))

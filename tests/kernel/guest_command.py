@@ -13,6 +13,7 @@ import pytest
 from tests.control_plane.api import Api
 from tests.control_plane.kubelet import Node
 from tests.control_plane.objects import create_node
+from tests.control_plane.shown import shown
 from tests.kernel.forked_command import Ended, Forked
 from tests.kernel.guest_fixtures import DriverRoots, modprobe
 
@@ -81,6 +82,7 @@ def assert_given_back(command: Command) -> None:
     node = command.node.read()
     assert {key: node["metadata"]["labels"].get(key) for key in LABELS} == LABELS
     assert JOURNAL not in node["metadata"].get("annotations", {})
+    assert shown(node)[0] in ("ready", "failed")
     assert "unschedulable" not in node["spec"]
 
 

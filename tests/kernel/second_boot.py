@@ -11,9 +11,11 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from driver_manager import profiles
+from driver_manager.adapters.host.facts import read_host
 from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.kube.cluster import KubeCluster
@@ -23,8 +25,13 @@ from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.domain.reboot.snapshot import is_idle
 from driver_manager.domain.reboot.state import RebootPolicy
+from driver_manager.domain.swap.preflight import problems
+from driver_manager.domain.swap.situation import Situation
+from tests.control_plane.shown import of_others, shown
+from tests.fakes.builders import PROFILE, observation
 from tests.fakes.clock import RecordingReporter
-from tests.kernel.guest_fixtures import DriverRoots, modprobe
+from tests.fakes.plans import CONTAINER
+from tests.kernel.guest_fixtures import DriverRoots, modprobe, rmmod
 from tests.kernel.reboots import ASKED, DISK, MARKER, OUTCOME, RECORD, boot_id, environment, guest_node, write_json
 
 BUDGET_S = 20.0
@@ -34,7 +41,8 @@ def main() -> None:
     """Run the rebooter until it has nothing to do, and write down how everything is then."""
     asked = json.loads(ASKED.read_text())
     node, env = guest_node(asked["node"]), environment(asked["node"])
-    modprobe(DriverRoots(Path(os.environ["GUEST_DRIVER_ROOTS"]))["v1"], "rebellions")
+    trees = DriverRoots(Path(os.environ["GUEST_DRIVER_ROOTS"]))
+    modprobe(trees["v1"], "rebellions")
     had_marker = MARKER.exists()
     node.tell_ready()
     profile = profiles.parse(Path(env["PROFILE_FILE"]).read_text(), "the guest's")
@@ -57,11 +65,33 @@ def main() -> None:
             "isIdle": is_idle(host.look(), host.record(), node.name),
             "log": log.infos,
             "record": json.loads(RECORD.read_text()),
-            "notes": {**metadata.get("labels", {}), **metadata.get("annotations", {})},
+            "notes": of_others({**metadata.get("labels", {}), **metadata.get("annotations", {})}),
+            "shown": shown({"metadata": metadata}),
             "events": sorted(event["reason"] for event in events if event["involvedObject"]["name"] == node.name),
             "evidence": [path.name for path in DISK.glob("*-upgrade.txt")],
+            "refusals": _refusals(roots, trees),
         },
     )
+
+
+def _refusals(roots: HostRoots, trees: DriverRoots) -> list[dict[str, Any]]:
+    """What the product says of a kernel that will not do it, and what the kernel does, before and after it is frozen.
+
+    Neither can be undone before the next boot, so nothing comes after it.
+    """
+    rmmod("rebellions")
+    found = []
+    for prepare in (
+        lambda: modprobe(trees["v1"], "rebellions"),
+        lambda: (rmmod("rebellions"), modprobe(trees["no-exit"], "rebellions")),
+        lambda: Path("/proc/sys/kernel/modules_disabled").write_text("1\n"),
+    ):
+        prepare()
+        host = read_host(roots, PROFILE, "", None, loads=False)
+        said = problems(Situation.of(observation(host=host), PROFILE, CONTAINER))
+        found.append({"problems": [problem.what for problem in said], "version": host.modules["rebellions"].version})
+    kernel = rmmod("rebellions")
+    return [*found, {"rmmod": kernel.status, "said": kernel.stderr}]
 
 
 def _transport(kubeconfig: Path, folder: Path) -> InPod:

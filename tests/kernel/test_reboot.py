@@ -37,6 +37,18 @@ def test_the_marker_of_the_old_boot_is_cleared_and_not_acted_on_again(outcome: d
 
 def test_after_the_reboot_nothing_is_left_but_events_and_evidence(outcome: dict[str, Any]) -> None:
     assert outcome["notes"] == {}
+    assert outcome["shown"] == ["ready", None], "no reconcile ran"
     assert outcome["events"] == ["RebootCompleted", "RebootRequired"]
     assert outcome["record"]["pending"] is None
     assert len(outcome["evidence"]) == 1
+
+
+def test_what_a_kernel_never_does_is_known_before_it_is_tried(outcome: dict[str, Any]) -> None:
+    ordinary, permanent, frozen, tried = outcome["refusals"]
+    assert ordinary["problems"] == []
+    (said,) = permanent["problems"]
+    assert said.startswith("module rebellions cannot be unloaded: it has no exit function")
+    assert len(frozen["problems"]) == 2
+    assert frozen["problems"][0].startswith("kernel.modules_disabled is 1")
+    assert (permanent["version"], frozen["version"]) == ("2.0.1", "2.0.1")
+    assert tried["rmmod"] != 0, tried["said"]

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from tests.tiers import TierError
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).resolve().parent
 GUEST_TESTS = SOURCES / "guest_tests"
@@ -35,7 +37,7 @@ VIRTIOFSD_PLACES = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
-class KernelTierError(Exception):
+class KernelTierError(TierError):
     """The tier could not be prepared or the guest did not run to its end; the message says why."""
 
 

@@ -7,7 +7,18 @@ from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
+from tests.mutants.patience_mutants import PATIENCE_MUTANTS
+from tests.mutants.state_mutants import STATE_MUTANTS
+from tests.mutants.watch_mutants import WATCH_MUTANTS
 
-_EVERY = (*NODE_MUTANTS, *HOST_MUTANTS, *DRIVER_MUTANTS, *FORM_MUTANTS)
+_EVERY = (
+    *NODE_MUTANTS,
+    *PATIENCE_MUTANTS,
+    *HOST_MUTANTS,
+    *DRIVER_MUTANTS,
+    *WATCH_MUTANTS,
+    *STATE_MUTANTS,
+    *FORM_MUTANTS,
+)
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

@@ -32,8 +32,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "own-driver-of-the-host-rebooted-away",
         "a host with its own driver is not asked to reboot",
         "domain/swap/planner.py",
-        "    if now.policy.loader is Loader.CONTAINER and is_host_driver(now):\n        return _stand_down(now)\n"
-        "    if now.profile.strategy",
+        "    if _stands_down(now):\n        return _stand_down(now)\n    if now.profile.strategy",
         "    if now.profile.strategy",
         (WISHES + "test_a_hosts_own_driver_asks_for_no_reboot_at_any_boot",),
     ),
@@ -130,6 +129,14 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         '        return "" if self._has_program() else self._no_program()',
         '        return ""',
         (REBOOT_HOST + "test_a_host_without_the_program_is_named_before_a_reboot_is_granted",),
+    ),
+    Mutant(
+        "two-digests-unnoticed",
+        "an init container's digest that the driver container does not share is warned of",
+        "core/swap/observe.py",
+        'return own.main_digest if own is not None and is_init_container and own.main_digest != wanted else ""',
+        'return ""',
+        ("unit/swap/test_observe.py::test_the_digest_that_the_driver_container_records_is_known_where_it_is_another",),
     ),
     Mutant(
         "stuck-driver-given-back",

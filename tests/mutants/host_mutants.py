@@ -76,7 +76,7 @@ HOST_MUTANTS = (
     Mutant(
         "marker-before-withdrawal",
         "the ready marker goes before the recovery is asked for",
-        "domain/health/machine.py",
+        "domain/health/marks.py",
         "            if seen.ready:\n"
         "                acts.append(MarkChange.WITHDRAW_READY)\n"
         "            if seen.may_request and history.failures:\n"
@@ -114,7 +114,7 @@ HOST_MUTANTS = (
     Mutant(
         "upgrade-marker-replaced",
         "health watch never touches an upgrade marker",
-        "domain/health/machine.py",
+        "domain/health/surroundings.py",
         "    return marker.reason == RECOVERY and marker.writer == WRITER",
         "    return marker.writer == WRITER or True",
         ("unit/health/test_machine.py::test_a_state_calls_for_marks_and_never_touches_those_of_others",),
@@ -122,7 +122,7 @@ HOST_MUTANTS = (
     Mutant(
         "judged-during-a-reconcile",
         "nothing is judged while a reconcile is at work",
-        "domain/health/machine.py",
+        "domain/health/surroundings.py",
         '    if seen.is_reconciling:\n        return "a reconcile is under way"\n',
         "",
         ("unit/health/test_machine.py::test_nothing_is_judged_while_the_driver_is_changed_or_not_ready",),

@@ -9,9 +9,9 @@ NODE_MUTANTS = (
         "two-patch-pause",
         "pause, cordon and journal are one patch",
         "core/swap/node_steps.py",
-        "            taken = cluster.patch_node(step.change, step.resource_version)\n",
-        "            later = {key: step.change.annotations[key] for key in step.change.annotations}\n"
-        "            first = NodeChange(step.change.labels, {}, step.change.unschedulable)\n"
+        "            taken = cluster.patch_node(settler.state.taking(change), step.resource_version)\n",
+        "            later = {key: change.annotations[key] for key in change.annotations}\n"
+        "            first = NodeChange(change.labels, {}, change.unschedulable)\n"
         "            taken = cluster.patch_node(first, step.resource_version)\n"
         "            taken = cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n",
         ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
@@ -133,6 +133,14 @@ NODE_MUTANTS = (
         ("unit/swap/test_settling.py::test_what_changed_since_the_node_was_taken_is_met_with_a_look",),
     ),
     Mutant(
+        "release-that-cannot-apply",
+        "on a Node that a kubelet reports on, a cordon is not released by a patch that would fail",
+        "domain/swap/node_patches.py",
+        "    if change.unschedulable is False and node.has_heartbeat:\n        return ()\n",
+        "",
+        ("unit/swap/test_settling.py::test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch",),
+    ),
+    Mutant(
         "release-of-another-node",
         "a Node that was made again is not given back by what was known of the old one",
         "domain/swap/node_patches.py",
@@ -160,8 +168,8 @@ NODE_MUTANTS = (
         "no-resource-version",
         "a node edited between observation and pause is observed again",
         "core/swap/node_steps.py",
-        "patch_node(step.change, step.resource_version)",
-        "patch_node(step.change, None)",
+        "patch_node(settler.state.taking(change), step.resource_version)",
+        "patch_node(settler.state.taking(change), None)",
         ("unit/swap/test_executor.py::test_a_node_edited_before_the_pause_is_observed_again",),
     ),
     Mutant(
@@ -200,8 +208,8 @@ NODE_MUTANTS = (
         "never-hold",
         "operands do not come back to a node whose old driver is gone",
         "core/swap/settling.py",
-        '        return "" if is_there else "its old driver is gone"',
-        '        return ""',
+        "        if not is_there:\n",
+        "        if False:\n",
         ("unit/swap/test_settling.py::test_a_node_whose_old_driver_is_gone_is_held_with_its_journal",),
     ),
     Mutant(
@@ -216,9 +224,8 @@ NODE_MUTANTS = (
         "taken-before-it-is-noted",
         "a patch whose answer is lost is given back",
         "core/swap/node_steps.py",
-        "        self._context.settler.took(step.journal)\n"
-        "        with self._context.fence.taking(step.journal.owner):\n",
-        "        with self._context.fence.taking(step.journal.owner):\n",
+        "        settler.took(journal)\n        with self._context.fence.taking(journal.owner):\n",
+        "        with self._context.fence.taking(journal.owner):\n",
         ("unit/swap/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
     Mutant(
@@ -228,6 +235,38 @@ NODE_MUTANTS = (
         '        options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}',
         '        options = {"dryRun": ["All"]} if dry_run else {}',
         ("unit/adapters/test_kube_workloads.py::test_an_eviction_names_exactly_one_pod_and_leaves_its_grace_alone",),
+    ),
+    Mutant(
+        "failed-is-over",
+        "a pod that its kubelet refuses is waited for: its containers may still run",
+        "domain/model.py",
+        '            return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended',
+        "            return True",
+        ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
+    ),
+    Mutant(
+        "crash-is-the-end",
+        "a container that its kubelet starts again has not ended for good",
+        "domain/model.py",
+        "(self.deleting and self.have_ended is True and not self.claims)",
+        "(self.have_ended is True and not self.claims)",
+        ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
+    ),
+    Mutant(
+        "claims-not-given-back",
+        "a pod with claims is waited for until its devices are given back",
+        "domain/model.py",
+        "(self.deleting and self.have_ended is True and not self.claims)",
+        "(self.deleting and self.have_ended is True)",
+        ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
+    ),
+    Mutant(
+        "removal-waited-for",
+        "a pod whose containers have ended holds nobody up until its object is removed",
+        "domain/model.py",
+        "        return self.is_over or (self.deleting and self.have_ended is True and not self.claims)",
+        "        return self.is_over",
+        ("unit/pods/test_watch.py::test_a_pod_whose_containers_have_ended_has_left_before_its_object_is_removed",),
     ),
     Mutant(
         "evicts-without-consent",
@@ -331,6 +370,14 @@ NODE_MUTANTS = (
         "        previous = step.previous\n",
         "        previous = None\n",
         ("unit/swap/test_executor.py::test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so",),
+    ),
+    Mutant(
+        "silent-wait",
+        "a wait that lasts says who is left",
+        "adapters/process/clock.py",
+        "signal.setitimer(signal.ITIMER_REAL, seconds, seconds)",
+        "signal.setitimer(signal.ITIMER_REAL, 0.0)",
+        ("unit/adapters/test_clock.py::test_after_it_nobody_speaks_and_the_outer_one_goes_on",),
     ),
     Mutant(
         "no-jitter",

@@ -14,7 +14,7 @@ import pytest
 from tests.node import machine as machines
 from tests.node.drivers import OPERANDS, STOP_S, STOPPING_AT_GATE, Drivers, stopping_after
 from tests.node.machine import Machine
-from tests.node.measured import Table
+from tests.node.measured import Action, Table
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,31 +25,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def machine() -> Iterator[Machine]:
-    """The session's node. Skipped where the machine cannot have one; with CI=true that is a failure."""
+def able() -> None:
+    """Skips where the machine cannot have a node; with CI=true that is a failure."""
     lacking = machines.missing()
     if lacking:
         reason = "node tier: missing " + "; ".join(lacking)
         if os.environ.get("CI") == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    with Machine() as running:
-        yield running
 
 
 @pytest.fixture(scope="session")
-def table() -> Iterator[Table]:
-    """What the tests measure; written to build/node/measured.md."""
+def table(able: None) -> Iterator[Table]:
+    """What the tests measure; written to build/node."""
     made = Table()
     yield made
     made.write()
 
 
 @pytest.fixture(scope="session")
+def machine(table: Table) -> Iterator[Machine]:
+    """The session's node; the table comes first, because it tells how busy the machine is without one."""
+    with Machine() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def installed(machine: Machine, table: Table) -> Drivers:
     """The driver, installed once."""
     made = Drivers(machine)
-    with table.row("first install") as row:
+    with table.row(Action.FIRST_INSTALL) as row:
         made.install()
         row.kubelet = "new pod"
         row.end = "driver ready"
@@ -85,7 +90,7 @@ def held(installed: Drivers) -> Iterator[Drivers]:
     installed.wait_serving()
     installed.close_gate()
     installed.want(installed.other_version())
-    installed.delete_pod()
+    installed.replace_pod()
     installed.wait_paused()
     yield installed
     installed.put_right()
@@ -95,4 +100,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the table of what was measured."""
     if Table.last:
         terminalreporter.section("node")
-        terminalreporter.write(Table.last)
+        terminalreporter.write_line(Table.last)

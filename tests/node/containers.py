@@ -5,12 +5,14 @@ Must not import the product.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.control_plane.api import wait_until
 from tests.node.images import PAUSE
 from tests.node.namespaces import Daemon, Namespaces
+from tests.node.patience import wait_until
 
 SOCKET = "/run/containerd/containerd.sock"
 CNI_PROGRAMS = "/usr/lib/cni"
@@ -80,7 +82,7 @@ class Containers:
             self.daemon.check_alive()
             return self._namespaces.run("ctr", "--timeout=2s", "version").returncode == 0
 
-        wait_until(answers, f"containerd answers; its log is {self.daemon.log}", READY_S, every_s=0.05)
+        wait_until(answers, f"containerd answers; its log is {self.daemon.log}", READY_S)
 
     def load(self, archives: Iterable[Path]) -> None:
         """Put the images of docker archives into the node. Raises NodeTierError."""
@@ -90,8 +92,12 @@ class Containers:
     def processes(self, pod_uid: str) -> list[int]:
         """The pids, as this process sees them, in a pod's control groups."""
         hierarchy = Path("/sys/fs/cgroup/pids")
-        files = (hierarchy / self._namespaces.group).rglob(f"*pod{pod_uid}*/**/cgroup.procs")
-        return sorted({int(pid) for file in files for pid in file.read_text().split()})
+        found = set[int]()
+        for folder, _, _ in os.walk(hierarchy / self._namespaces.group):  # which passes over what goes meanwhile
+            if f"pod{pod_uid}" in folder:
+                with contextlib.suppress(OSError):  # it went between the two
+                    found |= {int(pid) for pid in Path(folder, "cgroup.procs").read_text().split()}
+        return sorted(found)
 
 
 def is_there(programs: str = CNI_PROGRAMS) -> bool:

@@ -16,11 +16,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.control_plane.api import Api, wait_until
+from tests.control_plane import audit
+from tests.control_plane.api import Api
 from tests.control_plane.certificates import Authority
 from tests.node.doorway import Doorway
 from tests.node.namespaces import CHECKOUT, Daemon, Namespaces, NodeTierError
 from tests.node.node_init import ADDRESS, NAME, SERVICE_ADDRESS
+from tests.node.patience import wait_until
+
+NAMESPACE = "rbln-system"
+"""Of the driver's pods, whose requests are in the audit log."""
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 PORT = 6443
@@ -38,6 +43,7 @@ class ControlPlane:
         # Below the node's own /run: keys and tokens go with it.
         self._seen_inside = Path("/run/control-plane")
         self._folder = namespaces.root / "run/control-plane"
+        self._audit_log = self._folder / "audit.log"
         self._tokens = {
             "admin": ("node-tests", "system:masters"),
             "kubelet": (f"system:node:{NAME}", "system:nodes"),
@@ -80,6 +86,14 @@ class ControlPlane:
         (self._folder / name).write_text(json.dumps(config))
         return str(self._seen_inside / name)
 
+    def audit_mark(self) -> int:
+        """A place in the audit log: `requests(since=…)` has what came after it."""
+        return self._audit_log.stat().st_size
+
+    def requests(self, since: int) -> list[audit.AuditRecord]:
+        """What the driver's pods have asked of the API server, in order."""
+        return audit.settled(self._audit_log, None, since, READY_S)
+
     def be_gone(self, seconds: float) -> None:
         """Kill the API server, refuse connections for so long, and start it again."""
         self.server.kill()
@@ -94,6 +108,8 @@ class ControlPlane:
     def _start(self) -> None:
         inside = self._seen_inside
         certificate, key = inside / "server.crt", inside / "server.key"
+        (self._folder / "audit-policy.json").write_text(json.dumps(audit.policy(NAMESPACE, others="None")))
+        self._audit_log.touch()
         etcd = self._daemon(
             "etcd",
             f"--data-dir={inside / 'etcd'}",
@@ -101,27 +117,7 @@ class ControlPlane:
             "--heartbeat-interval=100",
             "--election-timeout=1000",
         )
-        self.server = self._daemon(
-            "kube-apiserver",
-            "--etcd-servers=http://127.0.0.1:2379",
-            "--bind-address=0.0.0.0",
-            f"--advertise-address={ADDRESS}",
-            f"--secure-port={PORT}",
-            "--insecure-port=0",
-            "--allow-privileged=true",
-            f"--tls-cert-file={certificate}",
-            f"--tls-private-key-file={key}",
-            f"--service-account-key-file={certificate}",
-            f"--service-account-signing-key-file={key}",
-            "--service-account-issuer=https://kubernetes.default",
-            f"--token-auth-file={inside / 'tokens.csv'}",
-            "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
-            "--kubelet-preferred-address-types=InternalIP",
-            "--endpoint-reconciler-type=none",
-            "--service-cluster-ip-range=10.0.0.0/24",
-            f"--cert-dir={inside}",
-        )
+        self.server = self._daemon("kube-apiserver", *self._server_arguments())
         etcd.start()
         self.start_server()
         controllers = self._daemon(
@@ -145,6 +141,34 @@ class ControlPlane:
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self._wait("service accounts", lambda: self.api.answers(account), etcd, self.server, controllers, self.front)
 
+    def _server_arguments(self) -> list[str]:
+        inside = self._seen_inside
+        certificate, key = inside / "server.crt", inside / "server.key"
+        return [
+            "--etcd-servers=http://127.0.0.1:2379",
+            "--bind-address=0.0.0.0",
+            f"--advertise-address={ADDRESS}",
+            f"--secure-port={PORT}",
+            "--insecure-port=0",
+            "--allow-privileged=true",
+            f"--tls-cert-file={certificate}",
+            f"--tls-private-key-file={key}",
+            f"--service-account-key-file={certificate}",
+            f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://kubernetes.default",
+            f"--token-auth-file={inside / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--endpoint-reconciler-type=none",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            f"--cert-dir={inside}",
+            f"--audit-policy-file={inside / 'audit-policy.json'}",
+            f"--audit-log-path={inside / self._audit_log.name}",
+            "--audit-log-mode=blocking",
+            "--audit-log-maxsize=4096",  # MiB; the default rotates the file at 100
+        ]
+
     def _daemon(self, name: str, *arguments: str) -> Daemon:
         return Daemon(self._namespaces, name, [str(self._assets / name), *arguments])
 
@@ -155,6 +179,6 @@ class ControlPlane:
             return check()
 
         try:
-            wait_until(checked, what, READY_S, every_s=0.05)
+            wait_until(checked, what, READY_S)
         except AssertionError as error:
             raise NodeTierError(f"{error}; logs are in {self._namespaces.logs}\n{daemons[0].tail()}") from error

@@ -7,24 +7,27 @@ Must not import the product.
 from __future__ import annotations
 
 import contextlib
-import os
-import time
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from tests.control_plane.api import JSON_PATCH, Json, gone, wait_until
+from tests.control_plane.api import JSON_PATCH, Json, gone
 from tests.deploy.apply import apply
 from tests.deploy.kustomize import only, render
+from tests.node.control_plane import NAMESPACE
 from tests.node.images import OPERAND, TAGS
 from tests.node.machine import Machine
+from tests.node.patience import wait_until
 
-NAMESPACE = "rbln-system"
 PREFIX = "rebellions.ai/npu.deploy."
 PAUSED = "paused-for-driver-upgrade"
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
 RESOURCE = "rebellions.ai/ATOM"
+DIGEST = "driver-config-digest"
 MANAGER = "k8s-driver-manager"
+WATCH = "health-watch"
 OPERANDS = (
     "device-plugin",
     "dra-kubelet-plugin",
@@ -36,11 +39,15 @@ OPERANDS = (
 GATE = "/run/gate"
 """A folder of the node: a pod of `gated` does not stop before the file `open` is in it."""
 
+READY_MARKER = "rbln/validations/.driver-ctr-ready"
+"""Below /run."""
+
 STOP_S = 3
-LONG_S = float(os.environ.get("NODE_TEST_WAIT_S", "240"))
 
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+_USERS = "/apis/apps/v1/namespaces/default/replicasets"
+_BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
 
 
 def stopping_after(seconds: int) -> str:
@@ -68,6 +75,7 @@ class Drivers:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.api = machine.api
+        self._run = machine.namespaces.root / "run"
         self.version = ""
         self._extra: frozenset[str] = frozenset()
         self._objects = render("rebellions")
@@ -95,20 +103,23 @@ class Drivers:
         return JOURNAL in self.machine.kubelet.node()["metadata"].get("annotations", {})
 
     def want(self, version: str, **env: str) -> None:
-        """Change the DaemonSet to another driver, with `env` this time; nothing happens before its pod is deleted."""
+        """Change the DaemonSet to another driver, with `env` this time for the containers that are ours.
+
+        Nothing happens before its pod is deleted.
+        """
         self.version = version
+        self._set["spec"]["template"]["metadata"]["annotations"][DIGEST] = f"sample-{version}"
         spec = self._set["spec"]["template"]["spec"]
         for container in (*spec["initContainers"], *spec["containers"]):
             values = {one["name"]: one for one in container.get("env", [])}
-            for name, value in {"DRIVER_CONFIG_DIGEST": f"sample-{version}", "DRIVER_VERSION": version}.items():
-                if name in values:
-                    values[name]["value"] = value
+            if "DRIVER_VERSION" in values:
+                values["DRIVER_VERSION"]["value"] = version
             if container["name"] == "driver":
                 container["image"] = f"driver-manager-sample-driver:{TAGS[version]}"
-            if container["name"] == MANAGER:
+            if container["name"] in (MANAGER, WATCH):
                 kept = [one for one in container["env"] if one["name"] not in self._extra]
                 container["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
-                self._extra = frozenset(env)
+        self._extra = frozenset(env)
         apply(self.api, self._set)
 
     def other_version(self) -> str:
@@ -128,7 +139,7 @@ class Drivers:
 
     def a_pod(self) -> Seen:
         """The driver's pod, waited for."""
-        return wait_until(self.pod, "a driver pod", LONG_S)
+        return wait_until(self.pod, "a driver pod")
 
     def delete_pod(self, *, grace_s: int | None = None) -> Seen:
         """Delete the driver's pod; which it was."""
@@ -136,19 +147,49 @@ class Drivers:
         gone(lambda: self.api.delete(f"{_PODS}/{pod.name}", grace_s=grace_s, uid=pod.uid))
         return pod
 
+    def replace_pod(self) -> None:
+        """Delete the driver's pod, and wait for its successor."""
+        old = self.delete_pod()
+
+        def replaced() -> bool:
+            self.remove_ended()
+            now = self.pod()
+            return now is not None and now.uid != old.uid
+
+        self._wait(replaced, "another driver pod")
+
+    def remove_ended(self) -> None:
+        """Remove the objects of pods that are on their way out and have no process left.
+
+        A kubelet of 1.20 does it up to a minute later, when it has collected their sandboxes
+        (kubernetes/kubernetes#97288). What is measured waits for the kubelet, what only prepares a test does not.
+        """
+        for pod in self.api.list(_PODS):
+            meta = pod["metadata"]
+            if "deletionTimestamp" in meta and not self.machine.containers.processes(meta["uid"]):
+                gone(lambda meta=meta: self.api.delete(f"{_PODS}/{meta['name']}", grace_s=0, uid=meta["uid"]), 409)  # type: ignore[misc]
+
     def wait_ready(self) -> None:
         """Wait until the driver is loaded in the wanted version and its ready marker is there.
 
-        Not for the pod's condition: a kubelet before 1.21 tells of a startup probe's success only at the next event of
-        the pod (kubernetes/kubernetes#98376).
+        Not for the pod's condition: a kubelet before 1.21 sets it to a startup probe's success only when it next looks
+        at the pod, up to a minute later (kubernetes/kubernetes#95140, the change is #98376).
         """
         self._wait(self.is_ready, f"driver {self.version} is ready")
 
     def is_ready(self) -> bool:
         """Whether the driver serves, as operands see it: the startup probe of its container has made the marker."""
         with contextlib.suppress(OSError):
-            return self._run_file("rbln/validations/.driver-ctr-ready") == self.version == self.loaded()
+            return (self._run / READY_MARKER).read_text().strip() == self.version == self.loaded()
         return False
+
+    def recorded_at(self) -> float:
+        """When the driver container recorded the driver that it loaded, in seconds since the epoch."""
+        return (self._run / "rbln/rbln-driver.state").stat().st_mtime
+
+    def ready_at(self) -> float:
+        """When the ready marker was made, in seconds since the epoch."""
+        return (self._run / READY_MARKER).stat().st_mtime
 
     def wait_paused(self) -> Seen:
         """Wait until a run has taken the node and its pod; which pod it is."""
@@ -158,36 +199,43 @@ class Drivers:
     def loaded(self) -> str:
         """The version of the module that is loaded, "" without one."""
         with contextlib.suppress(OSError):
-            return self._run_file("rbln/.stand-ins/sys/module/rebellions/version")
+            return (self._run / "rbln/.stand-ins/sys/module/rebellions/version").read_text().strip()
         return ""
 
-    def _run_file(self, name: str) -> str:
-        return (self.machine.namespaces.root / "run" / name).read_text().strip()
-
-    def wait_serving(self) -> None:
-        """Wait until all is as after an undisturbed upgrade: driver, labels, operands, and nothing left on the Node."""
+    def wait_given_back(self) -> None:
+        """Wait until driver and Node are as after an undisturbed upgrade, and nothing is left on the Node."""
         self.wait_ready()
         self._wait(lambda: not self.is_paused(), "the node is given back")
         node = self.machine.kubelet.node()
         assert not node["spec"].get("unschedulable"), node["spec"]
         assert set(self.labels().values()) == {"true"}, self.labels()
+
+    def wait_serving(self) -> None:
+        """Wait until all is as after an undisturbed upgrade: driver, Node and operands."""
+        self.wait_given_back()
         self._wait(self.operands_run, "all operands run")
 
     def operands_run(self) -> bool:
-        """Whether every operand that is there has its pod, running."""
-        return all(self.running(name) for name in self.operand_names())
+        """Whether every operand that is there has its pod, running; what hinders only by its object is removed."""
+        if all(self.running(name) for name in self.operand_names()):
+            return True
+        self.remove_ended()
+        return False
 
     def operand_names(self) -> list[str]:
         """The operands that are there."""
         sets = self.api.list(_SETS, labelSelector="node-tests=operand")
         return [one["metadata"]["name"] for one in sets]
 
+    def pods(self, name: str) -> list[Json]:
+        """The pods of a DaemonSet, those on their way out too."""
+        return self.api.list(_PODS, labelSelector=f"app={name}")
+
     def running(self, name: str) -> list[Json]:
         """The pods of a DaemonSet that run and are not on their way out."""
-        pods = self.api.list(_PODS, labelSelector=f"app={name}")
         return [
             pod
-            for pod in pods
+            for pod in self.pods(name)
             if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
         ]
 
@@ -223,12 +271,12 @@ class Drivers:
         for name in names:
             gone(lambda name=name: self.api.delete(f"{_SETS}/{name}"))  # type: ignore[misc]
         self.label({f"{PREFIX}{name}": None for name in names})
-        self._wait(lambda: not self.api.list(_PODS, labelSelector="node-tests=operand"), "no operand is left")
 
-    def refused(self) -> list[str]:
-        """The pods that a kubelet did not admit again because of their node's labels, by DaemonSet."""
-        events = self.api.list(f"/api/v1/namespaces/{NAMESPACE}/events", fieldSelector="reason=NodeAffinity")
-        return sorted({one["involvedObject"]["name"].rpartition("-")[0] for one in events})
+        def none_left() -> bool:
+            self.remove_ended()
+            return not self.api.list(_PODS, labelSelector="node-tests=operand")
+
+        self._wait(none_left, "no operand is left")
 
     def put_right(self) -> None:
         """After a test, whatever it left: the driver is ready, and no run is under way."""
@@ -254,12 +302,11 @@ class Drivers:
         template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
         selector = {"matchLabels": labels}
         spec = {"replicas": replicas, "selector": selector, "template": template}
-        self.api.post("/apis/apps/v1/namespaces/default/replicasets", {"metadata": {"name": name}, "spec": spec})
+        self.api.post(_USERS, {"metadata": {"name": name}, "spec": spec})
         self._wait(lambda: len(self.users(name)) == replicas, f"{name} runs")
-        budgets = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
-        path = f"{budgets}/{name}"
+        path = f"{_BUDGETS}/{name}"
         self.api.post(
-            budgets, {"metadata": {"name": name}, "spec": {"minAvailable": min_available, "selector": selector}}
+            _BUDGETS, {"metadata": {"name": name}, "spec": {"minAvailable": min_available, "selector": selector}}
         )
         self._wait(lambda: "disruptionsAllowed" in self.api.get(path).get("status", {}), "the budget is in force")
         return path
@@ -274,15 +321,26 @@ class Drivers:
         ]
 
     def remove_users(self) -> None:
-        """All of them."""
-        base = "/apis/apps/v1/namespaces/default/replicasets"
-        for one in self.api.list(base):
-            gone(lambda one=one: self.api.delete(f"{base}/{one['metadata']['name']}"))  # type: ignore[misc]
+        """All of them, with their budgets."""
+        names = [one["metadata"]["name"] for one in self.api.list(_USERS)]
+        for path in (f"{base}/{name}" for name in names for base in (_USERS, _BUDGETS)):
+            gone(lambda path=path: self.api.delete(path))  # type: ignore[misc]
+        for name in names:
+            self._wait(lambda name=name: not self.users(name), f"no pod of {name} runs")  # type: ignore[misc]
+
+    def log(self) -> list[Json]:
+        """What the run of the driver's pod has said, each line with its `time`."""
+        said = self.machine.kubectl("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER).stdout
+        return [json.loads(line) for line in said.splitlines()]
 
     def wait_said(self, text: str) -> None:
         """Wait until the run under way has said so."""
-        words = ("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER)
-        self._wait(lambda: text in self.machine.kubectl(*words).stdout, f"the run says {text!r}")
+        self._wait(lambda: any(text in line["message"] for line in self.log()), f"the run says {text!r}")
+
+    def unloaded_at(self) -> float:
+        """When the run of the driver's pod began to unload the old driver, in seconds since the epoch."""
+        (line,) = [line for line in self.log() if "] unload " in line["message"]]
+        return datetime.fromisoformat(line["time"]).timestamp()
 
     def open_gate(self) -> None:
         """Let the gated pods stop."""
@@ -300,7 +358,7 @@ class Drivers:
 
     def _wait(self, check: Callable[[], bool], what: str) -> None:
         try:
-            wait_until(check, what, LONG_S, every_s=0.05)
+            wait_until(check, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
 
@@ -315,10 +373,3 @@ class Drivers:
             if any(one["name"] == MANAGER for one in pod["spec"].get("initContainers", [])):
                 lines.append(self.machine.kubectl(*words).stdout)
         return "\n".join([*lines, f"logs are in {self.machine.namespaces.logs}"])
-
-
-def timed(act: Callable[[], None]) -> float:
-    """How many seconds it took."""
-    began_s = time.monotonic()
-    act()
-    return time.monotonic() - began_s

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.control_plane.api import Api, Json, wait_until
+from tests.control_plane.api import Api, Json
 from tests.node.containers import SOCKET
 from tests.node.namespaces import Daemon, Namespaces
 from tests.node.node_init import ADDRESS, NAME
+from tests.node.patience import wait_until
 
 READY_S = 120.0
 
@@ -32,6 +33,7 @@ class Kubelet:
             "cgroupRoot": f"/{namespaces.group}",
             "failSwapOn": False,
             "nodeStatusUpdateFrequency": "1s",  # the default, 10 s, is waited for at every start
+            "nodeStatusReportFrequency": "5m",  # the default where the other one is not set
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,

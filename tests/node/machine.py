@@ -6,7 +6,6 @@ not import the product.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -23,6 +22,7 @@ from tests.node.containers import Containers
 from tests.node.control_plane import ControlPlane
 from tests.node.kubelet import Kubelet
 from tests.node.namespaces import CHECKOUT, Namespaces
+from tests.tiers import answer
 
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 KUBELET_VARIABLE = "NODE_TEST_ASSETS"
@@ -90,19 +90,5 @@ def missing() -> list[str]:
     return [*lines, *builder.missing()]
 
 
-def main() -> int:
-    """0 where the tier can run, 1 with the reasons where it cannot."""
-    parser = argparse.ArgumentParser(prog="python -m tests.node.machine", description="The node test tier's node.")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="say what the machine lacks")
-    what.add_argument("--prepare", action="store_true", help="make the images, if that was not done already")
-    lacking = missing()
-    if parser.parse_args().prepare and not lacking:
-        print(f"node tier: {images.driver_archives()[0].name}")
-        return 0
-    print("node tier: missing " + "; ".join(lacking) if lacking else "node tier: can run")
-    return 1 if lacking else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer("node", missing(), lambda: images.driver_archives()[0].name))

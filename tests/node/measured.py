@@ -1,48 +1,125 @@
-"""Owns the table of what tests on a real node saw: action, what the kubelet did, end state, seconds."""
+"""Owns the table of what tests on a real node saw: action, what the kubelet did, end state, seconds.
+
+Each run writes it to build/node. The copy in this folder, `measured.json`, is what docs/reliability.md shows; a test
+that ends in another state than is shown there fails.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
 from typing import ClassVar
 
+from tests.control_plane.api import Json
+from tests.docs.markdown import table
+from tests.fakes.pace import ratio
 from tests.node.namespaces import FOLDER
+from tests.node.timeline import Part
 
-HEAD = "| action | what the kubelet did | end state | seconds |\n|---|---|---|---|\n"
+RECORD = Path(__file__).with_name("measured.json")
+HEAD = ("action", "what the kubelet did", "end state", "seconds")
+PARTS = "Where the time of the upgrade goes, from the deletion of the driver's pod to the ready marker:"
+PARTS_HEAD = ("part", "ours", "seconds")
+
+
+class Action(Enum):
+    """What is measured, in the order of the table."""
+
+    FIRST_INSTALL = "first install"
+    OPERANDS = "upgrade, six operands that stop in 3 s: driver pod deleted → ready"
+    USERS = "upgrade, two users' pods with a budget of one"
+    KILLED_ONCE = "kill -9 of the run in a wait, once"
+    KILLED_FOUR_TIMES = "kill -9 of the run in a wait, four times"
+    POD_DELETED = "driver pod deleted in a wait"
+    POD_FORCED = "driver pod force-deleted in a wait"
+    KUBELET = "kubelet killed and started in a wait"
+    CONTAINERD = "containerd killed and started in a wait"
+    API_SERVER = "API server gone for 8 s in a wait"
+    BUSY = "upgrade, a process of the host has the device open: three retries of the kubelet"
+    UNMOVED = "upgrade, a pod that no label moves"
+    VFIO = "the pod of a vfio-manager, placed by its own label"
+    REBOOTER = "rebooter: refused by the host, then told"
 
 
 @dataclass
 class Row:
     """One line of the table."""
 
-    action: str
+    action: Action
     kubelet: str = ""
     end: str = ""
     seconds: float = 0.0
 
-    def __str__(self) -> str:
-        return f"| {self.action} | {self.kubelet} | {self.end} | {self.seconds:.1f} |\n"
+    def to_json(self) -> Json:
+        """As it is kept."""
+        return {
+            "action": self.action.value,
+            "kubelet": self.kubelet,
+            "end": self.end,
+            "seconds": round(self.seconds, 1),
+        }
 
 
 @dataclass
 class Table:
-    """The rows in the order they came."""
+    """The rows by action, and how busy the machine was at their beginning."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: dict[Action, Row] = field(default_factory=dict)
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+    slower: float = field(default_factory=ratio)
+    parts: tuple[Part, ...] = ()
     last: ClassVar[str] = ""
 
     @contextlib.contextmanager
-    def row(self, action: str) -> Iterator[Row]:
-        """A row, timed until the context ends; none where that ends with an error."""
+    def row(self, action: Action) -> Iterator[Row]:
+        """A row, timed until the context ends; none where that ends with an error.
+
+        AssertionError where its end state is not the one that the docs show.
+        """
         row, began_s = Row(action), time.monotonic()
         yield row
         row.seconds = time.monotonic() - began_s
-        self.rows.append(row)
-        Table.last = HEAD + "".join(map(str, self.rows))
+        self.rows[action] = row
+        Table.last = as_markdown(self.to_json())
+        shown = [one["end"] for one in recorded()["rows"] if one["action"] == action.value]
+        assert shown in ([], [row.end]), f"{action.value} ends with {row.end!r}, and docs/reliability.md shows {shown}"
+
+    def to_json(self) -> Json:
+        """As it is kept."""
+        rows = [self.rows[action].to_json() for action in Action if action in self.rows]
+        return {
+            "processors": len(os.sched_getaffinity(0)),
+            "load": round(self.load, 1),
+            "slower": round(self.slower, 1),
+            "rows": rows,
+            "parts": [part.to_json() for part in self.parts],
+        }
 
     def write(self) -> None:
-        """Keep it as build/node/measured.md."""
+        """Keep it in build/node."""
         if self.rows:
-            (FOLDER / "measured.md").write_text(Table.last)
+            (FOLDER / RECORD.name).write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n")
+            (FOLDER / "measured.md").write_text(Table.last + "\n")
+
+
+def recorded() -> Json:
+    """What the docs show."""
+    found: Json = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
+
+
+def as_markdown(measured: Json) -> str:
+    """The tables, and the machine they were measured on."""
+    rows = [(one["action"], one["kubelet"], one["end"], f"{one['seconds']:.1f}") for one in measured["rows"]]
+    parts = [(one["part"], "yes" if one["ours"] else "", f"{one['seconds']:.2f}") for one in measured["parts"]]
+    machine = (
+        f"One run on {measured['processors']} processors, load average {measured['load']} at its beginning; the start "
+        f"of an interpreter took {measured['slower']} times as long as on an idle machine."
+    )
+    return f"{table(HEAD, rows)}\n\n{machine}\n\n{PARTS}\n\n{table(PARTS_HEAD, parts)}"

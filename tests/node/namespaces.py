@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tests.control_plane.api import wait_until
-from tests.node import node_keeper
+from tests.node import node_keeper, patience
 from tests.node.node_init import READY
+from tests.tiers import TierError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = CHECKOUT / "build" / "node"
@@ -31,7 +31,7 @@ COMMAND_S = 120.0
 LOGS_KEPT = 5
 
 
-class NodeTierError(Exception):
+class NodeTierError(TierError):
     """A part of the node did not come up or a command in it failed; the message says which and names the log."""
 
 
@@ -68,10 +68,14 @@ class Namespaces:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._keeper.stdin
         with contextlib.suppress(BrokenPipeError):
-            self._keeper.communicate(timeout=START_S)
+            self._keeper.stdin.close()
+        patience.ended(self._keeper, START_S)
+        assert self._keeper.stdout
+        self._keeper.stdout.close()
         for process in self.started:
-            process.wait(timeout=START_S)
+            patience.ended(process, START_S)
         self._lock.close()
         Path(self._lock.name).unlink(missing_ok=True)
         if self._keeper.returncode:
@@ -89,11 +93,9 @@ class Namespaces:
     def run(self, *argv: str, timeout_s: float = COMMAND_S, given: str = "") -> subprocess.CompletedProcess[str]:
         """The command with what it wrote; any exit status. Raises NodeTierError where it does not end in time."""
         try:
-            return subprocess.run(
-                self.words(*argv), input=given, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
+            return patience.run(self.words(*argv), given, timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise NodeTierError(f"{' '.join(argv[:6])}: no end within {timeout_s:g} s") from error
+            raise NodeTierError(f"{' '.join(argv[:6])}: no end within {timeout_s:g} s of an idle machine") from error
 
     def checked(self, *argv: str, timeout_s: float = COMMAND_S, given: str = "") -> str:
         """The command's output. Raises NodeTierError where it fails."""
@@ -130,9 +132,20 @@ class Daemon:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send it a signal that ends it, and wait for its end."""
-        pid = wait_until(lambda: node_keeper.child_of(self._process.pid), f"a process of {self.name}")
+        pid = patience.wait_until(lambda: node_keeper.child_of(self._process.pid), f"a process of {self.name}")
         os.kill(pid, number)
-        self._process.wait(timeout=START_S)
+        patience.ended(self._process, START_S)
+
+    def end(self) -> None:
+        """Kill it unless it has ended."""
+        if self._process.poll() is None:
+            self.kill()
+
+    def is_running(self, program: str) -> bool:
+        """Whether the process is that program by now."""
+        self.check_alive()
+        pid = node_keeper.child_of(self._process.pid)
+        return bool(pid) and Path(f"/proc/{pid}/comm").read_text().strip() == program
 
     def check_alive(self) -> None:
         """Raises NodeTierError if it has ended."""

@@ -6,8 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from tests.control_plane.api import wait_until
-from tests.node.drivers import LONG_S, Drivers, Seen
+from tests.node.drivers import Drivers, Seen
+from tests.node.patience import wait_until
 
 
 def run_process(drivers: Drivers) -> int:
@@ -25,15 +25,15 @@ def run_process(drivers: Drivers) -> int:
 
 def waiting_run(drivers: Drivers) -> int:
     """The pid of a run that waits, with everything but the gated operand gone."""
-    wait_until(lambda: not drivers.running("device-plugin"), "the other operand has left", LONG_S)
-    return wait_until(lambda: run_process(drivers), "the run's process", LONG_S)
+    wait_until(lambda: not drivers.running("device-plugin"), "the other operand has left")
+    return wait_until(lambda: run_process(drivers), "the run's process")
 
 
 def kill_run(drivers: Drivers) -> None:
     """SIGKILL the run as soon as there is one, and wait for its end."""
-    pid = wait_until(lambda: run_process(drivers), "the run's process", LONG_S)
+    pid = wait_until(lambda: run_process(drivers), "the run's process")
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: run_process(drivers) != pid, "the end of the run's process", LONG_S)
+    wait_until(lambda: run_process(drivers) != pid, "the end of the run's process")
 
 
 def what_happened(before: Seen, after: Seen) -> str:

@@ -1,7 +1,8 @@
 """kmod's tools on a node of the tests: the sandbox's stand-ins, on the fake modules and the devices of that node.
 
-Run as `stand_ins.py TOOL ARGUMENT…` in a container that has the host's /run/rbln. A device is a node that opens, of
-the kernel's tun driver. Standard library only: it lies in an image beside `fake_tools.py`, which it uses.
+Run as `stand_ins.py TOOL ARGUMENT…` in a container that has the host's /run/rbln, or what is in it for us at `APART`. A
+device is a node that opens, of the kernel's tun driver. Standard library only: it lies in an image beside
+`fake_tools.py`, which it uses.
 """
 
 import importlib
@@ -13,7 +14,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 fake_tools = importlib.import_module("fake_tools")
 
-TREE = Path("/run/rbln/.stand-ins")
+SHARED, APART = Path("/run/rbln/.stand-ins"), Path("/run/stand-ins")
+TREE = SHARED if SHARED.is_dir() else APART
 TUN = os.makedev(10, 200)
 
 

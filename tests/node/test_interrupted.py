@@ -7,81 +7,98 @@ from __future__ import annotations
 
 import pytest
 
-from tests.control_plane.api import wait_until
-from tests.node.drivers import LONG_S, Drivers
-from tests.node.measured import Table
+from tests.node.drivers import Drivers, Seen
+from tests.node.measured import Action, Row, Table
+from tests.node.patience import wait_until
 from tests.node.runs import kill_run, waiting_run, what_happened
+from tests.node.timeline import Timeline
 
 API_GONE_S = 8.0
-TIMES = {1: "once", 4: "four times"}
+TIMES = {1: Action.KILLED_ONCE, 4: Action.KILLED_FOUR_TIMES}
+
+
+def ends_as_undisturbed(held: Drivers, row: Row, before: Seen) -> Seen:
+    """Let the gated operand stop, and note in `row` what came of it; the driver's pod by then."""
+    held.open_gate()
+    held.wait_given_back()
+    after = held.a_pod()
+    row.kubelet, row.end = what_happened(before, after), "as undisturbed"
+    return after
 
 
 @pytest.mark.parametrize("times", [1, 4])
 def test_a_killed_run_is_followed_by_the_containers_restart(held: Drivers, table: Table, times: int) -> None:
     waiting_run(held)
     before = held.a_pod()
-    with table.row(f"kill -9 of the run in a wait, {TIMES[times]}") as row:
+    with table.row(TIMES[times]) as row:
         for _ in range(times):
             kill_run(held)
-        held.open_gate()
-        held.wait_serving()
-        after = held.a_pod()
-        row.kubelet, row.end = what_happened(before, after), "as undisturbed"
+        after = ends_as_undisturbed(held, row, before)
     assert after.uid == before.uid
     assert after.restarts == times
+    held.wait_serving()
 
 
 def test_a_deleted_pod_gives_back_and_its_successor_goes_on(held: Drivers, table: Table) -> None:
-    with table.row("driver pod deleted in a wait") as row:
+    with table.row(Action.POD_DELETED) as row:
         before = held.delete_pod()
-        wait_until(lambda: (held.pod() or before).uid != before.uid, "another driver pod", LONG_S)
-        held.open_gate()
-        held.wait_serving()
-        row.kubelet, row.end = what_happened(before, held.a_pod()), "as undisturbed"
+        wait_until(lambda: (held.pod() or before).uid != before.uid, "another driver pod")
+        ends_as_undisturbed(held, row, before)
+    held.wait_serving()
 
 
 def test_a_force_deleted_pod_is_followed_by_its_successor(held: Drivers, table: Table) -> None:
-    with table.row("driver pod force-deleted in a wait") as row:
+    with table.row(Action.POD_FORCED) as row:
         before = held.delete_pod(grace_s=0)
-        wait_until(lambda: (held.pod() or before).uid != before.uid, "another driver pod", LONG_S)
-        held.open_gate()
-        held.wait_serving()
-        row.kubelet, row.end = what_happened(before, held.a_pod()), "as undisturbed"
+        wait_until(lambda: (held.pod() or before).uid != before.uid, "another driver pod")
+        ends_as_undisturbed(held, row, before)
+    held.wait_serving()
 
 
-def test_a_restarted_kubelet_ends_as_undisturbed(held: Drivers, table: Table) -> None:
-    """A kubelet admits its pods again when it starts; this one refuses those whose node it has no labels of yet."""
+def test_a_restarted_kubelet_ends_the_operand_and_the_run_waits_for_its_processes(held: Drivers, table: Table) -> None:
+    """A kubelet admits its pods again when it starts, and refuses the one whose label is paused by now.
+
+    It reports that pod Failed, without a word of its containers, and ends them only after that, gate or not
+    (kubernetes/kubernetes#76322). The driver's pod, whose label nobody touched, stays, and so does the run in it. Where
+    the kubelet does not know its Node's labels yet it refuses that one too (#100467): then the successor goes on.
+    """
     waiting_run(held)
     before = held.a_pod()
-    with table.row("kubelet killed and started in a wait") as row:
+    (gated,) = held.pods("gated")
+    with Timeline(held.machine) as seen, table.row(Action.KUBELET) as row:
         held.machine.kubelet.daemon.kill()
         held.machine.kubelet.start()
-        held.open_gate()
-        held.wait_serving()
-        row.kubelet, row.end = what_happened(before, held.a_pod()), "as undisturbed"
-        refused = held.refused()
-        if refused:
-            row.kubelet += f"; refused with NodeAffinity: {', '.join(refused)}"
+        refused = wait_until(lambda: seen.refused("NodeAffinity"), "a pod that the kubelet refuses")
+        held.wait_given_back()
+        after = held.a_pod()
+        row.end = "as undisturbed"
+        names = sorted({pod["metadata"]["name"].rpartition("-")[0] for pod in refused})
+        row.kubelet = f"{what_happened(before, after)}; refused with NodeAffinity: {', '.join(names)}"
+        ended_s = seen.ended(gated["metadata"]["uid"])
+    assert gated["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in refused}
+    assert all((pod["status"]["phase"], pod["status"].get("containerStatuses")) == ("Failed", None) for pod in refused)
+    assert held.unloaded_at() > ended_s, "the driver was unloaded while a process of the operand was there"
+    if before.uid not in {pod["metadata"]["uid"] for pod in refused}:
+        assert after == before, "the run was interrupted"
+    held.wait_serving()
 
 
 def test_a_restarted_containerd_does_not_interrupt_a_run(held: Drivers, table: Table) -> None:
     before, process = held.a_pod(), waiting_run(held)
-    with table.row("containerd killed and started in a wait") as row:
+    with table.row(Action.CONTAINERD) as row:
         held.machine.containers.daemon.kill()
         held.machine.containers.start()
         assert waiting_run(held) == process
-        held.open_gate()
-        held.wait_serving()
-        row.kubelet, row.end = what_happened(before, held.a_pod()), "as undisturbed"
-    assert held.a_pod().uid == before.uid
+        after = ends_as_undisturbed(held, row, before)
+    assert after == before
+    held.wait_serving()
 
 
 def test_an_api_server_that_is_gone_for_a_while_is_waited_for(held: Drivers, table: Table) -> None:
     before, process = held.a_pod(), waiting_run(held)
-    with table.row(f"API server gone for {API_GONE_S:g} s in a wait") as row:
+    with table.row(Action.API_SERVER) as row:
         held.machine.plane.be_gone(API_GONE_S)
         assert waiting_run(held) == process
-        held.open_gate()
-        held.wait_serving()
-        row.kubelet, row.end = what_happened(before, held.a_pod()), "as undisturbed"
-    assert held.a_pod().uid == before.uid
+        after = ends_as_undisturbed(held, row, before)
+    assert after == before
+    held.wait_serving()

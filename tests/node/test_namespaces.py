@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.api import wait_until
-from tests.node import machine, node_keeper
+from tests.node import node_keeper
 from tests.node.namespaces import CHECKOUT, FOLDER, Namespaces
+from tests.node.patience import wait_until
 
 RUN = """
 from tests.node.namespaces import Daemon, Namespaces
@@ -22,7 +22,6 @@ with Namespaces() as node:
     print(node.group, node.pid, node._keeper.pid, flush=True)
     input()
 """
-END_S = 60.0
 
 
 class Run:
@@ -48,10 +47,8 @@ class Run:
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
-    """A node of another process. Skipped as the tier is."""
-    if machine.missing():
-        pytest.skip("node tier: " + "; ".join(machine.missing()))
+def run(able: None) -> Iterator[Run]:
+    """A node of another process."""
     made = Run()
     yield made
     made.kill()
@@ -67,7 +64,7 @@ def test_a_test_run_that_is_killed_leaves_nothing(run: Run) -> None:
     assert run.state.is_dir()
     assert is_alive(run.pid)
     run.kill()
-    wait_until(lambda: not is_alive(run.keeper), "the keeper's end", END_S)
+    wait_until(lambda: not is_alive(run.keeper), "the keeper's end")
     assert not is_alive(run.pid)
     assert run.groups() == []
     assert not run.state.exists()
@@ -76,7 +73,7 @@ def test_a_test_run_that_is_killed_leaves_nothing(run: Run) -> None:
 
 def test_what_a_killed_keeper_leaves_is_removed_before_the_next_node(run: Run) -> None:
     os.kill(run.keeper, signal.SIGKILL)
-    wait_until(lambda: not is_alive(run.pid), "the node's end", END_S)
+    wait_until(lambda: not is_alive(run.pid), "the node's end")
     assert run.groups()
     run.kill()
     with Namespaces():

@@ -10,12 +10,14 @@ from functools import partial
 
 import pytest
 
-from tests.control_plane.api import Json, gone, wait_until
+from tests.control_plane.api import Json, gone
 from tests.docs.console import commands
 from tests.docs.markdown import DOCS
-from tests.node.drivers import LONG_S, NAMESPACE, Drivers
+from tests.node.control_plane import NAMESPACE
+from tests.node.drivers import Drivers
 from tests.node.machine import Machine
 from tests.node.node_init import ADDRESS, NAME
+from tests.node.patience import wait_until
 from tests.node.runs import waiting_run
 
 IMAGE = "driver-manager:0.1.0"
@@ -62,7 +64,7 @@ def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers
     pod = debug_pod(drivers.machine, words)
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
     try:
-        wait_until(lambda: drivers.api.get(path)["status"]["phase"] == "Running", "the debug pod runs", LONG_S)
+        wait_until(lambda: drivers.api.get(path)["status"]["phase"] == "Running", "the debug pod runs")
         reading, _, executing = documented(r"exec -i D").partition(" | ")
         given = drivers.machine.kubectl(*words_of(reading)).stdout.replace("127.0.0.1", ADDRESS)
         words = [pod if word == "D" else word for word in words_of(executing)]
@@ -85,7 +87,7 @@ def test_what_a_run_said_last_is_in_the_pods_status(held: Drivers) -> None:
             return ""
         return held.machine.kubectl(*words_of(command, found.name)).stdout
 
-    said = wait_until(message, "a termination message", LONG_S, every_s=0.5)
+    said = wait_until(message, "a termination message", every_s=0.5)
     assert said.startswith("exit 3: "), said
     assert "gated" in said
 
@@ -106,7 +108,7 @@ def test_status_in_a_debug_pod(drivers: Drivers, admin_config: None) -> None:
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
     try:
         ended = partial(lambda: drivers.api.get(path)["status"]["phase"] in ("Succeeded", "Failed"))
-        wait_until(ended, "the end of the debug pod", LONG_S)
+        wait_until(ended, "the end of the debug pod")
         said = drivers.machine.kubectl("logs", "-n", NAMESPACE, pod).stdout
         assert drivers.api.get(path)["status"]["phase"] == "Succeeded", said
         assert drivers.version in said

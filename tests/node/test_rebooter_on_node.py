@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.api import Json, gone, wait_until
+from tests.control_plane.api import Json, gone
 from tests.deploy.apply import apply, path_of
 from tests.deploy.kustomize import only, render
-from tests.node.drivers import LONG_S
 from tests.node.machine import Machine
-from tests.node.measured import Table
+from tests.node.measured import Action, Table
+from tests.node.patience import wait_until
 
 DOMAIN = "npu.openfuyao.com"
 APPROVAL = f"{DOMAIN}/approve-reboot"
@@ -61,7 +61,7 @@ class Rebooter:
         """The DaemonSet and its pods."""
         gone(lambda: self.api.delete(path_of(self.set)))
         pods = "/api/v1/namespaces/npu-operator/pods"
-        wait_until(lambda: not self.api.list(pods), "the rebooter's pod is gone", LONG_S)
+        wait_until(lambda: not self.api.list(pods), "the rebooter's pod is gone")
 
     def annotate(self, value: str | None) -> None:
         """Approve, or take the approval back."""
@@ -86,7 +86,7 @@ class Rebooter:
     def wait_said(self, text: str) -> None:
         """Wait until the rebooter's last word has this in it. AssertionError with what it wrote."""
         try:
-            wait_until(lambda: text in self.record().get("said", ""), f"the rebooter says {text!r}", LONG_S)
+            wait_until(lambda: text in self.record().get("said", ""), f"the rebooter says {text!r}")
         except AssertionError as error:
             words = ("logs", "-n", "npu-operator", "-l", "app.kubernetes.io/name=driver-rebooter", "--tail=30")
             raise AssertionError(f"{error}\n{self.record()}\n{self.machine.kubectl(*words).stdout}") from error
@@ -126,10 +126,10 @@ def test_the_command_runs_among_the_hosts_namespaces_and_a_refusal_is_one(reboot
     assert rebooter.notes()[APPROVAL] == "true"
     assert rebooter.asked() == []
 
-    with table.row("rebooter: refused by the host, then told") as row:
+    with table.row(Action.REBOOTER) as row:
         rebooter.inhibit(on=True)
         rebooter.apply()
-        wait_until(lambda: len(rebooter.asked()) >= 2, "the host is asked again", LONG_S)
+        wait_until(lambda: len(rebooter.asked()) >= 2, "the host is asked again")
         rebooter.wait_said("refuses to reboot: Operation inhibited by the test")
         assert rebooter.record()["pending"]["forced"] is None
         assert APPROVAL not in rebooter.notes()

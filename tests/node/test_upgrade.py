@@ -2,26 +2,84 @@
 
 from __future__ import annotations
 
-from tests.control_plane.api import wait_until
-from tests.node.drivers import LONG_S, OPERANDS, Drivers
-from tests.node.measured import Table
+import time
+
+from tests.fakes.pace import patient
+from tests.node.drivers import MANAGER, OPERANDS, Drivers
+from tests.node.measured import Action, Table
+from tests.node.patience import wait_until
+from tests.node.timeline import Part, Timeline, patches
+
+REQUESTS = ["get nodes", "list pods", "patch nodes", "watch pods", "get nodes", "patch nodes"]
+"""The least where there is a kubelet: the record of our cordon does not keep its place, so the release takes a look."""
+
+BESIDE = ("create selfsubjectaccessreviews", "create events")
+READY_S = 9.0
+"""From the deletion of the driver's pod until the driver is ready, but for the removal of the old pod's object."""
+
+OURS_S = {"old containers stop": 1.0, "run starts and pauses": 1.0, "run ends": 0.5, "startup probe": 2.0}
+"""Bounds of what is ours to make shorter, on an idle machine."""
+
+
+TRIES = 3
+"""The kubelet's own parts of the time differ by seconds; ours is held in each try, the whole in one of them."""
 
 
 def test_six_operands_leave_and_come_back(with_operands: Drivers, table: Table) -> None:
-    drivers = with_operands
+    tried: list[float] = []
+    while not tried or (min(tried) > patient(READY_S) and len(tried) < TRIES):
+        tried.append(upgraded(with_operands, table))
+    assert min(tried) <= patient(READY_S), tried
+
+
+def upgraded(drivers: Drivers, table: Table) -> float:
+    """Seconds until the driver was ready again, but for the removal of the old pod's object."""
     before = {name: drivers.running(name)[0]["metadata"]["uid"] for name in OPERANDS}
     drivers.want(drivers.other_version())
-    with table.row("upgrade, six operands that stop in 3 s: driver pod deleted → ready") as row:
-        old = drivers.delete_pod()
-        drivers.wait_ready()
-        row.kubelet = "new pod"
-        row.end = "driver ready"
+    with Timeline(drivers.machine) as seen:
+        with table.row(Action.OPERANDS) as row:
+            begin_s = time.time()
+            old = drivers.delete_pod()
+            drivers.wait_ready()
+            row.kubelet = "new pod"
+            row.end = "driver ready"
+        pod = drivers.a_pod()
+        table.parts = parts_of(seen, drivers, begin_s, old.uid, pod.uid, list(before.values()))
+        requests = seen.requests()
     drivers.wait_serving()
-    pod = drivers.a_pod()
     assert pod.uid != old.uid
     assert pod.restarts == 0
     for name in OPERANDS:
         assert before[name] not in [one["metadata"]["uid"] for one in drivers.running(name)]
+    asked = [f"{one.verb} {one.resource}" for one in requests]
+    assert [one for one in asked if one not in BESIDE] == REQUESTS, [str(one) for one in requests]
+    took = {part.what: part.seconds for part in table.parts}
+    slow = {what: took[what] for what, bound_s in OURS_S.items() if took[what] > patient(bound_s)}
+    assert not slow, took
+    return sum(took.values()) - took["old pod's object is removed"]
+
+
+def parts_of(
+    seen: Timeline, drivers: Drivers, begin_s: float, old: str, new: str, operands: list[str]
+) -> tuple[Part, ...]:
+    """Where the time went, from the deletion of the driver's pod to its ready marker."""
+    ends = {
+        "old containers stop": (seen.ended(old), True),
+        "old pod's object is removed": (seen.gone(old), False),
+        "init container starts": (seen.started(new, MANAGER), False),
+        "run starts and pauses": (patches(seen.requests())[0], True),
+        "operands stop, three seconds of it theirs": (max(seen.ended(one) for one in operands), False),
+        "kubelet reports their end": (max(seen.told_ended(one) for one in operands), False),
+        "run ends": (seen.ended(new, MANAGER), True),
+        "driver container starts": (seen.started(new, "driver"), False),
+        "driver container loads": (drivers.recorded_at(), False),
+        "startup probe": (drivers.ready_at(), True),
+    }
+    parts, at_s = [], begin_s
+    for what, (end_s, is_ours) in ends.items():
+        parts.append(Part(what, at_s, end_s, is_ours))
+        at_s = max(at_s, end_s)
+    return tuple(parts)
 
 
 def test_users_pods_leave_as_their_budget_allows(drivers: Drivers, table: Table) -> None:
@@ -30,17 +88,17 @@ def test_users_pods_leave_as_their_budget_allows(drivers: Drivers, table: Table)
     budget = drivers.add_users("job", replicas=2, min_available=1)
     before = {pod["metadata"]["uid"] for pod in drivers.users("job")}
     drivers.want(drivers.other_version())
-    with table.row("upgrade, two users' pods with a budget of one") as row:
+    with table.row(Action.USERS) as row:
         drivers.delete_pod()
-        wait_until(lambda: len(stayed(drivers, before)) == 1, "one of the users' pods has left", LONG_S)
+        wait_until(lambda: len(stayed(drivers, before)) == 1, "one of the users' pods has left")
         drivers.wait_said("is refused")
         assert len(stayed(drivers, before)) == 1
         assert drivers.loaded() != drivers.version
         drivers.api.patch(budget, {"spec": {"minAvailable": 0}})
-        drivers.wait_serving()
+        drivers.wait_given_back()
         row.kubelet, row.end = "evicted pods stopped one after the other", "driver ready, users' pods run again"
     assert not stayed(drivers, before)
-    wait_until(lambda: len(drivers.users("job")) == 2, "the users' pods run again", LONG_S)
+    wait_until(lambda: len(drivers.users("job")) == 2, "the users' pods run again")
 
 
 def stayed(drivers: Drivers, before: set[str]) -> set[str]:

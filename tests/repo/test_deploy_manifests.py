@@ -33,7 +33,14 @@ SETS = [
 ]
 KNOWN = {
     name
-    for group in (settings.CLUSTER, settings.HOST, settings.DRIVER, settings.WORKLOADS, settings.REBOOTER)
+    for group in (
+        settings.CLUSTER,
+        settings.HOST,
+        settings.DRIVER,
+        settings.WORKLOADS,
+        settings.HEALTH,
+        settings.REBOOTER,
+    )
     for setting in group
     for name in (setting.env, *setting.also)
 }
@@ -63,6 +70,18 @@ def containers(objects: list[Json], daemon_set: str) -> dict[str, Json]:
 def env(container: Json) -> dict[str, str]:
     """Its literal environment."""
     return {one["name"]: one["value"] for one in container.get("env", []) if "value" in one}
+
+
+def digests(template: Json) -> dict[str, str]:
+    """DRIVER_CONFIG_DIGEST of every container that has one, as the kubelet sets it from the pod's annotations."""
+    spec, notes = template["spec"], template["metadata"].get("annotations", {})
+    found = {}
+    for container in (*spec.get("initContainers", []), *spec["containers"]):
+        for one in container.get("env", []):
+            if one["name"] == "DRIVER_CONFIG_DIGEST":
+                path = one["valueFrom"]["fieldRef"]["fieldPath"]
+                found[container["name"]] = notes[path.removeprefix("metadata.annotations['").removesuffix("']")]
+    return found
 
 
 def canonical(value: Any) -> Any:
@@ -124,13 +143,16 @@ def test_an_overlay_is_its_profiles(overlay: str) -> None:
     assert driver["DRIVER_MODULE"] in profile.modules.roots
     assert driver["STATE_FILE"] == profile.paths.state_file
     assert driver.get("READY_MARKER", "") == profile.paths.ready_marker
-    assert driver["DRIVER_CONFIG_DIGEST"] == env(by_name["k8s-driver-manager"])["DRIVER_CONFIG_DIGEST"]
+    template = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]["template"]
+    assert digests(template) == {"k8s-driver-manager": "sample-2.0.1", "driver": "sample-2.0.1"}
+    annotated = json.dumps(template).count("sample-2.0.1")
+    assert annotated == 1, "the digest is written in one place"
 
 
 def writable(spec: Json, container: Json) -> list[str]:
     """Folders of the host that the container can write below the same path."""
     paths = {one["name"]: one["hostPath"]["path"] for one in spec["volumes"] if "hostPath" in one}
-    mounts = [one for one in container["volumeMounts"] if not one.get("readOnly")]
+    mounts = [one for one in container["volumeMounts"] if not one.get("readOnly") and one["name"] in paths]
     assert all(paths[one["name"]] == one["mountPath"] for one in mounts)
     return [one["mountPath"] for one in mounts]
 
@@ -138,8 +160,9 @@ def writable(spec: Json, container: Json) -> list[str]:
 def written(profile: Profile, container: str) -> set[str]:
     """What of the host a container writes."""
     paths = profile.paths
-    common = {"k8s-driver-manager": {paths.work_lock, paths.state_file, paths.load_record, *paths.artifacts}}
-    common["health-watch"] = {paths.work_lock, paths.health_record, paths.ready_marker}
+    kept = {paths.evidence}
+    common = {"k8s-driver-manager": {paths.work_lock, paths.state_file, paths.load_record, *paths.artifacts, *kept}}
+    common["health-watch"] = {paths.work_lock, paths.health_record, paths.ready_marker, *kept}
     common["rebooter"] = {paths.work_lock, paths.rebooter_record, paths.reboot_evidence}
     return {path for path in (*common[container], paths.reboot_marker) if path}
 
@@ -176,8 +199,37 @@ def test_only_who_talks_to_the_api_server_has_a_token(overlay: str) -> None:
     for daemon_set in (one for one in objects if one["kind"] == "DaemonSet"):
         spec = daemon_set["spec"]["template"]["spec"]
         for container in (*spec.get("initContainers", []), *spec["containers"]):
-            holders += [container["name"] for one in container.get("volumeMounts", []) if one["name"] == "api-access"]
-    assert sorted(holders) == sorted(["k8s-driver-manager", *(["rebooter"] if overlay == "ascend" else [])])
+            tokens = {one["name"] for one in spec["volumes"] if "projected" in one}
+            holders += [
+                (container["name"], one["name"]) for one in container.get("volumeMounts", []) if one["name"] in tokens
+            ]
+    # Each its own: one that is read by a container that runs the vendor's tool is not the one that a run works with.
+    assert sorted(holders) == sorted(
+        [
+            ("health-watch", "watch-access"),
+            ("k8s-driver-manager", "api-access"),
+            *([("rebooter", "api-access")] if overlay == "ascend" else []),
+        ]
+    )
+
+
+@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+def test_readiness_is_asked_by_the_port_where_there_is_one_and_else_by_the_file(
+    overlay: str, further: tuple[str, ...]
+) -> None:
+    objects = render(overlay, *further)
+    watch = containers(objects, "driver")["health-watch"]
+    path = env(watch)[settings.HEALTH_WATCH_READY_FILE.env]
+    probe = watch["readinessProbe"]
+    if "metrics" in further:
+        assert (probe["httpGet"], probe.get("exec")) == ({"path": "/readyz", "port": "metrics"}, None)
+    else:
+        assert (probe["exec"]["command"], probe.get("httpGet")) == (["test", "-e", path], None)
+    assert probe["failureThreshold"] == 1
+    (mount,) = [one for one in watch["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
+    spec = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]["template"]["spec"]
+    (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
+    assert "emptyDir" in volume, "it outlives the container, and not the pod"
 
 
 @pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
@@ -295,7 +347,7 @@ def test_what_a_component_brings_to_an_overlay_of_ones_own_is_in_its_namespace(
     assert {kind: space for kind, space in spaces.items() if kind not in (*wide, "Role", "RoleBinding")} == {
         "ServiceAccount": "rbln-system",
         "DaemonSet": "rbln-system",
-        **({"PodMonitor": "rbln-system"} if "metrics" in components else {}),
+        **({"PodMonitor": "rbln-system", "PrometheusRule": "rbln-system"} if "metrics" in components else {}),
     }
     assert (spaces["Role"], spaces["RoleBinding"]) == ("default", "default"), "events about Nodes stay there"
     subjects = [subject for one in objects for subject in one.get("subjects", [])]
@@ -303,13 +355,14 @@ def test_what_a_component_brings_to_an_overlay_of_ones_own_is_in_its_namespace(
 
 
 def test_the_overlay_of_ones_own_in_the_documentation_renders(tmp_path: Path) -> None:
-    by_name = containers(rendered(documented("mine/kustomization.yaml"), tmp_path), "driver")
+    objects = rendered(documented("mine/kustomization.yaml"), tmp_path)
+    by_name = containers(objects, "driver")
     assert "sample-driver" not in json.dumps(by_name["driver"]), "no command of the sample is left"
     images = [by_name[name]["image"] for name in ("k8s-driver-manager", "driver")]
     assert images[0].startswith("registry.example.com/driver-manager:")
     assert images[1] == "registry.example.com/my-driver:2.0.1"
-    digests = {env(by_name[name])["DRIVER_CONFIG_DIGEST"] for name in ("k8s-driver-manager", "driver")}
-    assert digests == {"my-driver-2.0.1"}
+    template = only(objects, "DaemonSet", "rebellions-driver")["spec"]["template"]
+    assert digests(template) == {"k8s-driver-manager": "my-driver-2.0.1", "driver": "my-driver-2.0.1"}
 
 
 def test_the_documentation_names_every_overlay_and_component_and_nothing_that_is_not_there() -> None:

@@ -9,19 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.docs.console import PAGES
-from tests.docs.markdown import DOCS, ROOT
+from tests.docs.markdown import DOCS, FENCED, ROOT, anchors
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 README_LINES = 200
 ANSWERS = ("- **Looks like:** ", "- **Why:** ", "- **Do:** ")
-
-
-def anchors(text: str) -> set[str]:
-    """The anchors that a code host gives the headings of a page."""
-    heads = HEADING.findall(FENCED.sub("", text))
-    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
 def broken(page: Path) -> Iterator[str]:

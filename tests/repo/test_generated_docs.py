@@ -14,6 +14,7 @@ from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.events import EVENTS
 from driver_manager.domain.health import machine
 from driver_manager.domain.health.machine import Finding, HealthState
+from driver_manager.domain.health.marks import MarkChange
 from driver_manager.domain.profile import HostPaths, Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap import plan
@@ -66,7 +67,7 @@ def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     assert drawn == {kind.__name__ for kind in typing.get_args(plan.AnyStep)}
     assert {order.decision for order in plan_picture.orders()} == set(Decision)
     assert set(health_picture.acts()) == set(HealthState)
-    assert {act for found in health_picture.acts().values() for act in found} == set(machine.MarkChange)
+    assert {act for found in health_picture.acts().values() for act in found} == set(MarkChange)
     assert len(reboot_picture.seen().by_guard) == len(GUARDS)
     acts = {act for found in reboot_picture.seen().by_guard.values() for act in found}
     assert acts == set(RebootAct)

@@ -16,6 +16,7 @@ from driver_manager.adapters.host.roots import HostRoots, boot_id, kernel_fact, 
 from driver_manager.domain import reboot_wish
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.failure import PastFailure, noted
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.model import DriverSource, Host, LoadRecord
 from driver_manager.domain.profile import Profile, is_safe_root
@@ -68,7 +69,18 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
         enforces_signatures=_enforces_signatures(roots.sys),
         state_problem=files.why_not_writable(paths.state_file),
         active_services=services.active(roots.sys, profile.host_services),
+        permanent=kmod.permanent(roots.proc, modules),
+        are_modules_frozen=_text(roots.proc / "sys/kernel/modules_disabled") == "1",
+        failure=_failure(files, paths.failure_note, this_boot),
     )
+
+
+def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
+    """What an earlier run of this boot noted; None for garbage and for other boots."""
+    try:
+        return noted(files.read(path) or "", this_boot)
+    except OSError:
+        return None
 
 
 def _enforces_signatures(sys_root: Path) -> bool:
@@ -88,6 +100,7 @@ def _text(path: Path) -> str:
 def _artifacts(profile: Profile) -> tuple[str, ...]:
     paths = profile.paths
     known = (*paths.artifacts, paths.ready_marker, paths.ready_withdrawn, paths.state_file, paths.load_record)
+    known += (paths.failure_note,)
     return tuple(path for path in known if path)
 
 

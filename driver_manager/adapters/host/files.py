@@ -141,6 +141,15 @@ class HostFiles:
         flags = os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK
         return self._writable(path, lambda where: open_in(where, flags, 0o600), missing=Missing.MAKE)
 
+    def touch(self, path: str) -> None:
+        """Set the file's time of modification to now. Raises OSError."""
+        self._writable(path, lambda where: os.utime(where.name, dir_fd=where.folder, follow_symlinks=False))
+
+    def modified_s(self, path: str) -> float:
+        """The file's time of modification, in seconds since the epoch. Raises OSError."""
+        with place(self.root, path) as where:
+            return os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mtime
+
     def remove(self, path: str) -> None:
         """Remove the file or symlink, if it is there. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
@@ -170,8 +179,13 @@ class HostFiles:
             return act(where)
 
     def _is_own_too(self, path: str) -> bool:
-        """Whether the folder of `path` is mounted at the same path among our own files."""
-        with contextlib.suppress(OSError), place(OWN_ROOT, path) as own, place(self.root, path) as hosts:
+        """Whether the folder of `path`, or the last one on the way there, is at the same path among our own files."""
+        last = Missing.STOP
+        with (
+            contextlib.suppress(OSError),
+            place(OWN_ROOT, path, missing=last) as own,
+            place(self.root, path, missing=last) as hosts,
+        ):
             return os.path.samestat(os.fstat(own.folder), os.fstat(hosts.folder))
         return False
 

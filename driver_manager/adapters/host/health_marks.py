@@ -12,7 +12,7 @@ from driver_manager.adapters.host.marker_file import read_marker
 from driver_manager.adapters.host.roots import HostRoots, boot_id
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health.machine import Surroundings, is_own
+from driver_manager.domain.health.surroundings import Mute, Surroundings, is_own
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.profile import Profile
 from driver_manager.ports import Clock
@@ -87,9 +87,22 @@ class HostMarks:
         """See the port."""
         self._files.write(self._paths.health_record, text, 0o600)
 
+    def touch(self) -> None:
+        """See the port."""
+        with _translated(self._paths.health_record):
+            self._files.touch(self._paths.health_record)
+
+    def touched_s(self) -> float | None:
+        """When that was, or `remember`, in seconds since the epoch; None where nothing is remembered."""
+        try:
+            return self._files.modified_s(self._paths.health_record)
+        except OSError:
+            return None
+
     def _seen(self, *, is_reconciling: bool) -> Surroundings:
         paths = self._paths
         marker, problem = read_marker(self._files, paths.reboot_marker)
+        mute, mute_problem = self._mute()
         return Surroundings(
             boot_id=boot_id(self._roots),
             driver=self._driver(),
@@ -100,7 +113,25 @@ class HostMarks:
             can_request=bool(paths.reboot_marker),
             marker=marker,
             marker_problem=problem,
+            mute=mute,
+            mute_problem=mute_problem,
         )
+
+    def _mute(self) -> tuple[Mute | None, str]:
+        """What the host's file asks for, or why it cannot be read; neither where there is none."""
+        path = self._paths.mute_file
+        try:
+            text = self._files.read(path)
+        except OSError as error:
+            return None, f"{path} on the host mutes nothing: {error.strerror}"
+        if text is None:
+            return None, ""
+        from driver_manager.domain.health import mute  # noqa: PLC0415  # with calendars, which the loop does without
+
+        try:
+            return mute.parsed(text, f"{path} on the host"), ""
+        except ValueError as error:
+            return None, str(error)
 
     def _driver(self) -> str:
         """What no two loads of the driver have in common: sysfs numbers its folders as they come (fs/kernfs/dir.c)."""

@@ -27,6 +27,8 @@ _POD = re.compile(
 )
 """A pod's uid; that of a static pod is a hash of its manifest."""
 _CONTAINER = re.compile(r"([0-9a-f]{64})")
+_SERVICE = re.compile(r"/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)(?![^/\n])")
+"""A unit of systemd, wherever the reader's own cgroup is (systemd.slice(5))."""
 OPEN, MAPPED = "open", "mapped"
 GONE = "(gone)"
 DELETED = " (deleted)"
@@ -170,8 +172,11 @@ def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
 
 
 def _described(proc: Path, pid: int) -> Iterator[str]:
-    """Pod uid, container and name of a process, and then its whole name, which is in what may not answer (cmdline)."""
-    yield from whose(proc / str(pid))
+    """Pod uid, container, unit and name of a process, and then its whole name: that may not answer (cmdline)."""
+    cgroups = _cgroups(proc / str(pid))
+    yield from _pod_and_container(cgroups)
+    service = _SERVICE.search(cgroups)
+    yield service.group(1) if service else ""
     with contextlib.suppress(OSError):
         yield (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")[0]
     import psutil  # noqa: PLC0415  # 2 MiB that a device in use pays for
@@ -184,17 +189,24 @@ def _described(proc: Path, pid: int) -> Iterator[str]:
 
 
 def _holder(pid: int, node: str, how: str, described: list[str]) -> Holder:
-    pod_uid, container, *names = described or ("", "")
+    pod_uid, container, service, *names = [*described, *[""] * (3 - len(described))]
     name = "".join(letter if letter.isprintable() else "?" for letter in (names or [GONE])[-1])
-    return Holder(pid=pid, process=name, node=node, how=how, container=container, pod_uid=pod_uid)
+    return Holder(pid=pid, process=name, node=node, how=how, container=container, pod_uid=pod_uid, service=service)
 
 
 def whose(process: Path) -> tuple[str, str]:
     """Pod uid and container id of a process by its cgroup; each "" where the cgroup names none."""
+    return _pod_and_container(_cgroups(process))
+
+
+def _cgroups(process: Path) -> str:
     try:
-        text = (process / "cgroup").read_text(errors="replace")
+        return (process / "cgroup").read_text(errors="replace")
     except OSError:
-        return "", ""
+        return ""
+
+
+def _pod_and_container(text: str) -> tuple[str, str]:
     pod, container = _POD.search(text), _CONTAINER.search(text)
     return pod.group(1).replace("_", "-") if pod else "", container.group(1) if container else ""
 

@@ -11,6 +11,8 @@ from driver_manager.domain.journal import Owner
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 
+OUTPUT_CHARS = 4096
+
 
 class ToolProber:
     """See `driver_manager.ports.Prober`. `root` is the driver root, absolute on the host."""
@@ -23,6 +25,7 @@ class ToolProber:
         self._root = root
         self._supervisor = supervisor
         self._timeout_s = timeout_s
+        self._output = ""
 
     def sample(self) -> ProbeResult:
         """See the port."""
@@ -33,7 +36,9 @@ class ToolProber:
             command = probe_command(self._roots.files(), probe, self._root)
             if command is None:
                 return ProbeResult(Health.UNKNOWN, f"{probe.tool} is not in {self._root}")
+            self._output = ""
             ran = self._supervisor.run(command.argv, command.env, self._timeout_s or probe.timeout_s)
+            self._output = "\n".join((ran.out[-OUTPUT_CHARS:], ran.err[-OUTPUT_CHARS:])).strip()
         except StillStuckError as error:
             return ProbeResult(
                 Health.UNHEALTHY, f"an earlier {probe.tool} (process {error.args[0]}) is stuck in the kernel"
@@ -44,6 +49,10 @@ class ToolProber:
             return ProbeResult(Health.UNKNOWN, f"{probe.tool} printed more than {OUT_BYTES // 1024} KiB")
         present = served_devices(self._roots, self._profile)
         return parse(probe.parser, ran.status, ran.out, ran.last_line, present, err=ran.err)
+
+    def output(self) -> str:
+        """See the port."""
+        return self._output
 
     def abandoned(self) -> int:
         """See the port."""

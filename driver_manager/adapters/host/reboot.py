@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from driver_manager.adapters.host.holders import Looks, find_holders
+from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import kmod
@@ -21,7 +19,7 @@ from driver_manager.domain.errors import ManagerError, ModuleFailed
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
-from driver_manager.domain.reboot.record import RebootAnswer
+from driver_manager.domain.reboot.record import RebootAnswer, Record
 from driver_manager.domain.tool_status import TIMED_OUT
 from driver_manager.ports import Clock
 
@@ -37,17 +35,20 @@ FOUND_NO_PROGRAM = "failed to execute"
 """nsenter(1) where it is in, and what it is to run is not there (util-linux, lib/exec_shell.c, errexec)."""
 
 HOLDERS_S = 10.0
-KERNEL_LINES = 400
-KERNEL_RECORDS = 100_000
-EVIDENCE_KEPT = 8
-EVIDENCE_CHARS = 256 * 1024
 
 
 class HostRebooter(RebootFiles):
-    """See `driver_manager.ports.RebootHost`. `command` is the reboot command's argv."""
+    """See `driver_manager.ports.RebootHost`. `command` is the reboot command's argv; `publish` sees each record."""
 
-    def __init__(self, roots: HostRoots, profile: Profile, clock: Clock, command: Sequence[str]) -> None:
-        super().__init__(roots, profile.paths.reboot_marker, profile.paths.rebooter_record)
+    def __init__(
+        self,
+        roots: HostRoots,
+        profile: Profile,
+        clock: Clock,
+        command: Sequence[str],
+        publish: Callable[[Record], None] = lambda _: None,
+    ) -> None:
+        super().__init__(roots, profile.paths.reboot_marker, profile.paths.rebooter_record, publish)
         self._profile = profile
         self._clock = clock
         self._command = tuple(command)
@@ -87,23 +88,10 @@ class HostRebooter(RebootFiles):
 
     def save_evidence(self, name: str, lines: tuple[str, ...]) -> None:
         """See the port."""
-        folder = self._profile.paths.reboot_evidence
-        if not folder:
-            return
-        parts = [
-            *lines,
-            "",
-            "processes that use the device:",
-            *self._holders(),
-            "",
-            "the kernel's last messages:",
-            *self._kernel_log(),
-        ]
-        # A marker's JSON may hold what no encoding has (RFC 8259, 8.2): it must not end the process again and again.
-        text = "\n".join(parts)[-EVIDENCE_CHARS:].encode(errors="replace").decode()
-        self._files.write(f"{folder}/{name}.txt", text + "\n", mode=0o600)
-        with contextlib.suppress(OSError):
-            self._forget_old(folder)
+        roots, paths = self._roots, self._profile.paths
+        if paths.reboot_evidence:
+            holders = holders_within(roots, paths.device_nodes, HOLDERS_S)
+            EvidenceFolder(self._files, paths.reboot_evidence).save(name, with_surroundings(lines, holders, roots))
 
     def why_no_way_in(self) -> str:
         """See the port."""
@@ -154,45 +142,3 @@ class HostRebooter(RebootFiles):
                 raise ModuleFailed(f"cannot write {path}: {error.strerror}", "Reboot the node by hand.") from error
             with self._clock.shielded():
                 self._clock.sleep(BETWEEN_SYSRQ_S)
-
-    def _holders(self) -> list[str]:
-        """Who uses the device, as far as can be told: what looks at the memory of a stuck process may get stuck too."""
-        roots, looks = self._roots, Looks(timeout_s=HOLDERS_S)
-        try:
-            found = find_holders(roots.proc, roots.dev, self._profile.paths.device_nodes, looks=looks)
-        except ManagerError as error:
-            return [f"unknown: {error.what}"]
-        return [str(one) for one in found]
-
-    def _kernel_log(self) -> list[str]:
-        try:
-            return list(deque(_kernel_records(self._roots.dev / "kmsg"), KERNEL_LINES))
-        except OSError as error:
-            return [f"cannot be read: {error.strerror}"]
-
-    def _forget_old(self, folder: str) -> None:
-        """Keep the youngest files, by the time in their names."""
-        names = sorted(
-            (name for name in self._files.names(folder) if name[:1].isdigit()),
-            key=lambda name: (len(name.partition("-")[0]), name),
-        )
-        for name in names[:-EVIDENCE_KEPT]:
-            self._files.remove(f"{folder}/{name}")
-
-
-def _kernel_records(path: Path) -> Iterator[str]:
-    """What /dev/kmsg has now, a record each (ABI/testing/dev-kmsg); it does not wait for more. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        for _ in range(KERNEL_RECORDS):
-            try:
-                raw = os.read(descriptor, 8192)
-            except BlockingIOError:
-                return
-            except BrokenPipeError:  # overwritten before it was read
-                continue
-            if not raw:
-                return
-            yield raw.decode(errors="replace").partition(";")[2].partition("\n")[0]
-    finally:
-        os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from driver_manager.adapters.host.marker_file import read_marker
 from driver_manager.adapters.host.roots import HostRoots, boot_id
@@ -13,9 +14,15 @@ from driver_manager.domain.reboot.snapshot import Snapshot
 
 
 class RebootFiles:
-    """See `driver_manager.ports.RebootHost`. `marker` and `record` are paths on the host."""
+    """See `driver_manager.ports.RebootHost`. `marker` and `record` are paths on the host.
 
-    def __init__(self, roots: HostRoots, marker: str, record: str) -> None:
+    `publish` sees each record that is kept.
+    """
+
+    def __init__(
+        self, roots: HostRoots, marker: str, record: str, publish: Callable[[Record], None] = lambda _: None
+    ) -> None:
+        self._publish = publish
         self._roots = roots
         self._files = roots.files()
         self._marker = marker
@@ -46,6 +53,7 @@ class RebootFiles:
     def keep(self, record: Record) -> None:
         """See the port."""
         self._files.write(self._record, reboot_record.encode(record))
+        self._publish(record)
 
     def _uptime_s(self) -> float:
         """Seconds since boot, suspension included (proc(5), uptime)."""

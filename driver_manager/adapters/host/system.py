@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 from driver_manager.adapters.host import mounts, services
+from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
 from driver_manager.adapters.host.fence import Ownership
 from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders
 from driver_manager.adapters.host.locks import WorkLock
@@ -17,21 +18,23 @@ from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.adapters.host.namespaces import is_of_a_kernel
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.probe_command import probe_command
-from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.roots import HostRoots, boot_id
 from driver_manager.adapters.host.udev import DeviceEvents
 from driver_manager.adapters.host.unmount import why_not_unmounted
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck
 from driver_manager.domain.health.probe_output import parse
+from driver_manager.domain.health.record import recorded
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
-from driver_manager.domain.modules import unload_order
+from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
 from driver_manager.ports import Clock
 
 WORK_LOCK_S = 5.0
+EVIDENCE_HOLDERS_S = 5.0
 NODE_POLL_S = 0.25
 """Between two looks at /dev where no event comes: not every container gets the kernel's events."""
 
@@ -191,6 +194,25 @@ class LinuxHost:
             raise ModuleFailed(
                 f"cannot remove {path} on the host: {error.strerror}", "Remove it by hand, then run again."
             ) from error
+
+    def save_evidence(self, name: str, lines: tuple[str, ...], deadline: Deadline) -> str:
+        """See the port. Who uses the device is looked for only while a module has users."""
+        roots, paths = self._roots, self._profile.paths
+        if not paths.evidence:
+            return ""
+        is_used = any(users(module) for module in self.modules().values())
+        nodes, timeout_s = paths.device_nodes, deadline.bound(EVIDENCE_HOLDERS_S)
+        holders = holders_within(roots, nodes, timeout_s) if is_used else ["none: no module of the driver has a user"]
+        kept = with_surroundings((*lines, "", "health-watch's last samples:", *self._samples()), holders, roots)
+        folder = EvidenceFolder(self._files, paths.evidence)
+        return folder.save(f"{int(self._clock.wall())}-{self._profile.name}-{name}", kept)
+
+    def _samples(self) -> tuple[str, ...]:
+        """What health-watch has noted of this boot; nothing where all was well, or it does not run."""
+        with contextlib.suppress(OSError):
+            text = self._files.read(self._profile.paths.health_record) or ""
+            return recorded(text, boot_id(self._roots)).evidence
+        return ()
 
     def exists(self, path: str) -> bool:
         """See the port."""

@@ -77,6 +77,12 @@ class KubeApi:
         self._reporter = reporter
         self._retries = Retries(clock, reporter, retry_budget_s)
         self._was_answered = False
+        self._sent = 0
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """How many requests were sent so far, and how many of those were sent again."""
+        return self._sent, self._retries.repeated
 
     def limit_retries(self, budget_s: float) -> None:
         """From now on, spend at most `budget_s` seconds on the retries of one call, and on one read."""
@@ -183,6 +189,7 @@ class KubeApi:
             headers["Content-Type"] = content_type
         data = None if body is None else json.dumps(body).encode()
         connect_s = min(CONNECT_S, read_s)
+        self._sent += 1
         try:
             request = WireRequest(method, path, data, headers, stream)
             response = self._transport.send(request, connect_s=connect_s, read_s=read_s)

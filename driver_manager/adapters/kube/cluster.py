@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
-from datetime import UTC, datetime
+from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -22,6 +22,7 @@ from driver_manager.adapters.kube.answers import (
 from driver_manager.adapters.kube.client import JSON_PATCH, MERGE_PATCH, Body, KubeApi
 from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod, as_versioned, understood
 from driver_manager.adapters.kube.transport import Transport
+from driver_manager.domain import timestamps
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
@@ -31,23 +32,17 @@ from driver_manager.domain.errors import (
     WatchBroken,
     WatchExpired,
 )
+from driver_manager.domain.escaping import shortened
 from driver_manager.domain.json_patch import Operation
-from driver_manager.domain.model import (
-    FIELD_MANAGER,
-    Claim,
-    Eviction,
-    EvictionOutcome,
-    Node,
-    NodeChange,
-    Pod,
-    PodEvent,
-    PodEventKind,
-    PodList,
-)
+from driver_manager.domain.model import FIELD_MANAGER, Claim, Node, NodeChange, Pod, PodList
+from driver_manager.domain.pod_changes import Eviction, EvictionOutcome, PodEvent, PodEventKind
 from driver_manager.ports import Clock, Reporter
 
 WATCH_SILENCE_S = 90.0
 """Servers send bookmarks about once a minute; a stream silent for longer is taken for dead."""
+
+MAX_MESSAGE_CHARS = 1000
+"""Of an Event, which holds 1,024 characters."""
 
 FROM_MEMORY = {"resourceVersion": "0"}
 """Lets the API server answer from its memory, where pods are sorted by node, as it does for kubelets.
@@ -79,7 +74,13 @@ T = TypeVar("T")
 
 
 class KubeCluster:
-    """See `driver_manager.ports.Cluster`."""
+    """See `driver_manager.ports.Cluster`.
+
+    `home` is the namespace whose pods are listed where those of all may not be: the operator's, whose Role may be all
+    that an account has. "" for none.
+    """
+
+    home = ""
 
     def __init__(
         self, transport: Transport, node_name: str, clock: Clock, reporter: Reporter, retry_budget_s: float
@@ -88,11 +89,16 @@ class KubeCluster:
         self._node_name = node_name
         self._clock = clock
         self._reporter = reporter
+        self._namespace = ""
 
     @property
     def api(self) -> KubeApi:
         """The way to the server, for the adapters of other ports."""
         return self._api
+
+    def traffic(self) -> tuple[int, int]:
+        """See the port."""
+        return self._api.traffic
 
     def limit_retries(self, budget_s: float) -> None:
         """See the port."""
@@ -113,13 +119,34 @@ class KubeCluster:
 
     def pods(self, *, recent: bool = False) -> PodList:
         """See the port."""
-        query = {**self._on_node, **(FROM_MEMORY if recent else {})}
-        body = self._api.call("GET", "/api/v1/pods?" + urlencode(query), "list pods")
-        return understood(_as_pod_list, body)
+        query = urlencode({**self._on_node, **(FROM_MEMORY if recent else {})})
+        can_narrow = bool(self.home) and not self._namespace
+        try:
+            body = self._list_pods(query, frozenset({FORBIDDEN}) if can_narrow else frozenset())
+        except Answer as answer:
+            body = self._narrowed(query, refused(answer.what, answer.message))
+        return replace(understood(_as_pod_list, body), namespace=self._namespace)
+
+    def _list_pods(self, query: str, passing: frozenset[int] = frozenset()) -> dict[str, Any]:
+        return self._api.call("GET", f"{self._pods}?{query}", "list pods", passing=passing)
+
+    def _narrowed(self, query: str, refusal: ApiRefused) -> dict[str, Any]:
+        """The pods of our home alone, from now on. Raises `refusal`, that of all pods, where these may not be read."""
+        self._namespace = self.home
+        try:
+            body = self._list_pods(query, frozenset({FORBIDDEN}))
+        except Answer as answer:
+            self._namespace = ""
+            raise refusal from answer
+        self._reporter.warn(
+            f"this account may list pods in namespace {self.home} only: pods of other namespaces are not seen, and "
+            "nobody there is waited for or evicted"
+        )
+        return body
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
         """See the port."""
-        for kind, thing in self._watch("/api/v1/pods", "watch pods", self._on_node, resource_version, timeout_s):
+        for kind, thing in self._watch(self._pods, "watch pods", self._on_node, resource_version, timeout_s):
             version, _ = _sent(as_versioned, thing)
             if kind == "BOOKMARK":
                 yield PodEvent(PodEventKind.BOOKMARK, None, version)
@@ -184,15 +211,19 @@ class KubeCluster:
 
     def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
         """See the port."""
-        body = _event(self._node_name, reason, message, self._clock.wall(), warning=warning, key=key)
         try:
-            self._api.call("POST", _EVENTS, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
-        except Answer:  # there is one of that name
-            return True
+            self.record_event(reason, message, warning=warning, key=key)
         except ManagerError as error:
             self._reporter.warn(f"no event was recorded: {error}")
             return not isinstance(error, ApiUnavailable)
         return True
+
+    def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
+        """See the port."""
+        body = _event(self._node_name, reason, message, self._clock.wall(), warning=warning, key=key)
+        # An Answer, of the only status that passes: there is one of that name.
+        with suppress(Answer):
+            self._api.call("POST", _EVENTS, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
 
     def _node_call(
         self, method: str, what: str, body: Body | None = None, content_type: str = MERGE_PATCH
@@ -236,6 +267,8 @@ class KubeCluster:
             attributes["name"] = self._node_name
         elif name == "events":
             attributes["namespace"] = "default"
+        elif name == "pods" and self._namespace:
+            attributes["namespace"] = self._namespace
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -246,6 +279,11 @@ class KubeCluster:
         except ApiRefused:
             return True
         return understood(lambda body: bool((body.get("status") or {}).get("allowed", True)), answer)
+
+    @property
+    def _pods(self) -> str:
+        """The path of all pods that we may list."""
+        return f"/api/v1/namespaces/{self._namespace}/pods" if self._namespace else "/api/v1/pods"
 
     @property
     def _on_node(self) -> dict[str, str]:
@@ -318,12 +356,12 @@ def _event(  # noqa: PLR0913  # the fields of one object
         if key
         else {"generateName": f"{node}.driver-manager-"}
     )
-    stamp = datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = timestamps.written(wall_s)
     return {
         "metadata": {**name, "namespace": "default"},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
         "reason": reason,
-        "message": message[:1000],
+        "message": shortened(message, MAX_MESSAGE_CHARS),
         "type": "Warning" if warning else "Normal",
         "source": {"component": "driver-manager", "host": node},
         "firstTimestamp": stamp,

@@ -7,7 +7,9 @@ an odd value somewhere else: see `understood`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 from driver_manager.domain.errors import ApiUnavailable
@@ -17,6 +19,11 @@ MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Its value is the uid by which the kubelet knows the static pod (kubernetes, pkg/kubelet/config/common.go)."""
 
 DIGEST_ENV = "DRIVER_CONFIG_DIGEST"
+_ANNOTATION = re.compile(r"metadata\.annotations\['(.+)'\]")
+"""A field of the downward API (kubernetes, pkg/fieldpath/fieldpath.go, SplitMaybeSubscriptedPath)."""
+
+NOT_MADE = ("ContainerCreating", "PodInitializing")
+"""Why a container waits that the kubelet has not made yet, or has removed (kubernetes, pkg/kubelet/kubelet_pods.go)."""
 
 T = TypeVar("T")
 
@@ -47,6 +54,14 @@ def _texts(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
     return {_typed(name, str, ""): _typed(value, str, "") for name, value in found.items()}
 
 
+def _seconds(stamp: str) -> float | None:
+    """Seconds since the epoch of a time as the API writes it (RFC 3339); None for what is none."""
+    try:
+        return datetime.fromisoformat(stamp).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
 def _typed(value: Any, kind: type[T], default: T) -> T:
     """`value`, `default` where it is null. Raises TypeError."""
     if value is None:
@@ -66,6 +81,7 @@ def as_node(item: Mapping[str, Any]) -> Node:
     metadata, status = item["metadata"], item.get("status") or {}
     cordon_manager, cordon_record = _cordon_manager(metadata)
     info = status.get("nodeInfo") or {}
+    ready = _ready(status.get("conditions") or [])
     return Node(
         name=_named(metadata),
         uid=_text(metadata, "uid"),
@@ -77,14 +93,14 @@ def as_node(item: Mapping[str, Any]) -> Node:
         cordon_record=cordon_record,
         boot_id=_text(info, "bootID"),
         machine_id=_text(info, "machineID"),
-        is_ready=_is_ready(status.get("conditions") or []),
+        is_ready=ready.get("status") == "True" if ready else None,
+        has_heartbeat=bool(ready.get("lastHeartbeatTime")),
     )
 
 
-def _is_ready(conditions: Iterable[Mapping[str, Any]]) -> bool | None:
-    """Whether the Ready condition is True; None where there is none."""
-    ready = next((condition for condition in conditions if condition.get("type") == "Ready"), None)
-    return ready.get("status") == "True" if ready is not None else None
+def _ready(conditions: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The Ready condition; empty where there is none."""
+    return next((condition for condition in conditions if condition.get("type") == "Ready"), {})
 
 
 def as_pod(item: Mapping[str, Any]) -> Pod:
@@ -106,10 +122,14 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         static_uid=annotations.get(MIRROR_ANNOTATION, ""),
         deleting=bool(metadata.get("deletionTimestamp")),
         grace_period_s=None if grace is None else _typed(grace, int, 0),
+        due_s=_seconds(_text(metadata, "deletionTimestamp")),
         finalizers=tuple(_typed(one, str, "") for one in _typed(metadata.get("finalizers"), list, [])),
         reason=_text(status, "reason"),
         host_paths=tuple(_text(volume["hostPath"], "path") for volume in volumes if volume.get("hostPath")),
-        config_digest=_config_digest(spec),
+        config_digest=_config_digest(
+            (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())), annotations
+        ),
+        main_digest=_config_digest(containers[:1], annotations),
         main_container=_canonical(containers[0]),
         main_started=_main_started(containers[0], status),
         created=_text(metadata, "creationTimestamp"),
@@ -118,6 +138,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         claims=_claims(spec, status),
         has_empty_dir=any("emptyDir" in volume for volume in volumes),
         termination_grace_s=_typed(spec.get("terminationGracePeriodSeconds"), int, 0),
+        have_ended=_have_ended(spec, status),
     )
 
 
@@ -194,12 +215,20 @@ def _selector_keys(spec: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(_texts(spec, "nodeSelector")) | {_typed(expression["key"], str, "") for expression in expressions}
 
 
-def _config_digest(spec: Mapping[str, Any]) -> str:
-    for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+def _config_digest(containers: Iterable[Mapping[str, Any]], annotations: Mapping[str, str]) -> str:
+    """The first digest in the environment of `containers`, be it from an annotation of the pod."""
+    for container in containers:
         for variable in container.get("env") or []:
-            if variable.get("name") == DIGEST_ENV and variable.get("value"):
-                return _text(variable, "value")
+            if variable.get("name") == DIGEST_ENV and (value := _value(variable, annotations)):
+                return value
     return ""
+
+
+def _value(variable: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
+    """What a variable is set to, be it from an annotation of the pod; "" for what only the kubelet can tell."""
+    field = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath") or ""
+    named = _ANNOTATION.fullmatch(_typed(field, str, ""))
+    return _text(variable, "value") or (annotations.get(named[1], "") if named else "")
 
 
 def _canonical(container: Mapping[str, Any]) -> str:
@@ -216,6 +245,24 @@ def _canonical(container: Mapping[str, Any]) -> str:
         container.get("envFrom") or [],
     ]
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+
+
+def _have_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool | None:
+    """Whether all containers have ended; None where the status does not tell of each.
+
+    A kubelet of 1.20 reports one that it has removed as not made yet. The phase tells the two apart: it is Running only
+    where all were made once.
+    """
+    mains = status.get("containerStatuses") or []
+    if not {one.get("name") for one in spec.get("containers") or [{}]} <= {one.get("name") for one in mains}:
+        return None
+    further = (*(status.get("initContainerStatuses") or []), *(status.get("ephemeralContainerStatuses") or []))
+    states = [one.get("state") or {} for one in (*mains, *further)]
+    was_running = status.get("phase") == "Running"
+    return all(
+        "terminated" in state or (was_running and _text(state.get("waiting") or {}, "reason") in NOT_MADE)
+        for state in states
+    )
 
 
 def _main_started(container: Mapping[str, Any], status: Mapping[str, Any]) -> bool:

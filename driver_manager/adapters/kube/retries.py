@@ -70,6 +70,7 @@ class Retries:
         self._clock = clock
         self._reporter = reporter
         self._budget_s = budget_s
+        self.repeated = 0
         self.attempt_s = min(ATTEMPT_S, max(SHORTEST_ATTEMPT_S, budget_s / 2))
 
     def limit(self, budget_s: float) -> None:
@@ -104,6 +105,7 @@ class Retries:
         def again() -> T:
             if failed:
                 raise failed.pop()
+            self.repeated += 1
             return attempt()
 
         retrying = tenacity.Retrying(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,12 +19,14 @@ class SystemClock:
         self._asked_by = ""
         self._interruptible = False
         self._shields = 0
+        self._is_installed = False
 
     def install(self) -> None:
         """Take over SIGTERM and SIGINT, also where they were blocked until now."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+        self._is_installed = True
 
     def monotonic(self) -> float:
         """See the port."""
@@ -61,6 +63,20 @@ class SystemClock:
             yield
         finally:
             self._interruptible = before
+
+    @contextmanager
+    def every(self, seconds: float, say: Callable[[], None]) -> Generator[None, None, None]:
+        """See the port; by SIGALRM, after which blocking calls go on (PEP 475). Nobody is called before `install`."""
+        if not self._is_installed:
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, lambda *_: say())
+        outer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, *outer)
+            signal.signal(signal.SIGALRM, before)
 
     @contextmanager
     def shielded(self) -> Generator[None, None, None]:

@@ -84,13 +84,16 @@ class Supervisor:
         """Leave alone what an earlier process could not kill, as if it were ours."""
         self._stuck, self._group = stuck, 0
 
-    def run(self, argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Ran:
-        """Run `argv` (an absolute path first). Raises StillStuckError, and Terminated with the child killed."""
+    def run(self, argv: Sequence[str], env: Mapping[str, str], timeout_s: float, given: bytes = b"") -> Ran:
+        """Run `argv` (an absolute path first) with `given` as its standard input.
+
+        Raises StillStuckError, OSError, and Terminated with the child killed.
+        """
         stuck = self.stuck
         if stuck is not None:
             raise StillStuckError(stuck.pid)
         end = self._clock.monotonic() + timeout_s
-        child = _Child(self._clock, argv, environment(env))
+        child = _Child(self._clock, argv, environment(env), given)
         try:
             status = child.wait(end)
             if status is None and not child.is_cut:
@@ -172,18 +175,21 @@ PIPE_BYTES = 64 * 1024
 class _Child:
     """A command under way, leader of a session and a process group of its own."""
 
-    def __init__(self, clock: LoopClock, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, clock: LoopClock, argv: Sequence[str], env: Mapping[str, str], given: bytes) -> None:
         self._clock = clock
+        source = _source(given)
         self.out, self.err = _Stream(clock, OUT_BYTES), _Stream(clock, ERR_BYTES)
         # Not posix_spawn: its parent waits until the exec is done, and a file of a hung file system may never be read.
         try:
             self.group = os.fork()
         except OSError:
+            os.close(source)
             self._close_writers()
             self.close()
             raise
         if self.group == 0:
-            _become(argv, env, self.out.writer, self.err.writer)
+            _become(argv, env, source, self.out.writer, self.err.writer)
+        os.close(source)
         self._close_writers()
 
     def wait(self, end: float) -> int | None:
@@ -263,12 +269,22 @@ def _reap(group: int) -> None:
             pass
 
 
-def _become(argv: Sequence[str], env: Mapping[str, str], out: int, err: int) -> NoReturn:
+def _source(given: bytes) -> int:
+    """A descriptor from which `given` can be read, all of it at once: nobody has to write while a child reads."""
+    if not given:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.memfd_create("driver-manager", os.MFD_CLOEXEC)
+    os.write(descriptor, given)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _become(argv: Sequence[str], env: Mapping[str, str], source: int, out: int, err: int) -> NoReturn:
     """The child's life until it is the tool. What cannot be run ends as it would in a shell."""
     status = NOT_RUNNABLE
     try:
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(source, 0)
         os.dup2(out, 1)
         os.dup2(err, 2)
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # also what we inherited ourselves

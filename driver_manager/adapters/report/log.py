@@ -27,6 +27,7 @@ class LogReporter:
         self._least = LEVELS.index(level)
         self._stream = stream if stream is not None else sys.stderr
         self._paints = not as_json and has_colour(self._stream)
+        self._is_writing = False
 
     def step(self, number: int, total: int, text: str) -> None:
         """See the port."""
@@ -66,11 +67,16 @@ class LogReporter:
         self._emit(line + "\n")
 
     def _emit(self, text: str) -> None:
+        if self._is_writing:  # a signal handler speaks in the middle of a line, which the stream does not allow
+            return
+        self._is_writing = True
         try:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
             return  # a closed log must not end a run that holds a node
+        finally:
+            self._is_writing = False
 
 
 @dataclass(frozen=True)

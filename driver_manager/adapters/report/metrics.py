@@ -1,16 +1,17 @@
-"""Answers /metrics and /healthz. prometheus_client is imported where an endpoint is made, and only then."""
+"""Answers /metrics, /healthz and /readyz. prometheus_client is imported where an endpoint is made, and only then."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from driver_manager.adapters.report.http import NOT_FOUND, HttpResponse
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.metrics import Family
 from driver_manager.ports import Clock
 
 EXTRA = "metrics"
@@ -50,10 +51,15 @@ class Heartbeat:
 
 
 class Endpoint:
-    """Answers /metrics from the last report and /healthz from the heartbeat. Raises ConfigError without the client."""
+    """Answers /metrics and /readyz from the last report, /healthz from the heartbeat.
 
-    def __init__(self, heartbeat: Heartbeat) -> None:
+    `others` gives metrics that other programs of this node have left, read when they are asked for. Raises ConfigError
+    without the client.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, others: Callable[[], Iterable[Family]] = tuple) -> None:
         require_client()
+        self._others = others
         self._core: Any = importlib.import_module(f"{CLIENT}.core")
         self._client: Any = importlib.import_module(f"{CLIENT}.exposition")
         self._registry = self._core.CollectorRegistry()
@@ -69,11 +75,9 @@ class Endpoint:
         """The answer to a GET."""
         if path == "/healthz":
             age = f"last turn {self._heartbeat.age_s:.0f} s ago, {self._report.history.name}\n".encode()
-            return (
-                HttpResponse(503, "Service Unavailable", age)
-                if self._heartbeat.is_late
-                else HttpResponse(200, "OK", age)
-            )
+            return _probed(age, is_well=not self._heartbeat.is_late)
+        if path == "/readyz":
+            return _probed(f"{self._report.history.name}\n".encode(), is_well=self._report.is_ready)
         if path == "/metrics":
             try:
                 return self._metrics(accept)
@@ -86,11 +90,16 @@ class Endpoint:
         return HttpResponse(200, "OK", encode(self._registry), content_type)
 
     def collect(self) -> Iterable[Any]:
-        """The last report as prometheus_client's collectors give it."""
-        for family in families(self._report):
+        """The last report, and what others left, as prometheus_client's collectors give it."""
+        for family in (*families(self._report), *self._others()):
             kinds = {"gauge": self._core.GaugeMetricFamily, "counter": self._core.CounterMetricFamily}
             names = tuple(family.values[0][0]) if family.values else ()
             metric = kinds[family.kind](family.name, family.help, labels=names)
             for labels, value in family.values:
                 metric.add_metric(tuple(labels.values()), value)
             yield metric
+
+
+def _probed(text: bytes, *, is_well: bool) -> HttpResponse:
+    """What a probe of the kubelet is answered."""
+    return HttpResponse(200, "OK", text) if is_well else HttpResponse(503, "Service Unavailable", text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from driver_manager.domain.listing import sentences
+
 TERMINATION_LOG_BYTES = 4000
 
 
@@ -13,7 +15,8 @@ def write_termination_log(path: str, what: str, remedy: str = "") -> None:
 
     The kubelet keeps 4,096 bytes: a long `what` is cut so that the remedy is seen. What cannot be written is let go.
     """
-    ending = f" {remedy}".encode(errors="replace")[: TERMINATION_LOG_BYTES // 2]
+    whole = sentences(what, remedy).encode(errors="replace")
+    ending = whole[len(what.encode(errors="replace")) :][: TERMINATION_LOG_BYTES // 2]
     text = what.encode(errors="replace")[: TERMINATION_LOG_BYTES - len(ending)] + ending
     with contextlib.suppress(OSError):
         # Not blocking: a FIFO that nobody reads must not hold the end of a run.

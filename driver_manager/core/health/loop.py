@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from driver_manager.core.health.node_talk import NodeTalk
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.health import machine
-from driver_manager.domain.health.machine import HealthState, History, MarkChange, Sample, Surroundings
+from driver_manager.domain.health import machine, marks, record, surroundings
+from driver_manager.domain.health.machine import HealthState, History, Sample
+from driver_manager.domain.health.marks import MarkChange
 from driver_manager.domain.health.metrics import HealthReport
+from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.model import Health, ProbeResult
-from driver_manager.ports import Clock, HealthMarks, Prober, Reporter
+from driver_manager.ports import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Reporter
 
 PATIENCE_INTERVALS = 3
 """A suspicion that is older than so many intervals (and probes) when a process starts is no longer consecutive."""
@@ -36,12 +39,17 @@ class WatchPolicy:
 
 @dataclass(frozen=True)
 class WatchPorts:
-    """The outside of health-watch, wired once by the command line."""
+    """The outside of health-watch, wired once by the command line. `notifier` is None where no Node can be reached.
+
+    `keeper` is None where no evidence is wanted.
+    """
 
     prober: Prober
     marks: HealthMarks
     clock: Clock
     reporter: Reporter
+    notifier: NodeNotifier | None = None
+    keeper: EvidenceKeeper | None = None
 
 
 class HealthWatch:
@@ -58,6 +66,11 @@ class HealthWatch:
         self._report = HealthReport(History())
         self._said: dict[str, str] = {}
         self._recorded = ""
+        self._boot_id = ""
+        self._is_ready = False
+        self._keeper = ports.keeper
+        self._evidence_of: int | None = None
+        self._talk = NodeTalk(ports.notifier, ports.clock, self._warn)
 
     @property
     def report(self) -> HealthReport:
@@ -74,13 +87,22 @@ class HealthWatch:
                 return
 
     def turn(self) -> None:
-        """One sample and what follows from it. Raises Terminated, and no other ManagerError."""
+        """One sample and what follows from it. Raises Terminated, and no other ManagerError.
+
+        Before a wedge is declared the Node is asked whether it mutes the watch. What follows from a wedge sends
+        operands away at once, so it waits for the answer: some seconds at most, and no answer mutes nothing. The lock
+        is not held meanwhile, so no reconcile waits too.
+
+        After it the host's marks come first, as operands and the rebooter go by them; then whoever reads the report;
+        then the evidence, which the Node's Event names. The Node is last: a server that is away delays none of these.
+        """
         result, took_s = None, 0.0
         try:
             muted = self._why_muted()
             begun = self._clock.monotonic()
             result = None if muted else self._prober.sample()
             took_s = self._clock.monotonic() - begun
+            self._ask_node(result, begun)
             with self._marks.alone() as seen:
                 self._judge(result, seen, begun)
                 self._settle(seen)
@@ -91,34 +113,65 @@ class HealthWatch:
         else:
             self._warn("turn", "")
         self._tell(result, took_s)
+        self._keep_evidence()
+        self._tell_node()
 
     def _why_muted(self) -> str:
         """Why no sample is to be taken; the tool of a driver that is just changed is better left alone."""
         with self._marks.alone() as seen:
             if self._history is None:
                 policy = self._policy
-                self._history = machine.resume(
+                self._history = record.resume(
                     self._marks.recall(), seen, self._clock.monotonic(), policy.patience_s, policy.failures
                 )
                 if self._history.stuck is not None:
                     self._prober.inherit(self._history.stuck)
                 if self._history.state is not HealthState.STARTING:
                     self._reporter.info(f"going on as {self._history.name}: {self._history.reason}")
-            return machine.why_muted(seen)
+            return self._why_hold(seen)[0]
+
+    def _why_hold(self, seen: Surroundings) -> tuple[str, bool]:
+        """Why nothing is to be judged now, "" where it is, and whether that is by somebody's hand."""
+        self._warn("mute", seen.mute_problem)
+        why = surroundings.why_muted(seen)
+        mute = machine.active_mute(self._history or History(), seen, self._clock.wall())
+        return (why, False) if why or mute is None else (mute.why, True)
+
+    def _ask_node(self, result: ProbeResult | None, begun: float) -> None:
+        """Whether the Node mutes the watch, where that matters now. Raises Terminated, and as the marks."""
+        before = self._history or History()
+
+        def would_wedge() -> bool:
+            if result is None or result.health is not Health.UNHEALTHY or before.failures + 1 < self._policy.failures:
+                return False
+            with self._marks.alone() as seen:
+                return self._judged(result, seen, begun).state is HealthState.WEDGED
+
+        if result is not None and self._talk.asks(before, would_wedge):
+            self._history = replace(before, mute=self._talk.mute())
+
+    def _judged(self, result: ProbeResult, seen: Surroundings, begun: float) -> History:
+        """What `result` makes of the history, or the mute: one that began during the probe makes it worthless."""
+        muted, is_hushed = self._why_hold(seen)
+        sample = Sample(result.health, result.reason, begun, self._clock.wall(), muted, is_hushed)
+        before, policy = self._history or History(), self._policy
+        return machine.judge(before, sample, seen, policy.failures, policy.interval_s / 2)
 
     def _judge(self, result: ProbeResult | None, seen: Surroundings, begun: float) -> None:
-        """Judge `result`, or the mute: one that began during the probe makes its result worthless."""
+        """Judge `result`, or the mute, and remember that."""
         before = self._history or History()
-        muted = machine.why_muted(seen)
+        muted, _ = self._why_hold(seen)
         if result is None and not muted:
             return  # a mute that ended since it was looked at: the next turn takes a sample
         said = result or ProbeResult(Health.UNKNOWN, muted)
         if not muted:
             self._warn("tool", f"the health of the devices is unknown: {said.reason}" if said.is_tool_broken else "")
-        sample = Sample(said.health, said.reason, begun, self._clock.wall(), muted)
-        judged = machine.judge(before, sample, seen, self._policy.failures, self._policy.interval_s / 2)
-        self._history = after = replace(judged, stuck=self._prober.stuck())
-        self._remember(seen.boot_id)
+        after = replace(self._judged(said, seen, begun), stuck=self._prober.stuck(), devices=said.devices)
+        if after.wedge != before.wedge:
+            after = record.adopted(after, self._marks.recall(), seen.boot_id)
+        self._history, self._boot_id = after, seen.boot_id
+        self._is_ready = marks.is_ready(after, seen)
+        self._remember()
         if (after.name, after.reason if muted else "") != (before.name, before.reason if muted else ""):
             tell = (
                 self._reporter.warn if after.state in (HealthState.SUSPECT, HealthState.WEDGED) else self._reporter.info
@@ -131,7 +184,7 @@ class HealthWatch:
         """Bring the host's marks to what the state calls for. What fails is tried again at the next turn."""
         history = self._history or History()
         failed: ManagerError | None = None
-        for act in machine.due(history, seen):
+        for act in marks.due(history, seen):
             try:
                 self._do(act, history, seen)
                 self._reporter.info(f"done: {act.value}")
@@ -143,31 +196,33 @@ class HealthWatch:
         self._warn("marker", f"no recovery marker is written: {seen.marker_problem}" if is_blocked else "")
 
     def _do(self, act: MarkChange, history: History, seen: Surroundings) -> None:
-        marks = self._marks
         match act:
             case MarkChange.WITHDRAW_READY:
-                marks.withdraw_ready()
+                self._marks.withdraw_ready()
             case MarkChange.RESTORE_READY:
-                marks.restore_ready()
+                self._marks.restore_ready()
             case MarkChange.FORGET_READY:
-                marks.forget_ready()
+                self._marks.forget_ready()
             case MarkChange.REQUEST_RECOVERY:
-                marks.request_recovery(machine.request(history, seen.boot_id, self._policy.node, self._clock.wall()))
+                request = marks.request(history, seen.boot_id, self._policy.node, self._clock.wall())
+                self._marks.request_recovery(request)
             case MarkChange.CLEAR_REQUEST:
-                marks.clear_request()
+                self._marks.clear_request()
 
-    def _remember(self, boot_id: str) -> None:
+    def _remember(self) -> None:
         """Keep the history where a restart would need it: what a healthy driver samples is not worth a write."""
         history = self._history or History()
         kept = replace(history, evidence=(), recent=()) if history.state is HealthState.HEALTHY else history
-        text = machine.encode(kept, boot_id)
-        if text == self._recorded:
-            return
+        text = record.encode(kept, self._boot_id)
         try:
+            if text == self._recorded:
+                self._marks.touch()
+                return
             self._marks.remember(text)
             self._recorded = text
             self._warn("record", "")
         except ManagerError as error:
+            self._recorded = ""
             self._warn("record", f"a restart would forget what was seen: {error.what}")
 
     def _tell(self, result: ProbeResult | None, took_s: float) -> None:
@@ -178,8 +233,45 @@ class HealthWatch:
             success = self._clock.wall() if result.health is Health.HEALTHY else success
         history = self._history or History()
         is_stuck = history.stuck is not None
-        self._report = HealthReport(history, result, took_s, success, samples, self._prober.abandoned(), is_stuck)
+        self._report = HealthReport(
+            history=history,
+            result=result,
+            probe_s=took_s,
+            last_success_wall_s=success,
+            samples=samples,
+            abandoned=self._prober.abandoned(),
+            is_stuck=is_stuck,
+            is_ready=self._is_ready,
+            turn_wall_s=self._clock.wall(),
+        )
         self._publish(self._report)
+
+    def _keep_evidence(self) -> None:
+        """Save what can be seen of a wedge, once for each and process. Raises Terminated."""
+        history = self._history
+        if self._keeper is None or history is None or history.state is not HealthState.WEDGED:
+            return
+        wedge = history.wedge
+        if wedge.evidence or wedge.since_s == self._evidence_of:
+            return
+        self._evidence_of = wedge.since_s
+        said = ("", "the last output of the probe:", *self._prober.output().splitlines())
+        kept = self._keeper.keep(wedge.since_s, ("health-watch's last samples:", *history.evidence, *said))
+        self._warn("evidence", f"no evidence is kept: {kept.problem}" if kept.problem else "")
+        if kept.path:
+            self._reporter.info(f"evidence is in {kept.path} on the host")
+            self._history = replace(history, wedge=replace(wedge, evidence=kept.path))
+            self._remember()
+
+    def _tell_node(self) -> None:
+        """Bring the Node what it has yet to know. Raises Terminated."""
+        history = self._history
+        if history is None or not self._boot_id:
+            return
+        told = self._talk.tell(history, self._boot_id)
+        if told != history:
+            self._history = told
+            self._remember()
 
     def _warn(self, topic: str, text: str) -> None:
         """Say a trouble once, as long as it is the same; an empty `text` says that it is over."""

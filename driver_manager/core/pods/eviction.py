@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from driver_manager.core.pods.saying import said_meanwhile
 from driver_manager.core.pods.watch import PodWait
 from driver_manager.domain.backoff import around_s
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EvictionRefused
+from driver_manager.domain.failure import pod_blocker
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import EvictionOutcome, Pod, PodList
+from driver_manager.domain.model import Pod, PodList
+from driver_manager.domain.pod_changes import EvictionOutcome
 from driver_manager.domain.pods.workloads import AFTER_GRACE_S, PodAction, Workload, grace_s, with_action
 from driver_manager.ports import Clock, Cluster, Reporter
 
@@ -48,7 +51,7 @@ class Evictor:
         pending = {one.pod.uid: one for one in with_action(going, PodAction.EVICT)}
         latest = max(latest, self._evict(pending, asking))
         uids = frozenset(one.pod.uid for one in going)
-        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)
+        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.has_left)
         wait.until_gone(known, limit.until(max(asking.end, latest)))
         return wait.present
 
@@ -70,7 +73,16 @@ class Evictor:
 
     def _evict(self, pending: dict[str, Workload], asking: Deadline) -> float:
         """Ask until each of `pending` was let go; the moment by which the last of them has to be gone."""
-        backoff_s, said, latest = FIRST_RETRY_S, dict[str, str](), 0.0
+        said = dict[str, str]()
+
+        def refusals() -> str:
+            return f"{len(pending)} pod(s) are not let go: {_answers(pending, said)}"
+
+        with said_meanwhile(self._clock, self._reporter, asking, refusals):
+            return self._asked(pending, said, asking)
+
+    def _asked(self, pending: dict[str, Workload], said: dict[str, str], asking: Deadline) -> float:
+        backoff_s, latest = FIRST_RETRY_S, 0.0
         while pending:
             if said:
                 self._forget_gone(pending)
@@ -117,10 +129,15 @@ class Evictor:
         return asked_s, gone_by
 
 
+def _answers(pending: dict[str, Workload], said: dict[str, str]) -> str:
+    return several((f"{one}: {said.get(uid, 'not asked in time')}" for uid, one in tuple(pending.items())), "; ")
+
+
 def _refused(pending: dict[str, Workload], said: dict[str, str], timeout_s: float) -> EvictionRefused:
-    named = several((f"{one}: {said.get(uid, 'not asked in time')}" for uid, one in pending.items()), "; ")
-    return EvictionRefused(
-        f"{len(pending)} pod(s) could not be evicted within {timeout_s:g} s: {named}",
+    error = EvictionRefused(
+        f"{len(pending)} pod(s) could not be evicted within {timeout_s:g} s: {_answers(pending, said)}",
         "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), or end the pods; the next "
         "run tries again.",
     )
+    error.blockers = tuple(map(pod_blocker, pending))
+    return error

@@ -7,15 +7,18 @@ Depends on ports only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import Generic, TypeVar
 
+from driver_manager.core.pods.saying import said_meanwhile
 from driver_manager.domain.backoff import around_s
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
+from driver_manager.domain.failure import pod_blocker
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Node, Pod, PodEvent, PodEventKind, PodList
+from driver_manager.domain.model import Node, Pod, PodList
+from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from driver_manager.domain.pods.operands import why_still_there
 from driver_manager.ports import Clock, Cluster, Reporter
 
@@ -60,8 +63,18 @@ class _Wait(ABC, Generic[T]):
     def _look(self) -> None:
         """Look anew, where a watch cannot go on."""
 
+    @abstractmethod
+    def _why_not_done(self) -> str:
+        """What is waited for yet, and why."""
+
     def _until_done(self, deadline: Deadline) -> bool:
         """Whether it was done in time."""
+        if self._is_done():
+            return True
+        with said_meanwhile(self._clock, self._reporter, deadline, self._why_not_done):
+            return self._followed(deadline)
+
+    def _followed(self, deadline: Deadline) -> bool:
         while not self._is_done():
             left_s = deadline.left()
             if left_s <= 0:
@@ -139,6 +152,10 @@ class PodWait(_Wait[PodEvent]):
     def _is_done(self) -> bool:
         return not self._remaining
 
+    def _why_not_done(self) -> str:
+        pods = tuple(self._remaining.values())  # whoever asks may ask in the middle of a change
+        return f"{len(pods)} pod(s) still on the node: {_reasons(pods)}"
+
     def _open(self, timeout_s: float) -> Generator[PodEvent, None, None]:
         return self._cluster.watch_pods(self._resource_version, timeout_s)
 
@@ -146,7 +163,7 @@ class PodWait(_Wait[PodEvent]):
         before = self._remaining
         self._accept(self._cluster.pods())
         for pod in (pod for uid, pod in before.items() if uid not in self._remaining):
-            self._reporter.info(f"pod {pod} is gone, {len(self._remaining)} left")
+            self._report_left(pod)
 
     def _accept(self, listed: PodList) -> None:
         self._seen = {pod.uid: pod for pod in listed.pods}
@@ -165,15 +182,24 @@ class PodWait(_Wait[PodEvent]):
         if event.kind is PodEventKind.PRESENT and self._concerns(pod):
             self._remaining[pod.uid] = pod
         elif self._remaining.pop(pod.uid, None) is not None:
-            self._reporter.info(f"pod {pod} is gone, {len(self._remaining)} left")
+            self._report_left(pod)
+
+    def _report_left(self, pod: Pod) -> None:
+        how = "has ended" if pod.uid in self._seen else "is gone"
+        self._reporter.info(f"pod {pod} {how}, {len(self._remaining)} left")
 
     def _pods_remain(self, timeout_s: float) -> PodsRemain:
-        pods = list(self._remaining.values())
-        named = several((f"{pod}: {why_still_there(pod)}" for pod in pods), "; ")
-        return PodsRemain(
-            f"{len(self._remaining)} pod(s) still on the node after {timeout_s:g} s: {named}",
+        error = PodsRemain(
+            f"{len(self._remaining)} pod(s) still on the node after {timeout_s:g} s: "
+            f"{_reasons(self._remaining.values())}",
             "Remove what holds each pod (finalizer, stuck process, missing controller); the next run tries again.",
         )
+        error.blockers = tuple(map(pod_blocker, self._remaining))
+        return error
+
+
+def _reasons(pods: Iterable[Pod]) -> str:
+    return several((f"{pod}: {why_still_there(pod)}" for pod in pods), "; ")
 
 
 def _has_reached(version: str, other: str) -> bool:
@@ -185,11 +211,14 @@ def _has_reached(version: str, other: str) -> bool:
 
 
 class NodeWait(_Wait[Node]):
-    """Waits until the Node is as `is_wanted` says."""
+    """Waits until the Node is as `is_wanted` says; `what` is what that means, for people."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, reporter: Reporter, is_wanted: Callable[[Node], bool]) -> None:
+    def __init__(
+        self, cluster: Cluster, clock: Clock, reporter: Reporter, is_wanted: Callable[[Node], bool], what: str
+    ) -> None:
         super().__init__(cluster, clock, reporter)
         self._is_wanted = is_wanted
+        self._what = what
         self._node: Node | None = None
 
     def until_wanted(self, known: Node, deadline: Deadline) -> bool:
@@ -202,6 +231,9 @@ class NodeWait(_Wait[Node]):
 
     def _is_done(self) -> bool:
         return self._node is not None and self._is_wanted(self._node)
+
+    def _why_not_done(self) -> str:
+        return self._what
 
     def _open(self, timeout_s: float) -> Generator[Node, None, None]:
         return self._cluster.watch_node(self._resource_version, timeout_s)

@@ -20,6 +20,7 @@ from driver_manager.domain.errors import (
     PodsRemain,
     Terminated,
 )
+from driver_manager.domain.listing import without_numbers
 from driver_manager.domain.model import NodeChange, is_this_host
 from driver_manager.domain.reboot.decision import ENDS, RebootAct, RebootDecision, decide
 from driver_manager.domain.reboot.patches import cleaned, completed, given_back, granted, how_long, is_approved
@@ -152,10 +153,10 @@ class Rebooter:
     def _say(self, record: Record, decision: RebootDecision) -> None:
         """Log the last word where it is a new one, and keep it for `status`. Numbers that run down are not news."""
         reason = decision.reason[:REASON_CHARS] if decision.act is RebootAct.WAIT else ""
-        if reason and _without_numbers(reason) != _without_numbers(self._last_reason):
+        if reason and without_numbers(reason) != without_numbers(self._last_reason):
             self._ports.reporter.info(reason)
         self._last_reason = reason
-        if _without_numbers(reason) != _without_numbers(record.reason) and not self._policy.dry_run:
+        if without_numbers(reason) != without_numbers(record.reason) and not self._policy.dry_run:
             self._ports.host.keep(replace(record, reason=reason))
 
     def _say_trouble(self, error: ManagerError) -> None:
@@ -172,6 +173,7 @@ class Rebooter:
         # Noted before the Node speaks of it: a request withdrawn meanwhile must find what to take back.
         record = replace(state.record, announced=request, announced_key="")
         if state.record.announced != request:
+            record = replace(record, announced_s=int(state.wall_s))
             self._ports.host.keep(record)
         self._patch(NodeChange(labels_of(node, self._policy.keys, request.reason)), None)
         self._post(events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
@@ -372,7 +374,3 @@ class Rebooter:
         """An Event, once. Raises ApiUnavailable where it may be posted later: the act is then begun again."""
         if not self._ports.cluster.post_event(reason, message, warning=warning, key=event_key(reason, key)):
             raise ApiUnavailable(f"the event {reason} could not be posted", "Check the API server.")
-
-
-def _without_numbers(text: str) -> str:
-    return "".join(letter for letter in text if not letter.isdigit())

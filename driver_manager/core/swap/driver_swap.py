@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from typing import assert_never
 
+from driver_manager.core.pods.saying import said_meanwhile
 from driver_manager.core.swap.context import RunContext
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
@@ -19,9 +21,10 @@ from driver_manager.domain.errors import (
     ModuleStuck,
     OwnedElsewhere,
 )
+from driver_manager.domain.failure import process_blocker
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import UNREAD, DriverSource, Health, Module
-from driver_manager.domain.modules import unload_order, users
+from driver_manager.domain.modules import unload_order, users, users_of
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.steps.modules import (
@@ -48,6 +51,7 @@ PROBE_MORE_S = 30.0
 
 HOLDERS_S = 60.0
 PARAMETERS_S = 10.0
+EVIDENCE_S = 10.0
 SERVICE_S = 90.0
 
 
@@ -57,6 +61,7 @@ class DriverSwap:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._free_by: Deadline | None = None
+        self._in_use = "the device"
 
     def do(self, step: AnyModuleStep) -> None:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
@@ -82,36 +87,45 @@ class DriverSwap:
     def _wait_for_device(self, step: WaitForDevice) -> None:
         ports, free_by = self._context.ports, self._context.deadline.within(step.timeout_s)
         self._free_by = free_by
-        said = ""
+        with said_meanwhile(ports.clock, ports.reporter, free_by, lambda: self._in_use):
+            self._until_free(free_by)
+
+    def _until_free(self, free_by: Deadline) -> None:
+        ports, said = self._context.ports, ""
         while busy := [module for module in ports.host.modules().values() if users(module)]:
             text = ", ".join(f"{module.name} ({users(module)} user(s))" for module in busy)
             if free_by.is_over:
-                raise self._busy(f"the device is still in use after {step.timeout_s:g} s: {text}")
+                raise self._busy(f"the device is still in use after {free_by.allowed_s:g} s: {text}")
             if text != said:
-                ports.reporter.info(f"device in use: {text}{self._named_holders()}")
+                self._in_use = f"device in use: {text}{self._named_holders()[0]}"
+                ports.reporter.info(self._in_use)
                 said = text
             ports.clock.sleep(DEVICE_POLL_S)
 
-    def _named_holders(self) -> str:
-        """Who uses the device, for a message; "" where nobody can be seen."""
+    def _named_holders(self) -> tuple[str, tuple[str, ...]]:
+        """Who uses the device, for a message, and as blockers; "" and none where nobody can be seen."""
         host = self._context.ports.host
-        count = sum(users(module) for module in host.modules().values())
+        count = users_of(host.modules())
         try:
             found = named(host.holders(self._context.soon(HOLDERS_S), count), self._context.situation.obs.pods.pods)
         except ManagerError as error:
-            return f" (holders unknown: {error.what})"
+            return f" (holders unknown: {error.what})", ()
         texts = [str(holder) for holder in found]
         sure = [holder for holder in found if holder.how != UNREAD]
         if sure and len(sure) < count:
             texts.append(f"{count - len(sure)} more could not be found")
-        return ": " + "; ".join(texts) if texts else ""
+        blockers = tuple(process_blocker(holder.pid, holder.process) for holder in sure)
+        return ": " + "; ".join(texts) if texts else "", blockers
 
     def _busy(self, what: str) -> DriverBusy:
-        return DriverBusy(
-            what + self._named_holders(),
+        named, blockers = self._named_holders()
+        error = DriverBusy(
+            what + named,
             "Stop what uses the device (`driver-manager holders` lists it; host services: --stop-host-services), "
             "then run again.",
         )
+        error.blockers = blockers
+        return error
 
     def _unload_all(self, source: DriverSource | None) -> None:
         """Unload the closure, looked up again before every module: a holder may have come meanwhile.
@@ -122,6 +136,8 @@ class DriverSwap:
         try:
             while loaded := host.modules():
                 self._context.ports.clock.check()
+                if not removed:
+                    self._keep_evidence(loaded)
                 name = unload_order(loaded)[0]
                 if name in removed:
                     raise ModuleFailed(f"module {name} came back after it was unloaded", "Find what loads it again.")
@@ -133,6 +149,19 @@ class DriverSwap:
         except ManagerError:
             self._reload(removed, source)
             raise
+
+    def _keep_evidence(self, loaded: Mapping[str, Module]) -> None:
+        """What nobody can see once the driver is gone, on the host's disk. Where it cannot be, the unload goes on."""
+        ports, digest = self._context.ports, self._context.situation.obs.digest
+        modules = (f"{name} {one.version or '(no version)'}, {users(one)} user(s)" for name, one in loaded.items())
+        lines = ("before the unload of", *modules, f"wanted: {digest or 'unknown'}")
+        try:
+            path = ports.host.save_evidence("unload", lines, self._context.soon(EVIDENCE_S))
+        except ManagerError as error:
+            ports.reporter.warn(f"no evidence is kept: {error.what}")
+            return
+        if path:
+            self._context.settler.kept_evidence(path)
 
     def _unload_one(self, module: Module) -> None:
         while True:
@@ -249,3 +278,4 @@ class DriverSwap:
         with self._context.effect():
             host.write_text(step.record_path, json.dumps(record, sort_keys=True) + "\n")
             host.write_text(step.path, step.digest + "\n")
+        self._context.settler.driver_is_proved()

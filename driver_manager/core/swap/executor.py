@@ -14,6 +14,7 @@ from driver_manager.core.swap.driver_root import DriverRoot
 from driver_manager.core.swap.driver_swap import DriverSwap
 from driver_manager.core.swap.node_steps import NodeSteps
 from driver_manager.core.swap.operator_handoff import Handoff
+from driver_manager.core.swap.patience import Patience
 from driver_manager.core.swap.pod_removal import Departures, Then
 from driver_manager.core.swap.reboot_request import RebootRequests
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan, PlanAgain
@@ -23,6 +24,7 @@ from driver_manager.domain.swap.steps.node import NodeStep, StandDown
 from driver_manager.domain.swap.steps.operator import OperatorStep
 from driver_manager.domain.swap.steps.pods import PodStep
 from driver_manager.domain.swap.steps.reboot import HoldForReboot, RebootStep
+from driver_manager.domain.swap.steps.waits import WaitStep
 
 NEWCOMERS = "newcomers"
 """Why to plan again: pods came between the observation and the cordon."""
@@ -34,6 +36,7 @@ class Executor:
     def __init__(self, context: RunContext, plan: Plan) -> None:
         self._context = context
         self._plan = plan
+        self._patience = Patience(context)
         self._node = NodeSteps(context)
         self._pods = Departures(context)
         self._operator = Handoff(context)
@@ -56,19 +59,23 @@ class Executor:
                     ports.clock.check()
                 if isinstance(step, PlanAgain):
                     return step.after
-                if isinstance(step, StandDown | HoldForReboot):  # nothing is done to the driver while we wait there
+                if isinstance(step, StandDown | HoldForReboot | WaitStep):  # nothing is done to the driver meanwhile
                     work.close()
                 ports.reporter.step(number, len(steps), step.describe())
+                self._context.settler.state.reached(step.name)
+                ports.tally.begins(step.name, ports.clock.monotonic())
                 if self._do(step) is Then.PLAN_AGAIN:
                     return NEWCOMERS
         return ""
 
     def _do(self, step: AnyStep) -> Then:
         match step:
+            case WaitStep():
+                self._patience.do(step)
             case NodeStep():
                 self._node.do(step)
             case PodStep():
-                replaces = self._plan.decision is Decision.REPLACE
+                replaces = self._plan.decision in (Decision.REPLACE, Decision.UNINSTALL)
                 return self._pods.do(step, paused_at=self._node.paused_at, replaces=replaces)
             case OperatorStep():
                 self._operator.do(step)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 from typing import assert_never
 
+from driver_manager.core.node.cas import patch_until_current
 from driver_manager.core.swap.context import RunContext
-from driver_manager.core.swap.node_cas import patch_until_current
+from driver_manager.domain import timestamps
 from driver_manager.domain.errors import OwnedElsewhere, StandingDown, Terminated
+from driver_manager.domain.journal import Journal
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.domain.swap.node_patches import pause_more
-from driver_manager.domain.swap.steps.node import AnyNodeStep, GiveBack, PauseLast, StandDown, TakeNode
+from driver_manager.domain.swap.node_patches import noted, pause_more
+from driver_manager.domain.swap.steps.node import AnyNodeStep, GiveBack, NodeStep, PauseLast, StandDown, TakeNode
 
 
 class NodeSteps:
@@ -39,12 +41,13 @@ class NodeSteps:
                 assert_never(step)
 
     def _take(self, step: TakeNode) -> None:
-        cluster = self._context.ports.cluster
+        cluster, settler = self._context.ports.cluster, self._context.settler
+        journal, change = self._noted(step.journal, step.change, step)
         # Noted before it is done: a patch whose answer is lost may have been applied.
-        self._context.settler.took(step.journal)
-        with self._context.fence.taking(step.journal.owner):
-            taken = cluster.patch_node(step.change, step.resource_version)
-            self._context.settler.took(step.journal, taken)
+        settler.took(journal)
+        with self._context.fence.taking(journal.owner):
+            taken = cluster.patch_node(settler.state.taking(change), step.resource_version)
+            settler.took(journal, taken)
             self.paused_at = taken.resource_version
 
     def _pause_last(self, step: PauseLast) -> None:
@@ -58,6 +61,7 @@ class NodeSteps:
             settler.refuse_foreign(node, journal)
             longer, change = pause_more(node, journal, profile, frozenset(step.keys))
             if not change.is_empty:
+                longer, change = self._noted(longer, change, step)
                 settler.took(longer)
             return change
 
@@ -66,12 +70,21 @@ class NodeSteps:
             settler.took(settler.held, taken)
             self.paused_at = taken.resource_version
 
+    def _noted(self, journal: Journal, change: NodeChange, step: NodeStep) -> tuple[Journal, NodeChange]:
+        """Both with what the journal has for its reader: the step that writes it, and when the node was taken."""
+        now = timestamps.written(self._context.ports.clock.wall())
+        return noted(journal, change, self._context.situation.profile, step.name, now)
+
     def _stand_down(self, step: StandDown) -> None:
         ports = self._context.ports
-        if step.key and not step.already_labelled:
-            ports.cluster.patch_node(NodeChange(labels={step.key: step.value}), None)
-        with contextlib.suppress(Terminated):  # this is what we wait for
-            ports.clock.sleep(self._context.deadline.bound(step.timeout_s))
-        raise StandingDown(
+        ended = StandingDown(
             step.why, "Remove the host's driver if a container shall install one; nothing else is needed."
         )
+        state = self._context.settler.state
+        state.fails(ended)
+        if step.key and not step.already_labelled:
+            change = NodeChange(labels={step.key: step.value})
+            state.saw(ports.cluster.patch_node(state.ending(self._context.situation.obs.node, change), None))
+        with contextlib.suppress(Terminated):  # this is what we wait for
+            ports.clock.sleep(self._context.deadline.bound(step.timeout_s))
+        raise ended

@@ -8,14 +8,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 from driver_manager.domain import journal as journals
-from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import UNREAD, Claim, Holder, Host, Node, Observation, Pod, PodList, is_this_host
-from driver_manager.domain.modules import users
+from driver_manager.domain.model import (
+    UNREAD,
+    Claim,
+    Holder,
+    Host,
+    Node,
+    Observation,
+    Part,
+    Pod,
+    PodList,
+    is_this_host,
+)
+from driver_manager.domain.modules import users_of
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import namespaces_with_claims
 from driver_manager.domain.profile import Profile
@@ -24,6 +36,21 @@ from driver_manager.domain.swap.situation import Situation
 from driver_manager.ports import Ports
 
 HOLDERS_S = 60.0
+
+T = TypeVar("T")
+
+
+class Reading(Protocol):
+    """Reads one part of the facts; decides what becomes of an error."""
+
+    def __call__(self, part: Part, read: Callable[[], T], otherwise: T) -> T:
+        """What `read` gives; `otherwise`, or the ManagerError that it raised, where it raised one."""
+        ...
+
+
+def strictly(part: Part, read: Callable[[], T], otherwise: T) -> T:
+    """What `read` gives, with its errors: a decision needs every part."""
+    return read()
 
 
 @dataclass(frozen=True)
@@ -76,6 +103,12 @@ def _digest_of(pod: Pod) -> str:
     return hashlib.sha256(pod.main_container.encode()).hexdigest()
 
 
+def _other_digest(own: Pod | None, wanted: str) -> str:
+    """What the container that follows us in our own pod records, "" where that is what is `wanted`, or nobody knows."""
+    is_init_container = own is not None and not own.main_started
+    return own.main_digest if own is not None and is_init_container and own.main_digest != wanted else ""
+
+
 def _checked(digest: str, where: str) -> str:
     """`digest`. Raises ConfigError for one that the state file could not hold."""
     if not is_digest(digest):
@@ -89,14 +122,17 @@ def _checked(digest: str, where: str) -> str:
 def is_alive(
     journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool | None] | None
 ) -> bool | None:
-    """Whether the journal's owner may still be at work; None where it cannot be told (`process_lives` None: off node).
+    """Whether the journal's owner may still be at work; None where it cannot be told.
 
-    `boot_id` is the node's boot, "" where it is not known. Another pod counts as long as it is there, whatever its
-    processes do. In our own pod a restarted container goes on where the last one ended, so there the process decides.
+    That is so off the node (`process_lives` None), and of a pod in a namespace that could not be listed. `boot_id` is
+    the node's boot, "" where it is not known. Another pod counts until it has left. In our own pod a restarted
+    container goes on where the last one ended, so there the process decides.
     """
     owner = journal.owner
     if owner.pod_uid and (own is None or own.uid != owner.pod_uid):
-        return any(pod.uid == owner.pod_uid and not pod.is_over for pod in pods.pods)
+        if pods.namespace and owner.pod.partition("/")[0] != pods.namespace:
+            return None
+        return any(pod.uid == owner.pod_uid and not pod.has_left for pod in pods.pods)
     if not owner.pid or (boot_id and owner.boot_id != boot_id):
         return False
     return process_lives(owner) if process_lives is not None else None
@@ -124,7 +160,7 @@ def look_closer(now: Situation, ports: Ports) -> Situation:
         if rules.is_enabled or rules.drains:
             raise
         claims = None
-    count = sum(users(module) for module in now.host.modules.values())
+    count = users_of(now.host.modules)
     holders: tuple[Holder, ...] = ()
     if count:
         try:
@@ -147,17 +183,19 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
     digest: str,
     read_host: Callable[[Journal | None], Host | None],
     process_lives: Callable[[Owner], bool | None],
+    reading: Reading = strictly,
+    at: Moment | None = None,
 ) -> Observation:
-    """All facts as one value. `read_host` gives None where no host can be read.
+    """All facts as one value. `read_host` gives None where no host can be read, `at` is now.
 
-    Raises JournalUnreadable, ConfigError (own pod not found, host unreadable).
+    Raises JournalUnreadable, ConfigError (own pod not found, host unreadable), unless `reading` does not.
     """
-    journal = read_journal(node, profile)
-    host = read_host(journal)
+    journal = reading(Part.JOURNAL, lambda: read_journal(node, profile), None)
+    host = reading(Part.HOST, lambda: read_host(journal), None)
     if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
         host = None
-    own = own_pod(pods, node, identity)
-    wanted, source = wanted_digest(digest, own, pods, profile)
+    own = reading(Part.OWN_POD, lambda: own_pod(pods, node, identity), None)
+    wanted, source = reading(Part.DIGEST, lambda: wanted_digest(digest, own, pods, profile), ("", ""))
     return Observation(
         node=node,
         pods=pods,
@@ -175,5 +213,7 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
         ),
         digest=wanted,
         digest_source=source,
+        installed_digest=_other_digest(own, wanted),
         enclosing_uid=identity.enclosing_uid,
+        at=at or Moment(),
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
+from driver_manager.core.node.cas import patch_until_current
 from driver_manager.core.pods.watch import NodeWait, PodWait
 from driver_manager.core.swap.context import RunContext
-from driver_manager.core.swap.node_cas import patch_until_current
 from driver_manager.core.swap.settling import HURRY_S
 from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
@@ -52,7 +52,7 @@ class Handoff:
                 events.DRIVER_UPGRADE_REQUESTED, f"asked the operator to move {several(step.pods)}", warning=False
             )
         uids = frozenset(pod.uid for pod in self._obs.pods.pods if str(pod) in step.pods)
-        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.is_over)
+        wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.has_left)
         deadline = self._deadline.within(step.timeout_s)
         try:
             wait.until_gone(self._obs.pods, deadline)
@@ -67,7 +67,11 @@ class Handoff:
         try:
             node = self._cluster.patch_node(NodeChange(annotations={step.key: step.value}), None)
             wait = NodeWait(
-                self._cluster, self._clock, self._reporter, lambda now: now.annotations.get(step.key) != step.value
+                self._cluster,
+                self._clock,
+                self._reporter,
+                lambda now: now.annotations.get(step.key) != step.value,
+                f"the operator has not taken {step.key} away, by which it says that it is safe to load",
             )
             if wait.until_wanted(node, deadline):
                 return

@@ -16,7 +16,7 @@ from driver_manager.core.swap.context import RunContext
 from driver_manager.domain.errors import EvictionRefused, PodsRemain
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Holder, Pod, PodList
-from driver_manager.domain.pods.operands import is_placed_by, named
+from driver_manager.domain.pods.operands import is_moved_by, named
 from driver_manager.domain.pods.workloads import (
     NodePods,
     PodAction,
@@ -74,7 +74,7 @@ class Departures:
 
     def _of_operands(self, step: WaitForOperands, *, paused_at: str, replaces: bool) -> Then:
         """Wait until the paused keys place no pod any more; one that uses the driver may have come before that."""
-        concerns = partial(is_placed_by, keys=frozenset(step.keys), own=self._situation.obs.own_pod)
+        concerns = partial(is_moved_by, keys=frozenset(step.keys), own=self._situation.obs.own_pod)
         wait = self._wait(concerns)
         wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s), after=paused_at)
         return self._after(self._situation.obs.pods, wait.present) if replaces else Then.GO_ON
@@ -121,7 +121,7 @@ class Departures:
         known = {pod.uid for pod in before.pods}
         came = tuple(pod for pod in now if pod.uid not in known)
         found = workloads(self._scene(came), self._situation.profile, self._situation.policy.eviction) if came else ()
-        users = [one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked]
+        users = [one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.must_leave]
         if users:
             self._ports.reporter.info(f"{several(users)} came meanwhile")
         return Then.PLAN_AGAIN if users else Then.GO_ON
@@ -134,4 +134,4 @@ class Departures:
         holders: tuple[Holder, ...] = ()
         if now.policy.eviction.evicts_holders:
             holders = named(ports.host.holders(self._context.soon(HOLDERS_S)), pods)
-        return NodePods(pods, claims, holders, now.obs.own_pod, now.obs.enclosing_uid)
+        return NodePods(pods, claims, holders, now.obs.own_pod, now.obs.enclosing_uid, labels=now.obs.node.labels)

@@ -26,6 +26,13 @@ from driver_manager.domain.swap.steps.reboot import (
 HEARTBEAT_S = 60.0
 
 
+def _required() -> RebootRequired:
+    return RebootRequired(
+        "a reboot is required for the new driver; the marker is written and the old driver stays loaded",
+        "Reboot the node, or let the rebooter do it once the reboot is approved.",
+    )
+
+
 class RebootRequests:
     """The requests of one observed node."""
 
@@ -35,6 +42,7 @@ class RebootRequests:
         self._clock = context.ports.clock
         self._reporter = context.ports.reporter
         self._host = context.ports.host
+        self._state = context.settler.state
 
     def do(self, step: AnyRebootStep) -> None:
         """Do `step`. Raises ConfigError, ModuleFailed, and at the end of a hold RebootRequired."""
@@ -57,8 +65,10 @@ class RebootRequests:
             self._host.write_text(step.wish_path, reboot_wish.encode(step.wish))
         there = self._situation.host.marker
         marker = self._write_marker(step.path, step.marker) if step.path or there is None else there
+        self._state.fails(_required())
         if not step.change.is_empty:
-            self._cluster.patch_node(step.change, None)
+            change = self._state.ending(self._situation.obs.node, step.change)
+            self._state.saw(self._cluster.patch_node(change, None))
         self._announce(marker)
 
     def _write_marker(self, path: str, marker: Marker) -> Marker:
@@ -74,10 +84,7 @@ class RebootRequests:
 
     def _hold(self, step: HoldForReboot) -> None:
         """Hold until the boot changes, asking again where the request goes meanwhile. Raises RebootRequired."""
-        error = RebootRequired(
-            "a reboot is required for the new driver; the marker is written and the old driver stays loaded",
-            "Reboot the node, or let the rebooter do it once the reboot is approved.",
-        )
+        error = _required()
         if step.no_wait:
             raise error
         try:
@@ -108,6 +115,6 @@ class RebootRequests:
         """Take back what an earlier boot asked for. Raises ModuleFailed."""
         # The marker last: as long as it is there, a run that was killed in between is done again.
         if not step.change.is_empty:
-            self._cluster.patch_node(step.change, None)
+            self._state.saw(self._cluster.patch_node(step.change, None))
         if step.seen is not None:
             self._host.remove_marker(step.seen)

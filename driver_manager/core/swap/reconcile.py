@@ -14,6 +14,7 @@ from driver_manager.core.swap.executor import Executor
 from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.observe import look_closer
 from driver_manager.core.swap.settling import Settler
+from driver_manager.core.swap.state_writer import StateWriter
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
     ApiUnavailable,
@@ -26,15 +27,24 @@ from driver_manager.domain.errors import (
     StandingDown,
     Terminated,
 )
-from driver_manager.domain.model import Observation, Policy
+from driver_manager.domain.failure import encode, pod_blocker
+from driver_manager.domain.model import Node, Observation, Policy
+from driver_manager.domain.node_state import NodeState, state_of
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import access, remedies, rights
+from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, noted, time_of_day, wait_s
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import LoadModules
+from driver_manager.domain.swap.steps.base import PATCH_NODES, Step
+from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
+from driver_manager.domain.swap.steps.node import GiveBack, StandDown
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads
+from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, EndWithoutReboot, HoldForReboot
+from driver_manager.domain.swap.steps.waits import WaitAfterFailure
 from driver_manager.ports import Ports
 
 TAKE_ATTEMPTS = 10
@@ -43,7 +53,7 @@ TAKE_ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `remedy` is empty on success; `changed` says whether anything was done."""
+    """How a run ended. `remedy` is empty on success; `changed`: the Node's Events are to say so."""
 
     exit_code: ExitCode
     what: str
@@ -61,10 +71,20 @@ class Again(Exception):
         self.obs = obs
 
 
-def reconcile(ports: Ports, observe: Callable[[], Observation], profile: Profile, policy: Policy) -> Outcome:
-    """Bring the node's driver to what is wanted. Raises only unexpected errors, after settling."""
-    run = _Run(ports, profile, policy)
-    for _ in range(TAKE_ATTEMPTS):
+def reconcile(
+    ports: Ports,
+    observe: Callable[[], Observation],
+    profile: Profile,
+    policy: Policy,
+    here: Node | None = None,
+) -> Outcome:
+    """Bring the node's driver to what is wanted. Raises only unexpected errors, after settling.
+
+    `here` is the Node, where this host is known to be it: it shows how a run ended that could not even observe.
+    """
+    run = _Run(ports, profile, policy, here)
+    attempts = 0
+    while attempts < TAKE_ATTEMPTS:
         try:
             obs = observe()
         except ManagerError as error:
@@ -73,10 +93,13 @@ def reconcile(ports: Ports, observe: Callable[[], Observation], profile: Profile
             return run.attempt(obs)
         except Again as again:
             run.go_on(again)
+            if again.after == AFTER_FAILURE:  # however often it is looked
+                continue
         except Conflict as error:
             ports.reporter.info(f"{error.what}; observing again")
         except ManagerError as error:
             return _plain(error)
+        attempts += 1
     return run.failed(ApiUnavailable("the Node kept changing while it was to be taken", "Run again."))
 
 
@@ -102,8 +125,9 @@ def rehearsed(ports: Ports, decided: Plan) -> Plan:
 class _Run:
     """One reconcile, which may plan more than once: what it has waited for, and what it holds from one to the next."""
 
-    def __init__(self, ports: Ports, profile: Profile, policy: Policy) -> None:
+    def __init__(self, ports: Ports, profile: Profile, policy: Policy, here: Node | None) -> None:
         self._ports = ports
+        self._here = here
         self._profile = profile
         self._policy = policy
         self._waited: frozenset[str] = frozenset()
@@ -116,6 +140,8 @@ class _Run:
         """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
         ports = self._ports
         settler = Settler(ports, self._profile, obs)
+        if obs.host is not None:
+            settler.state.saw_host(obs.host)
         try:
             now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
         except OwnedElsewhere:
@@ -125,33 +151,58 @@ class _Run:
             if is_seen_half_done and _was_taken_since(obs, ports, self._profile):
                 raise Conflict(f"{error.what}, but the Node was taken or given back meanwhile", error.remedy) from error
             # A node that an earlier run left paused does not stay so because this run cannot even start.
-            return _failed(error, ports, settler, obs) if obs.host is not None else _plain(error)
+            settler.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
+            if obs.host is None:
+                return _plain(error)
+            # A node that is left out of upgrades was asked for by hand: that is no news of its driver.
+            return _failed(error, ports, settler, obs, is_news=not isinstance(error, StandingDown))
+        if not isinstance(decided.steps[-1] if decided.steps else None, StandDown | HoldForReboot | EndWithoutReboot):
+            settler.state.will_end_well(_summary(decided), _state_after(decided, now))
         try:
-            self._prepare(decided)
+            if _waits_after_failure(decided) and self._is_let_go(now, decided):
+                self._waited |= {AFTER_FAILURE}
+                now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
+            settler.state.reached("preflight")
+            self._prepare(decided, settler.state)
             waited_for = Executor(RunContext(ports, now, settler, self._fence, self._deadline), decided).run()
         except (Conflict, OwnedElsewhere):
             raise
         except ManagerError as error:
-            return _failed(error, ports, settler, obs)
-        except BaseException:
+            return self._noted(_failed(error, ports, settler, obs), error, now, settler, decided)
+        except BaseException as error:
+            settler.state.breaks(error)
             settler.after_failure(obs.journal)
+            settler.state.write()
             raise
         if waited_for:
             raise Again(waited_for, settler, now.obs)
-        return Outcome(ExitCode.DONE, _summary(decided), changed=bool(decided.steps))
+        settler.state.correct()
+        return Outcome(ExitCode.DONE, _summary(decided) + settler.evidence, changed=bool(decided.steps))
 
     def go_on(self, again: Again) -> None:
         """The next attempt follows what `again` waited for."""
+        if again.after == AFTER_FAILURE:  # everything is as it was, and the run only begins
+            self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
+            return
+        if again.after in (HOLDERS, STUCK) and again.settler.held is None:  # each once, and nobody is disturbed yet
+            self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)
         self._waited |= {again.after}
         self._kept = (again.settler, again.obs)
 
     def failed(self, error: ManagerError) -> Outcome:
         """The end between two attempts: what an earlier one took is given back."""
-        return _plain(error) if self._kept is None else _failed(error, self._ports, *self._kept)
+        if self._kept is not None:
+            return _failed(error, self._ports, *self._kept)
+        if self._here is None or isinstance(error, ApiUnavailable):
+            return _plain(error)
+        _show_blindness(error, self._ports, self._profile, self._here)
+        return replace(_plain(error), changed=True)
 
-    def _prepare(self, decided: Plan) -> None:
+    def _prepare(self, decided: Plan, state: StateWriter) -> None:
         """Raise PreflightFailed for a missing right; say what is worth a warning. Evictions are rehearsed once."""
-        _check_rights(self._ports, decided)
+        if _waits_after_failure(decided):  # whatever comes then is looked at then
+            return
+        _check_rights(self._ports, decided, state)
         plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
         if not plans_again and not self._is_rehearsed:
             decided = rehearsed(self._ports, decided)
@@ -159,13 +210,44 @@ class _Run:
         for warning in decided.warnings:
             self._ports.reporter.warn(warning)
 
+    def _is_let_go(self, now: Situation, decided: Plan) -> bool:
+        """Whether budgets allow by now the evictions that they refused to the run that failed. Raises ApiRefused."""
+        blockers = now.host.failure.blockers if now.host.failure is not None else ()
+        going = with_action(decided.workloads, PodAction.EVICT)
+        pods = [one.pod for one in going if pod_blocker(one.pod.uid) in blockers]
+        return bool(pods) and not Evictor(self._ports.cluster, self._ports.clock, self._ports.reporter).rehearse(pods)
 
-_DONE = {
-    Decision.NOT_LOADED: "the way for the driver was made clear",
-    Decision.CURRENT: "the node was given back",
-    Decision.REBIND: "operands let go of the old driver root",
-    Decision.REPLACE: "the old driver was unloaded",
-}
+    def _noted(self, outcome: Outcome, error: ManagerError, now: Situation, settler: Settler, decided: Plan) -> Outcome:
+        """`outcome`, with when the next run tries again if it waits at all, which is noted on the host for it."""
+        ports = self._ports
+        failure = noted(now, error, ports.clock.monotonic()) if settler.has_taken else None
+        if failure is None:
+            return outcome
+        try:
+            ports.host.write_text(self._profile.paths.failure_note, encode(failure))
+        except ManagerError as problem:
+            ports.reporter.warn(f"the next run will not wait before it tries the same again: {problem.what}")
+            return outcome
+        if not (settler.has_given_back and disturbs(decided)):
+            return outcome
+        seconds = wait_s(failure.attempts, self._policy.retry_wait_s)
+        until = time_of_day(ports.clock.wall() + seconds)
+        remedy = f"{outcome.remedy} Unless something changes, the next run waits until {until}."
+        return replace(outcome, remedy=remedy) if seconds > 0 else outcome
+
+
+def _waits_after_failure(decided: Plan) -> bool:
+    return bool(decided.steps) and isinstance(decided.steps[0], WaitAfterFailure)
+
+
+_DONE: tuple[tuple[type[Step], str], ...] = (
+    (UnloadModules, "the old driver was unloaded"),
+    (UnmountDriverRoot, "the old driver root was unmounted"),
+    (GiveBack, "the node was given back"),
+    (ClearRebootRequest, "an earlier reboot request was cleared"),
+    (RemoveArtifacts, "files of an earlier driver were removed"),
+)
+"""What a run that loaded nothing has done: the first of these steps that it had says it."""
 
 
 def _summary(decided: Plan) -> str:
@@ -173,14 +255,27 @@ def _summary(decided: Plan) -> str:
     if not decided.steps:
         return f"nothing to do: {decided.reason}"
     loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
-    done = f"driver {loaded[0]} was loaded" if loaded else _DONE[decided.decision]
+    there = (text for kind, text in _DONE if any(isinstance(step, kind) for step in decided.steps))
+    done = f"driver {loaded[0]} was loaded" if loaded else next(there, "a request to the operator was withdrawn")
+    if decided.decision is Decision.UNINSTALL:
+        done = "the driver was unloaded"
     return f"done: {done} ({decided.reason})"
 
 
-def _check_rights(ports: Ports, decided: Plan) -> None:
+def _state_after(decided: Plan, now: Situation) -> NodeState:
+    """The driver's state after a run that ended well: one that changed no driver ends neither a wedge nor a wish."""
+    stays = decided.decision in (Decision.CURRENT, Decision.REBIND)
+    clears = any(isinstance(step, ClearRebootRequest) for step in decided.steps)
+    return state_of(now.host, now.profile) if stays and not clears else NodeState.READY
+
+
+def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
     """Raise PreflightFailed for a right that a step will need and we do not have. Asks nothing for an empty plan."""
     needed = rights(decided.steps)
-    missing = [check for check in access(ports.cluster.refused(needed), needed) if check.ok is False]
+    refused = ports.cluster.refused(needed)
+    missing = [check for check in access(refused, needed) if check.ok is False]
+    if PATCH_NODES in refused:
+        state.keeps_silent()
     if missing:
         what = "; ".join(check.what for check in missing)
         raise PreflightFailed(f"preflight: {what}", remedies(missing))
@@ -199,14 +294,30 @@ def _was_taken_since(obs: Observation, ports: Ports, profile: Profile) -> bool:
     return now.annotations.get(key) != obs.node.annotations.get(key)
 
 
+def _show_blindness(error: ManagerError, ports: Ports, profile: Profile, node: Node) -> None:
+    """Show on `node` that a run could not observe. Who took it, if anybody did, is not known: it stays taken."""
+    state = StateWriter(ports, profile, node)
+    state.reached("observe")
+    state.fails(error)
+    if profile.keys.journal in node.annotations:
+        state.holds()
+    if not ports.clock.is_ending():
+        state.write()
+
+
 def _plain(error: ManagerError) -> Outcome:
     return Outcome(error.exit_code, error.what, error.remedy)
 
 
-def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation) -> Outcome:
+def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observation, *, is_news: bool = True) -> Outcome:
+    """The end of a run that failed: settled, and shown on the Node where it `is_news`."""
+    is_ending = ports.clock.is_ending()
     if isinstance(error, ModuleStuck):
         settler.driver_is_stuck()
-    settled = settler.after_failure(obs.journal, hurry=ports.clock.is_ending())
+    settler.state.fails(error)
+    settled = settler.after_failure(obs.journal, hurry=is_ending)
     expected = isinstance(error, StandingDown) and not isinstance(error, Terminated)
     what = f"{error.what}; {settled}" if settled and not expected else error.what
-    return Outcome(error.exit_code, what, error.remedy, changed=True)
+    if is_news and not is_ending:  # killed soon: the Event comes first
+        settler.state.write(what)
+    return Outcome(error.exit_code, what + settler.evidence, error.remedy, changed=True)

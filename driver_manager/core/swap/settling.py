@@ -5,7 +5,8 @@ Owns that decision and the patch that gives a node back. Depends on ports only.
 
 from __future__ import annotations
 
-from driver_manager.core.swap.node_cas import patch_until_current
+from driver_manager.core.node.cas import patch_until_current
+from driver_manager.core.swap.state_writer import StateWriter
 from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
@@ -30,6 +31,7 @@ class Settler:
         self._host = ports.host
         self._clock = ports.clock
         self._reporter = ports.reporter
+        self._tally = ports.tally
         self._profile = profile
         self._obs = obs
         self._held: Journal | None = None
@@ -37,11 +39,36 @@ class Settler:
         self._is_given_back = False
         self._is_driver_unusable = False
         self._is_driver_stuck = False
+        self._is_driver_proved = False
         self._services_started = False
+        self.state = StateWriter(ports, profile, obs.node, obs.digest)
+        self._evidence: list[str] = []
+
+    def kept_evidence(self, path: str) -> None:
+        """What could be seen of the old driver is in this file on the host."""
+        self._evidence.append(path)
+
+    @property
+    def evidence(self) -> str:
+        """Where it is, as the end of a sentence; "" where nothing was kept."""
+        return f"; evidence on the host: {', '.join(self._evidence)}" if self._evidence else ""
 
     def took(self, journal: Journal, taken: Node | None = None) -> None:
         """The node now carries `journal`; `taken` is the Node as the patch left it, None while its answer is due."""
         self._held, self._taken = journal, taken
+        if taken is not None:
+            self.state.saw(taken)
+
+    @property
+    def has_given_back(self) -> bool:
+        """Whether nothing is taken any more, by this process."""
+        return self._is_given_back
+
+    @property
+    def has_taken(self) -> bool:
+        """Whether this process has taken the node, in this plan or in an earlier one."""
+        found = self._obs.journal
+        return self._held is not None or (found is not None and found.owner == self._obs.me)
 
     @property
     def held(self) -> Journal | None:
@@ -51,6 +78,10 @@ class Settler:
     def driver_is_unusable(self) -> None:
         """What is loaded now does not serve its device, and there is no way back: operands would only crash."""
         self._is_driver_unusable = True
+
+    def driver_is_proved(self) -> None:
+        """What is loaded now was seen to work, and is recorded."""
+        self._is_driver_proved = True
 
     def driver_is_stuck(self) -> None:
         """A module of the driver does not leave the kernel: until a reboot nothing can take its place."""
@@ -70,15 +101,20 @@ class Settler:
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
             if why := self._why_hold(journal):
+                self.state.holds()
+                self._tally.is_held = True
                 self._start_services_of_ours(journal)
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             try:
                 self.give_back(journal)
             except OwnedElsewhere as error:
+                self.state.keeps_silent()
                 return f"the node is left as it is: {error.what}"
             except NodeMissing:
+                self.state.keeps_silent()
                 return "the Node is gone, so there is nothing to give back"
             except ManagerError as error:
+                self.state.keeps_silent()
                 self._start_services(journal)
                 self._reporter.warn(f"not given back: {error.what}")
                 return "the node is still paused; the next run gives it back from the journal"
@@ -92,12 +128,16 @@ class Settler:
         try:
             if not self._gave_back_as_taken(journal):
                 remedy = "Run again; the journal is still on the Node."
-                patch_until_current(self._cluster, self._reporter, lambda node: self._change(node, journal), remedy)
+                given = patch_until_current(
+                    self._cluster, self._reporter, lambda node: self._change(node, journal), remedy
+                )
+                self._saw(given)
         except NodeMissing as error:
             self._start_services(journal)
             self._is_given_back = True
             raise NodeMissing(error.what, "Nothing is left to give back.") from error
         self._is_given_back = True
+        self._tally.is_given_back = True
 
     def _gave_back_as_taken(self, journal: Journal) -> bool:
         """Whether one patch did it without a look, because the Node still was as this run's own patch had left it.
@@ -110,7 +150,7 @@ class Settler:
         operations = tested_release(self._taken, journal, self._profile)
         try:
             if operations:
-                self._cluster.patch_node_where(operations)
+                self._saw(self._cluster.patch_node_where((*operations, *self.state.operations(self._taken))))
         except Conflict as error:
             self._reporter.info(f"{error.what}; looking again")
             self._taken = None
@@ -127,7 +167,11 @@ class Settler:
             return NodeChange()
         if self._held is not None and self._profile.keys.journal not in node.annotations:
             self._reporter.warn("the journal was removed meanwhile: somebody gave this node back before us")
-        return release(node, journal, self._profile)
+        return self.state.ending(node, release(node, journal, self._profile))
+
+    def _saw(self, node: Node | None) -> None:
+        if node is not None:
+            self.state.saw(node)
 
     def _start_services_of_ours(self, journal: Journal) -> None:
         """Start the services on a node that is held, unless another run took it over meanwhile."""
@@ -170,7 +214,19 @@ class Settler:
             is_there = False
         if self._is_driver_unusable:
             return "its driver does not work"
-        return "" if is_there else "its old driver is gone"
+        if not is_there:
+            return "its old driver is gone"
+        return "an earlier run left a driver that was not seen to work" if self._is_unproved() else ""
+
+    def _is_unproved(self) -> bool:
+        """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.
+
+        The record goes before a load, and comes back once what was loaded, or loaded again, was seen to work.
+        """
+        found, host = self._obs.journal, self._obs.host
+        if self._is_driver_proved or found is None or host is None or found.driver is None:
+            return False
+        return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest
 
     def _journal_on(self, node: Node) -> Journal | None:
         text = node.annotations.get(self._profile.keys.journal)

@@ -1,7 +1,6 @@
 """Is the driver wedged? Judged from samples of its probe, one at a time.
 
-Owns the states, the table of their transitions, what mutes the watch, and which marks on the host a state calls for.
-Pure: time comes with the sample.
+Owns the states and the table of their transitions. Pure: time comes with the sample.
 """
 
 from __future__ import annotations
@@ -9,14 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.escaping import writable
+from driver_manager.domain.health.surroundings import Mute, Surroundings
+from driver_manager.domain.health.wedge import NO_WEDGE, Wedge
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.markers import RECOVERY, Marker
-from driver_manager.domain.model import Health
-from driver_manager.domain.wire import Fields, Form
+from driver_manager.domain.model import DeviceVerdict, Health
 
-WRITER = "health-watch"
 EVIDENCE_LINES = 10
 EVIDENCE_CHARS = 500
 RECENT = 20
@@ -89,6 +85,7 @@ class Sample:
     """One sample of the probe, or a moment without one: `muted` then says why. Times in seconds.
 
     `at_s` is when it began, on a clock that goes on through restarts of this process, `wall_s` since the epoch.
+    `is_hushed`: somebody muted it by hand.
     """
 
     health: Health
@@ -96,6 +93,7 @@ class Sample:
     at_s: float = 0.0
     wall_s: float = 0.0
     muted: str = ""
+    is_hushed: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,9 @@ class History:
 
     `failures` are consecutive, unknown samples left out. `was_healthy`: at least once since this boot. `recent` holds
     the last samples that said something, the newest last. `reason` belongs to the state. `stuck` is a probe that could
-    not be killed. `driver` tells the loaded driver from the one before it.
+    not be killed. `driver` tells the loaded driver from the one before it. `wedge` is the last one of this boot.
+    `mute` is what the Node last asked for; `is_hushed`: muted, and by hand, so nothing is held against the driver.
+    `devices` are those of the last sample, none where it said nothing of each.
     """
 
     state: HealthState = HealthState.STARTING
@@ -117,6 +117,10 @@ class History:
     failed_at_s: float = 0.0
     stuck: Owner | None = None
     driver: str = ""
+    wedge: Wedge = NO_WEDGE
+    mute: Mute | None = None
+    is_hushed: bool = False
+    devices: tuple[DeviceVerdict, ...] = ()
 
     @property
     def name(self) -> str:
@@ -124,70 +128,21 @@ class History:
         return f"suspect({self.failures})" if self.state is HealthState.SUSPECT else self.state.value
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """The host's side of the judgement. `ready` is None where the profile knows no ready marker.
+MUTE_HOLD_S = 3600.0
+"""A mute on the Node is held for so long at most, in seconds; then a driver that still fails is a reason to ask again.
 
-    `driver` is another text for each load of the driver, "" while it cannot be told. `is_withdrawn`: the ready marker
-    is put aside, by us. `marker` is the reboot-required marker, `marker_problem` why
-    it cannot be read; `can_request` says whether the profile has one at all.
-    """
-
-    boot_id: str
-    driver: str = ""
-    is_loaded: bool = True
-    is_reconciling: bool = False
-    ready: bool | None = None
-    is_withdrawn: bool = False
-    can_request: bool = False
-    marker: Marker | None = None
-    marker_problem: str = ""
-
-    @property
-    def has_request_of_ours(self) -> bool:
-        """Whether the marker is a recovery marker that health-watch wrote in this boot."""
-        return self.marker is not None and self.marker.boot_id == self.boot_id and is_own(self.marker)
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether the host says that we hold the driver for wedged."""
-        return self.has_request_of_ours or (self.is_withdrawn and not self.ready)
-
-    @property
-    def may_request(self) -> bool:
-        """Whether a recovery marker may be written: nothing is there, or an outdated one of our own.
-
-        An upgrade marker stays, of whatever boot, and so does what somebody else wrote or what cannot be read.
-        """
-        if not self.can_request or self.marker_problem:
-            return False
-        return self.marker is None or (is_own(self.marker) and self.marker.is_stale(self.boot_id))
+So one that is taken back early, or is of the year 9999 by mistake, does not blind the watch for long.
+"""
 
 
-class MarkChange(Enum):
-    """One effect on the host's marks."""
-
-    WITHDRAW_READY = "withdraw the ready marker"
-    RESTORE_READY = "put the ready marker back"
-    FORGET_READY = "drop the withdrawn ready marker"
-    REQUEST_RECOVERY = "write the recovery marker"
-    CLEAR_REQUEST = "remove the recovery marker"
+def held(mute: Mute, wall_s: float) -> Mute:
+    """`mute` as it is held from `wall_s` on."""
+    return replace(mute, until_s=min(mute.until_s, wall_s + MUTE_HOLD_S))
 
 
-def is_own(marker: Marker) -> bool:
-    """Whether health-watch wrote it, as a request for recovery."""
-    return marker.reason == RECOVERY and marker.writer == WRITER
-
-
-def why_muted(seen: Surroundings) -> str:
-    """Why nothing can be judged now, "" where it can."""
-    if seen.is_reconciling:
-        return "a reconcile is under way"
-    if not seen.is_loaded:
-        return "the driver is not loaded"
-    if seen.ready is False and not seen.is_withdrawn:
-        return "the driver is not ready"
-    return ""
+def active_mute(history: History, seen: Surroundings, wall_s: float) -> Mute | None:
+    """The mute by hand that holds at `wall_s`: the host's file, which is read at every turn, or the Node's."""
+    return next((one for one in (seen.mute, history.mute) if one is not None and wall_s < one.until_s), None)
 
 
 def judge(history: History, sample: Sample, seen: Surroundings, threshold: int, spacing_s: float = 0.0) -> History:
@@ -206,42 +161,12 @@ def judge(history: History, sample: Sample, seen: Surroundings, threshold: int, 
     after = replace(_counted(before, sample, finding), state=TRANSITIONS[before.state][finding])
     if after.state is not before.state or finding in (Finding.BAD, Finding.MUTE):
         after = replace(after, reason=sample.muted or sample.reason)
+    if after.state is HealthState.WEDGED and before.state is not HealthState.WEDGED:
+        after = replace(after, wedge=Wedge(max(0, int(sample.wall_s))))
     if not seen.is_loaded:
         after = replace(after, was_healthy=False)
-    return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver)
-
-
-def due(history: History, seen: Surroundings) -> tuple[MarkChange, ...]:
-    """What the host's marks lack of what the state calls for, in the order in which it has to be done.
-
-    On a wedge nobody may hold the driver for ready before its recovery is asked for, and that takes a failure: a marker
-    that was put aside, by itself, may be an earlier boot's. On recovery a reboot is called
-    off before the driver is called ready.
-    """
-    acts: list[MarkChange] = []
-    match history.state:
-        case HealthState.WEDGED:
-            if seen.ready:
-                acts.append(MarkChange.WITHDRAW_READY)
-            if seen.may_request and history.failures:
-                acts.append(MarkChange.REQUEST_RECOVERY)
-        case HealthState.HEALTHY | HealthState.SUSPECT:
-            if seen.has_request_of_ours:
-                acts.append(MarkChange.CLEAR_REQUEST)
-            if seen.is_withdrawn:
-                acts.append(MarkChange.RESTORE_READY)
-        case HealthState.MUTED:
-            # The driver that we called not ready is gone: the next one's marker is not ours to put back.
-            if seen.is_withdrawn and not seen.is_loaded and not seen.is_reconciling:
-                acts.append(MarkChange.FORGET_READY)
-        case HealthState.STARTING:
-            pass
-    return tuple(acts)
-
-
-def request(history: History, boot_id: str, node: str, wall_s: float) -> Marker:
-    """The recovery marker for a wedge."""
-    return Marker(RECOVERY, boot_id, node=node, writer=WRITER, written_s=int(wall_s), evidence=history.evidence)
+    is_hushed = finding is Finding.MUTE and sample.is_hushed
+    return replace(after, is_flapping=_flaps(after), driver=seen.driver or history.driver, is_hushed=is_hushed)
 
 
 def _unmuted(history: History, seen: Surroundings) -> History:
@@ -282,85 +207,3 @@ def _counted(history: History, sample: Sample, finding: Finding) -> History:
 def _flaps(history: History) -> bool:
     flips = sum(one != other for one, other in zip(history.recent, history.recent[1:], strict=False))
     return flips >= FLAPPING_FLIPS or (history.is_flapping and flips > CALM_FLIPS)
-
-
-class HistoryUnreadable(ConfigError):
-    """The file is no history that this version can go on with."""
-
-
-FORM = Form("health-watch's record", HistoryUnreadable, "No action needed: it is written again.")
-MAX_FAILURES = 2**31
-MAX_PID = 2**22
-"""The kernel gives no higher process id (proc(5), pid_max); more failures than that take four thousand years."""
-
-
-def encode(history: History, boot_id: str) -> str:
-    """The history as a later process of this boot needs it: one line of JSON."""
-    body = {
-        "bootId": boot_id,
-        "state": history.state.value,
-        "failures": history.failures,
-        "failedAt": history.failed_at_s,
-        "wasHealthy": history.was_healthy,
-        "isFlapping": history.is_flapping,
-        "recent": list(history.recent),
-        "evidence": list(history.evidence),
-        "reason": history.reason,
-        **({"driver": history.driver} if history.driver else {}),
-        **({"stuck": _of_process(history.stuck)} if history.stuck is not None else {}),
-    }
-    return FORM.write(body) + "\n"
-
-
-def resume(text: str, seen: Surroundings, now_s: float, patience_s: float, threshold: int) -> History:
-    """The history to go on with: what `encode` wrote, corrected by the marks on the host.
-
-    It is written before the marks are changed. So marks are a wedge, unless the record says that the driver recovered
-    and only their removal was cut short. Without marks a suspicion needs one more failure, whatever was counted, and
-    one whose last failure is more than `patience_s` seconds past is dropped. Garbage and other boots' records count
-    for nothing.
-    """
-    history = recorded(text, seen.boot_id)
-    if seen.is_marked and history.state not in (HealthState.HEALTHY, HealthState.SUSPECT):
-        reason = history.reason if history.state is HealthState.WEDGED else "marked on the host before this start"
-        failures = max(history.failures, threshold) if seen.has_request_of_ours else history.failures
-        return replace(history, state=HealthState.WEDGED, failures=failures, reason=reason)
-    is_fresh = 0 <= now_s - history.failed_at_s <= patience_s
-    failures = min(history.failures, threshold - 1) if is_fresh else 0
-    calm = HealthState.HEALTHY if seen.is_marked else HealthState.STARTING
-    return replace(history, state=HealthState.SUSPECT if failures else calm, failures=failures)
-
-
-def _of_process(owner: Owner) -> dict[str, int]:
-    """What tells a process from all others of one boot."""
-    return {"pid": owner.pid, "startTicks": owner.start_ticks, "pidNamespace": owner.pid_namespace}
-
-
-def _process(body: Fields) -> Owner:
-    return Owner(
-        pid=body.whole("pid", least=1, most=MAX_PID),
-        start_ticks=body.whole("startTicks"),
-        pid_namespace=body.whole("pidNamespace"),
-    )
-
-
-def recorded(text: str, boot_id: str) -> History:
-    """What `encode` wrote in this boot; a fresh start for anything else."""
-    try:
-        body = FORM.read(text)
-        if body.text("bootId") != boot_id:
-            return History()
-        return History(
-            state=HealthState(body.choice("state", [state.value for state in HealthState])),
-            failures=body.whole("failures", least=0, most=MAX_FAILURES),
-            was_healthy=body.flag("wasHealthy"),
-            is_flapping=body.flag("isFlapping"),
-            recent=body.flags("recent")[-RECENT:],
-            evidence=tuple(writable(line)[: EVIDENCE_CHARS + 20] for line in body.texts("evidence"))[-EVIDENCE_LINES:],
-            reason=writable(body.text("reason")),
-            failed_at_s=body.seconds("failedAt"),
-            driver=writable(body.text("driver", "")),
-            stuck=_process(body.fields("stuck")) if "stuck" in body else None,
-        )
-    except HistoryUnreadable:
-        return History()

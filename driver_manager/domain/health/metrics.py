@@ -1,4 +1,4 @@
-"""What health-watch publishes after each turn, as families of metrics and as Prometheus' text format. Pure."""
+"""What health-watch publishes after each turn, as families of metrics. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from driver_manager.domain.health.machine import HealthState, History
+from driver_manager.domain.metrics import PREFIX, Family, by_label, counter, gauge
 from driver_manager.domain.model import Health, ProbeResult
-
-PREFIX = "driver_manager_"
 
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What is known after one turn. `result` is None while muted; durations in seconds."""
+    """What is known after one turn. `result` is None while muted; durations in seconds.
+
+    `is_ready` is what a readiness probe is answered; not before the first turn. `turn_wall_s` is when the turn ended,
+    in seconds since the epoch.
+    """
 
     history: History
     result: ProbeResult | None = None
@@ -22,16 +25,8 @@ class HealthReport:
     samples: Mapping[Health, int] = field(default_factory=dict)
     abandoned: int = 0
     is_stuck: bool = False
-
-
-@dataclass(frozen=True)
-class Family:
-    """One metric: full name, `gauge` or `counter`, help, and its values by labels."""
-
-    name: str
-    kind: str
-    help: str
-    values: tuple[tuple[Mapping[str, str], float], ...]
+    is_ready: bool = False
+    turn_wall_s: float = 0.0
 
 
 def families(report: HealthReport) -> tuple[Family, ...]:
@@ -39,14 +34,15 @@ def families(report: HealthReport) -> tuple[Family, ...]:
     history = report.history
     devices = report.result.devices if report.result is not None else ()
     return (
-        Family(
-            f"{PREFIX}health_state",
+        by_label(
             "gauge",
+            "health_state",
             "What is held of the driver: 1 for the state it is in.",
-            tuple(({"state": state.value}, float(state is history.state)) for state in HealthState),
+            "state",
+            {state.value: float(state is history.state) for state in HealthState},
         ),
-        _gauge("health_consecutive_failures", "Failed probes in a row; unknown ones are left out.", history.failures),
-        _gauge("health_flapping", "Whether the driver changes between healthy and failing.", history.is_flapping),
+        gauge("health_consecutive_failures", "Failed probes in a row; unknown ones are left out.", history.failures),
+        gauge("health_flapping", "Whether the driver changes between healthy and failing.", history.is_flapping),
         Family(
             f"{PREFIX}device_health",
             "gauge",
@@ -57,45 +53,20 @@ def families(report: HealthReport) -> tuple[Family, ...]:
                 for health in Health
             ),
         ),
-        _gauge("probe_duration_seconds", "How long the last probe took.", report.probe_s),
-        _gauge(
+        gauge("probe_duration_seconds", "How long the last probe took.", report.probe_s),
+        gauge(
             "probe_last_success_timestamp_seconds",
             "When the last probe said healthy, 0 if none did since the start.",
             report.last_success_wall_s,
         ),
-        Family(
-            f"{PREFIX}probe_samples_total",
+        by_label(
             "counter",
+            "probe_samples_total",
             "Probes by what they said.",
-            tuple(({"health": health.value}, float(report.samples.get(health, 0))) for health in Health),
+            "health",
+            {health.value: float(report.samples.get(health, 0)) for health in Health},
         ),
-        Family(
-            f"{PREFIX}probe_abandoned_total",
-            "counter",
-            "Probes that could not be killed.",
-            (({}, float(report.abandoned)),),
-        ),
-        _gauge("probe_stuck", "Whether a probe that could not be killed still lives.", report.is_stuck),
+        counter("probe_abandoned_total", "Probes that could not be killed.", report.abandoned),
+        gauge("probe_stuck", "Whether a probe that could not be killed still lives.", report.is_stuck),
+        gauge("watch_last_turn_timestamp_seconds", "When health-watch last took a turn.", report.turn_wall_s),
     )
-
-
-def exposition(found: tuple[Family, ...]) -> str:
-    """The families in Prometheus' text format, version 0.0.4."""
-    lines = []
-    for family in found:
-        lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
-        lines += [f"{family.name}{_labels(labels)} {value!r}" for labels, value in family.values]
-    return "\n".join(lines) + "\n"
-
-
-def _gauge(name: str, text: str, value: float) -> Family:
-    return Family(PREFIX + name, "gauge", text, (({}, float(value)),))
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{{{inner}}}" if inner else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -6,13 +6,14 @@ Owns the selection and its reasons; evicting belongs to `driver_manager.core.pod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from driver_manager.domain.errors import EvictionRefused
+from driver_manager.domain.failure import pod_blocker
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Pod
-from driver_manager.domain.pods.operands import asks_by_itself
+from driver_manager.domain.pods.operands import asks_by_itself, gates, is_placed_by, is_unmoved
 from driver_manager.domain.profile import Profile
 
 FORCE_IT = "allow it with NPU_POD_EVICTION_FORCE=true (--npu-pod-eviction-force), or delete the pod"
@@ -32,6 +33,17 @@ AFTER_GRACE_S = 10.0
 """A kubelet needs a while to kill a pod whose grace is over, and to tell that it is gone."""
 
 
+class Use(Enum):
+    """How a pod has to do with the accelerator: the first of these that is true of it."""
+
+    ASKS = "asks"
+    """It asks for one."""
+    PLACED = "placed"
+    """It asks for none, but a deploy label placed it, and does not make it leave."""
+    HOLDS = "holds"
+    """It only has the device open."""
+
+
 class PodAction(Enum):
     """What becomes of a pod that uses the accelerator."""
 
@@ -43,17 +55,24 @@ class PodAction(Enum):
 
 @dataclass(frozen=True)
 class Workload:
-    """One pod, how it `uses` the accelerator, and its fate. A BLOCK has a remedy.
-
-    `has_asked`: it asks for the accelerator, rather than just having the device open.
-    """
+    """One pod, how it `uses` the accelerator, and its fate. A BLOCK has a remedy."""
 
     pod: Pod
     uses: str
     action: PodAction
     why: str
     remedy: str = ""
-    has_asked: bool = True
+    use: Use = Use.ASKS
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether it asks for the accelerator, rather than just having the device open."""
+        return self.use is Use.ASKS
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether the driver cannot be replaced before it has left, whether or not it has the device open now."""
+        return self.use is not Use.HOLDS
 
     def __str__(self) -> str:
         return f"{self.pod} ({self.uses})" if self.uses else str(self.pod)
@@ -72,7 +91,8 @@ class NodePods:
     """What one look at the node shows: its pods, their claims, the holders of the device, and which pod is ours.
 
     `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" where it cannot be told.
-    `has_unread_claims`: we may not read claims, and nobody is to be evicted for them.
+    `has_unread_claims`: we may not read claims, and nobody is to be evicted for them. `labels` are the Node's, none
+    where no label will be paused.
     """
 
     pods: tuple[Pod, ...]
@@ -81,6 +101,7 @@ class NodePods:
     own_pod: Pod | None
     enclosing_uid: str = ""
     has_unread_claims: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def is_ours(self, pod: Pod) -> bool:
         """Whether `pod` is the one that we run in: it would be our own end."""
@@ -89,7 +110,15 @@ class NodePods:
 
 def node_pods(obs: Observation) -> NodePods:
     """The scene at the time of the observation."""
-    return NodePods(obs.pods.pods, obs.claims, obs.holders, obs.own_pod, obs.enclosing_uid, obs.has_unread_claims)
+    return NodePods(
+        obs.pods.pods,
+        obs.claims,
+        obs.holders,
+        obs.own_pod,
+        obs.enclosing_uid,
+        obs.has_unread_claims,
+        obs.node.labels,
+    )
 
 
 def namespaces_with_claims(pods: Iterable[Pod], profile: Profile, rules: EvictionRules) -> tuple[str, ...]:
@@ -100,26 +129,30 @@ def namespaces_with_claims(pods: Iterable[Pod], profile: Profile, rules: Evictio
 
 
 def workloads(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
-    """Every pod on the node that uses the accelerator, with its fate, by name."""
+    """Every pod on the node that uses the accelerator, or has to leave before it, with its fate, by name."""
     claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
     holders = {holder.pod_uid: holder for holder in reversed(scene.holders) if holder.pod_uid}
+    keys = gates(scene.labels, scene.own_pod, profile)
     found = []
     for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
         asked, holder = _asks_for(pod, claims, profile, rules), holders.get(pod.uid)
         if asked:
             found.append(_judged(pod, asked, holder, _why_never(pod, scene, profile), rules))
+        elif _is_unmoved_by(pod, keys, scene):
+            found.append(_judged_placed(pod, keys, holder, scene, rules))
         elif holder is not None:
-            found.append(replace(_judged_holder(pod, holder, scene, profile, rules), has_asked=False))
+            found.append(replace(_judged_holder(pod, holder, scene, profile, rules), use=Use.HOLDS))
     return tuple(found)
 
 
 def drained(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
     """Every pod that a drain concerns, with its fate: DaemonSets, mirror pods and what the selector leaves out stay."""
     uses = {workload.pod.uid: workload.uses for workload in workloads(scene, profile, rules)}
+    keys = gates(scene.labels, scene.own_pod, profile)
     found = []
     for pod in sorted(scene.pods, key=lambda pod: (pod.namespace, pod.name)):
         is_left = pod.is_over or pod.is_mirror or pod.owner_kind == "DaemonSet" or scene.is_ours(pod)
-        is_left = is_left or is_operand(pod, profile)
+        is_left = is_left or (is_operand(pod, profile) and not _is_unmoved_by(pod, keys, scene))
         if not is_left and rules.drain_selector.matches(pod.labels):
             found.append(_evictable(pod, uses.get(pod.uid, ""), rules))
     return tuple(found)
@@ -144,7 +177,8 @@ def unread_claims(scene: NodePods) -> tuple[str, ...]:
 def staying(scene: NodePods, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
     """The pods that ask for the accelerator where nobody has to leave; claims that were not read are none."""
     found = workloads(scene, profile, rules)
-    return tuple(replace(one, action=PodAction.STAY, why=why, remedy="") for one in found if not one.pod.is_over)
+    users = (one for one in found if one.use is not Use.PLACED and not one.pod.is_over)
+    return tuple(replace(one, action=PodAction.STAY, why=why, remedy="") for one in users)
 
 
 def by_name(found: Iterable[Workload]) -> tuple[Workload, ...]:
@@ -165,6 +199,7 @@ def refusal(blocked: Iterable[Workload], why: str, found: Iterable[Workload] = (
     named = several((f"{workload}: {workload.why}" for workload in pods), "; ")
     error = EvictionRefused(f"{why}: {named}", f"{what_to_do}.")
     error.facts = {"workloads": [one.to_json() for one in found or pods]}
+    error.blockers = tuple(pod_blocker(one.pod.uid) for one in pods)
     return error
 
 
@@ -229,6 +264,27 @@ def _judged_holder(pod: Pod, holder: Holder, scene: NodePods, profile: Profile, 
         return Workload(pod, uses, PodAction.BLOCK, "mirror pod of a static manifest", MIRROR)
     judged = _evictable(pod, uses, rules)
     return _consented(judged, "not evicted without being asked", EVICT_HOLDERS, is_given=rules.evicts_holders)
+
+
+def _is_unmoved_by(pod: Pod, keys: frozenset[str], scene: NodePods) -> bool:
+    """Whether one of `keys` placed the pod and does not make it leave."""
+    return is_placed_by(pod, keys, scene.own_pod) and is_unmoved(pod)
+
+
+def _judged_placed(
+    pod: Pod, keys: frozenset[str], holder: Holder | None, scene: NodePods, rules: EvictionRules
+) -> Workload:
+    """The fate of a pod that a deploy label placed, and that stays when that label is paused."""
+    uses = f"is placed by {', '.join(sorted(pod.selector_keys & keys))}"
+    uses += f" and has {holder.node} {holder.how}" if holder is not None else ""
+    if scene.is_ours(pod):
+        judged = Workload(pod, uses, PodAction.STAY, "our own pod")
+    elif pod.is_mirror:
+        judged = Workload(pod, uses, PodAction.BLOCK, "mirror pod of a static manifest: no label moves it", MIRROR)
+    else:
+        why = "no label makes it leave, and eviction is not enabled"
+        judged = _consented(_evictable(pod, uses, rules), why, ENABLE_IT, is_given=rules.is_enabled)
+    return replace(judged, use=Use.PLACED)
 
 
 def _why_never(pod: Pod, scene: NodePods, profile: Profile) -> str:

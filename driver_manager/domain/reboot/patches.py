@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from driver_manager.domain import node_state
 from driver_manager.domain.markers import UPGRADE
 from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange
+from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.state import RebootState
 
@@ -23,7 +25,7 @@ def is_approved(node: Node, keys: NodeKeys) -> bool:
 def request_labels(node: Node, keys: NodeKeys, reason: str | None) -> dict[str, str | None]:
     """Changes of labels that make the Node say that a reboot is required for `reason`; None: that none is.
 
-    The state of an upgrade is only touched where it is ours to say.
+    The state of an upgrade is only touched where it is ours to say, and so is the driver's.
     """
     wanted = APPROVED if reason is not None else None
     changes: dict[str, str | None] = {}
@@ -34,15 +36,22 @@ def request_labels(node: Node, keys: NodeKeys, reason: str | None) -> dict[str, 
         changes[keys.upgrade_state] = REBOOT_STATE
     elif keys.upgrade_state and reason is None and state == REBOOT_STATE:
         changes[keys.upgrade_state] = None
-    return changes
+    if reason is not None:
+        return changes | node_state.label(node, keys, NodeState.REBOOT_REQUIRED)
+    return changes | node_state.cleared_label(node, keys)
 
 
 def cleaned(state: RebootState) -> NodeChange:
-    """The patch after the boot: nothing speaks of the earlier boot's request; the slot and the cordon are kept."""
+    """The patch after the boot: nothing speaks of the earlier boot's request; the slot and the cordon are kept.
+
+    So is the driver's state, where the patch that completes the reboot follows.
+    """
     node, keys = state.node, state.policy.keys
     if node is None:
         return NodeChange()
     labels = request_labels(node, keys, None) if state.request is None else {}
+    if state.pending is not None:
+        labels.pop(keys.state, None)
     boot = node.annotations.get(keys.pre_reboot_boot_id)
     return NodeChange(labels, {keys.pre_reboot_boot_id: None} if boot not in (None, state.boot_id) else {})
 
@@ -78,10 +87,11 @@ def given_back(state: RebootState, *, keeps_request: bool) -> NodeChange:
 
 
 def completed(node: Node, keys: NodeKeys) -> NodeChange:
-    """The patch once the node is of use again: our cordon is lifted, the last annotation gone."""
+    """The patch once the node is of use again: our cordon is lifted, the last annotation gone, the driver ready."""
     undone = uncordoned(node, keys)
     progress = {keys.reboot_in_progress: None} if keys.reboot_in_progress in node.annotations else {}
-    return replace(undone, annotations={**undone.annotations, **progress})
+    labels = node_state.cleared_label(node, keys)
+    return replace(undone, labels=labels, annotations={**undone.annotations, **progress})
 
 
 def uncordoned(node: Node, keys: NodeKeys) -> NodeChange:

@@ -6,16 +6,16 @@ It holds what cannot be observed again: attempts, what was announced, and the re
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.markers import REASONS, Marker
-from driver_manager.domain.wire import Fields, Form
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
 MAX_ATTEMPTS_KEPT = 50
-LAST_MOMENT_S = 253_402_300_799
-"""The end of the year 9999: the last moment that a calendar can show."""
+MOST_REBOOTS = 2**31
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class RebootAnswer:
 class Record:
     """The rebooter's memory. `reason` is why the request waits, for `status`.
 
-    `announced` is the request that the Node may speak of, `announced_key` names the one whose announcement is complete.
+    `announced` is the request that the Node may speak of, since `announced_s` seconds after the epoch; `announced_key`
+    names the one whose announcement is complete. `reboots` are counted by reason, for metrics.
     """
 
     announced: RebootRequest | None = None
@@ -97,6 +98,8 @@ class Record:
     pending: Pending | None = None
     attempts: tuple[Attempt, ...] = ()
     reason: str = ""
+    announced_s: int = 0
+    reboots: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -109,7 +112,8 @@ class Record:
 
     def counting(self, attempt: Attempt) -> Record:
         """The same with one more attempt; the oldest are forgotten."""
-        return replace(self, attempts=(*self.attempts, attempt)[-MAX_ATTEMPTS_KEPT:])
+        reboots = {**self.reboots, attempt.reason: self.reboots.get(attempt.reason, 0) + 1}
+        return replace(self, attempts=(*self.attempts, attempt)[-MAX_ATTEMPTS_KEPT:], reboots=reboots)
 
 
 class RecordUnreadable(ConfigError):
@@ -132,6 +136,8 @@ def encode(record: Record) -> str:
         "escalated": record.escalated,
         "attempts": [{"at": attempt.at_s, "reason": attempt.reason} for attempt in record.attempts],
         "said": record.reason,
+        **({"announcedAt": record.announced_s} if record.announced_s else {}),
+        **({"reboots": dict(record.reboots)} if record.reboots else {}),
         "pending": {
             "request": _request_body(pending.request),
             "nodeUid": pending.node_uid,
@@ -162,7 +168,13 @@ def decode(text: str) -> Record:
             Attempt(one.whole("at", least=0, most=LAST_MOMENT_S), one.text("reason")) for one in body.each("attempts")
         ),
         reason=body.text("said"),
+        announced_s=body.whole("announcedAt", 0, least=0, most=LAST_MOMENT_S),
+        reboots=_counted(body.fields("reboots")) if "reboots" in body else {},
     )
+
+
+def _counted(body: Fields) -> dict[str, int]:
+    return {reason: body.whole(reason, least=0, most=MOST_REBOOTS) for reason in REASONS if reason in body}
 
 
 def _request_body(request: RebootRequest) -> dict[str, Any]:

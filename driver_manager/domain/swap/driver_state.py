@@ -5,6 +5,7 @@ Pure, like all of `domain`.
 
 from __future__ import annotations
 
+from driver_manager.domain.digest import differing
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import Host
 from driver_manager.domain.modules import has_root
@@ -22,13 +23,30 @@ def is_host_driver(now: Situation) -> bool:
     return bool(now.host.host_driver) and not traced
 
 
+def places_us(now: Situation) -> str:
+    """The deploy label of a run that only uninstalls, "" for one that is about the driver it belongs to.
+
+    The manager's command is the init container of other operands, too, that want the driver out of the way and bring
+    none themselves (vfio-manager, vgpu-manager): their pods are placed by another deploy label than the driver's.
+    """
+    own, deploy = now.obs.own_pod, now.profile.deploy
+    if own is None or not deploy.prefix or deploy.driver_key in own.selector_keys:
+        return ""
+    return next((key for key in sorted(own.selector_keys) if key.startswith(deploy.prefix)), "")
+
+
 def is_loaded(host: Host, profile: Profile) -> bool:
     """Whether the driver is in the kernel: any of the profile's root modules."""
     return has_root(host.modules, profile.modules)
 
 
 def why_replace(now: Situation) -> str:
-    """Why the loaded driver has to be replaced; "" when it is current."""
+    """Why the loaded driver has to be replaced, or only to go; "" when it is current.
+
+    Raises ConfigError without a digest to compare.
+    """
+    if key := places_us(now):
+        return f"pod {now.obs.own_pod}, which is placed by {key}, needs the driver uninstalled"
     if now.policy.force_reinstall:
         return "a reinstall was forced"
     if not now.obs.digest:
@@ -41,5 +59,6 @@ def why_replace(now: Situation) -> str:
     if now.host.digest is None:
         return "the driver is loaded, but no digest is recorded for it"
     if now.host.digest != now.obs.digest:
-        return f"recorded digest {now.host.digest[:12]} differs from the wanted {now.obs.digest[:12]}"
+        recorded, wanted, hint = differing(now.host.digest, now.obs.digest)
+        return f"recorded digest {recorded} differs from the wanted {wanted}{hint}"
     return ""

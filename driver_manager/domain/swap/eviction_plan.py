@@ -14,6 +14,7 @@ from driver_manager.domain.pods.workloads import (
     AFTER_GRACE_S,
     NodePods,
     PodAction,
+    Use,
     Workload,
     by_name,
     drained,
@@ -33,6 +34,8 @@ SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
 """What can be waited for before a node is taken; each once in a run."""
 
 END_HOLDER = "end what holds it"
+END_POD = "delete the pod, or take the node label out of its nodeSelector"
+NOBODYS = "no label makes it leave, and the operator, who manages upgrades on this node, does not know it"
 LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or end the pod"
 
 
@@ -143,7 +146,7 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
     It may let go by itself while the device is waited for. Where others would be evicted meanwhile, for nothing if it
     does not, it is a blocker.
     """
-    return one.action is PodAction.BLOCK and not one.has_asked and not with_action(found, PodAction.EVICT)
+    return one.action is PodAction.BLOCK and not one.must_leave and not with_action(found, PodAction.EVICT)
 
 
 def _by_eviction(now: Situation, scene: NodePods) -> tuple[tuple[AnyStep, ...], tuple[Workload, ...]]:
@@ -183,7 +186,14 @@ def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...
 
 
 def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
-    """An operator moves the workloads; it is asked once, and waited for."""
+    """An operator moves the workloads; it is asked once, and waited for. Raises PodsRemain where it would not help."""
+    unmoved = tuple(
+        replace(one, action=PodAction.BLOCK, why=NOBODYS, remedy=END_POD)
+        for one in with_action(found, PodAction.EVICT, PodAction.BLOCK)
+        if one.use is Use.PLACED
+    )
+    if unmoved:
+        raise refusal(unmoved, f"{len(unmoved)} pod(s) would not leave", found)
     holding = tuple(
         one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked
     )

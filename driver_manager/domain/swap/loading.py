@@ -11,6 +11,7 @@ from driver_manager.domain.listing import several
 from driver_manager.domain.model import Loader
 from driver_manager.domain.modules import beside
 from driver_manager.domain.profile import Strategy
+from driver_manager.domain.swap.driver_state import places_us
 from driver_manager.domain.swap.plan import AnyStep
 from driver_manager.domain.swap.preflight import firmware_notes, problems, remedies
 from driver_manager.domain.swap.situation import Situation
@@ -18,11 +19,11 @@ from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
 
 
 def loading(now: Situation) -> list[AnyStep]:
-    """Steps that load the wanted driver and record its digest; none where its container does."""
+    """Steps that load the wanted driver and record its digest; none where its container does, or none is wanted."""
     source = now.host.source
     # There is no way back from a driver that must not be unloaded.
     previous = now.host.previous_source if now.profile.strategy is Strategy.IN_PLACE else None
-    if now.policy.loader is Loader.CONTAINER or source is None:
+    if now.policy.loader is Loader.CONTAINER or source is None or places_us(now):
         return []
     paths, digest = now.profile.paths, now.obs.digest
     return [
@@ -57,11 +58,13 @@ def _digest_to_go_back_to(now: Situation) -> str:
     return old.digest if old is not None else now.host.digest or ""
 
 
-def check(now: Situation) -> None:
+def check(now: Situation, *, keeps_driver: bool = False) -> None:
     """Raise PreflightFailed, which names every problem, when the driver could not be replaced or loaded.
 
-    ModuleStuck while the kernel unloads a module of the driver: a load of it waits for that, for ever perhaps
-    (kernel/module/main.c, add_unformed_module).
+    `keeps_driver`: the run loads and unloads no module.
+
+    ModuleStuck while the kernel unloads a module of the driver: a load of it waits for that, for ever perhaps, or is
+    refused as busy (kernel/module/main.c, add_unformed_module).
     """
     if now.host.leaving:
         raise ModuleStuck(
@@ -69,7 +72,7 @@ def check(now: Situation) -> None:
             "Run again. If it stays so, only a reboot of the node helps; the run after it goes on. The kernel log "
             "(dmesg) may say what the module waits for.",
         )
-    found = problems(now)
+    found = problems(now, keeps_driver=keeps_driver)
     if found:
         what = "; ".join(problem.what for problem in found)
         raise PreflightFailed(f"preflight: {what}", remedies(found))

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.json_patch import Operation, expect, replaced
-from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation
+from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation, Pod
 from driver_manager.domain.modules import driver_version, has_root, unload_order
 from driver_manager.domain.pods import labels as label_rules
+from driver_manager.domain.pods.operands import gates
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
 from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
@@ -37,7 +38,7 @@ def _is_marked(node: Node, profile: Profile) -> bool:
 
 def paused_keys(node: Node, profile: Profile) -> frozenset[str]:
     """Deploy-label keys that hold a paused value now."""
-    keys = profile.deploy.keys_in(dict(node.labels))
+    keys = profile.deploy_keys(node.labels)
     return frozenset(key for key in keys if label_rules.is_paused(node.labels[key], profile.deploy.paused_value))
 
 
@@ -48,10 +49,9 @@ def paused_by_others(obs: Observation, profile: Profile) -> frozenset[str]:
     return paused_keys(obs.node, profile) - obs.journal.labels.keys()
 
 
-def pausable_keys(node: Node, profile: Profile) -> frozenset[str]:
-    """Deploy-label keys that are paused or can be."""
-    keys = profile.deploy.keys_in(dict(node.labels))
-    return frozenset(key for key in keys if label_rules.is_pausable(node.labels[key]))
+def pausable_keys(node: Node, profile: Profile, own: Pod | None = None) -> frozenset[str]:
+    """Deploy-label keys that are paused or can be, but for those that place our `own` pod."""
+    return gates(node.labels, own, profile)
 
 
 def take(
@@ -78,6 +78,8 @@ def take(
         node_uid=node.uid,
         driver=_old_driver(obs, profile),
         services=tuple(sorted({*services, *(obs.journal.services if obs.journal else ())})),
+        step=obs.journal.step if obs.journal else "",
+        begin=obs.journal.begin if obs.journal else "",
     )
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
@@ -91,6 +93,12 @@ def take(
         unschedulable=True if sets_cordon else None,
     )
     return None if change.is_empty else TakeNode(journal, change, node.resource_version)
+
+
+def noted(journal: Journal, change: NodeChange, profile: Profile, step: str, begin: str) -> tuple[Journal, NodeChange]:
+    """Both with the step that writes the journal, and with `begin` where the journal has none yet."""
+    longer = replace(journal, step=step, begin=journal.begin or begin)
+    return longer, replace(change, annotations={**change.annotations, profile.keys.journal: encode(longer)})
 
 
 def pause_more(node: Node, journal: Journal, profile: Profile, keys: Set[str]) -> tuple[Journal, NodeChange]:
@@ -144,13 +152,15 @@ def tested_release(node: Node, journal: Journal, profile: Profile) -> tuple[Oper
 
     Of a Node that changed since, nothing is touched: then `release` of the Node as it is now decides. Empty where a
     test cannot carry that: no journal of ours is on `node`, or a label of the journal is not paused on it, and could be
-    by the time the patch arrives.
+    by the time the patch arrives, or the record of our cordon does not keep its place.
     """
     labels = label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
     written = node.annotations.get(profile.keys.journal)
     if written != encode(journal) or labels.keys() != journal.labels.keys():
         return ()
     change = release(node, journal, profile)
+    if change.unschedulable is False and node.has_heartbeat:
+        return ()
     operations = [expect(node.uid, "metadata", "uid")]
     for key, value in change.labels.items():
         operations += replaced(node.labels[key], value, "metadata", "labels", key)
@@ -164,8 +174,10 @@ def tested_release(node: Node, journal: Journal, profile: Profile) -> tuple[Oper
 def _cordon_is_as_on(node: Node) -> tuple[Operation, ...]:
     """Tests that nobody lifted the cordon and set it again: who does is on record for it, and the old record is gone.
 
-    The resourceVersion would tell as well, but changes with every status of the kubelet. A status moves the record at
-    most once, when the kubelet's own comes to stand behind it.
+    The resourceVersion would tell as well, but changes with every write to the Node. The managed fields are ordered by
+    the time of each manager's last write (kubernetes, apimachinery/pkg/util/managedfields), so the place of a record
+    holds only where no manager before it writes. In a cluster that has kubelets one does: the node lifecycle controller
+    taints a cordoned Node at once (`node.kubernetes.io/unschedulable`), the kubelet sends its status.
     """
     if not node.cordon_manager:
         return ()

@@ -17,6 +17,7 @@ from driver_manager.domain.swap.steps.node import AnyNodeStep
 from driver_manager.domain.swap.steps.operator import AnyOperatorStep
 from driver_manager.domain.swap.steps.pods import AnyPodStep
 from driver_manager.domain.swap.steps.reboot import AnyRebootStep
+from driver_manager.domain.swap.steps.waits import AnyWaitStep
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class PlanAgain(Step):
         return ()
 
 
-AnyStep = AnyNodeStep | AnyPodStep | AnyOperatorStep | AnyModuleStep | AnyMountStep | AnyRebootStep | PlanAgain
+AnyStep = (
+    AnyWaitStep | AnyNodeStep | AnyPodStep | AnyOperatorStep | AnyModuleStep | AnyMountStep | AnyRebootStep | PlanAgain
+)
 
 
 class Decision(Enum):
@@ -43,6 +46,7 @@ class Decision(Enum):
     CURRENT = "current"
     REBIND = "rebind"
     REPLACE = "replace"
+    UNINSTALL = "uninstall"
     REBOOT = "reboot"
 
 
@@ -66,7 +70,7 @@ class Plan:
             "decision": self.decision.value,
             "reason": self.reason,
             "steps": [
-                {"step": type(step).__name__, "text": step.describe(), "with": _json(step)} for step in self.steps
+                {"step": type(step).__name__, "text": step.describe(), "with": as_json(step)} for step in self.steps
             ],
             "workloads": [one.to_json() for one in self.workloads],
             "warnings": list(self.warnings),
@@ -91,14 +95,14 @@ def _camel_case(key: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """`value` as JSON takes it: dataclasses by their fields, a selector as it is written."""
     if isinstance(value, Selector):
         return value.text
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value):
-        return {_camel_case(field.name): _json(getattr(value, field.name)) for field in fields(value)}
+        return {_camel_case(field.name): as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {_camel_case(key): _json(item) for key, item in value.items()}
-    return [_json(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_camel_case(key): as_json(item) for key, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, list | tuple) else value

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from driver_manager.domain.digest import in_words
 from driver_manager.domain.errors import (
+    DriverBusy,
     OwnedElsewhere,
     PodsRemain,
     PreflightFailed,
@@ -17,41 +19,60 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.model import Loader, Observation
 from driver_manager.domain.modules import driver_version, unload_order
-from driver_manager.domain.pods.operands import bound_to_root, placed_by
+from driver_manager.domain.pods.operands import bound_to_root, moved_by
 from driver_manager.domain.pods.workloads import holds_claim, node_pods, staying, unread_claims
-from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.profile import Strategy
 from driver_manager.domain.reboot.state import is_granted
-from driver_manager.domain.swap.driver_state import is_host_driver, is_loaded, why_replace
+from driver_manager.domain.swap.driver_state import is_host_driver, is_loaded, places_us, why_replace
 from driver_manager.domain.swap.eviction_plan import clearing, is_managed, safe_load, stale_safe_load
+from driver_manager.domain.swap.leftovers import clean, driver_files, is_installing, ready_names
 from driver_manager.domain.swap.loading import check, loading, notes
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
-from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
+from driver_manager.domain.swap.obstacles import refuse_unmoved, wait_for_holders, wait_for_stuck
+from driver_manager.domain.swap.plan import AnyStep, Decision, Plan, PlanAgain
 from driver_manager.domain.swap.reboot_rows import plan_reboot_driver, withdraw_request
+from driver_manager.domain.swap.retry_wait import wait_first
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import StopServices, UnloadModules, WaitForDevice
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
 from driver_manager.domain.swap.steps.pods import WaitForOperands
+from driver_manager.domain.swap.steps.waits import WaitStep
 
 
 def plan(now: Situation) -> Plan:
     """What a run would do now, and why.
 
-    Raises ConfigError without a digest to compare, OwnedElsewhere while another run's owner lives, PreflightFailed
-    when the driver could not be replaced.
+    Raises ConfigError without a digest to compare, OwnedElsewhere while another run's owner lives, PreflightFailed,
+    PodsRemain and DriverBusy when the driver could not be replaced.
     """
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
     skipped = _is_skipped(now)
     try:
         decided = _decided(now)
-    except (PodsRemain, PreflightFailed) as error:
+    except (PodsRemain, PreflightFailed, DriverBusy) as error:
         raise skipped or error from None
     if skipped and any(not isinstance(step, GiveBack) for step in decided.steps):
         raise skipped
-    loads = decided.decision in (Decision.NOT_LOADED, Decision.REPLACE)
+    loads = decided.decision in (Decision.NOT_LOADED, Decision.REPLACE) and not places_us(now)
     first = safe_load(now) if loads else ()
     _refuse_before_a_reboot(now, decided)
-    return replace(decided, steps=(*(first or stale_safe_load(now)), *decided.steps))
+    # Nobody is asked for anything before what is in the way had its time.
+    waits = next((at for at, step in enumerate(decided.steps) if not isinstance(step, WaitStep | PlanAgain)), 0)
+    steps = (*decided.steps[:waits], *(first or stale_safe_load(now)), *decided.steps[waits:])
+    decided = replace(decided, steps=steps, warnings=(*_two_digests(now), *decided.warnings))
+    return wait_first(now, decided)
+
+
+def _two_digests(now: Situation) -> tuple[str, ...]:
+    """What is said where our digest is not the one that the driver container records: no install ever satisfies it."""
+    obs = now.obs
+    if now.policy.loader is not Loader.CONTAINER or not obs.installed_digest:
+        return ()
+    wanted = f"the wanted digest {obs.digest} (from {obs.digest_source})"
+    theirs = f"that of the driver container of pod {obs.own_pod}, {obs.installed_digest}"
+    remedy = "Set DRIVER_CONFIG_DIGEST to the same value in both containers."
+    return (f"{wanted} is not {theirs}: the driver is replaced at every start of this pod. {remedy}",)
 
 
 def _refuse_before_a_reboot(now: Situation, decided: Plan) -> None:
@@ -73,13 +94,13 @@ def wants_users(now: Situation) -> bool:
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
     if now.profile.strategy is Strategy.REBOOT or not is_loaded(now.host, now.profile):
         return False
-    if now.policy.loader is Loader.CONTAINER and is_host_driver(now):
+    if _stands_down(now):
         return False
     return bool(why_replace(now)) or (bool(now.host.root_mounts) and _container_starts_anew(now))
 
 
 def _decided(now: Situation) -> Plan:
-    if now.policy.loader is Loader.CONTAINER and is_host_driver(now):
+    if _stands_down(now):
         return _stand_down(now)
     if now.profile.strategy is Strategy.REBOOT:
         return plan_reboot_driver(now)
@@ -115,6 +136,11 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
     )
 
 
+def _stands_down(now: Situation) -> bool:
+    """Whether a container would install its driver beside the host's own; who only uninstalls takes that one out."""
+    return now.policy.loader is Loader.CONTAINER and is_host_driver(now) and not places_us(now)
+
+
 def _stand_down(now: Situation) -> Plan:
     deploy = now.profile.deploy
     step = StandDown(
@@ -133,13 +159,12 @@ def _stand_down(now: Situation) -> Plan:
 
 def _first_install(now: Situation) -> Plan:
     """No module loaded: nothing can hold the device, so nobody is evicted or waited for but pods of a stale root."""
-    check(now)
+    check(now, keeps_driver=is_installing(now))
     work: list[AnyStep] = []
-    if not _is_installing(now):
+    if not is_installing(now):
         if now.host.modules:  # left behind by a load that failed or was killed
             work.append(UnloadModules(unload_order(now.host.modules)))
-        paths = (*now.profile.paths.artifacts, *_ready(now.profile), now.profile.paths.state_file)
-        work += _clean(now, paths)
+        work += clean(now, driver_files(now.profile))
     work += loading(now)
     stale = (
         bound_to_root(now.obs, now.profile)
@@ -148,28 +173,38 @@ def _first_install(now: Situation) -> Plan:
     )
     # Whoever loads, unloads or unmounts takes the node, so that two runs never do so at once.
     owns = now.obs.journal is not None or any(not isinstance(step, RemoveArtifacts) for step in work)
+    refuse_unmoved(now, stale, bound_only=True)
     taken = _taken(now, stale, cordon=False) if owns else ()
-    steps = [*taken, *work, *_release(now, taken)]
-    loads = now.policy.loader is Loader.MANAGER
-    reason = "the driver is not loaded: " + ("load it" if loads else "its container loads it, the way is made clear")
+    steps = [*wait_for_stuck(now, stale), *taken, *work, *_release(now, taken)]
+    reason = f"the driver is not loaded: {_who_loads(now)}"
     users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "no driver is loaded, so nothing is unloaded")
     return Plan(Decision.NOT_LOADED, reason, tuple(steps), notes(now), users)
+
+
+def _who_loads(now: Situation) -> str:
+    if places_us(now):
+        return "there is nothing to uninstall"
+    loads = now.policy.loader is Loader.MANAGER
+    return "load it" if loads else "its container loads it, the way is made clear"
 
 
 def _keep(now: Situation) -> Plan:
     """Loaded and current. A driver container about to start anew replaces its root: operands must let go of it."""
     version = driver_version(now.host.modules)
-    reason = f"driver is current: digest {now.obs.digest[:12]}, version {version or 'unknown'}, loaded since this boot"
+    digest = in_words(now.obs.digest)
+    reason = f"driver is current: digest {digest}, version {version or 'unknown'}, loaded since this boot"
     users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "the driver stays loaded")
     if not _container_starts_anew(now):
         return Plan(Decision.CURRENT, reason, give_back(found_journal(now.obs, now.profile)), workloads=users)
-    work = _clean(now, _ready(now.profile))
+    work = clean(now, ready_names(now.profile))
     if not now.host.root_mounts:
         return Plan(Decision.CURRENT, reason, (*work, *give_back(found_journal(now.obs, now.profile))), workloads=users)
-    check(now)
+    work = clean(now, (*ready_names(now.profile), now.profile.paths.failure_note))
+    check(now, keeps_driver=True)
     first, last = _pause_in_two(now)
+    refuse_unmoved(now, first, bound_only=True)
     taken = _taken(now, first, cordon=False)
-    steps = (*taken, *work, *_release(now, taken))
+    steps = (*wait_for_stuck(now, first), *taken, *work, *_release(now, taken))
     reason += "; its container starts anew, so pods must let go of the old root"
     held = tuple(f"{key} is not paused: pods may hold claims, and could not end without it" for key in sorted(last))
     return Plan(Decision.REBIND, reason, steps, held, users)
@@ -185,12 +220,14 @@ def _replace(now: Situation, why: str) -> Plan:
     cleared, cordon = clearing(now), not is_managed(now)
     services = now.host.active_services if now.policy.stop_host_services else ()
     first, last = _pause_in_two(now)
+    patient = (*wait_for_stuck(now, first | last, cleared.found), *wait_for_holders(now, cleared.found))
     taken = _taken(now, first, cordon=cordon, services=services)
     # Nothing new shall come while others are waited for, so the cordon is set before that.
     early = _taken(now, frozenset(), cordon=True) if cordon and cleared.first else ()
     if not first:  # nobody to wait for, but somebody may have come before the cordon
         taken = (*taken, WaitForOperands((), (), now.policy.pod_termination_timeout_s))
     steps: list[AnyStep] = [
+        *patient,
         *early,
         *cleared.first,
         *taken,
@@ -199,7 +236,7 @@ def _replace(now: Situation, why: str) -> Plan:
         *((StopServices(services),) if services else ()),
         WaitForDevice(now.policy.device_free_timeout_s),
         UnloadModules(unload_order(now.host.modules)),
-        *_clean(now, (*now.profile.paths.artifacts, *_ready(now.profile), now.profile.paths.state_file)),
+        *clean(now, driver_files(now.profile)),
         *loading(now),
         *_release(now, taken),
     ]
@@ -208,12 +245,13 @@ def _replace(now: Situation, why: str) -> Plan:
         warnings.append(
             "run by hand with DRIVER_LOAD=container: nothing loads the driver until the driver pod is restarted"
         )
-    return Plan(Decision.REPLACE, why, tuple(steps), tuple(warnings), cleared.found)
+    decision = Decision.UNINSTALL if places_us(now) else Decision.REPLACE
+    return Plan(decision, why, tuple(steps), tuple(warnings), cleared.found)
 
 
 def _pause_in_two(now: Situation) -> tuple[frozenset[str], frozenset[str]]:
     """Keys to pause at once, and those that have to wait until no claim is held any more."""
-    keys = pausable_keys(now.obs.node, now.profile)
+    keys = pausable_keys(now.obs.node, now.profile, now.obs.own_pod)
     last = (
         now.profile.deploy.last_keys
         if holds_claim(node_pods(now.obs), now.profile, now.policy.eviction)
@@ -226,7 +264,7 @@ def _pause_last(now: Situation, keys: frozenset[str]) -> tuple[AnyStep, ...]:
     if not keys:
         return ()
     names = tuple(sorted(keys))
-    pods = tuple(sorted(str(pod) for pod in placed_by(now.obs.pods.pods, keys, now.obs.own_pod)))
+    pods = tuple(sorted(str(pod) for pod in moved_by(now.obs.pods.pods, keys, now.obs.own_pod)))
     return (PauseLast(names), WaitForOperands(names, pods, now.policy.pod_termination_timeout_s))
 
 
@@ -234,7 +272,7 @@ def _taken(
     now: Situation, pause: frozenset[str], *, cordon: bool, services: tuple[str, ...] = ()
 ) -> tuple[AnyStep, ...]:
     step = take(now.obs, now.profile, pause, cordon=cordon, services=services)
-    pods = tuple(sorted(str(pod) for pod in placed_by(now.obs.pods.pods, pause, now.obs.own_pod)))
+    pods = tuple(sorted(str(pod) for pod in moved_by(now.obs.pods.pods, pause, now.obs.own_pod)))
     wait = WaitForOperands(tuple(sorted(pause)), pods, now.policy.pod_termination_timeout_s) if pause else None
     return tuple(found for found in (step, wait) if found is not None)
 
@@ -244,42 +282,3 @@ def _release(now: Situation, taken: tuple[AnyStep, ...]) -> tuple[GiveBack, ...]
         if isinstance(step, TakeNode):
             return (GiveBack(step.journal),)
     return give_back(found_journal(now.obs, now.profile))
-
-
-def _is_installing(now: Situation) -> bool:
-    """Whether a driver container is at work, whose modules and root are not stale; never in its own init container."""
-    if now.policy.loader is Loader.MANAGER:
-        return False
-    pods = (pod for pod in now.obs.pods.pods if now.profile.deploy.driver_key in pod.selector_keys and not pod.is_over)
-    return any(pod.main_started for pod in pods)
-
-
-def _clean(now: Situation, paths: tuple[str, ...]) -> list[AnyStep]:
-    """Unmount what is mounted at the driver root, unless it is in use; remove those of `paths` that are there."""
-    steps: list[AnyStep] = []
-    wanted = [
-        source.real_root or source.root for source in (now.host.source, now.host.previous_source) if source is not None
-    ]
-    is_source = now.policy.loader is Loader.MANAGER and any(
-        _overlap(root, mount) for root in wanted for mount in now.host.root_mounts
-    )
-    if now.host.root_mounts and not is_source and not _is_installing(now):
-        steps.append(UnmountDriverRoot(now.host.root_mounts))
-    ready = _ready(now.profile)
-    # Health-watch may put the ready marker aside, or back, between our look and our lock: both names go then.
-    either = ready if any(path in now.host.artifacts for path in ready) else ()
-    present = tuple(path for path in paths if path and (path in now.host.artifacts or path in either))
-    if present:
-        steps.append(RemoveArtifacts(present))
-    return steps
-
-
-def _ready(profile: Profile) -> tuple[str, str]:
-    """The ready marker, and the same put aside by health-watch: neither says anything of the next driver."""
-    return profile.paths.ready_marker, profile.paths.ready_withdrawn
-
-
-def _overlap(root: str, mount: str) -> bool:
-    """Whether a tree at `root` would lose something if `mount` went."""
-    one, other = root.rstrip("/") + "/", mount.rstrip("/") + "/"
-    return one.startswith(other) or (other.startswith(one) and root != "/")

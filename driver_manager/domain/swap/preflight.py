@@ -9,6 +9,7 @@ from driver_manager.domain.listing import several
 from driver_manager.domain.model import DriverSource, Host, Loader, MissingFirmware, ModuleFile, Policy
 from driver_manager.domain.modules import is_own
 from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.swap.driver_state import is_loaded, places_us
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
 
@@ -31,13 +32,16 @@ def remedies(found: Iterable[Check]) -> str:
     return " ".join(dict.fromkeys(check.remedy for check in found))
 
 
-def checks(now: Situation) -> tuple[Check, ...]:
-    """Everything that decides whether the driver can be loaded or replaced, apart from access rights."""
+def checks(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
+    """Everything that decides whether the driver can be loaded or replaced, apart from access rights.
+
+    `keeps_driver`: the run loads and unloads no module.
+    """
     return (
         _deadline(now.policy),
-        *_driver(now),
-        *_conflicts(now),
+        *(() if places_us(now) else (*_driver(now), *_conflicts(now))),
         _users(now),
+        *(() if keeps_driver else (*_frozen(now), *_permanent(now))),
         # Where the container loads, we write no file, but what an earlier one left has to go.
         *((_state(now.host),) if now.policy.loader is Loader.MANAGER or now.host.artifacts else ()),
     )
@@ -49,9 +53,9 @@ def firmware_notes(source: DriverSource) -> tuple[str, ...]:
     return tuple(f"{check.what}. {check.remedy}" for check in found)
 
 
-def problems(now: Situation) -> tuple[Check, ...]:
+def problems(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
     """Those of `checks` that would stop the run."""
-    return tuple(check for check in checks(now) if check.ok is False)
+    return tuple(check for check in checks(now, keeps_driver=keeps_driver) if check.ok is False)
 
 
 def rights(steps: Iterable[Step]) -> tuple[Right, ...]:
@@ -228,6 +232,39 @@ def _users(now: Situation) -> Check:
         False,
         f"foreign module {', '.join(foreign)} uses the driver and would not be loaded again",
         "Unload it by hand first, or add it to modules.own of the profile if it is part of the driver.",
+    )
+
+
+def _frozen(now: Situation) -> tuple[Check, ...]:
+    """Whether the kernel may change its modules; where the next boot brings the driver, it need not."""
+    name = "modules of the kernel"
+    if now.profile.strategy is Strategy.REBOOT and is_loaded(now.host, now.profile):
+        return ()
+    if not now.host.are_modules_frozen:
+        return (Check(name, True, "this kernel loads and unloads modules"),)
+    return (
+        Check(
+            name,
+            False,
+            "kernel.modules_disabled is 1: this kernel loads and unloads no module until its next boot",
+            "Reboot the node, and remove what sets kernel.modules_disabled (sysctl) before the driver is loaded.",
+        ),
+    )
+
+
+def _permanent(now: Situation) -> tuple[Check, ...]:
+    """Modules that would have to go first and cannot; where only a reboot changes a driver, none has to."""
+    if now.profile.strategy is Strategy.REBOOT:
+        return ()
+    return tuple(
+        Check(
+            f"unloading {name}",
+            False,
+            f"module {name} cannot be unloaded: {why}",
+            "Only a reboot takes it out: make sure that the host does not load it at boot, then reboot the node.",
+        )
+        for name, why in now.host.permanent.items()
+        if name in now.host.modules
     )
 
 

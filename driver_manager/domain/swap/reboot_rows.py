@@ -5,12 +5,16 @@ Pure. Must not import the planner, which calls `plan_reboot_driver`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from driver_manager.domain.digest import in_words
+from driver_manager.domain.errors import PreflightFailed
 from driver_manager.domain.markers import UPGRADE, Marker
 from driver_manager.domain.model import Loader, NodeChange
 from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.snapshot import is_foreign
 from driver_manager.domain.reboot_wish import RebootWish
-from driver_manager.domain.swap.driver_state import is_loaded, why_replace
+from driver_manager.domain.swap.driver_state import is_loaded, places_us, why_replace
 from driver_manager.domain.swap.loading import check, loading, notes
 from driver_manager.domain.swap.node_patches import found_journal, give_back, take
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
@@ -37,10 +41,18 @@ def plan_reboot_driver(now: Situation) -> Plan:
         if is_half_loaded:
             reason = "an earlier run was interrupted while it loaded the driver: load the rest"
         check(now)
-        work = (*clear, *_forget_other_wish(now), *loading(now))
+        loads = loading(now)
+        # A driver that is yet to be loaded is not ready: the run's end says so.
+        work = (*(_without_state(now, clear) if loads else clear), *_forget_other_wish(now), *loads)
         return Plan(Decision.NOT_LOADED, reason, _loaded_by_us(now, work), notes(now))
+    if key := places_us(now):
+        raise PreflightFailed(
+            f"pod {now.obs.own_pod}, which is placed by {key}, needs the driver uninstalled, and this driver must "
+            "never be unloaded from a running kernel",
+            "Keep the driver from being loaded at boot, then reboot the node.",
+        )
     why, back = why_replace(now), give_back(found_journal(now.obs, now.profile))
-    current = f"digest {now.obs.digest[:12]}, loaded since this boot"
+    current = f"digest {in_words(now.obs.digest)}, loaded since this boot"
     if not why:
         return Plan(Decision.CURRENT, f"driver is current: {current}", (*clear, *_forget_wish(now), *back))
     if _has_rebooted_for_it(now):
@@ -96,11 +108,20 @@ def _request(now: Situation) -> tuple[RequestReboot, HoldForReboot]:
     )
 
 
+def _without_state(now: Situation, clear: tuple[ClearRebootRequest, ...]) -> tuple[ClearRebootRequest, ...]:
+    """`clear`, after which the Node shows the driver's state as before."""
+    key = now.profile.keys.state
+    kept = (
+        replace(step.change, labels={name: value for name, value in step.change.labels.items() if name != key})
+        for step in clear
+    )
+    return tuple(replace(step, change=change) for step, change in zip(clear, kept, strict=True))
+
+
 def _end(now: Situation, why: str) -> EndWithoutReboot:
-    path = now.profile.paths.reboot_wish
+    path, digest = now.profile.paths.reboot_wish, in_words(now.obs.digest) or "of unknown digest"
     return EndWithoutReboot(
-        f"the node has rebooted for driver {now.obs.digest[:12] or 'of unknown digest'} since that was asked for, and "
-        f"{why}: another reboot would not help",
+        f"the node has rebooted for driver {digest} since that was asked for, and {why}: another reboot would not help",
         "Find out what loads the other driver when the host starts (one of the host's own, another driver pod), or why "
         f"the wanted one did not record its digest. To ask for one more reboot, remove {path} on the host.",
     )
@@ -144,7 +165,7 @@ def _clear_request(now: Situation) -> tuple[ClearRebootRequest, ...]:
     elif marker is None and not now.host.marker_problem and labels and noted != now.host.boot_id:
         why = "the node has rebooted since"
     elif _is_dropped(now):
-        why = f"it is for {marker.to_driver[:12] if marker else ''}, which is not wanted any more"
+        why = f"it is for {in_words(marker.to_driver) if marker else ''}, which is not wanted any more"
     else:
         return ()
     return (ClearRebootRequest(marker, NodeChange(labels), why),)

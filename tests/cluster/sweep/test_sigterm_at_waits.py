@@ -14,6 +14,7 @@ from driver_manager.sandbox.host_tree import HostTree
 from tests.control_plane.api import wait_until
 from tests.control_plane.kubelet import NEVER
 from tests.control_plane.runner import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX
+from tests.control_plane.shown import NOTHING, of_others, shown
 from tests.control_plane.sweep.figures import Figures
 from tests.control_plane.sweep.paths import MANAGED, PATHS, Path
 from tests.control_plane.sweep.scene import OPERAND, REQUESTED, Scene, SweepNode
@@ -41,6 +42,7 @@ class Wait:
     obstacle: Obstacle
     says: str
     kept: dict[str, str] = field(default_factory=dict)
+    takes: bool = True
 
     def __str__(self) -> str:
         return self.name
@@ -128,8 +130,15 @@ WAITS = (
     Wait("a disruption budget", EVICT, budget_refuses, "is refused"),
     Wait("a free device", REPLACE, device_is_held, "device in use"),
     Wait("pods that may complete", COMPLETING, jobs_run_on, "complete"),
-    Wait("an operator that moves pods", MANAGED_ASLEEP, operator_sleeps, "ask", {MANAGED: "true", REQUESTED: "true"}),
-    Wait("an operator's word to load", IN_A_POD, operator_says_nothing, "safe"),
+    Wait(
+        "an operator that moves pods",
+        MANAGED_ASLEEP,
+        operator_sleeps,
+        "ask",
+        {MANAGED: "true", REQUESTED: "true"},
+        takes=False,
+    ),
+    Wait("an operator's word to load", IN_A_POD, operator_says_nothing, "safe", takes=False),
     Wait("a module that loads slowly", REPLACE, driver_loads_slowly, "] load rebellions"),
 )
 
@@ -154,8 +163,9 @@ def test_a_run_that_waits_gives_the_node_back(sweep_node: SweepNode, figures: Fi
             code, said = terminated_at(scene, wait.says, figures, wait.name)
             node = sweep_node.node.read()
             assert code == 10, said
-            assert node["metadata"]["labels"] == sweep_node.labels
-            assert node["metadata"].get("annotations", {}) == wait.kept
+            assert of_others(node["metadata"]["labels"]) == sweep_node.labels
+            assert of_others(node["metadata"].get("annotations", {})) == wait.kept
+            assert shown(node) == (("failed", 10) if wait.takes else NOTHING)
             assert "unschedulable" not in node["spec"]
             is_loaded = scene.command_runner.tree.driver_version
             assert is_loaded == (NEW if wait.obstacle is driver_loads_slowly else OLD)
@@ -168,7 +178,8 @@ def finish(path: Path, scene: Scene) -> None:
     ended = scene.start().end()
     assert ended.code == 0, ended.err
     node = scene.sweep_node.node.read()
-    assert node["metadata"]["labels"] == scene.sweep_node.labels
+    assert of_others(node["metadata"]["labels"]) == scene.sweep_node.labels
+    assert shown(node) == ("ready", 0)
     assert JOURNAL not in node["metadata"].get("annotations", {})
     assert "unschedulable" not in node["spec"]
 

@@ -20,6 +20,11 @@ _RANDOM_NAME = re.compile(r"((?:^|/)\.[^/]+)\.[0-9a-f]{12}$")
 
 _ANY = r"\1.*"
 
+_TIMED_NAME = re.compile(r"((?:^|/)\.?)[0-9]{9,}(-[a-z]+-[a-z]+\.txt)")
+"""Evidence, whose name begins with its time."""
+
+_AT_ANY_TIME = r"\1(time)\2"
+
 _HARMLESS = (
     "array.",
     "builtins.",
@@ -140,7 +145,7 @@ def _of(descriptor: int) -> str:
 def _at(verb: str, path: str, around: Surroundings) -> str:
     if path in _NOWHERE or _is_below(path, around.own):
         return ""
-    return f"{verb} {_RANDOM_NAME.sub(_ANY, _cut(path, around))}"
+    return f"{verb} {_TIMED_NAME.sub(_AT_ANY_TIME, _RANDOM_NAME.sub(_ANY, _cut(path, around)))}"
 
 
 def _program(argv: list[str], around: Surroundings) -> str:

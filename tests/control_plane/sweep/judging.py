@@ -17,6 +17,7 @@ class Verdict:
     leaked_cordons: tuple[str, ...] = ()
     leftover_journals: tuple[str, ...] = ()
     leftover_annotations: tuple[str, ...] = ()
+    wrong_states: tuple[str, ...] = ()
     wrong_drivers: tuple[str, ...] = ()
     wrong_evictions: tuple[str, ...] = ()
     wrong_exit_codes: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ def judge(wanted: Outcome, got: Outcome, *, edits: Mapping[str, str], uncovered:
         leaked_cordons=("our cordon is still there",) if got.is_cordoned and not wanted.is_cordoned else (),
         leftover_journals=tuple(f"{key} = {value}" for key, value in ours.items() if key not in wanted.annotations),
         leftover_annotations=_differences(_but(wanted.annotations, ours), _but(got.annotations, ours)),
+        wrong_states=() if got.shown == wanted.shown else (f"it shows {got.shown}, not {wanted.shown}",),
         wrong_drivers=_of_the_driver(wanted, got),
         wrong_evictions=_of_the_pods(wanted, got, pods),
         wrong_exit_codes=() if got.code == wanted.code else (f"{got.code}, not {wanted.code}",),

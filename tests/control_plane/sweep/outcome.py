@@ -14,6 +14,7 @@ from tests.control_plane.api import wait_until
 from tests.control_plane.faults import Hold
 from tests.control_plane.objects import NODE_KEY
 from tests.control_plane.runner import JOURNAL
+from tests.control_plane.shown import Shown, of_others, shown
 from tests.control_plane.sweep.scene import OPERAND, REQUESTED, STATE, Scene
 
 JOURNALS = (JOURNAL, "npu.openfuyao.com/driver-manager.journal")
@@ -26,7 +27,10 @@ _UNLIKE = ("writer", "time")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves. `files` by path on the host, without what the kernel shows; `evicted` by uid."""
+    """What a run leaves. `files` by path on the host, without what the kernel shows; `evicted` by uid.
+
+    `shown` is the driver's state on the Node, which is in no other field.
+    """
 
     code: int
     labels: Mapping[str, str]
@@ -40,6 +44,7 @@ class Outcome:
     bystander: str
     evicted: Mapping[str, int]
     interrupted: int
+    shown: Shown
 
     @property
     def driver(self) -> tuple[Any, ...]:
@@ -58,8 +63,8 @@ def outcome(scene: Scene, code: int) -> Outcome:
     whole = {path: text for path, text in files.items() if not _INTERRUPTED.search(path)}
     return Outcome(
         code=code,
-        labels={key: value for key, value in node["metadata"]["labels"].items() if key != NODE_KEY},
-        annotations=node["metadata"].get("annotations", {}),
+        labels={key: value for key, value in of_others(node["metadata"]["labels"]).items() if key != NODE_KEY},
+        annotations=of_others(node["metadata"].get("annotations", {})),
         is_cordoned=bool(node["spec"].get("unschedulable")),
         modules=_modules(scene),
         files=whole,
@@ -69,6 +74,7 @@ def outcome(scene: Scene, code: int) -> Outcome:
         bystander=sweep_node.bystander.state(),
         evicted=_evicted(scene),
         interrupted=len(files) - len(whole),
+        shown=shown(node),
     )
 
 
@@ -101,10 +107,11 @@ def _files(scene: Scene) -> dict[str, str]:
     """All files below the host's root but those that the kernel makes; what differs from scene to scene is named.
 
     The files of the locks say nothing, and the note of who had the node last says something of a living process only:
-    a run that finds nothing to do makes none of them.
+    a run that finds nothing to do makes none of them. Evidence is what each run saw, at its own time; figures are what
+    it took. The note of a failure tells when, and how often in a row.
     """
     root, paths = scene.command_runner.tree.root, scene.command_runner.tree.profile.paths
-    aside = (paths.work_lock, paths.effect_lock, paths.owner_note)
+    aside = (paths.work_lock, paths.effect_lock, paths.owner_note, paths.run_figures, paths.failure_note)
     named = {
         scene.command_runner.tree.boot_id: "<boot id>",
         str(scene.command_runner.tree.bin): "<bin>",
@@ -114,7 +121,7 @@ def _files(scene: Scene) -> dict[str, str]:
     found = {}
     for path in sorted(root.rglob("*")):
         inside = "/" + path.relative_to(root).as_posix()
-        if path.is_file() and inside not in aside and not inside.startswith(("/proc/", "/sys/")):
+        if path.is_file() and inside not in aside and not inside.startswith(("/proc/", "/sys/", f"{paths.evidence}/")):
             text = path.read_text()
             for value, name in named.items():
                 text = text.replace(value, name)

@@ -117,7 +117,14 @@ PATHS = (
     Path("first-install-by-manager", _boot, _boot),
     Path("eviction", _outdated, _boot, env={"ENABLE_NPU_POD_EVICTION": "true"}, jobs=2),
     Path("operator-managed", _outdated, _boot, jobs=1, is_managed=True),
-    Path("rollback", _outdated_with_a_bad_driver, _boot, env={"DRIVER_ROOT": BAD_ROOT}, code=5, goes_back=True),
+    Path(
+        "rollback",
+        _outdated_with_a_bad_driver,
+        _boot,
+        env={"DRIVER_ROOT": BAD_ROOT, "RETRY_WAIT": "1s"},
+        code=5,
+        goes_back=True,
+    ),
     Path(
         "reboot-required",
         _outdated_ascend,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TypeVar
 
 from driver_manager.profiles import builtin
+from tests.control_plane.shown import NOTHING
 from tests.control_plane.sweep.judging import Verdict, judge
 from tests.control_plane.sweep.outcome import Outcome, after_a_boot, gone_back, outcome
 from tests.control_plane.sweep.paths import Path
 from tests.control_plane.sweep.recording import Effect, uncovered
 from tests.control_plane.sweep.scene import EDITED, Kill, Scene, SweepNode
 
+PATCH = "patch nodes"
 EDIT = {EDITED: "false"}
 """What an administrator changes between the kill and the next run."""
 
@@ -95,10 +97,19 @@ def _wanted(recording: Recording, point: Point, got: Outcome) -> Outcome:
     """What has to be there. An old driver that a journal remembers may be back after a boot."""
     if not point.reboots:
         return recording.at_the_end
-    old = recording.at_the_end
+    old, wanted = recording.at_the_end, recording.after_a_boot
     if recording.path.goes_back and got.modules == old.modules:
-        return gone_back(recording.after_a_boot, old, builtin()[recording.path.profile])
-    return recording.after_a_boot
+        wanted = gone_back(wanted, old, builtin()[recording.path.profile])
+    # A boot may leave nothing to do: a Node that was never patched then shows nothing.
+    is_silent = got.shown == NOTHING and not _was_patched(recording, point.kill)
+    return replace(wanted, shown=NOTHING) if is_silent else wanted
+
+
+def _was_patched(recording: Recording, kill: Kill) -> bool:
+    """Whether the killed run had patched the Node."""
+    first = next((place for place, one in enumerate(recording.effects) if one.name == PATCH), len(recording.effects))
+    at = recording.effects.index(kill.effect)
+    return at > first or (at == first and kill.after)
 
 
 def _may_go(scene: Scene) -> frozenset[str]:

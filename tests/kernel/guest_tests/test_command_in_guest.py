@@ -57,6 +57,7 @@ def test_an_upgrade_swaps_the_real_modules_and_gives_every_label_back(command: C
         )
         assert done.returncode == 0, done.stderr
         assert command.node.labels() == labels
+        assert command.node.shown() == ("ready", 0)
     assert (module_fact("rebellions", "version"), module_fact("rebellions_core", "version")) == ("2.0.1", "2.0.1")
     assert STATE.read_text() == "new-digest\n"
     assert_given_back(command)
@@ -83,8 +84,10 @@ def test_a_held_device_is_reported_with_its_holder_and_waited_for(command: Comma
         assert f"sleep (pid {pid}) has /dev/rbln0 open" in busy.err
         assert module_fact("rebellions", "version") == "1.2.92"
         assert_given_back(command)
+        version = command.node.read()["metadata"]["resourceVersion"]
         waiting = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="4m")
-        _wait_until(lambda: JOURNAL in command.node.annotations(), "the node is taken")
+        _wait_until(lambda: "with everything in place" in waiting.said(), "the run waits")
+        assert command.node.read()["metadata"]["resourceVersion"] == version, "it disturbed the node meanwhile"
     assert waiting.end().code == 0
     assert module_fact("rebellions", "version") == "2.0.1"
     assert_given_back(command)
@@ -107,7 +110,7 @@ def test_a_holder_in_a_pod_is_named_by_its_cgroup(command: Command, roots: Drive
     group.mkdir(parents=True)
     with holding_open() as pid:
         (group / "cgroup.procs").write_text(f"{pid}\n")
-        (holder,) = json.loads(command.run("holders", "-o", "json").out)
+        (holder,) = json.loads(command.run("holders", "-o", "json").out)["holders"]
     assert (holder["pod_uid"], holder["container"]) == (uid, container)
 
 
@@ -123,11 +126,12 @@ def test_a_driver_that_cannot_load_is_refused_before_any_label_changes(
     command: Command, roots: DriverRoots, variant: str, why: str
 ) -> None:
     old_driver(roots)
-    version = command.node.read()["metadata"]["resourceVersion"]
+    before = command.node.labels(), command.node.annotations(), command.node.read()["spec"]
     refused = command.reconcile(roots[variant])
     assert refused.code == 6
     assert why in refused.err
-    assert command.node.read()["metadata"]["resourceVersion"] == version
+    assert (command.node.labels(), command.node.annotations(), command.node.read()["spec"]) == before
+    assert command.node.shown() == ("failed", 6)
     assert module_fact("rebellions", "version") == "1.2.92"
     checked = command.run("preflight", "-o", "text", DRIVER_ROOT=str(roots[variant]))
     assert (checked.code, "✗" in checked.out) == (6, True)
@@ -156,7 +160,7 @@ def test_a_dependency_that_cannot_load_is_refused_too(command: Command, roots: D
 def test_preflight_of_a_good_driver_has_only_good_news(command: Command, roots: DriverRoots) -> None:
     checked = command.run("preflight", "-o", "json", DRIVER_ROOT=str(roots["v2"]))
     assert checked.code == 0
-    results = {check["name"]: check["ok"] for check in json.loads(checked.out)}
+    results = {check["name"]: check["ok"] for check in json.loads(checked.out)["checks"]}
     assert set(results.values()) == {True}
     assert {"symbols of rebellions", "rebellions for this kernel", "may patch nodes", "deadline"} <= results.keys()
 

@@ -12,7 +12,7 @@ import pytest
 
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.supervisor import StillStuckError, Supervisor
-from driver_manager.domain.health.machine import recorded
+from driver_manager.domain.health.record import recorded
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
 from tests.fakes.pace import patient

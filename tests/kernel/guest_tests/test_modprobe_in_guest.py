@@ -76,7 +76,7 @@ def test_a_driver_behind_absolute_links_of_the_host_is_loaded_with_the_hosts_opt
     )
     checked = command.run("preflight", "-o", "json", DRIVER_ROOT="/", **mounted.environment)
     assert checked.code == 0, checked.err
-    told = {check["name"]: check["what"] for check in json.loads(checked.out)}
+    told = {check["name"]: check["what"] for check in json.loads(checked.out)["checks"]}
     assert "rebellions queue_depth=7" in told["module options"]
     done = command.reconcile(Path("/"), **mounted.environment)
     assert done.code == 0
@@ -153,7 +153,7 @@ def test_the_kernel_does_not_look_for_firmware_in_the_driver_root_and_that_is_sa
     old_driver(roots)
     checked = command.run("preflight", "-o", "json", DRIVER_ROOT=str(with_firmware))
     assert checked.code == 0, "what a module names need not all be there"
-    (check,) = [check for check in json.loads(checked.out) if check["name"] == "firmware of rebellions"]
+    (check,) = [check for check in json.loads(checked.out)["checks"] if check["name"] == "firmware of rebellions"]
     assert check["ok"] is None
     assert NAMED in check["what"]
     assert "rebellions/of-a-card-that-is-not-here.bin" in check["what"]

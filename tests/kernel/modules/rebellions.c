@@ -2,7 +2,8 @@
 /*
  * Stand-in accelerator driver: a misc device that can be opened and mapped, so that a process can hold the module.
  * FAIL_INIT makes the init function fail with -EIO; NEED_ABSENT makes the module need a symbol that nobody exports;
- * NEED_FIRMWARE makes the init function ask for a file, and name another that it does not ask for.
+ * NEED_FIRMWARE makes the init function ask for a file, and name another that it does not ask for; NO_EXIT leaves out
+ * the exit function, so that the module never leaves its kernel.
  */
 #include <linux/delay.h>
 #include <linux/firmware.h>
@@ -119,6 +120,9 @@ free_memory:
 	return error;
 }
 
+module_init(rebellions_init);
+
+#ifndef NO_EXIT
 static void __exit rebellions_exit(void)
 {
 	while (READ_ONCE(hang_exit))
@@ -127,8 +131,8 @@ static void __exit rebellions_exit(void)
 	vfree(device_memory);
 }
 
-module_init(rebellions_init);
 module_exit(rebellions_exit);
+#endif
 
 MODULE_DESCRIPTION("Stand-in accelerator driver");
 MODULE_VERSION(DRIVER_VERSION);

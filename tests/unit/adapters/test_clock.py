@@ -15,6 +15,11 @@ from driver_manager.domain.errors import Terminated
 from tests.fakes.pace import patient
 
 
+def is_ticking() -> bool:
+    """Whether a timer runs again and again; whoever bounds the tests may have one that runs once."""
+    return signal.getitimer(signal.ITIMER_REAL)[1] > 0
+
+
 @pytest.fixture
 def clock() -> Iterator[SystemClock]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -23,6 +28,7 @@ def clock() -> Iterator[SystemClock]:
     yield clock
     for number, handler in before.items():
         signal.signal(number, handler)
+    assert not is_ticking()
 
 
 def tell(number: signal.Signals = signal.SIGTERM) -> None:
@@ -70,3 +76,57 @@ def test_outside_of_interruptible_a_signal_does_not_strike(clock: SystemClock) -
     tell()
     with pytest.raises(Terminated), clock.interruptible():
         pytest.fail("told before: it must not begin")
+
+
+# every
+
+
+def read_when_told(told: threading.Event) -> bytes:
+    """One byte, which is written once `told`; the read blocks until then."""
+    reading, writing = os.pipe()
+    writer = threading.Thread(target=lambda: (told.wait(patient(5.0)), os.write(writing, b"x")))
+    writer.start()
+    try:
+        return os.read(reading, 1)
+    finally:
+        writer.join()
+        os.close(reading)
+        os.close(writing)
+
+
+def test_it_speaks_in_the_middle_of_a_blocking_call_which_goes_on(clock: SystemClock) -> None:
+    told, said = threading.Event(), list[float]()
+
+    def say() -> None:
+        said.append(clock.monotonic())
+        if len(said) == 3:
+            told.set()
+
+    begun = clock.monotonic()
+    with clock.every(0.02, say):
+        assert read_when_told(told) == b"x"
+    assert len(said) >= 3
+    assert said[2] - begun >= 0.06
+
+
+def test_after_it_nobody_speaks_and_the_outer_one_goes_on(clock: SystemClock) -> None:
+    outer, inner, over = threading.Event(), list[int](), list[int]()
+    with clock.every(0.02, outer.set):
+        with clock.every(0.02, lambda: inner.append(1)):
+            end = time.monotonic() + patient(5.0)
+            while not inner and time.monotonic() < end:
+                clock.sleep(0.01)
+            assert inner
+        outer.clear()
+        over.append(len(inner))
+        assert read_when_told(outer) == b"x"
+    assert len(inner) == over[0]
+    assert not is_ticking()
+
+
+def test_a_clock_that_has_no_signals_is_silent() -> None:
+    said = list[int]()
+    clock = SystemClock()
+    with clock.every(0.001, lambda: said.append(1)):
+        clock.sleep(0.05)
+    assert not said

@@ -249,6 +249,23 @@ def test_a_folder_mounted_at_its_own_path_is_written_before_the_hosts_root(
     assert tried == [own / "state"]
 
 
+def test_a_folder_that_is_yet_to_be_made_in_a_mounted_one_is_made_there(
+    host: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = tmp_path / "mounted"
+    own.mkdir()
+    on_host = host / str(own).lstrip("/")
+    on_host.mkdir(parents=True)
+    same = {own.stat().st_ino, on_host.stat().st_ino}
+    monkeypatch.setattr(os.path, "samestat", lambda one, other: {one.st_ino, other.st_ino} == same)
+    tried = read_only(monkeypatch, [host])
+    files = HostFiles(host, host / "proc")
+    files.write(f"{own}/evidence/of/1.txt", "x")
+    assert tried == [own / "evidence/of/1.txt"]
+    with pytest.raises(ConfigError, match="Read-only file system"):
+        files.write("/run/not-mounted/1.txt", "x")
+
+
 def test_pid_1s_root_is_the_last_resort_for_a_read_only_root(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     view = view_of_pid_1(host)
     tried = read_only(monkeypatch, [host / "run"])

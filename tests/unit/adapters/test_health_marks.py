@@ -18,7 +18,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.health.machine import WRITER, Surroundings
+from driver_manager.domain.health.surroundings import WRITER, Mute, Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.profiles import builtin
 from tests.fakes.clock import FakeClock, RecordingReporter
@@ -130,6 +130,37 @@ def test_marks_that_are_gone_already_are_no_trouble(tree: Tree) -> None:
     (tree.root / "run/ascend/.ready").unlink()
     tree.marks.withdraw_ready()
     assert tree.names() == []
+
+
+def test_a_mute_in_a_file_is_seen_and_garbage_in_it_is_named(tree: Tree) -> None:
+    path = PROFILE.paths.mute_file
+    assert path == "/run/ascend/health-watch.mute-until"
+    assert (tree.seen().mute, tree.seen().mute_problem) == (None, "")
+    tree.put(path.lstrip("/"), "2026-01-02T03:04:05Z\n")
+    assert tree.seen().mute == Mute(1_767_323_045.0, "2026-01-02T03:04:05Z", f"{path} on the host")
+    tree.put(path.lstrip("/"), "for ever\n")
+    assert tree.seen().mute is None
+    assert tree.seen().mute_problem.startswith(f"{path} on the host mutes nothing: 'for ever' is no time")
+    (tree.root / path.lstrip("/")).unlink()
+    (tree.root / path.lstrip("/")).mkdir()
+    assert tree.seen().mute is None
+    assert f"{path} on the host mutes nothing: " in tree.seen().mute_problem
+
+
+def test_when_something_was_remembered_or_touched_is_told(tree: Tree) -> None:
+    marks = tree.marks
+    assert marks.touched_s() is None
+    with pytest.raises(ConfigError):
+        marks.touch()
+    marks.remember("text")
+    path = tree.root / "run/ascend/health-watch.json"
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    assert marks.touched_s() == 1_000_000_000
+    marks.touch()
+    told = marks.touched_s()
+    assert told is not None
+    assert told > 1_700_000_000
+    assert marks.recall() == "text"
 
 
 def test_what_is_remembered_is_recalled_and_private(tree: Tree) -> None:

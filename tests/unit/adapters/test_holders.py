@@ -153,7 +153,7 @@ def test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again(host: 
     looks = Looks()
     found = find_holders(host.proc, host.dev, PATTERNS, looks=looks)
     expected = (
-        Holder(8, "python3", "/dev/rbln0", "mapped"),
+        Holder(8, "python3", "/dev/rbln0", "mapped", service="x.service"),
         Holder(7, "python3", "", UNREAD, container=CONTAINER),
     )
     assert found == expected
@@ -273,3 +273,24 @@ def test_this_very_process_is_found_on_the_real_proc(tmp_path: Path) -> None:
     with open("/dev/null", "rb"):  # noqa: PTH123  # a descriptor is what is looked for
         found = find_holders(Path("/proc"), Path("/dev"), ("/dev/null",), enough=0)
     assert os.getpid() in [one.pid for one in found]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "service"),
+    [
+        ("0::/system.slice/rbln_daemon.service\n", "rbln_daemon.service"),
+        ("0::/../../system.slice/rbln_daemon.service/worker\n", "rbln_daemon.service"),
+        ("0::/system.slice/system-getty.slice/getty@tty1.service\n", "getty@tty1.service"),
+        ("5:cpu:/x\n1:name=systemd:/system.slice/nvidia-persistenced.service\n", "nvidia-persistenced.service"),
+        ("0::/user.slice/user-0.slice/session-1.scope\n", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.service\n", ""),
+        ("0::/system.slice/docker-abc.scope\n", ""),
+        ("0::/\n", ""),
+        (CGROUPS["v2-systemd"], ""),
+    ],
+)
+def test_a_process_of_a_service_of_the_host_is_known_by_its_cgroup(host: Proc, cgroup: str, service: str) -> None:
+    host.process(7, "/dev/rbln0", cgroup=cgroup)
+    (found,) = find_holders(host.proc, host.dev, PATTERNS)
+    assert found.service == service
+    assert (f" of {service} " in str(found)) is bool(service)

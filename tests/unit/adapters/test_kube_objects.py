@@ -26,6 +26,33 @@ def asking(where: str, kind: str, amount: Any = "1", name: str = ATOM) -> dict[s
     return {where: [{"name": "c", "resources": {kind: {name: amount, "cpu": "2"}}}]}
 
 
+# the digest of the wanted driver
+
+
+def variable(**value: Any) -> dict[str, Any]:
+    return {"containers": [{"env": [{"name": "DRIVER_CONFIG_DIGEST", **value}]}]}
+
+
+def field(path: str) -> dict[str, Any]:
+    return variable(valueFrom={"fieldRef": {"apiVersion": "v1", "fieldPath": path}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "digest"),
+    [
+        (variable(value="ab12"), "ab12"),
+        (field("metadata.annotations['driver-config-digest']"), "cd34"),
+        (field("metadata.annotations['example.com/other']"), ""),
+        (field("metadata.name"), ""),
+        (field("metadata.annotations"), ""),
+        (variable(valueFrom={"configMapKeyRef": {"name": "c", "key": "k"}}), ""),
+        (variable(), ""),
+    ],
+)
+def test_the_digest_is_read_where_the_kubelet_reads_it(spec: dict[str, Any], digest: str) -> None:
+    assert pod(spec, annotations={"driver-config-digest": "cd34"}).config_digest == digest
+
+
 # a pod's resources
 
 
@@ -43,6 +70,21 @@ def test_a_resource_is_asked_for_by_any_container_with_an_amount(
 @pytest.mark.parametrize("name", ["cpu", "memory", "ephemeral-storage", "hugepages-2Mi"])
 def test_what_every_node_has_is_no_extended_resource(name: str) -> None:
     assert pod(asking("containers", "limits", "1", name)).resources == ()
+
+
+def test_the_digest_of_the_driver_container_is_known_apart() -> None:
+    def container(value: str | None) -> dict[str, Any]:
+        return {"name": "c", "env": [{"name": "DRIVER_CONFIG_DIGEST", **({"value": value} if value else {})}]}
+
+    for containers, inits, both in (
+        (["main", "side"], ["init"], ("main", "main")),
+        ([None, "side"], ["init"], ("", "side")),
+        ([None], ["init"], ("", "init")),
+        ([], ["init"], ("", "init")),
+    ):
+        spec = {"containers": list(map(container, containers)), "initContainers": list(map(container, inits))}
+        found = pod(spec)
+        assert (found.main_digest, found.config_digest) == both
 
 
 def test_each_resource_is_told_once_in_the_order_of_containers() -> None:
@@ -134,6 +176,23 @@ def test_an_empty_dir_is_seen_whatever_is_in_it(volumes: Any, has: bool) -> None
     assert pod({"volumes": volumes}).has_empty_dir is has
 
 
+@pytest.mark.parametrize(
+    ("stamp", "due_s"),
+    [
+        ("2023-11-14T22:13:20Z", 1_700_000_000.0),
+        ("2023-11-14T22:13:20+00:00", 1_700_000_000.0),
+        ("2023-11-14T23:13:20.5+01:00", 1_700_000_000.5),
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("9999-99-99T00:00:00Z", None),
+    ],
+)
+def test_a_pod_that_was_told_to_end_is_known_with_when_that_is_due(stamp: str | None, due_s: float | None) -> None:
+    found = as_pod({"metadata": {"name": "p", "deletionTimestamp": stamp}})
+    assert (found.due_s, found.deleting) == (due_s, bool(stamp))
+
+
 @pytest.mark.parametrize(("grace", "seconds"), [(30, 30), (0, 0), (3_600, 3_600), (None, 0)])
 def test_the_grace_that_a_pod_asks_for_is_read(grace: int | None, seconds: int) -> None:
     assert pod({"terminationGracePeriodSeconds": grace}).termination_grace_s == seconds
@@ -178,6 +237,49 @@ def test_labels_are_read(labels: Any, read: dict[str, str]) -> None:
 def test_the_phase_is_pending_until_it_is_told() -> None:
     assert pod().phase == "Pending"
     assert pod(status={"phase": "Succeeded"}).is_over
+
+
+RUNS: dict[str, Any] = {"running": {}}
+ENDED = {"terminated": {"exitCode": 0}}
+REMOVED, CRASHED = {"waiting": {"reason": "ContainerCreating"}}, {"waiting": {"reason": "CrashLoopBackOff"}}
+
+
+def states(*of: Any) -> list[Any]:
+    return [{"name": name, "state": state} for name, state in zip("abc", of, strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("status", "have_ended"),
+    [
+        ({"phase": "Running", "containerStatuses": states(ENDED, ENDED)}, True),
+        ({"phase": "Running", "containerStatuses": states(ENDED, RUNS)}, False),
+        ({"phase": "Running", "containerStatuses": states(ENDED)}, None),
+        ({"phase": "Running", "containerStatuses": states(ENDED, ENDED, RUNS)}, False),
+        ({"phase": "Failed"}, None),
+        ({"phase": "Failed", "containerStatuses": None}, None),
+        ({"phase": "Failed", "containerStatuses": states(ENDED, ENDED)}, True),
+        ({"phase": "Failed", "containerStatuses": states(RUNS, ENDED)}, False),
+        # removed by a kubelet of 1.20, or not made yet
+        ({"phase": "Running", "containerStatuses": states(REMOVED, ENDED)}, True),
+        ({"phase": "Pending", "containerStatuses": states(REMOVED, REMOVED)}, False),
+        ({"phase": "Running", "containerStatuses": states(CRASHED, ENDED)}, False),
+        ({"phase": "Running", "containerStatuses": states({}, ENDED)}, False),
+        ({"phase": "Running", "containerStatuses": states(None, ENDED)}, False),
+        ({"phase": "Running", "containerStatuses": states(ENDED, ENDED), "initContainerStatuses": states(RUNS)}, False),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": states(ENDED, ENDED),
+                "initContainerStatuses": states(ENDED),
+                "ephemeralContainerStatuses": states(RUNS),
+            },
+            False,
+        ),
+    ],
+)
+def test_containers_have_ended_where_the_status_says_so_of_each(status: Any, have_ended: bool | None) -> None:
+    spec = {"containers": [{"name": "a"}, {"name": "b"}]}
+    assert pod(spec=spec, status=status).have_ended is have_ended
 
 
 # claims, in every version that is served

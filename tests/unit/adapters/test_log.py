@@ -58,3 +58,30 @@ def test_foreign_text_begins_no_line_and_moves_no_cursor(as_json: bool) -> None:
     assert "\x1b" not in stream.getvalue()
     assert "forged" in stream.getvalue()
     stream.getvalue().encode()
+
+
+class Interrupted(io.StringIO):
+    """A stream that a signal interrupts in the middle of a write, as a buffered one is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handler: LogReporter | None = None
+        self.is_writing = False
+
+    def write(self, text: str) -> int:
+        if self.is_writing:
+            raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
+        self.is_writing = True
+        if self.handler is not None:
+            self.handler.info("from a signal handler")
+        self.is_writing = False
+        return super().write(text)
+
+
+def test_a_signal_handler_that_speaks_in_the_middle_of_a_line_breaks_nothing() -> None:
+    out = Interrupted()
+    reporter = out.handler = log(out, as_json=False)
+    reporter.info("a line")
+    out.handler = None
+    reporter.info("another")
+    assert out.getvalue() == "22:13:20.250 a line\n22:13:20.250 another\n"

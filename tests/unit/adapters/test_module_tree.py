@@ -176,3 +176,27 @@ def test_a_root_without_the_module_says_for_which_kernels_it_is(tmp_path: Path) 
     problem = trees(tmp_path, "7.0").source("/opt/driver", ("rebellions",)).problem
     assert "no module rebellions for kernel 7.0 (it has: 5.15, 6.1.0-fake)" in problem
     assert "has no lib/modules" in trees(tmp_path).source("/absent", ("rebellions",)).problem
+
+
+def test_a_file_that_was_written_to_or_replaced_has_another_stamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_tree, "run", lambda *_, **__: Result(0, "version: 1.0\n", ""))
+    path = tmp_path / PREFIX.lstrip("/") / "extra/rebellions.ko"
+
+    def stamp() -> str:
+        (file,) = trees(tmp_path).source("/opt/driver", ["rebellions"], in_depth=False).modules
+        return file.stamp
+
+    tree(tmp_path, "extra/rebellions.ko:\n", "extra/rebellions.ko")
+    seen = [stamp(), stamp()]
+    assert seen[0] == seen[1] != ""
+    path.write_bytes(b"other")
+    seen.append(stamp())
+    (tmp_path / "new").write_bytes(b"other")
+    (tmp_path / "new").rename(path)
+    seen.append(stamp())
+    path.unlink()
+    seen.append(stamp())
+    assert len(set(seen)) == 4
+    assert seen[-1] == ""

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from driver_manager.adapters.host import reboot as host_reboot
+from driver_manager.adapters.host.evidence import EVIDENCE_CHARS, EVIDENCE_KEPT
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.namespaces import in_host
-from driver_manager.adapters.host.reboot import EVIDENCE_CHARS, EVIDENCE_KEPT, HostRebooter
+from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, ModuleFailed

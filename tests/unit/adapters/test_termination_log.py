@@ -22,7 +22,9 @@ def log(tmp_path: Path) -> Path:
 
 def test_what_and_remedy_replace_what_was_there(log: Path) -> None:
     write_termination_log(str(log), "exit 4: driver busy", "Stop it.")
-    assert log.read_text() == "exit 4: driver busy Stop it."
+    assert log.read_text() == "exit 4: driver busy. Stop it."
+    write_termination_log(str(log), "exit 4: is it busy?", "Stop it.")
+    assert log.read_text() == "exit 4: is it busy? Stop it."
     write_termination_log(str(log), "done")
     assert log.read_text() == "done"
 
@@ -32,7 +34,7 @@ def test_a_long_text_is_cut_and_the_remedy_kept(log: Path, length: int) -> None:
     write_termination_log(str(log), "exit 3: " + "p" * length, "Remove what holds each pod.")
     text = log.read_text()
     assert text.startswith("exit 3: ppp")
-    assert text.endswith("p Remove what holds each pod.")
+    assert text.endswith("p. Remove what holds each pod.")
     assert len(text.encode()) <= KUBELET_BYTES
 
 

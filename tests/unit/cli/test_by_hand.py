@@ -6,15 +6,18 @@ import json
 import socket
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from driver_manager.cli import wiring
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.settings import HEADINGS
+from tests.fakes.builders import PROFILE
 from tests.fakes.sandboxed import ByHand, by_hand
 from tests.fakes.signals import signals_kept
 
@@ -77,10 +80,60 @@ def test_with_a_kubeconfig_status_shows_this_very_node(
     monkeypatch.setenv("KUBECONFIG", str(pod.kubeconfig))
     assert run(["status"]) == ExitCode.DONE
     text = capfd.readouterr().out
-    assert text.startswith(f"node      {NODE} (profile rebellions)")
+    assert text.startswith("ready: driver 1.2.92 is loaded; the next run replaces it: recorded digest ")
+    assert f"\nnode      {NODE} (profile rebellions)" in text
     assert "rebellions 1.2.92" in text, "the host's modules are not seen"
     assert "replace: recorded digest" in text
     assert len(text.splitlines()) <= 40
+
+
+def test_where_pods_may_not_be_listed_status_says_which_right_is_missing_and_shows_the_rest(
+    pod: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = pod.cluster.server
+    monkeypatch.setattr(server, "tokens", {**server.tokens, "its-own": DEFAULT_ACCOUNT})
+    monkeypatch.setattr(server, "deny", [Deny("list", "pods", DEFAULT_ACCOUNT)])
+    config = tmp_path / "config"
+    config.write_text(json.dumps(server.kubeconfig("its-own")))
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    monkeypatch.setenv("POD_NAME", "of-the-rebooter")
+    assert run(["status"]) == ExitCode.DONE
+    text = capfd.readouterr().out
+    assert "operands  unknown" in text
+    assert "rebellions 1.2.92" in text, "the host's modules are shown all the same"
+    assert "next      refused: " in text
+    assert run(["status", "-o", "json"]) == ExitCode.DONE
+    body = json.loads(capfd.readouterr().out)
+    (missing,) = [one["what"] for one in body["attention"] if one["kind"] == "access"]
+    assert 'cannot list resource "pods"' in missing
+    assert (body["next"]["exitCode"], body["next"]["decision"]) == (ExitCode.API_REFUSED, "refused")
+    assert run(["plan"]) == ExitCode.API_REFUSED, "what a run would do, only the pods tell"
+
+
+def test_whether_an_owner_lives_is_unknown_where_no_pod_is_seen(
+    pod: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = pod.cluster.server
+    taken = encode(Journal(Owner(pod="rbln-system/driver-b", pod_uid="driver-b"), "boot"))
+    monkeypatch.setattr(server, "tokens", {**server.tokens, "its-own": DEFAULT_ACCOUNT})
+    config = tmp_path / "config"
+    config.write_text(json.dumps(server.kubeconfig("its-own")))
+    monkeypatch.setenv("KUBECONFIG", str(config))
+
+    def annotate(annotations: dict[str, str]) -> None:
+        def change(node: dict[str, Any]) -> dict[str, Any]:
+            return {**node, "metadata": {**node["metadata"], "annotations": annotations}}
+
+        pod.cluster.store.patch("nodes", NODE, change)
+
+    annotate({PROFILE.keys.journal: taken})
+    try:
+        for deny, lives in (([], False), ([Deny("list", "pods", DEFAULT_ACCOUNT)], None)):
+            monkeypatch.setattr(server, "deny", deny)
+            assert run(["status", "-o", "json"]) == ExitCode.DONE
+            assert json.loads(capfd.readouterr().out)["journal"]["ownerLives"] is lives
+    finally:
+        annotate({})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from driver_manager import settings
 from driver_manager.cli.main import COMMANDS, cli, run
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
+from tests.fakes.schemas import conforms
 from tests.fakes.signals import signals_kept
 
 LOOPS = ("health-watch", "rebooter")
@@ -98,8 +99,8 @@ def test_with_json_output_an_error_is_json_too(
 ) -> None:
     assert run([command, *form, "--node-name", "n", "--kubeconfig", "/absent"]) == ExitCode.USAGE
     out, err = capfd.readouterr()
-    body = json.loads(out)
-    assert (body["exitCode"], set(body)) == (2, {"error", "remedy", "exitCode"})
+    body = conforms("failure", out)
+    assert (body["exitCode"], set(body)) == (2, {"schemaVersion", "error", "remedy", "exitCode"})
     assert "/absent" in body["error"]
     assert errors(err) == [body["error"], f"what to do: {body['remedy']}"]
 

@@ -136,6 +136,83 @@ def test_sigterm_ends_within_a_second_and_leaves_markers_and_no_process(
     wait_until(lambda: not any(map(is_alive, tree.tool.starts)), lambda: "no probe is left")
 
 
+def test_a_file_on_the_host_mutes_the_watch_and_takes_a_wedge_back(tree: AscendTree, start: Start) -> None:
+    tree.tool.be("critical")
+    watch = start(*INTERVAL)
+    watch.says("done: write the recovery marker")
+    tree.put("run/ascend/health-watch.mute-until", "9999-12-31T23:59:59Z\n")
+    watch.says("wedged → muted: muted until 9999-12-31T23:59:59Z by /run/ascend/health-watch.mute-until on the host")
+    watch.says("done: put the ready marker back")
+    assert (tree.is_ready, tree.marker) == (True, None)
+    begun = len(tree.tool.starts)
+    (tree.root / "run/ascend/health-watch.mute-until").unlink()
+    watch.says("muted → suspect(1)")
+    assert len(tree.tool.starts) > begun
+    tree.put("run/ascend/health-watch.mute-until", "soon\n")
+    watch.says("/run/ascend/health-watch.mute-until on the host mutes nothing: 'soon' is no time")
+    assert watch.end()[0] == 0
+
+
+def test_what_can_be_seen_of_a_wedge_is_on_the_hosts_disk(tree: AscendTree, start: Start) -> None:
+    tree.put("dev/kmsg", "6,1,5,-;davinci: heartbeat lost\n")
+    tree.tool.be("critical")
+    watch = start(*INTERVAL)
+    watch.says("evidence is in /var/lib/driver-manager/evidence/")
+    (file,) = (tree.root / "var/lib/driver-manager/evidence").iterdir()
+    assert re.fullmatch(r"[0-9]+-ascend-wedge\.txt", file.name)
+    text = file.read_text()
+    for seen in (
+        "unhealthy: npu 0 chip 0 is Critical",
+        "Critical      |",
+        "davinci: heartbeat lost",
+        "use the device:",
+    ):
+        assert seen in text
+    assert watch.end()[0] == 0
+
+
+@pytest.mark.parametrize(("folder", "count"), [("off", 0), ("/var/log/npu", 1)])
+def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, folder: str, count: int) -> None:
+    tree.tool.be("critical")
+    watch = start(*INTERVAL, "--evidence-dir", folder)
+    watch.says("done: write the recovery marker")
+    if count:
+        watch.says(f"evidence is in {folder}/")
+    tree.tool.be("healthy")
+    watch.says("done: put the ready marker back")
+    assert len(list(tree.root.rglob("*-ascend-wedge.txt"))) == count
+    assert not (tree.root / "var/lib/driver-manager").exists()
+
+
+def test_a_process_that_does_not_answer_keeps_nobody_from_watching(tree: AscendTree, start: Start) -> None:
+    tree.put("dev/davinci0", "")
+    (tree.root / "proc/4711/fd").mkdir(parents=True)
+    os.mkfifo(tree.root / "proc/4711/maps")
+    tree.tool.be("critical")
+    watch = start(*INTERVAL)
+    watch.says("evidence is in ")
+    (file,) = (tree.root / "var/lib/driver-manager/evidence").iterdir()
+    assert "4711" in file.read_text()
+    tree.tool.be("healthy")
+    watch.says("wedged → healthy")
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(tree: AscendTree, start: Start) -> None:
+    tree.put("var/lib/driver-manager", "a file")
+    tree.tool.be("critical")
+    watch = start(*INTERVAL)
+    watch.says("no evidence is kept: cannot write /var/lib/driver-manager/evidence/")
+    tree.tool.be("healthy")
+    watch.says("wedged → healthy")
+    assert len([line for line in watch.lines if "no evidence" in line]) == 1
+
+
+def test_an_evidence_folder_that_is_no_path_is_refused(start: Start) -> None:
+    watch = start(*INTERVAL, "--evidence-dir", "evidence")
+    assert watch.process.wait(BOUND_S) == 2
+    assert "EVIDENCE_DIR is 'evidence', which is no path on the host" in watch.lines[0]
+
+
 def test_a_killed_watch_goes_on_with_its_suspicion(tree: AscendTree, start: Start) -> None:
     tree.tool.be("critical")
     first = start("--interval", "2s")

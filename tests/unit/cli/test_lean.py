@@ -90,7 +90,7 @@ def test_a_failure_of_the_loop_is_two_lines_an_exit_code_and_a_termination_log(t
     done, _ = handed_over(tmp_path, {"fail": True})
     assert done.returncode == 2
     assert [json.loads(line)["message"] for line in done.stderr.splitlines()] == ["no good", "what to do: Do better."]
-    assert (tmp_path / "termination-log").read_text() == "exit 2: no good Do better."
+    assert (tmp_path / "termination-log").read_text() == "exit 2: no good. Do better."
 
 
 def test_a_signal_that_comes_before_the_loop_takes_signals_is_not_lost(tmp_path: Path) -> None:
@@ -110,3 +110,21 @@ def test_what_does_not_fit_json_is_refused_before_anything_is_given_up() -> None
 def test_a_profile_is_handed_over_whole(name: str) -> None:
     profile = builtin()[name]
     assert profile_form.decode(profile_form.encode(profile)) == profile
+
+
+LOOP = """
+import importlib, sys
+sys.path.append(sys.argv[1])
+from driver_manager.cli import lean_entry
+lean_entry.stand_in()
+importlib.import_module(sys.argv[2])
+print(*(name for name in ("inspect", "ipaddress") if type(sys.modules[name]) is not lean_entry.LoadedWhenUsed))
+"""
+
+
+@pytest.mark.parametrize("loop", ["health_watch_loop", "rebooter_idle"])
+def test_a_loop_never_loads_what_it_has_stand_ins_for(loop: str) -> None:
+    """A dataclass without a docstring would: dataclasses make one for it, by `inspect`."""
+    argv = [sys.executable, "-I", "-S", "-c", LOOP, str(REPOSITORY), f"driver_manager.cli.{loop}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert done.stdout.split() == []

@@ -20,8 +20,8 @@ from tests.fakes.builders import PROFILE
 
 SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
 
-OF_THE_HOST = {settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST}
-"""What is observed with them, not decided by them."""
+OF_THE_HOST = {settings.DRIVER_ROOT, settings.DRIVER_CONFIG_DIGEST, settings.EVIDENCE_DIR}
+"""What is observed, or kept, with them, not decided by them."""
 
 OTHER = {SettingKind.FLAG: "true", SettingKind.DURATION: "7s", SettingKind.TEXT: "other", SettingKind.CHOICE: "manager"}
 """A value of each kind that is no default."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,6 +123,18 @@ def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node:
     assert len(node.asked()) == before == 0
     watched = f"watching {ASCEND.paths.reboot_marker} every 0.05 s: no reboot is asked for"
     assert ended(process) == [watched, "told to end by SIGTERM"]
+
+
+def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
+    textfile = node.folder / "rebooter.prom"
+    node.mark(reason="recovery")
+    process = node.start(METRICS_TEXTFILE=str(textfile))
+    asked = re.compile(r'^driver_manager_reboot_requested_timestamp_seconds\{reason="recovery"\} [1-9]', re.MULTILINE)
+    wait_until(lambda: textfile.exists() and bool(asked.search(textfile.read_text())), "the request is published")
+    assert 'driver_manager_reboots_total{reason="recovery"} 0.0' in textfile.read_text()
+    node.path(ASCEND.paths.reboot_marker).unlink()
+    wait_until(lambda: not asked.search(textfile.read_text()), "its end is published")
+    ended(process)
 
 
 def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> None:

@@ -11,7 +11,7 @@ from driver_manager.domain import events
 from driver_manager.domain.events import EVENTS
 
 PACKAGE = Path(driver_manager.__file__).parent
-POSTS = {"post_event", "_post"}
+POSTS = {"post_event", "record_event", "_post"}
 NAMES = {name for name, value in vars(events).items() if isinstance(value, str) and value in EVENTS}
 
 

@@ -33,6 +33,9 @@ JOURNALS = st.builds(
     cordoned=st.booleans(),
     services=st.lists(TEXT, max_size=2).map(tuple),
     cordon_manager=TEXT,
+    node_uid=TEXT,
+    step=TEXT,
+    begin=TEXT,
     driver=st.none()
     | st.builds(OldDriver, version=TEXT, root=TEXT, modules=st.lists(TEXT, max_size=3).map(tuple), digest=TEXT),
 )

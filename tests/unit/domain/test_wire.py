@@ -14,21 +14,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain import journal, markers, reboot_wish
+from driver_manager.domain import failure, journal, markers, reboot_wish
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.health import machine
+from driver_manager.domain.health import record as health_record
+from driver_manager.domain.health.machine import History
 from driver_manager.domain.reboot import record, slots
 from driver_manager.domain.wire import Fields, Form
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DOCUMENTS: dict[str, tuple[Form, Callable[[str], Any]]] = {
+    "failure": (failure.FORM, failure.decode),
     "journal": (journal.FORM, journal.decode),
     "marker": (markers.FORM, markers.decode),
     "rebooter": (record.FORM, record.decode),
     "slots": (slots.FORM, slots.decode),
     "wish": (reboot_wish.FORM, reboot_wish.decode),
 }
-FORMS = {**{name: form for name, (form, _) in DOCUMENTS.items()}, "health": machine.FORM}
+FORMS = {**{name: form for name, (form, _) in DOCUMENTS.items()}, "health": health_record.FORM}
 FILES = sorted(path for name in FORMS for path in GOLDEN.glob(f"{name}-v*.json"))
 HEALTH = [path for path in FILES if path.name.startswith("health")]
 WRONG: tuple[Any, ...] = (None, {}, [], [[]], "x" * 500, True, -1.5, math.nan, math.inf, 10**400)
@@ -75,9 +77,9 @@ def test_every_form_has_golden_files() -> None:
 def test_every_health_record_ever_written_is_read_and_written_again_the_same(path: Path) -> None:
     text = path.read_text()
     boot = json.loads(text)["bootId"]
-    found = machine.recorded(text, boot)
+    found = health_record.recorded(text, boot)
     assert found.failures > 0
-    assert machine.encode(found, boot) == text
+    assert health_record.encode(found, boot) == text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -124,11 +126,11 @@ def test_a_wrong_value_anywhere_is_read_or_named_with_its_document(path: Path) -
 def test_a_wrong_value_in_a_health_record_is_a_fresh_start_or_read(path: Path) -> None:
     body = json.loads(path.read_text())
     ends = [
-        machine.recorded(json.dumps(changed(body, place, value)), body["bootId"])
+        health_record.recorded(json.dumps(changed(body, place, value)), body["bootId"])
         for place in places(body)
         for value in WRONG
     ]
-    assert machine.History() in ends
+    assert History() in ends
 
 
 def opened(**body: Any) -> Fields:

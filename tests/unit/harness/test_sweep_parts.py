@@ -148,6 +148,7 @@ SOUND = Outcome(
     bystander="Running",
     evicted={"u": 1},
     interrupted=0,
+    shown=("ready", 0),
 )
 CORDONED = replace(SOUND, is_cordoned=True)
 
@@ -167,6 +168,8 @@ def found(wanted: Outcome, got: Outcome, uncovered: str = "", edits: Mapping[str
         (SOUND, CORDONED, "leaked_cordons"),
         (SOUND, replace(SOUND, annotations={JOURNAL: "{}"}), "leftover_journals"),
         (SOUND, replace(SOUND, annotations={"x": "y"}), "leftover_annotations"),
+        (SOUND, replace(SOUND, shown=("upgrading", 0)), "wrong_states"),
+        (SOUND, replace(SOUND, shown=("ready", 5)), "wrong_states"),
         (SOUND, replace(SOUND, modules={}), "wrong_drivers"),
         (SOUND, replace(SOUND, files={"/run/state": "old"}), "wrong_drivers"),
         (SOUND, replace(SOUND, mounts="/run/driver"), "wrong_drivers"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from driver_manager.core.health.loop import WatchPolicy
 from driver_manager.domain import markers
 from driver_manager.domain.errors import Terminated
-from driver_manager.domain.health.machine import WRITER
+from driver_manager.domain.health import record
+from driver_manager.domain.health.surroundings import WRITER
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.model import Health
+from driver_manager.domain.model import DeviceVerdict, Health
 from tests.fakes.health_world import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
 
 UPGRADE_TEXT = markers.encode(Marker(UPGRADE, "boot-1", writer="reconcile"))
@@ -209,6 +212,45 @@ def test_a_record_that_cannot_be_written_keeps_nobody_from_watching() -> None:
 def test_a_healthy_driver_costs_no_write() -> None:
     world = HealthWorld()
     world.turns(*[GOOD] * 100)
+    assert world.killer.effects == ["remember"]
+
+
+def test_who_looks_at_the_record_sees_when_the_last_sample_was_taken() -> None:
+    world = HealthWorld()
+    world.turns(GOOD)
+    first = world.touched_s
+    world.turns(*[GOOD] * 10)
+    assert world.touched_s - first >= 10 * world.policy.interval_s
+    assert world.killer.effects == ["remember"]
+
+
+def test_a_record_that_somebody_removed_is_written_again() -> None:
+    world = HealthWorld()
+    world.turns(GOOD)
+    del world.files[RECORD]
+    world.turns(GOOD, GOOD)
+    assert RECORD in world.files
+
+
+DEVICES = (
+    DeviceVerdict("rbln0", Health.HEALTHY, "normal, 41 C", "0000:c1:00.0"),
+    DeviceVerdict("rbln1", Health.UNHEALTHY, "abnormal", "0000:c2:00.0"),
+)
+
+
+def test_the_record_has_the_verdict_on_each_device() -> None:
+    world = HealthWorld()
+    world.turns(replace(BAD, devices=DEVICES))
+    kept = record.recorded(world.files[RECORD], world.boot_id).devices
+    assert kept == (replace(DEVICES[0], reason=""), DEVICES[1])
+    world.turns(BAD)
+    assert record.recorded(world.files[RECORD], world.boot_id).devices == (), "the last sample said nothing of each"
+
+
+def test_what_a_healthy_device_says_of_itself_costs_no_write() -> None:
+    world = HealthWorld()
+    for degrees in range(40, 60):
+        world.turns(replace(GOOD, devices=(replace(DEVICES[0], reason=f"normal, {degrees} C"),)))
     assert world.killer.effects == ["remember"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from driver_manager.adapters.report.metrics import Endpoint, Heartbeat
+from driver_manager.adapters.report.ready_file import ReadyFile
 from driver_manager.adapters.report.systemd import ServiceNotifier
 from driver_manager.adapters.report.textfile import Textfile
 from driver_manager.domain.health.machine import HealthState, History
-from driver_manager.domain.health.metrics import HealthReport, exposition, families
+from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.metrics import exposition
 from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from tests.fakes.clock import FakeClock, RecordingReporter
 
@@ -30,6 +33,7 @@ REPORT = HealthReport(
     samples={Health.HEALTHY: 7, Health.UNHEALTHY: 2},
     abandoned=1,
     is_stuck=True,
+    turn_wall_s=1_700_000_060,
 )
 
 
@@ -58,6 +62,7 @@ def test_every_figure_of_a_report_is_there() -> None:
         "probe_last_success_timestamp_seconds": 1_700_000_000.5,
         "probe_abandoned_total": 1,
         "probe_stuck": 1,
+        "watch_last_turn_timestamp_seconds": 1_700_000_060,
     }
     samples = {labels[0][1]: value for (name, labels), value in found.items() if name == "probe_samples_total"}
     assert samples == {"healthy": 7, "unhealthy": 2, "unknown": 0}
@@ -104,15 +109,45 @@ def test_healthz_is_about_the_loop_and_not_about_the_driver(age_s: float, status
     assert (answer.status, answer.body) == (status, f"last turn {age_s:.0f} s ago, wedged\n".encode())
 
 
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_readyz_and_the_ready_file_say_the_same(tmp_path: Path, is_ready: bool) -> None:
+    report = HealthReport(History(HealthState.SUSPECT, failures=1), is_ready=is_ready)
+    answer = endpoint(FakeClock(), report).respond("/readyz", "")
+    assert (answer.status, answer.body) == (200 if is_ready else 503, b"suspect(1)\n")
+    reporter = RecordingReporter()
+    ready_file = ReadyFile(tmp_path / "ready", reporter)
+    ready_file.publish(replace(report, is_ready=not is_ready))
+    ready_file.publish(report)
+    ready_file.publish(report)
+    assert ((tmp_path / "ready").exists(), reporter.warnings) == (is_ready, [])
+
+
+def test_before_the_first_turn_nothing_is_ready() -> None:
+    assert Endpoint(Heartbeat(FakeClock(), 1.0)).respond("/readyz", "").status == 503
+
+
+def test_a_ready_file_that_cannot_be_changed_is_said_once_until_it_can(tmp_path: Path) -> None:
+    reporter = RecordingReporter()
+    ready_file = ReadyFile(tmp_path / "folder/ready", reporter)
+    ready = HealthReport(History(HealthState.HEALTHY), is_ready=True)
+    for _ in range(3):
+        ready_file.publish(ready)
+    assert len(reporter.warnings) == 1
+    assert "No such file or directory" in reporter.warnings[0]
+    (tmp_path / "folder").mkdir()
+    ready_file.publish(ready)
+    assert (tmp_path / "folder/ready").exists()
+
+
 def test_a_textfile_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path) -> None:
     reporter = RecordingReporter()
     (tmp_path / "folder").write_text("a file")
     textfile = Textfile(tmp_path / "folder/npu.prom", reporter)
     for _ in range(3):
-        textfile.publish(REPORT)
+        textfile.publish(families(REPORT))
     assert len(reporter.warnings) == 1
     (tmp_path / "folder").unlink()
-    textfile.publish(REPORT)
+    textfile.publish(families(REPORT))
     assert read((tmp_path / "folder/npu.prom").read_text())
     assert (tmp_path / "folder/npu.prom").stat().st_mode & 0o777 == 0o644
 

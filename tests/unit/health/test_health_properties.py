@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 
 from driver_manager.core.health.loop import HealthWatch
 from driver_manager.domain import markers
-from driver_manager.domain.health import machine
-from driver_manager.domain.health.machine import HealthState, History, MarkChange, Surroundings
+from driver_manager.domain.health import machine, marks, record, surroundings
+from driver_manager.domain.health.machine import HealthState, History
+from driver_manager.domain.health.marks import MarkChange
+from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.model import Health, ProbeResult
 from tests.fakes.health_world import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
@@ -243,7 +245,7 @@ def test_a_watch_that_is_restarted_all_the_time_does_not_miss_a_wedge(every: int
 
 # mutants
 
-DUE, JUDGE, WHY, RESUME = machine.due, machine.judge, machine.why_muted, machine.resume
+DUE, JUDGE, WHY, RESUME = marks.due, machine.judge, surroundings.why_muted, record.resume
 STORIES: dict[str, list[Part]] = {
     "unknown": [("good", 3, None, None), ("busy", 2, None, None), ("unknown", 60, None, None)],
     "apart": [("good", 3, None, None), ("flapping", 60, None, None)],
@@ -307,13 +309,13 @@ JUDGE_TURN: Any = HealthWatch._judge
     [
         (machine, "judge", unknown_counts, tell("unknown")),
         (machine, "judge", good_does_not_clear, tell("apart")),
-        (machine, "why_muted", lambda _: "", tell("install")),
+        (surroundings, "why_muted", lambda _: "", tell("install")),
         (HealthWatch, "_judge", mute_only_before_the_probe, tell("probe")),
-        (machine, "due", write_over_anything, tell("upgrade")),
-        (machine, "is_own", lambda marker: marker.reason == RECOVERY, tell("foreign")),
-        (machine, "due", only_at_transitions, tell("killed")),
-        (machine, "due", never_put_back, tell("recovers")),
-        (machine, "resume", forgetful, restarted),
+        (marks, "due", write_over_anything, tell("upgrade")),
+        (surroundings, "is_own", lambda marker: marker.reason == RECOVERY, tell("foreign")),
+        (marks, "due", only_at_transitions, tell("killed")),
+        (marks, "due", never_put_back, tell("recovers")),
+        (record, "resume", forgetful, restarted),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,
 )

@@ -9,22 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.health import machine
+from driver_manager.domain.health import machine, record
 from driver_manager.domain.health.machine import (
     TRANSITIONS,
-    WRITER,
     Finding,
     HealthState,
     History,
-    MarkChange,
     Sample,
-    Surroundings,
-    due,
     judge,
-    request,
-    resume,
-    why_muted,
 )
+from driver_manager.domain.health.marks import MarkChange, due, is_ready, request
+from driver_manager.domain.health.record import resume
+from driver_manager.domain.health.surroundings import WRITER, Surroundings, why_muted
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.model import Health
@@ -248,6 +244,28 @@ def test_a_request_names_its_writer_boot_and_evidence() -> None:
     assert len(marker.evidence) == 3
 
 
+@pytest.mark.parametrize(
+    ("state", "seen", "ready"),
+    [
+        (HealthState.STARTING, SEEN, True),
+        (HealthState.HEALTHY, SEEN, True),
+        (HealthState.SUSPECT, SEEN, True),
+        (HealthState.WEDGED, SEEN, False),
+        (HealthState.WEDGED, replace(SEEN, ready=False, is_withdrawn=True), False),
+        (HealthState.MUTED, replace(SEEN, is_reconciling=True), True),
+        (HealthState.MUTED, replace(SEEN, ready=False, is_loaded=False), True),
+        (HealthState.MUTED, replace(SEEN, ready=False, is_withdrawn=True, is_reconciling=True), False),
+        (HealthState.MUTED, replace(SEEN, marker=OWN, is_reconciling=True), False),
+        (HealthState.MUTED, replace(SEEN, marker=FOREIGN, is_reconciling=True), True),
+        (HealthState.HEALTHY, replace(SEEN, ready=False, is_withdrawn=True), True),
+    ],
+)
+def test_a_readiness_probe_fails_while_the_driver_is_wedged_and_while_a_wedge_waits_out_a_mute(
+    state: HealthState, seen: Surroundings, ready: bool
+) -> None:
+    assert is_ready(History(state, failures=3), seen) is ready
+
+
 # what a restart goes on with
 
 MARKED = replace(SEEN, ready=False, is_withdrawn=True)
@@ -255,7 +273,7 @@ PATIENCE_S = 240.0
 
 
 def resumed(history: History | None, seen: Surroundings, later_s: float = 60.0, boot: str = "boot") -> History:
-    text = machine.encode(history, boot) if history is not None else ""
+    text = record.encode(history, boot) if history is not None else ""
     last = history.failed_at_s if history is not None else 0.0
     return resume(text, seen, last + later_s, PATIENCE_S, 3)
 
@@ -302,14 +320,14 @@ def test_what_was_healthy_in_this_boot_stays_so() -> None:
 @given(st.text(alphabet="+-?m", max_size=30))
 def test_a_record_is_read_as_it_was_written(samples: str) -> None:
     history = judged(samples)
-    assert machine.recorded(machine.encode(history, "boot"), "boot") == history
+    assert record.recorded(record.encode(history, "boot"), "boot") == history
 
 
 def test_a_stuck_probe_is_remembered_too() -> None:
     history = replace(judged("-"), stuck=Owner(pid=1, start_ticks=2, pid_namespace=3))
     assert resumed(history, SEEN).stuck == history.stuck
     for pid in ('"x"', "0", "-1", str(10**30)):
-        broken = machine.encode(history, "boot").replace('"pid": 1', f'"pid": {pid}')
+        broken = record.encode(history, "boot").replace('"pid": 1', f'"pid": {pid}')
         assert resume(broken, SEEN, 1.0, PATIENCE_S, 3) == History()
 
 
@@ -319,7 +337,7 @@ def test_garbage_in_the_records_place_is_a_fresh_start(text: object) -> None:
 
 
 def test_a_record_whose_values_are_of_no_use_is_a_fresh_start() -> None:
-    text = machine.encode(judged("--"), "boot")
+    text = record.encode(judged("--"), "boot")
     changes = [('"suspect"', '"odd"'), ('"failures": 2', '"failures": "x"'), ('"schema": 1', '"schema": 2')]
     changes += [('"failures": 2', f'"failures": {10**400}'), ('"failures": 2', '"failures": -1')]
     for old, new in changes:

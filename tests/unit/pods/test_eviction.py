@@ -10,7 +10,8 @@ import pytest
 from driver_manager.core.pods.eviction import Evictor
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ExitCode, PodsRemain, Terminated
-from driver_manager.domain.model import Eviction, EvictionOutcome, Pod
+from driver_manager.domain.model import Pod
+from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
 from driver_manager.domain.pods.workloads import PodAction, Workload
 from tests.fakes.builders import node, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
@@ -255,3 +256,12 @@ def test_evicting_by_name_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(FakeCluster, "evict", by_name)
     with pytest.raises(AssertionError):
         test_another_pod_of_the_same_name_is_neither_evicted_nor_waited_for(at_once=True)
+
+
+def test_every_half_minute_a_refusal_is_said_again_with_its_reason_and_the_time_that_is_left() -> None:
+    case = Case(a=Tenant(blocked_until=1_070.0), b=Tenant(stop_s=1.0))
+    case.clear(timeout_s=120.0)
+    said = [line for line in case.reporter.infos if line.startswith("still waiting")]
+    why = "1 pod(s) are not let go: tenant/a: its budget allows no disruption"
+    assert said[:2] == [f"still waiting, at most 1 min more: {why}"] * 2
+    assert case.cluster.evicted == ["tenant/b", "tenant/a"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from driver_manager.domain.model import Holder
@@ -17,6 +19,7 @@ from tests.fakes.builders import (
     node,
     observation,
     pod,
+    workload,
 )
 
 
@@ -36,6 +39,29 @@ def test_our_own_pod_is_never_waited_for() -> None:
 @pytest.mark.parametrize(("phase", "answer"), [("Succeeded", False), ("Failed", False), ("Pending", True)])
 def test_a_pod_that_has_ended_is_not_waited_for(phase: str, answer: bool) -> None:
     assert is_placed_by(pod("p", PLUGIN, phase=phase), {PLUGIN}, None) is answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"deleting": True, "have_ended": True}, False),
+        ({"deleting": True, "have_ended": False}, True),
+        ({"deleting": True, "have_ended": None}, True),
+        ({"have_ended": True}, True),  # its kubelet starts them again
+        ({"deleting": True, "have_ended": True, "claims": ("npu",)}, True),  # its devices are not given back yet
+        ({"phase": "Failed", "have_ended": None}, True),
+        ({"phase": "Failed", "have_ended": False}, True),
+        ({"phase": "Failed", "have_ended": None, "deleting": True}, True),
+    ],
+)
+def test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run(fields: dict[str, Any], answer: bool) -> None:
+    assert is_placed_by(pod("p", PLUGIN, **fields), {PLUGIN}, None) is answer
+
+
+def test_a_users_pod_that_failed_without_a_word_of_its_containers_is_over() -> None:
+    """Its object may stay for ever, as a record of an eviction does; that of a DaemonSet's pod is removed."""
+    assert workload("w", phase="Failed", have_ended=None).is_over
+    assert not pod("p", phase="Failed", have_ended=None).is_over
 
 
 def test_pods_keep_their_order() -> None:

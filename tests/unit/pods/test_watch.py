@@ -9,7 +9,9 @@ import pytest
 from driver_manager.core.pods.watch import POLL_S, WATCH_S, NodeWait, PodWait
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, Terminated, WatchBroken, WatchExpired
-from driver_manager.domain.model import Node, Pod, PodEvent
+from driver_manager.domain.model import Node, Pod
+from driver_manager.domain.pod_changes import PodEvent
+from driver_manager.domain.pods.operands import is_placed_by
 from tests.fakes.builders import PLUGIN, node, pod
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster
@@ -27,8 +29,12 @@ class Scene:
         for one in pods:
             self.cluster.add_pod(one)
 
-    def wait(self, timeout_s: float = 300.0, after: str = "") -> None:
-        concerns: Callable[[Pod], bool] = lambda one: PLUGIN in one.selector_keys  # noqa: E731  # short
+    def wait(
+        self,
+        timeout_s: float = 300.0,
+        after: str = "",
+        concerns: Callable[[Pod], bool] = lambda one: PLUGIN in one.selector_keys,
+    ) -> None:
         known = self.cluster.pods()
         PodWait(self.cluster, self.clock, self.reporter, concerns).until_gone(known, self.deadline(timeout_s), after)
 
@@ -90,6 +96,26 @@ def test_a_pod_that_ends_counts_as_gone() -> None:
     scene.clock.after(2.0, lambda: scene.cluster.add_pod(pod("a", "moved", phase="Succeeded")))
     scene.wait()
     assert scene.clock.now == 1002.0
+
+
+def test_a_pod_whose_containers_have_ended_has_left_before_its_object_is_removed() -> None:
+    """A kubelet may take a minute from the one to the other."""
+    scene = Scene(pod("a", PLUGIN))
+    scene.clock.after(1.0, lambda: scene.cluster.add_pod(pod("a", PLUGIN, deleting=True, have_ended=False)))
+    scene.clock.after(2.0, lambda: scene.cluster.add_pod(pod("a", PLUGIN, deleting=True, have_ended=True)))
+    scene.gone_after(60.0, "a")
+    scene.wait(concerns=lambda one: is_placed_by(one, {PLUGIN}, None))
+    assert scene.clock.now == 1002.0
+    assert scene.reporter.infos == ["pod rbln-system/a has ended, 0 left"]
+
+
+def test_a_pod_that_its_kubelet_refuses_is_waited_for_until_it_is_gone() -> None:
+    """Refused at the kubelet's restart: Failed, without a word of the containers, which may run on."""
+    scene = Scene(pod("a", PLUGIN))
+    scene.clock.after(2.0, lambda: scene.cluster.add_pod(pod("a", PLUGIN, phase="Failed", have_ended=None)))
+    scene.gone_after(7.0, "a")
+    scene.wait(concerns=lambda one: is_placed_by(one, {PLUGIN}, None))
+    assert scene.clock.now == 1007.0
 
 
 def test_a_pod_that_comes_meanwhile_is_waited_for_too() -> None:
@@ -329,10 +355,15 @@ def test_who_may_not_even_list_is_refused() -> None:
         scene.wait()
 
 
+def answer_wait(scene: Scene) -> NodeWait:
+    ports = scene.cluster, scene.clock, scene.reporter
+    return NodeWait(*ports, lambda now: now.labels.get("answer") == "yes", "the operator's answer")
+
+
 def test_a_node_that_may_not_be_watched_is_looked_at_too() -> None:
     scene = unwatchable()
     scene.clock.after(3.0, lambda: scene.cluster.edit({"answer": "yes"}))
-    wait = NodeWait(scene.cluster, scene.clock, scene.reporter, lambda now: now.labels.get("answer") == "yes")
+    wait = answer_wait(scene)
     assert wait.until_wanted(scene.cluster.node(), scene.deadline(60.0))
     assert scene.clock.now == 1000.0 + 2 * POLL_S
     assert scene.reporter.warnings == ["refused to watch nodes; looking every 2 s instead"]
@@ -351,3 +382,41 @@ def test_ten_pods_are_named_and_the_rest_counted(count: int, said: str | None) -
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+# what is said meanwhile
+
+
+def test_every_half_minute_the_wait_says_who_is_left_why_and_how_long_yet() -> None:
+    scene = Scene(pod("a", PLUGIN), pod("b", PLUGIN, deleting=True, finalizers=("example.com/held",)))
+    scene.gone_after(45.0, "a")
+    scene.gone_after(95.0, "b")
+    scene.wait(timeout_s=300.0)
+    assert scene.clock.now == 1095.0
+    assert scene.killer.calls == ["pods", "watch"], "saying so costs no request"
+    held = "rbln-system/b: terminating, held by finalizer example.com/held"
+    first, left, second, third, _ = scene.reporter.infos
+    assert first.startswith("still waiting, at most 4 min more: 2 pod(s) still on the node: rbln-system/a: not deleted")
+    assert first.endswith(f"; {held}")
+    assert left == "pod rbln-system/a is gone, 1 left"
+    assert second == f"still waiting, at most 4 min more: 1 pod(s) still on the node: {held}"
+    assert third == f"still waiting, at most 3 min more: 1 pod(s) still on the node: {held}"
+
+
+def test_a_short_wait_and_the_time_after_a_wait_are_silent() -> None:
+    scene = Scene(pod("a", PLUGIN))
+    scene.gone_after(29.0, "a")
+    scene.wait()
+    scene.clock.sleep(600.0)
+    assert scene.reporter.infos == ["pod rbln-system/a is gone, 0 left"]
+
+
+@pytest.mark.parametrize("may_watch", [True, False])
+def test_a_wait_for_the_node_says_what_it_waits_for(may_watch: bool) -> None:
+    scene = Scene() if may_watch else unwatchable()
+    scene.clock.after(61.0, lambda: scene.cluster.edit({"answer": "yes"}))
+    assert answer_wait(scene).until_wanted(scene.cluster.node(), scene.deadline(100.0))
+    assert scene.reporter.infos == [
+        "still waiting, at most 1 min more: the operator's answer",
+        "still waiting, at most 40 s more: the operator's answer",
+    ]

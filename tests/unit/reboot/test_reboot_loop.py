@@ -183,6 +183,31 @@ def test_a_node_keeps_its_slot_until_it_is_ready_and_its_driver_serves() -> None
     assert other.host.is_down
 
 
+def test_a_rebooted_node_is_ready_once_its_driver_serves_and_not_before() -> None:
+    machine = one().request()
+    machine.round()
+    machine.come_back()
+    machine.host.serves = False
+    machine.host.marker = None
+    machine.round()
+    assert machine.cluster.current is not None
+    assert machine.cluster.current.labels[KEYS.state] == "reboot-required"
+    machine.host.serves = True
+    machine.round()
+    assert machine.cluster.current.labels[KEYS.state] == "ready"
+    check_rebooted_once(machine)
+
+
+def test_a_node_that_somebody_else_rebooted_is_ready_at_once() -> None:
+    machine = one().request(approved=False)
+    machine.round()
+    machine.boot()
+    machine.tell(boot_id=machine.host.boot_id)
+    machine.round()
+    assert machine.cluster.current is not None
+    assert machine.cluster.current.labels[KEYS.state] == "ready"
+
+
 def test_what_speaks_of_the_reboot_is_gone_before_the_slot_is() -> None:
     machine = one().request()
     machine.round()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.markers import REASONS
 from driver_manager.domain.reboot.record import (
-    LAST_MOMENT_S,
     MAX_ATTEMPTS_KEPT,
     Attempt,
     Pending,
@@ -23,6 +22,7 @@ from driver_manager.domain.reboot.record import (
     decode,
     encode,
 )
+from driver_manager.domain.wire import LAST_MOMENT_S
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("rebooter-v*.json"))
 REQUESTS = st.builds(RebootRequest, st.text(max_size=40), st.sampled_from(REASONS), st.integers(0, 2**40))

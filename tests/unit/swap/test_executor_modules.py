@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -150,6 +151,16 @@ def test_device_nodes_get_their_time_though_the_deadline_is_near() -> None:
     world.clock.after(8.9, world.host.stuck_users.clear)
     assert run(world).exit_code is ExitCode.DONE
     assert world.host.awaited_s == [DEVICE_NODES_S]
+
+
+def test_every_half_minute_a_wait_for_the_device_says_who_has_it_and_how_long_yet() -> None:
+    world = with_peer()
+    world.policy = replace(world.policy, device_free_timeout_s=100.0)
+    world.host.stuck_users = {"rebellions": 1}
+    world.clock.after(80.0, world.host.stuck_users.clear)
+    assert run(world).exit_code is ExitCode.DONE
+    said = [line for line in world.reporter.infos if line.startswith("still waiting")]
+    assert [line.partition(" more: ")[2][:38] for line in said] == ["device in use: rebellions (1 user(s))"] * 2
 
 
 # pods that come late

@@ -10,6 +10,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import Loader, Policy
 from tests.fakes.builders import ASCEND, NEW_DIGEST, driver_pod
 from tests.fakes.scenarios import NEW_ROOT
+from tests.fakes.shown import Shown
 from tests.fakes.world import State, World
 
 MODULES = ("drv_pcie_host", "drv_devmng_host")
@@ -127,7 +128,8 @@ def test_told_to_end_while_it_waits_for_the_new_drivers_device_it_finishes_the_l
     outcome = world.run()
     assert outcome is not None
     assert outcome.exit_code in (ExitCode.DONE, ExitCode.STANDING_DOWN)
-    assert world.state() == STATE
+    shows = STATE.shown if outcome.exit_code is ExitCode.DONE else Shown("failed", 10, world.digest)
+    assert world.state() == replace(STATE, shown=shows)
 
 
 def test_a_driver_that_does_not_load_leaves_the_node_free_for_a_reboot() -> None:

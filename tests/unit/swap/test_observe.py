@@ -131,6 +131,21 @@ def test_a_pod_of_ours_that_is_no_driver_pod_leaves_it_to_the_driver_pod() -> No
     assert wanted_digest("", with_env, listed(with_env, driver), PROFILE)[0] == "own"
 
 
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        (driver_pod(main_digest="b"), "b"),
+        (driver_pod(main_digest="a"), ""),
+        (driver_pod(), ""),
+        (driver_pod(main_digest="b", main_started=True), ""),
+        (None, ""),
+    ],
+)
+def test_the_digest_that_the_driver_container_records_is_known_where_it_is_another(own: Pod | None, other: str) -> None:
+    identity = SURE if own is not None else replace(SURE, pod_name="", pod_name_is_sure=False)
+    assert observed(identity, *([own] if own is not None else []), digest="a").installed_digest == other
+
+
 def test_nothing_that_tells_is_no_digest() -> None:
     assert wanted_digest("", None, listed(pod("other")), PROFILE) == ("", "")
 
@@ -183,6 +198,8 @@ def alive(
         ((driver_pod(deleting=True),), True),
         ((driver_pod(phase="Failed"),), False),
         ((driver_pod(phase="Succeeded"),), False),
+        ((driver_pod(phase="Failed", have_ended=None),), True),  # refused by its kubelet, and not ended yet
+        ((driver_pod(deleting=True, have_ended=True),), False),
         ((pod("driver-a", uid="another"),), False),
         ((), False),
     ],

@@ -273,7 +273,7 @@ def test_a_resumed_rebind_whose_root_is_unmounted_still_removes_the_ready_marker
 @pytest.mark.parametrize(
     ("facts", "policy", "why"),
     [
-        ({}, CONTAINER, f"recorded digest {OLD_DIGEST[:12]} differs"),
+        ({}, CONTAINER, f"recorded digest {OLD_DIGEST} differs from the wanted {NEW_DIGEST}"),
         ({"digest": None}, CONTAINER, "no digest is recorded"),
         ({"digest": None, "digest_problem": "garbage"}, CONTAINER, "unusable: garbage"),
         ({"digest": NEW_DIGEST}, Policy(force_reinstall=True), "forced"),

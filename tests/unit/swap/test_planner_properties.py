@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain import selectors
+from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Observation, Policy
@@ -15,6 +16,7 @@ from driver_manager.domain.pods.workloads import PodAction
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
+from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
 from driver_manager.domain.swap.plan import Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
@@ -24,22 +26,27 @@ from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 from driver_manager.domain.swap.steps.reboot import EndWithoutReboot, HoldForReboot, RequestReboot
+from driver_manager.domain.swap.steps.waits import WaitAfterFailure, WaitForHolders, WaitForStuckPods, WaitStep
 from tests.fakes.builders import (
     LABELS,
+    LONG_AFTER_S,
     NEW_DIGEST,
     NODE,
     OLD_DIGEST,
+    PLUGIN,
     PROFILE,
     PROFILES,
     ROOT_MOUNT,
     SOMEBODY,
     driver_pod,
+    failed_before,
     host,
     journal,
     key,
     modules,
     node,
     observation,
+    pod,
     source,
     workload,
 )
@@ -54,7 +61,11 @@ USERS = (
     workload("claims", resources=(), claims=("c",)),
     workload("holds", resources=()),
     workload("web", resources=()),
+    workload("placed", resources=(), selector_keys=frozenset({PLUGIN})),
+    pod("stuck", PLUGIN, deleting=True, due_s=0.0),
 )
+HOLDERS_SEEN = (Holder(7, "x", "/dev/rbln0", "open", pod_uid="holds"), Holder(8, "y", "/dev/rbln0", "mapped"))
+VFIO_MANAGER = pod("vfio", key("vfio-manager"))
 
 
 WISHES = (
@@ -90,11 +101,12 @@ def observations(draw: st.DrawFn) -> Observation:
         ),
         pods=tuple(draw(st.lists(st.sampled_from(USERS), unique_by=lambda pod: pod.uid, max_size=4))),
         claims=draw(st.sampled_from([(), (Claim("tenant", "c", PROFILE.device_classes),)])),
-        holders=draw(st.sampled_from([(), (Holder(7, "x", "/dev/rbln0", "open", pod_uid="holds"),)])),
+        holders=draw(st.sampled_from([(), HOLDERS_SEEN[:1], HOLDERS_SEEN])),
         journal=draw(st.sampled_from([None, journal(), journal(owner=SOMEBODY)])),
         owner_alive=draw(st.sampled_from([True, False, None])),
         digest=draw(st.sampled_from(["", NEW_DIGEST])),
-        own_pod=draw(st.sampled_from([None, driver_pod(), driver_pod(main_started=True)])),
+        own_pod=draw(st.sampled_from([None, driver_pod(), driver_pod(main_started=True), VFIO_MANAGER])),
+        at=draw(st.sampled_from([Moment(), Moment(1_000.0, LONG_AFTER_S)])),
     )
 
 
@@ -114,22 +126,27 @@ POLICIES = st.builds(
     completion=st.sampled_from([selectors.parse(""), selectors.parse("job")]),
     safe_load=st.booleans(),
 )
-WAITED = st.frozensets(st.sampled_from([SAFE_LOAD, OPERATOR, COMPLETION]))
-ASKING = {WaitForSafeLoad, AskOperator, PlanAgain}
-"""What may come before the node is taken: it asks an operator, who must not find us half-way."""
+WAITED = st.frozensets(st.sampled_from([SAFE_LOAD, OPERATOR, COMPLETION, HOLDERS, STUCK]))
+ASKING = {WaitForSafeLoad, AskOperator, PlanAgain, WaitForHolders, WaitForStuckPods, WaitAfterFailure}
+"""What may come before the node is taken: it asks an operator, who must not find us half-way, or only waits."""
 
 
-def plan_or_error(obs: Observation, profile: Profile, policy: Policy, waited: frozenset[str]) -> Plan | ManagerError:
+def plan_or_error(
+    obs: Observation, profile: Profile, policy: Policy, waited: frozenset[str], *, has_failed: bool
+) -> Plan | ManagerError:
+    now = Situation.of(obs, profile, policy, waited)
     try:
-        return plan(Situation.of(obs, profile, policy, waited))
+        return plan(failed_before(now) if has_failed else now)
     except ManagerError as error:
         return error
 
 
 @settings(max_examples=300)
-@given(observations(), st.sampled_from(sorted(PROFILES)), POLICIES, WAITED)
-def test_any_plan_is_sound(obs: Observation, name: str, policy: Policy, waited: frozenset[str]) -> None:
-    found = plan_or_error(obs, PROFILES[name], policy, waited)
+@given(observations(), st.sampled_from(sorted(PROFILES)), POLICIES, WAITED, st.booleans())
+def test_any_plan_is_sound(
+    obs: Observation, name: str, policy: Policy, waited: frozenset[str], has_failed: bool
+) -> None:
+    found = plan_or_error(obs, PROFILES[name], policy, waited, has_failed=has_failed)
     if isinstance(found, ManagerError):
         assert found.remedy
         return
@@ -168,10 +185,31 @@ def test_any_plan_is_sound(obs: Observation, name: str, policy: Policy, waited: 
         assert policy.loader is Loader.MANAGER
 
 
+@settings(max_examples=300)
+@given(observations(), POLICIES, WAITED, st.booleans())
+def test_any_plan_waits_first_and_spares_the_label_that_places_us(
+    obs: Observation, policy: Policy, waited: frozenset[str], has_failed: bool
+) -> None:
+    found = plan_or_error(obs, PROFILE, policy, waited, has_failed=has_failed)
+    if isinstance(found, ManagerError):
+        return
+    kinds = [type(step) for step in found.steps]
+    if obs.own_pod is VFIO_MANAGER:
+        assert LoadModules not in kinds, "it brings no driver"
+    own = obs.own_pod.selector_keys if obs.own_pod is not None else frozenset()
+    taken = [step for step in found.steps if isinstance(step, TakeNode)]
+    assert not any(own & step.change.labels.keys() for step in taken), "our own end"
+    waits = [at for at, kind in enumerate(kinds) if issubclass(kind, WaitStep)]
+    assert waits == list(range(0, 2 * len(waits), 2)), "somebody is asked for something before the waits"
+    assert not [kind for kind in kinds[1:] if kind is WaitAfterFailure]
+
+
 @settings(max_examples=500)
-@given(observations(), POLICIES, WAITED)
-def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy, waited: frozenset[str]) -> None:
-    found = plan_or_error(obs, PROFILE, policy, waited)
+@given(observations(), POLICIES, WAITED, st.booleans())
+def test_any_plan_treats_users_pods_well(
+    obs: Observation, policy: Policy, waited: frozenset[str], has_failed: bool
+) -> None:
+    found = plan_or_error(obs, PROFILE, policy, waited, has_failed=has_failed)
     if isinstance(found, ManagerError):
         return
     kinds: list[type] = [type(step) for step in found.steps]
@@ -195,5 +233,5 @@ def test_any_plan_treats_users_pods_well(obs: Observation, policy: Policy, waite
     assert not set(afters) & waited, "it waits twice for the same"
     assert len(set(afters)) == len(afters)
     for index, kind in enumerate(kinds):
-        if kind in (WaitForSafeLoad, AskOperator, WaitForCompletion):
+        if kind in (WaitForSafeLoad, AskOperator, WaitForCompletion) or issubclass(kind, WaitStep):
             assert kinds[index + 1] is PlanAgain, "it acts on what it saw before the wait"

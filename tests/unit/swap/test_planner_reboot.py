@@ -82,10 +82,10 @@ def test_where_a_container_loads_nothing_is_taken_for_it() -> None:
 
 
 STATE_KEY, LABEL = ASCEND.keys.upgrade_state, ASCEND.keys.reboot_required
-ASKED = {LABEL: "true", STATE_KEY: REBOOT_STATE}
+ASKED = {LABEL: "true", STATE_KEY: REBOOT_STATE, ASCEND.keys.state: "reboot-required"}
 
 
-def test_a_request_sets_both_labels_once() -> None:
+def test_a_request_sets_all_its_labels_once() -> None:
     fresh = plan(Situation.of(observation(host=host(**ASCEND_LOADED)), ASCEND, CONTAINER))
     assert one(fresh, RequestReboot).change.labels == ASKED
     again = plan(Situation.of(observation(host=host(**ASCEND_LOADED), node=node(ASKED)), ASCEND, CONTAINER))
@@ -120,7 +120,9 @@ def test_after_the_reboot_both_labels_go_again(loaded: bool) -> None:
             Policy(loader=Loader.MANAGER),
         ),
     )
-    assert one(found, ClearRebootRequest).change.labels == {LABEL: None, STATE_KEY: None}
+    # Ready it is at once where nothing is to be loaded, else at the end of the run.
+    shown = {ASCEND.keys.state: "ready"} if loaded else {}
+    assert one(found, ClearRebootRequest).change.labels == {LABEL: None, STATE_KEY: None, **shown}
 
 
 def test_a_state_that_another_manager_wrote_stays() -> None:
@@ -172,5 +174,6 @@ def test_an_upgrade_that_is_not_wanted_any_more_asks_for_no_reboot(marker: Marke
     found = plan(Situation.of(obs, ASCEND, CONTAINER))
     assert bool(found.steps) is is_cleared
     if is_cleared:
-        assert one(found, ClearRebootRequest).change.labels == {LABEL: None, STATE_KEY: None}
+        cleared = {LABEL: None, STATE_KEY: None, ASCEND.keys.state: "ready"}
+        assert one(found, ClearRebootRequest).change.labels == cleared
         assert "not wanted any more" in one(found, ClearRebootRequest).describe()

@@ -16,7 +16,7 @@ from driver_manager.domain.errors import (
     PreflightFailed,
     RebootRequired,
 )
-from driver_manager.domain.model import Module, Policy
+from driver_manager.domain.model import Host, Module, Policy
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan, refuse_if_owned
@@ -96,6 +96,25 @@ def test_a_driver_that_the_kernel_is_still_unloading_is_neither_loaded_over_nor_
 def test_a_current_driver_with_a_peer_on_its_way_out_is_current() -> None:
     facts = host(digest=NEW_DIGEST, leaving=("rebellions_peer",))
     assert plan(Situation.of(observation(host=facts), PROFILE, MANAGER)).steps == ()
+
+
+@pytest.mark.parametrize("decided", [host(), host(digest=NEW_DIGEST), host(modules={}, digest=None)])
+def test_two_digests_of_one_pod_are_named_in_full(decided: Host) -> None:
+    other = "e" * 64
+    facts = {"host": decided, "installed_digest": other, "digest_source": "DRIVER_CONFIG_DIGEST"}
+    (warning,) = [
+        line
+        for line in plan(Situation.of(observation(**facts), PROFILE, CONTAINER)).warnings
+        if "replaced at every start" in line
+    ]
+    assert NEW_DIGEST in warning
+    assert other in warning
+    assert "rbln-system/driver-a" in warning
+    loads = replace(decided, source=source())
+    by_us = plan(Situation.of(observation(**{**facts, "host": loads}), PROFILE, MANAGER))
+    assert not any("replaced at every start" in line for line in by_us.warnings), "the manager records its own"
+    alike = plan(Situation.of(observation(host=decided), PROFILE, CONTAINER))
+    assert not any("replaced at every start" in line for line in alike.warnings)
 
 
 def test_a_refused_second_run_ends_with_eleven() -> None:

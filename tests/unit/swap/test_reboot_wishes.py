@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
@@ -112,7 +112,7 @@ def test_a_reboot_after_which_another_driver_is_loaded_again_is_not_asked_for_ag
         boot(world, digest=digest)
         outcome = run(world)
         assert outcome.exit_code is ExitCode.MODULE_FAILED
-        assert "the node has rebooted for driver ffffffffffff since that was asked for" in outcome.what
+        assert f"the node has rebooted for driver {NEW_DIGEST} since that was asked for" in outcome.what
         assert PATHS.reboot_wish in outcome.remedy
         assert not asks(world), "what asked for the last reboot is taken back"
     assert requests(world) == 1
@@ -217,6 +217,7 @@ def test_a_recovery_is_asked_for_as_ever() -> None:
 EVENTS = st.sampled_from(["run", "boot with nothing", "boot with the old", "force", "unforce", "want new", "want old"])
 
 
+@example(["force", "want old", "run", "unforce", "run"])
 @settings(max_examples=200)
 @given(st.lists(EVENTS, min_size=4, max_size=14))
 def test_between_two_requests_for_one_wish_something_was_wanted_that_is_not_wanted_now(events: list[str]) -> None:

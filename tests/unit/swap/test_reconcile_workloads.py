@@ -16,6 +16,7 @@ from driver_manager.domain.swap import planner
 from tests.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
 from tests.fakes.checks import finish
 from tests.fakes.cluster import Tenant
+from tests.fakes.executions import only_showed_its_end
 from tests.fakes.scenarios import (
     DRA_PLUGIN,
     LABELS,
@@ -96,7 +97,7 @@ def test_a_blocker_is_found_before_the_first_eviction(pod: object, word: str) ->
     assert outcome.exit_code is ExitCode.PODS_REMAIN
     assert "tenant/a" in outcome.what
     assert word in outcome.remedy
-    assert world.killer.effects == []
+    assert only_showed_its_end(world)
     assert_untouched(world)
 
 
@@ -106,7 +107,7 @@ def test_without_consent_to_evict_nothing_is_begun() -> None:
     outcome = run(world)
     assert outcome.exit_code is ExitCode.PODS_REMAIN
     assert "--enable-npu-pod-eviction" in outcome.remedy
-    assert world.killer.effects == []
+    assert only_showed_its_end(world)
 
 
 def test_the_dra_plugin_leaves_only_after_the_last_claim_holder() -> None:
@@ -382,7 +383,7 @@ def test_a_pod_that_holds_the_device_unasked_keeps_others_from_being_evicted_for
     assert outcome.exit_code is ExitCode.PODS_REMAIN
     assert "tenant/spy (has /dev/rbln0 open without asking for it)" in outcome.what
     assert "--evict-holders" in outcome.remedy
-    assert world.killer.effects == []
+    assert only_showed_its_end(world)
 
 
 def test_a_pod_that_holds_the_device_unasked_is_evicted_where_that_is_allowed() -> None:
@@ -648,4 +649,4 @@ def test_a_grace_longer_than_the_run_is_named_before_anybody_is_told_to_end() ->
     outcome = run(world)
     assert outcome.exit_code is ExitCode.PODS_REMAIN
     assert "RECONCILE_DEADLINE" in outcome.remedy
-    assert world.killer.effects == []
+    assert only_showed_its_end(world)

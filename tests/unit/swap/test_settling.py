@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from driver_manager.core.swap.node_cas import ATTEMPTS
+from driver_manager.core.node.cas import ATTEMPTS
 from driver_manager.core.swap.settling import HURRY_S, Settler
 from driver_manager.domain.errors import (
     ApiUnavailable,
@@ -309,6 +309,21 @@ def test_a_node_that_stayed_as_it_was_taken_is_given_back_by_one_request() -> No
     scene.settler.give_back(ALL_LABELS)
     assert scene.is_given_back
     assert scene.killer.calls == ["patch"]
+
+
+@pytest.mark.parametrize("cordons", [True, False], ids=["cordoned", "not-cordoned"])
+def test_a_cordon_on_a_node_with_a_kubelet_is_lifted_after_a_look_and_by_one_patch(cordons: bool) -> None:
+    """The record of who set it has moved by then; nothing else of the patch is told by its place."""
+    held = ALL_LABELS if cordons else replace(ALL_LABELS, cordoned=False, cordon_manager="")
+    scene = Scene(encode(held))
+    if not cordons:
+        scene.cluster.edit(annotations={CORDON: None}, cordon=False)
+    scene.cluster.current = replace(seen(scene), has_heartbeat=True)
+    scene.settler.took(held, scene.cluster.current)
+    scene.killer.calls.clear()
+    scene.settler.give_back(held)
+    assert scene.is_given_back
+    assert scene.killer.calls == (["node", "patch"] if cordons else ["patch"])
 
 
 def lifted_and_set_again(scene: Scene) -> None:

@@ -67,6 +67,26 @@ def loaded_among(sys_root: Path, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if _module(sys_root / "module" / name) is not None)
 
 
+def permanent(proc: Path, names: Iterable[str]) -> dict[str, str]:
+    """Those of `names` that are loaded and that this kernel never unloads, with the reason; none where it cannot tell.
+
+    /proc/modules has name, size, reference count and users: `-` for a count where the kernel is built without
+    unloading, `[permanent]` among the users of a module without an exit function (kernel/module/procfs.c,
+    print_unload_info).
+    """
+    try:
+        rows = [line.split() for line in (proc / "modules").read_text(errors="replace").splitlines()]
+    except OSError:
+        return {}
+    wanted, found = set(names), dict[str, str]()
+    for name, _, count, users in (row[:4] for row in rows if len(row) > 3 and row[0] in wanted):
+        if "[permanent]" in users.split(","):
+            found[name] = "it has no exit function (/proc/modules: [permanent])"
+        elif count == "-":
+            found[name] = "this kernel is built without CONFIG_MODULE_UNLOAD"
+    return found
+
+
 def _module(folder: Path) -> Module | None:
     """The module at `folder`; None where it is gone or built in (then it has no `initstate`)."""
     # One that is going serves nobody any more, whether or not it ever ends.

@@ -276,8 +276,21 @@ class ModuleTrees:
     def _outline(self, name: str, path: str) -> ModuleFile:
         facts = self._modinfo(path)
         return ModuleFile(
-            name, path, facts.get("version", ""), facts.get("vermagic", ""), unread=self._unread.get(path, "")
+            name,
+            path,
+            facts.get("version", ""),
+            facts.get("vermagic", ""),
+            unread=self._unread.get(path, ""),
+            stamp=self._stamp(path),
         )
+
+    def _stamp(self, path: str) -> str:
+        """Another text whenever the file is replaced or written to, "" where it cannot be looked at."""
+        try:
+            status = self.files.path(path).stat()
+        except OSError:
+            return ""
+        return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
     def _checksums(self, path: str) -> dict[str, str]:
         """Checksum by imported symbol; empty for a module without symbol versions."""

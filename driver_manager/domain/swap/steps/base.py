@@ -23,6 +23,11 @@ EVICT_PODS: Right = ("create", "pods/eviction")
 class Step(ABC):
     """One thing that a run does."""
 
+    @property
+    def name(self) -> str:
+        """Its kind in words, as `wait for operands`: the same for every plan."""
+        return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(self).__name__).strip()
+
     @abstractmethod
     def describe(self) -> str:
         """What it does, in one line."""

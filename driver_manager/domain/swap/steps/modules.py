@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from driver_manager.domain.digest import in_words
 from driver_manager.domain.model import DriverSource
 from driver_manager.domain.swap.steps.base import Right, Step
 
@@ -82,7 +83,7 @@ class RecordDigest(ModuleStep):
     source: DriverSource
 
     def describe(self) -> str:
-        return f"record digest {self.digest[:12]} in {self.path}"
+        return f"record digest {in_words(self.digest)} in {self.path}"
 
     def rights(self) -> tuple[Right, ...]:
         return ()

@@ -26,7 +26,7 @@ class UnmountDriverRoot(MountStep):
 
 @dataclass(frozen=True)
 class RemoveArtifacts(MountStep):
-    """Remove files that speak of a driver which is no longer there."""
+    """Remove files that speak of a driver which is no longer there, or of an earlier run's failure."""
 
     paths: tuple[str, ...]
 

@@ -20,13 +20,16 @@ def patch_until_current(
     reporter: Reporter,
     change_of: Callable[[Node], NodeChange],
     remedy: str = "Run again.",
+    known: Node | None = None,
 ) -> Node | None:
     """The Node after `change_of` what it was; None where that was nothing, and no patch was sent.
+
+    `known` is the Node as it was seen a moment ago: it stands for the first look.
 
     Raises ApiUnavailable with `remedy` when it kept changing, what `change_of` raises, and as the port.
     """
     for _ in range(ATTEMPTS):
-        node = cluster.node()
+        node, known = known or cluster.node(), None
         change = change_of(node)
         if change.is_empty:
             return None

@@ -1,0 +1,35 @@
+"""The figures that each run leaves on the host for the next one, and for whoever publishes metrics."""
+
+from __future__ import annotations
+
+from driver_manager.adapters.host.files import HostFiles
+from driver_manager.domain import run_figures
+from driver_manager.domain.profile import HostPaths
+from driver_manager.domain.run_figures import RunFigures, RunReport
+
+
+class RunFiguresFile:
+    """The file of one host, gone with the boot."""
+
+    def __init__(self, files: HostFiles, paths: HostPaths) -> None:
+        self._files = files
+        self._path = paths.run_figures
+
+    def read(self) -> RunFigures:
+        """What the runs of this boot left; none where there is none, or it cannot be read."""
+        try:
+            return run_figures.decode(self._files.read(self._path) or "")
+        except OSError:
+            return RunFigures()
+
+    def add(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
+        """The figures with one more run, as they are kept. Raises ConfigError where they cannot be."""
+        text = run_figures.encode(self.read().with_run(run, is_given_back=is_given_back))
+        self._files.write(self._path, text)
+        return run_figures.decode(text)
+
+    def release(self) -> None:
+        """Somebody gave the node back by hand. Raises ConfigError."""
+        figures = self.read()
+        if figures.is_held:
+            self._files.write(self._path, run_figures.encode(figures.given_back()))

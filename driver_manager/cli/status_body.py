@@ -1,0 +1,197 @@
+"""`status` for machines: the form that `schemas/status.schema.json` describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from driver_manager import schemas
+from driver_manager.cli.status_facts import Gathered
+from driver_manager.domain import timestamps
+from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.model import DeviceVerdict, Host, Node, Observation, Part, Pod
+from driver_manager.domain.modules import unload_order
+from driver_manager.domain.node_state import LastOutcome
+from driver_manager.domain.pods.labels import is_paused
+from driver_manager.domain.pods.operands import placed_by, why_still_there
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.status.attention import attention
+from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
+from driver_manager.domain.status.headline import headline
+from driver_manager.domain.swap.node_patches import has_managers_cordon, has_rebooters_cordon
+from driver_manager.domain.swap.plan import Plan
+
+OFF_NODE = "not on the node"
+
+
+def body(gathered: Gathered) -> dict[str, Any]:
+    """Everything that is shown."""
+    facts = gathered.facts
+    obs, profile, first = facts.obs, facts.profile, headline(facts)
+    recorded = obs.host.digest if obs.host else None
+    return {
+        "schemaVersion": schemas.VERSION,
+        "state": first.state.value if first.state is not None else None,
+        "since": first.since or None,
+        "why": first.why,
+        "attention": [{"kind": one.kind, "what": one.what, "remedy": one.remedy} for one in attention(facts, first)],
+        "health": _health(facts),
+        "lastRun": _last_run(facts.outcome),
+        "node": obs.node.name,
+        "profile": profile.name,
+        "labels": _labels(obs, profile),
+        "cordon": _cordon(obs.node, profile) if facts.has_node else None,
+        "journal": _journal(facts),
+        "operands": None if Part.PODS in facts.missing else _operands(obs, profile),
+        "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
+        "host": _host(obs.host) if obs.host else {"problem": _why_no_host(facts)},
+        "reboot": gathered.reboot,
+        "next": _next(facts.verdict),
+    }
+
+
+def _why_no_host(facts: StatusFacts) -> str:
+    unread = facts.missing.get(Part.HOST)
+    return unread.what if unread is not None else OFF_NODE
+
+
+def _health(facts: StatusFacts) -> dict[str, Any]:
+    health = facts.health
+    return {
+        "source": health.source or None,
+        "state": health.state.value if health.state is not None else None,
+        "reason": health.reason,
+        "since": _moment(health.since_s),
+        "sampledAt": _moment(health.sampled_s),
+        "devices": [_device(one) for one in _devices(facts.obs.host, health)],
+    }
+
+
+def _devices(host: Host | None, health: DeviceHealth) -> tuple[DeviceVerdict | str, ...]:
+    """The devices with their verdicts; those on the bus that nobody has judged by their addresses alone."""
+    judged = {one.address for one in health.devices}
+    if health.devices and not all(judged):
+        return health.devices
+    return (*health.devices, *(address for address in (host.pci_devices if host else ()) if address not in judged))
+
+
+def _device(one: DeviceVerdict | str) -> dict[str, Any]:
+    if isinstance(one, str):
+        return {"name": "", "address": one, "health": None, "reason": ""}
+    return {"name": one.name, "address": one.address, "health": one.health.value, "reason": one.reason}
+
+
+def _moment(wall_s: float | None) -> str | None:
+    return timestamps.written(wall_s) if wall_s is not None else None
+
+
+def _last_run(outcome: LastOutcome | None) -> dict[str, Any] | None:
+    if outcome is None:
+        return None
+    return {
+        "state": outcome.state.value,
+        "exitCode": outcome.exit_code,
+        "what": outcome.what,
+        "remedy": outcome.remedy,
+        "step": outcome.step,
+        "digest": outcome.digest,
+        "version": outcome.version,
+        "ended": outcome.ended,
+        "since": outcome.since,
+    }
+
+
+def _labels(obs: Observation, profile: Profile) -> list[dict[str, Any]]:
+    deploy = profile.deploy
+    journaled: dict[str, str] = dict(obs.journal.labels) if obs.journal else {}
+    there = {key for key in obs.node.labels if deploy.prefix and key.startswith(deploy.prefix)} - profile.keys.names
+    return [
+        {
+            "key": key,
+            "now": obs.node.labels.get(key),
+            "journaled": journaled.get(key),
+            "paused": is_paused(obs.node.labels.get(key), deploy.paused_value),
+        }
+        for key in sorted(there | journaled.keys())
+    ]
+
+
+def _cordon(node: Node, profile: Profile) -> str:
+    if not node.unschedulable:
+        return "none"
+    if has_rebooters_cordon(node, profile):
+        return "the rebooter's"
+    return "a driver manager's" if has_managers_cordon(node, profile) else "an administrator's"
+
+
+def _journal(facts: StatusFacts) -> dict[str, Any] | None:
+    unreadable = facts.missing.get(Part.JOURNAL) or facts.why_no_node
+    if unreadable is not None:
+        return {"problem": unreadable.what}
+    obs = facts.obs
+    journal: Journal | None = obs.journal
+    if journal is None:
+        return None
+    driver = journal.driver
+    return {
+        "owner": str(journal.owner),
+        "ownerLives": obs.owner_alive,
+        "bootId": journal.boot_id,
+        "sameBoot": obs.host.boot_id == journal.boot_id if obs.host else None,
+        "cordoned": journal.cordoned,
+        "services": list(journal.services),
+        "oldDriver": {"version": driver.version, "root": driver.root} if driver else None,
+        "step": journal.step,
+        "begin": journal.begin or None,
+    }
+
+
+def _operands(obs: Observation, profile: Profile) -> list[dict[str, str]]:
+    operands = placed_by(obs.pods.pods, profile.deploy_keys(obs.node.labels), obs.own_pod)
+    return [{"pod": str(pod), "phase": pod.phase, "why": _operand_note(pod)} for pod in operands]
+
+
+def _operand_note(pod: Pod) -> str:
+    return why_still_there(pod) if pod.deleting else ""
+
+
+def _host(host: Host) -> dict[str, Any]:
+    return {
+        "kernel": host.kernel_release,
+        "bootId": host.boot_id,
+        "pciDevices": list(host.pci_devices),
+        "modules": [
+            {"name": name, "version": module.version, "refcount": module.refcount, "holders": list(module.holders)}
+            for name, module in ((name, host.modules[name]) for name in unload_order(host.modules))
+        ],
+        "leaving": list(host.leaving),
+        "digestProblem": host.digest_problem,
+        "rootMounts": list(host.root_mounts),
+        "artifacts": list(host.artifacts),
+        "hostDriver": host.host_driver,
+        "loadsFrom": host.source.root if host.source else "",
+        "rebootMarker": {"reason": host.marker.reason, "sameBoot": host.marker.boot_id == host.boot_id}
+        if host.marker
+        else None,
+        "rebootMarkerProblem": host.marker_problem,
+    }
+
+
+def _next(verdict: Plan | ManagerError) -> dict[str, Any]:
+    if isinstance(verdict, Plan):
+        return {
+            "exitCode": None,
+            "decision": verdict.decision.value,
+            "why": verdict.reason,
+            "steps": [step.describe() for step in verdict.steps],
+            "workloads": [one.to_text() for one in verdict.workloads],
+            "warnings": list(verdict.warnings),
+        }
+    return {
+        "exitCode": int(verdict.exit_code),
+        "decision": "refused",
+        "why": verdict.what,
+        "steps": [],
+        "workloads": [],
+        "warnings": [verdict.remedy],
+    }

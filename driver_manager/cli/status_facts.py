@@ -1,0 +1,137 @@
+"""Gathers what `status` shows: every part by itself, so that what is out of sight costs its own lines only.
+
+Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from driver_manager import settings
+from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.cli import reboot_status
+from driver_manager.cli.wiring import Session, open_session
+from driver_manager.core.swap.reconcile import decide
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import ManagerError, NodeMissing, Terminated
+from driver_manager.domain.health import record
+from driver_manager.domain.health.machine import HealthState, History
+from driver_manager.domain.model import Observation, Part, Policy, ProbeResult
+from driver_manager.domain.setting import Values
+from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
+from driver_manager.domain.swap.plan import Plan
+
+PROBE_S = 60.0
+"""Bound of a probe that was asked for: its own timeout is shorter."""
+
+T = TypeVar("T")
+
+
+class Sight:
+    """Reads parts, and keeps the errors of those that are out of sight."""
+
+    def __init__(self) -> None:
+        self.errors: dict[Part, ManagerError] = {}
+
+    def __call__(self, part: Part, read: Callable[[], T], otherwise: T) -> T:
+        """See `driver_manager.core.swap.observe.Reading`. Raises NodeMissing and Terminated: no matter of sight."""
+        try:
+            return read()
+        except (NodeMissing, Terminated):
+            raise
+        except ManagerError as error:
+            self.errors[part] = error
+            return otherwise
+
+    def first(self) -> ManagerError | None:
+        """The first error, None where everything was seen."""
+        return next(iter(self.errors.values()), None)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What `status` shows: the facts, and the rebooter's side as it is printed."""
+
+    facts: StatusFacts
+    reboot: dict[str, Any] | None
+
+
+def gather(values: Values, wanted: Policy, *, probes: bool) -> Gathered:
+    """Everything that can be seen. Raises ManagerError where neither the Node nor the host can.
+
+    `probes`: take a sample of the devices' health now.
+    """
+    missing = Sight()
+    try:
+        session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, reading=missing)
+    except ManagerError as error:
+        raise missing.first() or error from None
+    obs = session.observe(session.node, reading=missing)
+    has_node = not {Part.CLUSTER, Part.NODE} & missing.errors.keys()
+    if not has_node and obs.host is None:
+        raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
+    verdict = _verdict(session, obs, wanted, missing)
+    reboot = reboot_status.facts(session, obs.node, on_host=obs.host is not None)
+    facts = StatusFacts(
+        obs=obs,
+        profile=session.profile,
+        verdict=verdict,
+        now_s=session.clock.wall(),
+        health=_health(session, obs, probes=probes),
+        missing=missing.errors,
+        reboot_waits_for=reboot["waitsFor"] if reboot else "",
+    )
+    return Gathered(facts, reboot)
+
+
+def _verdict(session: Session, obs: Observation, wanted: Policy, missing: Sight) -> Plan | ManagerError:
+    """What a run would do; where a part that it decides by is out of sight, the error of that part."""
+    unseen = missing.first()
+    if unseen is not None:
+        return unseen
+    try:
+        return decide(session.ports(), obs, session.profile, wanted)[1]
+    except ManagerError as error:
+        return error
+
+
+def _health(session: Session, obs: Observation, *, probes: bool) -> DeviceHealth:
+    """What health-watch remembers of this boot, and where it is asked for, a sample taken now."""
+    if obs.host is None:
+        return DeviceHealth()
+    marks = HostMarks(session.roots, session.profile, session.clock)
+    text = marks.recall()
+    history = record.recorded(text, obs.host.boot_id)
+    withdrawn = session.profile.paths.ready_withdrawn
+    seen = DeviceHealth(is_withdrawn=bool(withdrawn) and withdrawn in obs.host.artifacts)
+    if history != History():
+        seen = replace(
+            seen,
+            source="health-watch",
+            state=history.state,
+            reason=history.reason,
+            since_s=_since_s(history),
+            sampled_s=marks.touched_s(),
+            devices=history.devices,
+            has_stuck_probe=history.stuck is not None,
+        )
+    return _probed(session, seen) if probes else seen
+
+
+def _since_s(history: History) -> float | None:
+    """When the wedge was declared, in seconds since the epoch; None where there is none, or that is not known."""
+    is_wedged = history.state is HealthState.WEDGED
+    return float(history.wedge.since_s) if is_wedged and history.wedge.since_s else None
+
+
+def _probed(session: Session, seen: DeviceHealth) -> DeviceHealth:
+    """`seen` with a sample of now, unless an earlier one is stuck: then another would be, too."""
+    if seen.has_stuck_probe:
+        return seen
+    root = session.values[settings.DRIVER_ROOT] or session.profile.paths.driver_root
+    host = session.ports().host
+    result: ProbeResult = host.probe(root, Deadline.after(PROBE_S, session.clock.monotonic))
+    reason = seen.reason or f"{result.health.value}: {result.reason}"
+    return replace(seen, source="probe", reason=reason, sampled_s=session.clock.wall(), devices=result.devices)

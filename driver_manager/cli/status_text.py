@@ -1,0 +1,151 @@
+"""`status` for people: headline, what needs a hand, devices, last run, what holds the node, and the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from driver_manager.cli import reboot_status
+from driver_manager.cli.options import styled
+from driver_manager.cli.status_body import OFF_NODE
+from driver_manager.domain import timestamps
+from driver_manager.domain.duration import spoken
+from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
+from driver_manager.domain.escaping import one_line, shown
+
+COLOURS = {"ready": "green", "upgrading": "yellow"}
+"""Other states need a hand."""
+
+
+def text(body: dict[str, Any], now_s: float) -> str:
+    """The screen; `now_s` is in seconds since the epoch."""
+    lines = [*_attention(body), *_devices(body["health"], now_s), *_last_run(body["lastRun"], now_s)]
+    lines.append(f"journal   {_journal(body['journal'], now_s)}")
+    cordon = body["cordon"] or "unknown"
+    lines += [f"node      {body['node']} (profile {body['profile']}), cordon: {cordon}", *_labels(body)]
+    lines += [*_operands(body["operands"]), _digest(body), *_host(body["host"])]
+    reboot = reboot_status.rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
+    lines += _list("reboot", reboot) if reboot else []
+    upcoming = body["next"]
+    lines += _list("next", [f"{upcoming['decision']}: {upcoming['why']}", *upcoming["steps"], *upcoming["workloads"]])
+    return "\n".join([_headline(body, now_s), shown("\n".join(lines))])
+
+
+def _headline(body: dict[str, Any], now_s: float) -> str:
+    state = body["state"] or "unknown"
+    word = styled(state, fg=COLOURS.get(state, "red"), bold=True)
+    since = f" since {_when(body['since'], now_s)}" if body["since"] else ""
+    return f"{word}{shown(since)}: {one_line(body['why'])}"
+
+
+def _when(moment: str, now_s: float) -> str:
+    """A moment and how long ago that is."""
+    then_s = timestamps.seconds_of(moment)
+    ago = f" ({spoken(now_s - then_s)} ago)" if then_s is not None and now_s >= then_s else ""
+    return f"{moment}{ago}"
+
+
+def _attention(body: dict[str, Any]) -> list[str]:
+    rows = []
+    for one in body["attention"]:
+        rows.append(f"{one['kind']}: {one['what']}")
+        rows += [f"  do: {one['remedy']}"] if one["remedy"] else []
+    return _list("attention", rows) if rows else []
+
+
+def _devices(health: dict[str, Any], now_s: float) -> list[str]:
+    rows = [
+        " ".join(filter(None, (one["name"], one["address"], one["health"] or "not judged")))
+        + (f": {one['reason']}" if one["reason"] else "")
+        for one in health["devices"]
+    ]
+    return _list("devices", [*rows, _watch(health, now_s)])
+
+
+def _watch(health: dict[str, Any], now_s: float) -> str:
+    """Who says so, and when."""
+    sampled = f", sampled {_when(health['sampledAt'], now_s)}" if health["sampledAt"] else ""
+    if health["source"] is None:
+        return "health-watch has left no record on this host; --probe takes a sample now"
+    since = f" since {_when(health['since'], now_s)}" if health["since"] else ""
+    state = f" {health['state']}{since}" if health["state"] else ""
+    reason = f": {health['reason']}" if health["reason"] else ""
+    return f"({health['source']}{state}{reason}{sampled})"
+
+
+def _last_run(run: dict[str, Any] | None, now_s: float) -> list[str]:
+    if run is None:
+        return _list("last run", ["not shown on the Node"])
+    meaning = EXIT_MEANINGS.get(ExitCode(run["exitCode"]), "") if run["exitCode"] in set(ExitCode) else ""
+    rows = [f"{run['state']}, exit {run['exitCode']}{f' ({meaning})' if meaning else ''}, {_when(run['ended'], now_s)}"]
+    rows += [run["what"]]
+    rows += [f"at: {run['step']}"] if run["step"] else []
+    version = f", version {run['version']} loaded" if run["version"] else ""
+    rows += [f"wanted digest {run['digest']}{version}"] if run["digest"] else []
+    return _list("last run", rows)
+
+
+def _journal(journal: dict[str, Any] | None, now_s: float) -> str:
+    if journal is None:
+        return "none: nothing is taken"
+    if "problem" in journal:
+        return f"unreadable: {journal['problem']}"
+    lives = {True: "still there", False: "gone", None: "unknown whether it lives"}[journal["ownerLives"]]
+    old = journal["oldDriver"]
+    services = f"; services stopped: {', '.join(journal['services'])}" if journal["services"] else ""
+    since = f" since {_when(journal['begin'], now_s)}" if journal["begin"] else ""
+    step = f"; last step noted: {journal['step']}" if journal["step"] else ""
+    version = old["version"] if old else "none"
+    return f"taken by {journal['owner']} ({lives}){since}; old driver {version}{services}{step}"
+
+
+def _labels(body: dict[str, Any]) -> list[str]:
+    rows = []
+    for label in body["labels"]:
+        was = f"  (journal: {label['journaled']})" if label["journaled"] is not None else ""
+        unknown = "  (paused, and no journal)" if label["paused"] and label["journaled"] is None else ""
+        rows.append(f"{label['key']}={'(absent)' if label['now'] is None else label['now']}{was}{unknown}")
+    return _list("labels", rows if body["cordon"] else ["unknown"])
+
+
+def _operands(operands: list[dict[str, Any]] | None) -> list[str]:
+    if operands is None:
+        return _list("operands", ["unknown"])
+    return _list("operands", [f"{pod['pod']} {pod['phase']} {pod['why']}".rstrip() for pod in operands])
+
+
+def _digest(body: dict[str, Any]) -> str:
+    digest, host = body["digest"], body["host"]
+    origin = f" (from {digest['from']})" if digest["from"] else ""
+    recorded = digest["recorded"] or host.get("digestProblem") or ("none" if "kernel" in host else OFF_NODE)
+    return f"digest    wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}"
+
+
+def _host(host: dict[str, Any]) -> list[str]:
+    if "problem" in host:
+        return [f"host      {host['problem']}"]
+    modules = [
+        f"{module['name']} {module['version'] or '(no version)'} refcount {module['refcount']}"
+        + (f" held by {', '.join(module['holders'])}" if module["holders"] else "")
+        for module in host["modules"]
+    ]
+    lines = [f"host      kernel {host['kernel']}, {len(host['pciDevices'])} device(s) on PCI"]
+    modules += [f"{name} is being unloaded by the kernel" for name in host["leaving"]]
+    lines += _list("modules", modules or ["not loaded"])
+    if host["rootMounts"]:
+        lines += _list("mounts", host["rootMounts"])
+    if host["hostDriver"]:
+        lines.append(f"driver    installed on the host: {host['hostDriver']}")
+    if host["artifacts"]:
+        lines += _list("files", host["artifacts"])
+    if host["rebootMarker"]:
+        boot = "this boot" if host["rebootMarker"]["sameBoot"] else "an earlier boot"
+        lines.append(f"marker    reboot required ({host['rebootMarker']['reason']}), of {boot}")
+    if host["rebootMarkerProblem"]:
+        lines.append(f"marker    {host['rebootMarkerProblem']}")
+    return lines
+
+
+def _list(title: str, rows: list[str]) -> list[str]:
+    """Rows under one title, the title beside the first."""
+    found = [line for row in (rows or ["none"]) for line in row.splitlines()]
+    return [f"{title if number == 0 else '':<9} {row}" for number, row in enumerate(found)]

@@ -1,0 +1,1 @@
+"""What every program does to its Node the same way."""

@@ -1,0 +1,54 @@
+"""What a metric is, and Prometheus' text format, version 0.0.4. Pure.
+
+Which metrics there are is the business of the programs that have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+PREFIX = "driver_manager_"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric: full name, `gauge` or `counter`, help, and its values by labels."""
+
+    name: str
+    kind: str
+    help: str
+    values: tuple[tuple[Mapping[str, str], float], ...]
+
+
+def gauge(name: str, meaning: str, value: float) -> Family:
+    """A gauge without labels; `name` without the prefix."""
+    return Family(PREFIX + name, "gauge", meaning, (({}, float(value)),))
+
+
+def counter(name: str, meaning: str, value: float) -> Family:
+    """A counter without labels; `name` without the prefix."""
+    return Family(PREFIX + name, "counter", meaning, (({}, float(value)),))
+
+
+def by_label(kind: str, name: str, meaning: str, label: str, values: Mapping[str, float]) -> Family:
+    """A metric with one label, whose values come by it; `name` without the prefix."""
+    return Family(PREFIX + name, kind, meaning, tuple(({label: key}, float(value)) for key, value in values.items()))
+
+
+def exposition(found: Iterable[Family]) -> str:
+    """The families in Prometheus' text format."""
+    lines = []
+    for family in found:
+        lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
+        lines += [f"{family.name}{_labels(labels)} {value!r}" for labels, value in family.values]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    inner = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{{{inner}}}" if inner else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

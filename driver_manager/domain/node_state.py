@@ -1,0 +1,253 @@
+"""The driver's state as the Node shows it: one label with a word, one annotation with how the last run ended.
+
+Owns the words, the annotation's JSON form, and what has to be changed on a Node so that it shows them. Every version of
+the form ever written stays readable. Pure; when a state applies is decided by those who write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from driver_manager.domain import timestamps
+from driver_manager.domain.errors import ConfigError, ManagerError, RebootRequired, StandingDown, Terminated
+from driver_manager.domain.escaping import shortened, writable
+from driver_manager.domain.json_patch import Operation, pointer, replaced
+from driver_manager.domain.listing import without_numbers
+from driver_manager.domain.model import Host, Node, NodeChange
+from driver_manager.domain.profile import NodeKeys, Profile
+from driver_manager.domain.wire import Form
+
+MAX_TEXT_CHARS = 500
+MAX_STEP_CHARS = 200
+MAX_VERSION_CHARS = 64
+MAX_COMPARED_CHARS = 200
+
+
+class NodeState(Enum):
+    """The words of the label."""
+
+    READY = "ready"
+    UPGRADING = "upgrading"
+    HELD = "held"
+    FAILED = "failed"
+    WEDGED = "wedged"
+    REBOOT_REQUIRED = "reboot-required"
+
+
+MEANINGS: dict[NodeState, str] = {
+    NodeState.READY: "the last run ended well, or stood down for the host's own driver; nothing is taken",
+    NodeState.UPGRADING: "a run has taken the node, and has not ended",
+    NodeState.HELD: "a run failed after the old driver was gone: operands stay paused until a later run succeeds",
+    NodeState.FAILED: "the last run failed; what it had taken was given back",
+    NodeState.WEDGED: "health-watch found that the driver no longer serves its devices",
+    NodeState.REBOOT_REQUIRED: "only a reboot brings the wanted driver, or brings the devices back",
+}
+Lasting = Set[NodeState]
+"""States that outlast a run that fails before it takes the node."""
+
+NONE_LASTS: Lasting = frozenset()
+NEEDS_HAND = frozenset({NodeState.HELD, NodeState.FAILED, NodeState.WEDGED, NodeState.REBOOT_REQUIRED})
+"""States that somebody has to look at."""
+
+
+@dataclass(frozen=True)
+class LastOutcome:
+    """How the last run ended. `ended` and `since` are times as `timestamps` writes them.
+
+    `since` is when the node came to `state`. `step` names what the run was doing, "" at its end. `digest` is the wanted
+    driver's; `version` is what was loaded in the end, "" where nothing was, or it is not known.
+    """
+
+    state: NodeState
+    exit_code: int
+    what: str
+    remedy: str = ""
+    step: str = ""
+    digest: str = ""
+    version: str = ""
+    ended: str = ""
+    since: str = ""
+
+    def of(self, wall_s: float, before: LastOutcome | None) -> LastOutcome:
+        """The same as it is written at `wall_s`; it is `since` the one `before`, where that was the same state."""
+        now = timestamps.written(wall_s)
+        is_same = before is not None and before.state is self.state and before.since
+        return replace(self, ended=now, since=before.since if before is not None and is_same else now)
+
+
+class LastOutcomeUnreadable(ConfigError):
+    """The annotation is not the outcome of a run, as far as this version knows."""
+
+
+FORM = Form(
+    "the outcome of the last run",
+    LastOutcomeUnreadable,
+    "No action needed: the next run writes it again.",
+    key="v",
+    is_compact=True,
+)
+
+
+def encode(outcome: LastOutcome) -> str:
+    """The annotation's value: compact JSON with sorted keys, of bounded length. No digest is cut."""
+    body: dict[str, Any] = {
+        "state": outcome.state.value,
+        "exitCode": outcome.exit_code,
+        "what": shortened(writable(outcome.what), MAX_TEXT_CHARS),
+        "ended": outcome.ended,
+        "since": outcome.since,
+    }
+    texts = {
+        "remedy": shortened(writable(outcome.remedy), MAX_TEXT_CHARS),
+        "step": shortened(writable(outcome.step), MAX_STEP_CHARS),
+        "digest": writable(outcome.digest),
+        "version": shortened(writable(outcome.version), MAX_VERSION_CHARS),
+    }
+    return FORM.write({**body, **{key: text for key, text in texts.items() if text}})
+
+
+def decode(text: str) -> LastOutcome:
+    """The outcome in `text`. Raises LastOutcomeUnreadable for garbage and for versions newer than this one."""
+    body = FORM.read(text)
+    return LastOutcome(
+        state=NodeState(body.choice("state", [state.value for state in NodeState])),
+        exit_code=body.whole("exitCode"),
+        what=body.text("what"),
+        remedy=body.text("remedy", ""),
+        step=body.text("step", ""),
+        digest=body.text("digest", ""),
+        version=body.text("version", ""),
+        ended=body.text("ended"),
+        since=body.text("since"),
+    )
+
+
+def state_on(node: Node, keys: NodeKeys) -> NodeState | None:
+    """The state that `node` shows; None where it shows none, or a word that is not known here."""
+    word = node.labels.get(keys.state) if keys.state else None
+    return next((state for state in NodeState if state.value == word), None)
+
+
+def outcome_on(node: Node, keys: NodeKeys) -> LastOutcome | None:
+    """The outcome that `node` shows; None where it shows none that can be read."""
+    text = node.annotations.get(keys.last_outcome) if keys.last_outcome else None
+    try:
+        return decode(text) if text is not None else None
+    except LastOutcomeUnreadable:
+        return None
+
+
+def is_shown(node: Node, keys: NodeKeys, outcome: LastOutcome, lasting: Lasting = NONE_LASTS) -> bool:
+    """Whether `node` shows this already, numbers in its message apart. True where nothing is shown.
+
+    What is there may say more: how the run was settled.
+    """
+    if not keys.state:
+        return True
+    there = outcome_on(node, keys)
+    if there is None or state_on(node, keys) is not word_for(node, keys, outcome, lasting):
+        return False
+    return _essence(there) == _essence(outcome) and _beginning(there.what).startswith(_beginning(outcome.what))
+
+
+def _essence(outcome: LastOutcome) -> tuple[Any, ...]:
+    step = shortened(writable(outcome.step), MAX_STEP_CHARS)
+    return outcome.state, outcome.exit_code, step, writable(outcome.digest)
+
+
+def _beginning(what: str) -> str:
+    return without_numbers(writable(what)[:MAX_COMPARED_CHARS])
+
+
+def word_for(node: Node, keys: NodeKeys, outcome: LastOutcome, lasting: Lasting = NONE_LASTS) -> NodeState:
+    """The label's word after a run with `outcome`: one that failed untaken ends neither a wedge nor a wish."""
+    there = state_on(node, keys)
+    stays = outcome.state is NodeState.FAILED and there in lasting
+    return there if stays and there is not None else outcome.state
+
+
+def label(node: Node, keys: NodeKeys, state: NodeState) -> dict[str, str | None]:
+    """The change of labels after which `node` shows `state`; empty where it does, or nothing is to be shown."""
+    if not keys.state or node.labels.get(keys.state) == state.value:
+        return {}
+    return {keys.state: state.value}
+
+
+def cleared_label(node: Node, keys: NodeKeys) -> dict[str, str | None]:
+    """The change of labels after which `node` no longer shows that a reboot is required."""
+    return label(node, keys, NodeState.READY) if state_on(node, keys) is NodeState.REBOOT_REQUIRED else {}
+
+
+def added(
+    node: Node, change: NodeChange, keys: NodeKeys, outcome: LastOutcome, lasting: Lasting = NONE_LASTS
+) -> NodeChange:
+    """`change` of `node`, after which it shows `outcome` too."""
+    if not keys.state:
+        return change
+    labels = {**change.labels, keys.state: word_for(node, keys, outcome, lasting).value}
+    annotations = {**change.annotations, keys.last_outcome: encode(outcome)}
+    return replace(change, labels=labels, annotations=annotations)
+
+
+def operations(node: Node, keys: NodeKeys, outcome: LastOutcome) -> tuple[Operation, ...]:
+    """The same as operations of a JSON patch of `node`, which has labels and annotations. What is there is tested."""
+    if not keys.state:
+        return ()
+    label_there, outcome_there = node.labels.get(keys.state), node.annotations.get(keys.last_outcome)
+    return (
+        *_put(label_there, word_for(node, keys, outcome).value, "metadata", "labels", keys.state),
+        *_put(outcome_there, encode(outcome), "metadata", "annotations", keys.last_outcome),
+    )
+
+
+def _put(old: str | None, new: str, *where: str) -> tuple[Operation, ...]:
+    return (Operation("add", pointer(*where), new),) if old is None else replaced(old, new, *where)
+
+
+def state_after(error: ManagerError) -> NodeState:
+    """The state of a node that is not held, after a run that ended with `error`."""
+    match error:
+        case RebootRequired():
+            return NodeState.REBOOT_REQUIRED
+        case Terminated():
+            return NodeState.FAILED
+        case StandingDown():
+            return NodeState.READY
+    return NodeState.FAILED
+
+
+def lasting_on(host: Host, profile: Profile) -> Lasting:
+    """The states that a run which changes no driver does not end, as the host's marks tell.
+
+    A profile without a ready marker leaves no mark of a wedge, so it is believed.
+    """
+    state, has_mark = state_of(host, profile), bool(profile.paths.ready_withdrawn)
+    wedged = () if has_mark and state is not NodeState.WEDGED else (NodeState.WEDGED,)
+    return frozenset(one for one in (state, *wedged) if one is not NodeState.READY)
+
+
+def state_of(host: Host, profile: Profile) -> NodeState:
+    """The state of a driver that no run has changed, as the host's marks tell: those that ask for a reboot, then those
+    of health-watch.
+    """
+    marker = host.marker
+    if marker is not None and not marker.is_stale(host.boot_id):
+        return NodeState.REBOOT_REQUIRED
+    withdrawn = profile.paths.ready_withdrawn
+    return NodeState.WEDGED if withdrawn and withdrawn in host.artifacts else NodeState.READY
+
+
+def is_outdated(node: Node, keys: NodeKeys, lasting: Lasting) -> bool:
+    """Whether `node` shows something that is over once a run ended well, without a patch.
+
+    A wedge stays: only health-watch sees its end. So does a reboot that something still asks for.
+    """
+    match state_on(node, keys):
+        case NodeState.UPGRADING | NodeState.HELD | NodeState.FAILED:
+            return True
+        case NodeState.REBOOT_REQUIRED:
+            return NodeState.REBOOT_REQUIRED not in lasting
+    return False

@@ -1,0 +1,40 @@
+"""What the rebooter's record says, as families of metrics. Pure."""
+
+from __future__ import annotations
+
+from driver_manager.domain.markers import REASONS
+from driver_manager.domain.metrics import Family, by_label, gauge
+from driver_manager.domain.reboot.record import Record
+
+
+def families(record: Record) -> tuple[Family, ...]:
+    """All metrics of the rebooter."""
+    asked, pending = record.announced, record.pending
+    since_s = record.announced_s or (asked.written_s if asked else 0)
+    return (
+        by_label(
+            "counter",
+            "reboots_total",
+            "Reboots that the rebooter began, by reason.",
+            "reason",
+            {reason: record.reboots.get(reason, 0) for reason in REASONS},
+        ),
+        by_label(
+            "gauge",
+            "reboot_requested_timestamp_seconds",
+            "Since when a reboot is asked for, by reason; 0 where none is.",
+            "reason",
+            {reason: since_s if asked and asked.reason == reason else 0 for reason in REASONS},
+        ),
+        gauge("reboot_under_way", "Whether a slot is taken, or the reboot granted and not over.", pending is not None),
+        gauge(
+            "reboot_refused",
+            "Whether the host refuses to reboot.",
+            pending is not None and pending.refused_s is not None,
+        ),
+        gauge(
+            "reboot_escalated",
+            "Whether as many reboots as are allowed did not help.",
+            bool(asked is not None and record.escalated and record.escalated == asked.key),
+        ),
+    )

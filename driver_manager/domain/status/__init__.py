@@ -1,0 +1,1 @@
+"""What `status` concludes from the facts: the headline, and what needs a hand."""

@@ -1,0 +1,147 @@
+"""Whether, and how long, a run waits because an earlier one disturbed somebody and failed, and nothing changed since.
+
+Owns what "nothing has changed" means, and the length of the waits. The form of the note belongs to
+`driver_manager.domain.failure`, waiting to `driver_manager.core.swap.patience`. Pure: the time is the observation's.
+
+Nothing has changed where all of these are as they were: the boot; what is wanted (`wish`); the pod that runs, unless
+one of the two runs was by hand; and one at least of the pods and processes that stood in the way, where any was known.
+A new pod in our place is somebody's wish to try again, so it does not wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from driver_manager.domain.errors import (
+    ApiUnavailable,
+    Conflict,
+    ManagerError,
+    NodeMissing,
+    OwnedElsewhere,
+    RebootRequired,
+    StandingDown,
+)
+from driver_manager.domain.failure import PastFailure, pod_blocker, process_blocker
+from driver_manager.domain.model import UNREAD, DriverSource
+from driver_manager.domain.pods.labels import originals
+from driver_manager.domain.swap.plan import Plan, PlanAgain, as_json
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.node import TakeNode
+from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads
+from driver_manager.domain.swap.steps.waits import WaitAfterFailure
+
+AFTER_FAILURE = "failure"
+"""What is waited for then, as often as it takes."""
+
+FIRST_S = 30.0
+"""The first wait; each further one is twice as long, up to RETRY_WAIT."""
+
+MOST_DOUBLINGS = 20
+
+_PASSING = (ApiUnavailable, Conflict, NodeMissing, OwnedElsewhere, RebootRequired, StandingDown)
+"""Ends that say nothing about the next run: an API server that is away, somebody else's turn, a signal."""
+
+
+def wait_first(now: Situation, decided: Plan) -> Plan:
+    """`decided`, with a wait before everything else where it would disturb somebody for what failed a moment ago."""
+    past = now.host.failure
+    # Whoever is paused already shall not stay so any longer.
+    if past is None or AFTER_FAILURE in now.waited or now.obs.journal is not None or not disturbs(decided):
+        return decided
+    left_s = _left_s(now, past)
+    if left_s <= 0 or not _is_unchanged(now, past):
+        return decided
+    wait = WaitAfterFailure(left_s, time_of_day(now.obs.at.wall_s + left_s), past.exit_code, past.what, past.attempts)
+    return replace(decided, steps=(wait, PlanAgain(AFTER_FAILURE), *decided.steps))
+
+
+def noted(now: Situation, error: ManagerError, failed_s: float) -> PastFailure | None:
+    """What to note of a run that had taken the node and ended with `error`, `failed_s` seconds into the boot.
+
+    None for an end that says nothing about the next run.
+    """
+    if isinstance(error, _PASSING):
+        return None
+    past, wanted = now.host.failure, wish(now)
+    repeats = past is not None and past.wish == wanted
+    return PastFailure(
+        boot_id=now.host.boot_id,
+        wish=wanted,
+        exit_code=int(error.exit_code),
+        what=error.what,
+        failed_s=failed_s,
+        attempts=past.attempts + 1 if repeats and past is not None else 1,
+        pod_uid=now.obs.me.pod_uid,
+        blockers=error.blockers,
+    )
+
+
+def wait_s(attempts: int, most_s: float) -> float:
+    """Seconds from the `attempts`th failure in a row to the next try."""
+    return min(most_s, FIRST_S * 2.0 ** min(attempts - 1, MOST_DOUBLINGS))
+
+
+def time_of_day(wall_s: float) -> str:
+    """`wall_s`, in seconds since the epoch, for people."""
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%H:%M:%S UTC")
+
+
+def wish(now: Situation) -> str:
+    """A word for what is wanted and for all that decides how it is done; another one wherever any of it differs."""
+    policy, node, keys, deploy = now.policy, now.obs.node, now.profile.keys, now.profile.deploy
+    switches = now.profile.deploy_keys(node.labels)
+    # As they were before anybody paused them.
+    journaled = now.obs.journal.labels if now.obs.journal is not None else {}
+    labels = {key: node.labels.get(key, "") for key in (*switches, deploy.driver_key, keys.skip)}
+    labels |= originals(node.labels, journaled, switches, deploy.paused_value)
+    wanted = [
+        now.profile.name,
+        now.obs.digest,
+        # Of these, the first is how long to wait, and the others are about who may go on, not about how.
+        as_json(replace(policy, retry_wait_s=0.0, take_over=False, ignore_skip=False)),
+        labels,
+        node.annotations.get(keys.upgrade_enabled, ""),
+        _of_source(now.host.source),
+    ]
+    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _of_source(source: DriverSource | None) -> list[list[str]]:
+    if source is None:
+        return []
+    files = (*source.modules, *source.dependencies)
+    options = [f"{name} {text}" for name, text in sorted(source.options.items())]
+    lacking = [name for missing in source.missing_firmware for name in missing.names]
+    return [[source.root, *options], lacking, *([file.name, file.version, file.stamp] for file in files)]
+
+
+def _left_s(now: Situation, past: PastFailure) -> float:
+    """Seconds until the next try is due; 0 for a failure that is still to come."""
+    gone_s = now.obs.at.monotonic_s - past.failed_s
+    return wait_s(past.attempts, now.policy.retry_wait_s) - gone_s if gone_s >= 0 else 0.0
+
+
+def disturbs(decided: Plan) -> bool:
+    """Whether the plan makes somebody leave who is here."""
+    return any(
+        (isinstance(step, TakeNode) and (bool(step.change.labels) or step.change.unschedulable is not None))
+        or isinstance(step, EvictWorkloads | DrainNode)
+        for step in decided.steps
+    )
+
+
+def _is_unchanged(now: Situation, past: PastFailure) -> bool:
+    me = now.obs.me.pod_uid
+    if past.boot_id != now.host.boot_id or past.wish != wish(now) or (me and past.pod_uid and me != past.pod_uid):
+        return False
+    return not past.blockers or not _still_there(now).isdisjoint(past.blockers)
+
+
+def _still_there(now: Situation) -> frozenset[str]:
+    """The names of what may stand in the way, of pods and of processes that have the device."""
+    pods = (pod_blocker(pod.uid) for pod in now.obs.pods.pods)
+    processes = (process_blocker(one.pid, one.process) for one in now.obs.holders if one.how != UNREAD)
+    return frozenset((*pods, *processes))

@@ -1,0 +1,19 @@
+"""The forms of what commands print with `-o json`, as JSON Schema (draft-07)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+VERSION = 1
+"""Of every form: where a field is taken away, or means something else, a new one begins."""
+
+NAMES = ("status", "plan", "preflight", "holders", "failure")
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The schema of that form."""
+    from importlib.resources import files  # noqa: PLC0415  # the commands need the version only
+
+    found: dict[str, Any] = json.loads((files(__name__) / f"{name}.schema.json").read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,136 @@
+"""Owns a real Prometheus for tests: it scrapes what it is told on loopback, and has the shipped alerts.
+
+Must not import the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.kustomize import DEPLOY
+
+COMPONENT = DEPLOY / "components/metrics"
+BOUND_S = 100.0
+CONFIG = """\
+global:
+  scrape_interval: 200ms
+  scrape_timeout: 200ms
+  evaluation_interval: 200ms
+rule_files: [{rules}]
+scrape_configs:
+"""
+JOB = """\
+  - job_name: {name}
+    static_configs:
+      - targets: [{target}]
+        labels: {labels}
+"""
+
+
+def tool(name: str) -> str:
+    """The path of one of Prometheus' programs; skips without it, or fails where every tier is required."""
+    found = shutil.which(name)
+    if found is None:
+        reason = f"{name} is not installed (Debian's package prometheus)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return found
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Prometheus:
+    """A running one."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return bool(self._get("/-/ready"))
+        return False
+
+    def query(self, expression: str) -> list[Any]:
+        """The result of an instant query. AssertionError for one that it does not understand."""
+        body = json.loads(self._get("/api/v1/query?" + urllib.parse.urlencode({"query": expression})))
+        assert body["status"] == "success", body
+        result: list[Any] = body["data"]["result"]
+        return result
+
+    def alerts(self) -> set[str]:
+        """Names of the alerts that are pending or firing."""
+        body = json.loads(self._get("/api/v1/alerts"))
+        return {one["labels"]["alertname"] for one in body["data"]["alerts"]}
+
+    def unhealthy_rules(self) -> list[Any]:
+        """Rules whose last evaluation failed, and targets that could not be scraped are none of these."""
+        groups = json.loads(self._get("/api/v1/rules"))["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"] if rule["health"] == "err"]
+
+    def _get(self, path: str) -> str:
+        """The body of an answer; "" for a server that is not ready yet."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=BOUND_S)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read().decode()
+        return "" if answer.status >= 500 else body
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, targets: Mapping[str, tuple[int, Mapping[str, str]]]) -> Iterator[Prometheus]:
+    """One that scrapes these ports of loopback, each by a job's name with labels, while the context lasts."""
+    program, port = tool("prometheus"), free_port()
+    config = CONFIG.format(rules=COMPONENT / "rules.yaml")
+    for name, (target, labels) in targets.items():
+        config += JOB.format(name=name, target=f"127.0.0.1:{target}", labels=json.dumps(dict(labels)))
+    (folder / "prometheus.yml").write_text(config)
+    log = folder / "prometheus.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env={"PATH": os.environ["PATH"]},
+        )
+    try:
+        running = Prometheus(port)
+        end = time.monotonic() + BOUND_S
+        while not running.is_ready():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.05)
+        yield running
+    finally:
+        process.terminate()
+        try:
+            process.wait(BOUND_S)
+        finally:
+            process.kill()
+            process.wait(BOUND_S)

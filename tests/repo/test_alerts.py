@@ -1,0 +1,273 @@
+"""The shipped alerts: promtool understands them and they fire when they should; each leads to what to do about it.
+
+The dashboard's queries are run by a real Prometheus that has scraped the real endpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.run_figures import RunFiguresFile
+from driver_manager.domain.reboot.record import Attempt, RebootRequest, Record, encode
+from driver_manager.domain.run_figures import RunReport
+from driver_manager.profiles import builtin
+from tests.deploy.kustomize import DEPLOY, only, render
+from tests.deploy.prometheus import BOUND_S, COMPONENT, Prometheus, free_port, prometheus, tool
+from tests.docs.markdown import ROOT, anchors
+from tests.docs.reference import every_family
+from tests.fakes.ascend_tree import AscendTree
+
+RULES = yaml.safe_load((COMPONENT / "rules.yaml").read_text())
+UNIT_TESTS = Path(__file__).parents[1] / "deploy/alert-tests.yaml"
+DASHBOARD = json.loads((COMPONENT / "dashboard.json").read_text())
+ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
+OURS = {family.name for found in every_family().values() for family in found}
+NAME = re.compile(r"\bdriver_manager_\w+")
+
+
+def queries() -> list[tuple[str, str]]:
+    """Title and expression of every query of the dashboard, with Grafana's variables as Grafana fills them in."""
+    found = [(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [(title, text.replace("$__rate_interval", "1m").replace("$node", ".*")) for title, text in found]
+
+
+# what can be said without Prometheus
+
+
+def test_both_files_have_the_same_alerts() -> None:
+    (rule,) = [one for one in render("rebellions", "metrics") if one["kind"] == "PrometheusRule"]
+    assert rule["spec"] == RULES
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_what_it_is_and_what_to_do_and_leads_to_the_page(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    notes = rule["annotations"]
+    assert notes.keys() == {"summary", "description", "runbook"}
+    assert all(text.strip().endswith((".", "=true")) for text in (notes["summary"], notes["description"]))
+    page, _, anchor = notes["runbook"].partition("#")
+    assert anchor in anchors((ROOT / page).read_text(encoding="utf-8"))
+
+
+def test_what_is_promised_is_alerted_on() -> None:
+    assert ALERTS.keys() == {
+        "DriverWedged",
+        "DriverNodeHeld",
+        "DriverRunFailing",
+        "DriverRebootWaiting",
+        "DriverWatchDown",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*(rule["expr"] for rule in ALERTS.values()), *(text for _, text in queries())],
+)
+def test_only_metrics_that_there_are_are_asked_for(text: str) -> None:
+    assert set(NAME.findall(text)) <= OURS
+
+
+def test_a_metric_that_there_is_not_would_be_found() -> None:
+    assert not set(NAME.findall("driver_manager_no_such_thing > 1")) <= OURS
+
+
+def test_the_alert_for_a_watch_finds_the_targets_of_the_pod_monitor() -> None:
+    monitor = only(render("rebellions", "metrics"), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    labels = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
+    assert labels.keys() == {"node", "component"}
+    assert f'up{{component="{labels["component"]}"}}' in ALERTS["DriverWatchDown"]["expr"]
+
+
+def test_the_figures_of_runs_go_where_a_collector_reads_them() -> None:
+    template = only(render("rebellions", "metrics"), "DaemonSet")["spec"]["template"]["spec"]
+    (init,) = template["initContainers"]
+    path = next(one["value"] for one in init["env"] if one["name"] == "METRICS_TEXTFILE")
+    assert path.endswith(".prom"), "the textfile collector reads no other files"
+    (mount,) = [one for one in init["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
+    (volume,) = [one for one in template["volumes"] if one["name"] == mount["name"]]
+    assert volume["hostPath"]["path"] == mount["mountPath"]
+
+
+def test_the_dashboard_is_one_that_grafana_takes() -> None:
+    assert DASHBOARD["uid"]
+    assert DASHBOARD["title"]
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    cells: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        own = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not own & cells, f"{panel['title']} lies over another"
+        assert place["x"] + place["w"] <= 24
+        cells |= own
+        assert panel["description"]
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+    assert {one["name"] for one in DASHBOARD["templating"]["list"]} == {"datasource", "node"}
+
+
+# promtool
+
+
+@pytest.mark.long
+def test_promtool_understands_the_rules() -> None:
+    argv = [tool("promtool"), "check", "rules", str(COMPONENT / "rules.yaml")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"SUCCESS: {len(ALERTS)} rules found" in done.stdout
+
+
+def unit_tested(folder: Path, rules: str) -> subprocess.CompletedProcess[str]:
+    """The unit tests of the alerts, run on these rules."""
+    (folder / "rules.yaml").write_text(rules)
+    shutil.copy(UNIT_TESTS, folder / "tests.yaml")
+    argv = [tool("promtool"), "test", "rules", "tests.yaml"]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=BOUND_S, check=False)
+
+
+@pytest.mark.long
+def test_the_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
+    done = unit_tested(tmp_path, (COMPONENT / "rules.yaml").read_text())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    body = yaml.safe_load(UNIT_TESTS.read_text())
+    cases = [case for one in body["tests"] for case in one["alert_rule_test"]]
+    for name in ALERTS:
+        fires = {bool(case["exp_alerts"]) for case in cases if case["alertname"] == name}
+        assert fires == {True, False}, name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('state="wedged"} == 1', 'state="wedged"} == 0'),
+        ("driver_manager_node_held == 1", "driver_manager_node_held == 0"),
+        ("failures_in_a_row >= 3", "failures_in_a_row >= 2"),
+        ("[1h]) >= 3", "[1h]) >= 30"),
+        ("> 4 * 3600", "> 3600"),
+        ("driver_manager_reboot_requested_timestamp_seconds > 0\n          and ", ""),
+        ('up{component="driver-watch"} == 0', "up == 0"),
+        ("last_turn_timestamp_seconds > 900", "last_turn_timestamp_seconds > 90000"),
+        ("for: 10m", "for: 1m"),
+    ],
+)
+def test_a_rule_that_is_broken_is_found(tmp_path: Path, old: str, new: str) -> None:
+    text = (COMPONENT / "rules.yaml").read_text()
+    assert old in text
+    assert unit_tested(tmp_path, text.replace(old, new, 1)).returncode != 0
+
+
+# a real Prometheus and the real endpoint
+
+
+@dataclass(frozen=True)
+class Scraped:
+    """A Prometheus that has scraped a real health-watch, and the host that this one watches."""
+
+    prometheus: Prometheus
+    tree: AscendTree
+
+    def wait(self, check: Callable[[], bool], what: str) -> None:
+        """Wait for a condition."""
+        end = time.monotonic() + BOUND_S
+        while not check():
+            assert time.monotonic() < end, what
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """A node on which all went wrong: it is wedged, held by a run that failed thrice, and a reboot waits."""
+    tool("prometheus")
+    folder = tmp_path_factory.mktemp("scraped")
+    tree, port = AscendTree(folder), free_port()
+    roots = HostRoots(tree.root, tree.root / "proc", tree.root / "sys", tree.root / "dev")
+    paths = builtin()["ascend"].paths
+    tree.tool.be("critical")
+    argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, "--interval", "100ms"]
+    argv += [f"--metrics-addr=127.0.0.1:{port}"]
+    environment = {"PATH": os.environ["PATH"], "TERMINATION_LOG": "/absent", "PYTHONPATH": str(ROOT)}
+    with (folder / "watch.log").open("wb") as log:
+        watch = subprocess.Popen(argv, stderr=log, env=environment)
+    try:
+        labels = {"component": "driver-watch", "node": "node-1"}
+        gone = {"component": "driver-watch", "node": "node-2"}
+        with prometheus(folder, {"watch": (port, labels), "gone": (free_port(), gone)}) as running:
+            found = Scraped(running, tree)
+            found.wait(lambda: bool(running.query('driver_manager_health_state{state="wedged"} == 1')), "the wedge")
+            run = RunReport(5, time.time(), 12.5, {"unload modules": 2.0}, is_held=True, requests=7, retries=1)
+            for _ in range(3):
+                RunFiguresFile(roots.files(), paths).add(run)
+                time.sleep(0.5)  # some scrapes, so that a counter is seen to grow
+            asked = RebootRequest("boot-1", "recovery", int(time.time()))
+            record = Record(announced=asked, announced_s=int(time.time()) - 5 * 3600)
+            tree.put(paths.rebooter_record.lstrip("/"), encode(record.counting(Attempt(1, "upgrade"))))
+            found.wait(lambda: bool(running.query("driver_manager_reboots_total == 1")), "the rebooter's record")
+            yield found
+    finally:
+        watch.terminate()
+        watch.wait(BOUND_S)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("title", "expression"), queries())
+def test_every_query_of_the_dashboard_has_an_answer(scraped: Scraped, title: str, expression: str) -> None:
+    scraped.wait(lambda: bool(scraped.prometheus.query(expression)), f"{title}: {expression}")
+
+
+@pytest.mark.long
+def test_the_stats_of_the_dashboard_say_what_is_so(scraped: Scraped) -> None:
+    def stat(title: str) -> float:
+        (expression,) = [text for name, text in queries() if name == title]
+        (result,) = scraped.prometheus.query(expression)
+        return float(result["value"][1])
+
+    wanted = {"Wedged": 1, "Held": 1, "Runs that fail again and again": 1, "Reboots asked for": 1, "Muted": 0}
+    scraped.wait(lambda: {name: stat(name) for name in wanted} == wanted, "the stats")
+    assert stat("Watches down") == 1, "the one that nobody answers for"
+
+
+@pytest.mark.long
+def test_every_alert_that_is_due_is_raised_by_a_real_prometheus(scraped: Scraped) -> None:
+    scraped.wait(lambda: scraped.prometheus.alerts() == ALERTS.keys(), "all alerts are pending or firing")
+    assert scraped.prometheus.unhealthy_rules() == []
+
+
+@pytest.mark.long
+def test_every_metric_of_the_reference_is_scraped(scraped: Scraped) -> None:
+    def names() -> set[str]:
+        found: list[Any] = scraped.prometheus.query('{__name__=~"driver_manager_.+"}')
+        return {one["metric"]["__name__"] for one in found}
+
+    scraped.wait(lambda: names() >= OURS, f"{OURS} are scraped")
+    assert names() <= OURS, "and the reference knows all that there are"
+
+
+def test_the_component_has_all_its_files() -> None:
+    body = yaml.safe_load((COMPONENT / "kustomization.yaml").read_text())
+    named = {*body["resources"], *(one["path"] for one in body["patches"])}
+    outside = {"rules.yaml", "dashboard.json", "kustomization.yaml"}
+    assert {path.name for path in COMPONENT.iterdir()} == named | outside
+    assert DEPLOY in COMPONENT.parents

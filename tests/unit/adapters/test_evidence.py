@@ -1,0 +1,188 @@
+"""Evidence on the host's disk: what is in it, how much is kept, and what happens where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from driver_manager.adapters.host import system
+from driver_manager.adapters.host.evidence import (
+    EVIDENCE_CHARS,
+    EVIDENCE_KEPT,
+    KERNEL_LINES,
+    EvidenceFolder,
+    kernel_log,
+)
+from driver_manager.adapters.host.files import HostFiles
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.health import record
+from driver_manager.domain.health.machine import HealthState, History
+from driver_manager.domain.profile import Profile
+from tests.fakes.builders import PROFILE
+from tests.fakes.clock import FakeClock
+from tests.fakes.deadlines import soon
+from tests.fakes.host_folders import Tree, load
+
+FOLDER = PROFILE.paths.evidence
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """A host with a loaded driver that nobody uses."""
+    made = Tree(tmp_path / "host")
+    load(made.roots.sys, "rebellions_core", "rebellions")
+    load(made.roots.sys, "rebellions")
+    return made
+
+
+def host(tree: Tree, profile: Profile = PROFILE) -> LinuxHost:
+    return LinuxHost(tree.roots, profile, FakeClock())
+
+
+def saved(tree: Tree, path: str) -> str:
+    return (tree.root / path.lstrip("/")).read_text()
+
+
+def use(tree: Tree) -> None:
+    """Something has the device open, as the kernel counts it."""
+    (tree.roots.sys / "module/rebellions/refcnt").write_text("1\n")
+
+
+def test_what_is_kept_before_an_unload_says_what_was_seen(tree: Tree) -> None:
+    tree.put("/dev/kmsg", b"6,1,5,-;rebellions: command timed out\n")
+    noted = History(HealthState.SUSPECT, failures=2, evidence=("1700000000 unhealthy: npu 0 is slow",))
+    tree.put(PROFILE.paths.health_record, record.encode(noted, "boot-1"))
+    path = host(tree).save_evidence("unload", ("before the unload of", "rebellions 1.0"), soon())
+    assert path == f"{FOLDER}/1700001000-rebellions-unload.txt"
+    text = saved(tree, path)
+    for line in ("rebellions 1.0", "1700000000 unhealthy: npu 0 is slow", "rebellions: command timed out"):
+        assert line in text.splitlines()
+    assert "none: no module of the driver has a user" in text
+    assert (tree.root / path.lstrip("/")).stat().st_mode & 0o777 == 0o600
+
+
+def test_processes_are_looked_at_only_while_a_module_has_users(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[float] = []
+
+    def holders(*_: object, timeout_s: float = 0.0) -> list[str]:
+        looked.append(timeout_s)
+        return ["pid 7 python /dev/rbln0"]
+
+    monkeypatch.setattr(system, "holders_within", lambda *told: holders(timeout_s=told[-1]))
+    host(tree).save_evidence("unload", (), soon())
+    assert looked == []
+    use(tree)
+    path = host(tree).save_evidence("unload", (), soon(2.0))
+    assert len(looked) == 1
+    assert looked[0] <= 2.0, "it is over with its deadline"
+    assert "pid 7 python /dev/rbln0" in saved(tree, path)
+
+
+def test_without_a_folder_nothing_is_kept(tree: Tree) -> None:
+    none = replace(PROFILE, paths=replace(PROFILE.paths, evidence=""))
+    assert host(tree, none).save_evidence("unload", ("line",), soon()) == ""
+    assert not (tree.root / FOLDER.lstrip("/")).exists()
+    assert EvidenceFolder(HostFiles(tree.root, tree.roots.proc), "").save("1", ("line",)) == ""
+
+
+def test_a_host_without_kernel_log_samples_or_proc_still_has_its_file(tree: Tree) -> None:
+    use(tree)
+    (tree.root / "proc/1/mountinfo").unlink()
+    (tree.root / "proc/1").rmdir()
+    text = saved(tree, host(tree).save_evidence("unload", ("line",), soon()))
+    assert "line" in text
+    assert "cannot be read: No such file" in text
+    assert "unknown: " in text
+
+
+def test_the_oldest_files_go_and_what_others_put_there_stays(tree: Tree) -> None:
+    folder = EvidenceFolder(HostFiles(tree.root, tree.roots.proc), FOLDER)
+    there = tree.root / FOLDER.lstrip("/")
+    there.mkdir(parents=True)
+    (there / "notes of mine").touch()
+    for number in range(EVIDENCE_KEPT + 5):
+        folder.save(f"{995 + number}-rebellions-unload", ("x" * 100_000, "y" * 200_000, "the end"))
+    names = sorted(path.name for path in there.iterdir() if path.name[0].isdigit())
+    assert len(names) == EVIDENCE_KEPT
+    assert "1007-rebellions-unload.txt" in names
+    assert "999-rebellions-unload.txt" not in names
+    assert (there / "notes of mine").exists()
+    for name in names:
+        text = (there / name).read_text()
+        assert len(text) <= EVIDENCE_CHARS + 1
+        assert text.endswith("the end\n")
+
+
+@pytest.mark.parametrize("kind", ["a file in its place", "a symlink out of the host"])
+def test_a_folder_that_is_none_is_an_error_that_names_the_file(tree: Tree, tmp_path: Path, kind: str) -> None:
+    tree.put("/var/lib/x", "")
+    parent = tree.root / "var/lib/driver-manager"
+    if kind == "a file in its place":
+        parent.write_text("")
+        with pytest.raises(ConfigError, match="cannot write /var/lib/driver-manager/evidence/"):
+            host(tree).save_evidence("unload", (), soon())
+        return
+    (tmp_path / "outside").mkdir()
+    parent.symlink_to(tmp_path / "outside")
+    host(tree).save_evidence("unload", (), soon())
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_kernel_log_without_end_is_read_up_to_its_last_lines(tree: Tree) -> None:
+    os.mkfifo(tree.root / "dev-kmsg")
+    (tree.root / "dev").mkdir(exist_ok=True)
+    (tree.root / "dev-kmsg").rename(tree.root / "dev/kmsg")
+    writer = os.open(tree.root / "dev/kmsg", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        os.write(writer, b"6,1,5,-;one line\n")
+        assert kernel_log(tree.roots) == ["one line"], "what is not there yet is not waited for"
+    finally:
+        os.close(writer)
+
+
+def test_the_real_kernels_log_is_bounded() -> None:
+    root = Path("/")
+    assert len(kernel_log(HostRoots(root, root / "proc", root / "sys", root / "dev"))) <= KERNEL_LINES
+
+
+@pytest.fixture
+def stuck(tree: Tree) -> int:
+    """A process that does not answer: its maps are a pipe that nobody writes."""
+    pid = 4711
+    (tree.root / f"proc/{pid}/fd").mkdir(parents=True)
+    os.mkfifo(tree.root / f"proc/{pid}/maps")
+    (tree.root / "dev").mkdir(exist_ok=True)
+    (tree.root / "dev/rbln0").touch()
+    return pid
+
+
+def test_a_process_that_does_not_answer_is_named_and_delays_nobody_beyond_the_deadline(tree: Tree, stuck: int) -> None:
+    use(tree)
+    begun = time.monotonic()
+    text = saved(tree, host(tree).save_evidence("unload", (), soon(4.0)))
+    assert time.monotonic() - begun < 60.0
+    assert str(stuck) in text
+
+
+def test_a_disk_that_is_full_is_an_error_and_leaves_no_half_file(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        host(tree).save_evidence("unload", ("line",), soon())
+    assert list((tree.root / FOLDER.lstrip("/")).iterdir()) == []
+
+
+def test_half_written_files_of_a_killed_process_are_none_of_the_kept_ones(tree: Tree) -> None:
+    there = tree.root / FOLDER.lstrip("/")
+    there.mkdir(parents=True)
+    (there / ".1700000000-rebellions-unload.txt.0123456789ab").touch()
+    host(tree).save_evidence("unload", (), soon())
+    assert len([path for path in there.iterdir() if path.name[0].isdigit()]) == 1

@@ -1,0 +1,162 @@
+"""The process that talks for health-watch: real ones, that answer, hang, die, print nonsense, or cannot be started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters.host import watch_tasks as module
+from driver_manager.adapters.host.watch_tasks import ChildKeeper, ChildNotifier
+from driver_manager.adapters.process.identity import this_process
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.process.supervisor import Supervisor
+from driver_manager.adapters.process.task import TaskProcess
+from driver_manager.domain.errors import Terminated
+from driver_manager.domain.health.notices import Notice
+from driver_manager.domain.health.surroundings import Mute, MuteAnswer
+from driver_manager.domain.health.wedge import Kept, NoticeKind
+from tests.fakes.host_folders import is_alive
+from tests.fakes.pace import patient
+from tests.fakes.signals import signals_kept
+
+NOTICE = Notice(NoticeKind.WEDGED, "boot-1", 7, "why")
+ECHO = "import json, sys; given = json.load(sys.stdin); print(json.dumps({'problem': json.dumps(given)}))"
+
+
+@pytest.fixture
+def clock() -> Iterator[LoopClock]:
+    with signals_kept():
+        made = LoopClock()
+        made.install()
+        yield made
+
+
+def notifier(clock: LoopClock, program: str) -> ChildNotifier:
+    def hand_over(task: Mapping[str, Any]) -> bytes:
+        return json.dumps({"own": "kept", **task}).encode()
+
+    return ChildNotifier(TaskProcess(Supervisor(clock), [sys.executable, "-I", "-S", "-c", program], hand_over))
+
+
+def test_the_task_comes_as_standard_input_and_nothing_else_of_ours(
+    clock: LoopClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "geheim")
+    given = json.loads(notifier(clock, ECHO).tell(NOTICE))
+    assert given == {"own": "kept", "task": "tell", "notice": NOTICE.to_json()}
+    seen = notifier(clock, "import json, os; print(json.dumps({'problem': str(dict(os.environ))}))").tell(NOTICE)
+    assert "geheim" not in seen
+
+
+def test_an_answer_without_a_problem_is_success(clock: LoopClock) -> None:
+    assert notifier(clock, "print('{}')").tell(NOTICE) == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("import sys; sys.exit(3)", "exit status 3, no output"),
+        ("import sys; sys.stderr.write('first\\nno such thing\\n'); sys.exit(1)", "no such thing"),
+        ("print('[]')", "its answer is no object"),
+        ("print('nonsense')", "nonsense"),
+        ("print('{' * 100000)", "{" * 300),
+        ("while True: print('x' * 10000)", "exit status 0, no output"),
+        ("import os; os.kill(os.getpid(), 9)", "exit status -9, no output"),
+    ],
+    ids=["status", "error", "list", "nonsense", "deep", "endless", "killed"],
+)
+def test_a_process_that_gives_no_answer_is_a_problem(clock: LoopClock, program: str, problem: str) -> None:
+    assert notifier(clock, program).tell(NOTICE) == problem
+
+
+def test_a_process_that_hangs_is_over_in_time_and_leaves_nothing(
+    clock: LoopClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "TELL_S", 0.5)
+    pid_file = tmp_path / "pid"
+    hung = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    begun = time.monotonic()
+    assert "no end after 0.5 s" in notifier(clock, hung).tell(NOTICE)
+    assert time.monotonic() - begun < patient(5.0)
+    assert not pid_file.exists() or not is_alive(int(pid_file.read_text()))
+
+
+def test_a_program_that_cannot_be_run_is_a_problem(clock: LoopClock) -> None:
+    missing = ChildNotifier(TaskProcess(Supervisor(clock), ["/absent/python"], lambda _: b"{}"))
+    assert missing.tell(NOTICE) == "/absent/python: not found"
+
+
+def test_one_that_could_not_be_killed_is_not_doubled(clock: LoopClock) -> None:
+    supervisor = Supervisor(clock)
+    supervisor.inherit(this_process("boot-1"))
+    held = ChildNotifier(TaskProcess(supervisor, [sys.executable, "-c", "print('{}')"], lambda _: b"{}"))
+    assert held.tell(NOTICE) == f"an earlier process for it ({os.getpid()}) cannot be killed"
+
+
+def test_a_machine_short_of_processes_is_a_problem(clock: LoopClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fork() -> int:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    told = notifier(clock, ECHO).tell(NOTICE)
+    assert told == "no process can be started for it: Resource temporarily unavailable"
+
+
+def test_told_to_end_meanwhile_the_process_is_ended_too(clock: LoopClock, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    program = (
+        "import os, signal, time\n"
+        f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))\n"
+        f"os.kill({os.getpid()}, signal.SIGTERM)\n"
+        "time.sleep(600)\n"
+    )
+    with pytest.raises(Terminated):
+        notifier(clock, program).tell(NOTICE)
+    pid = int(pid_file.read_text())
+    end = time.monotonic() + 60.0
+    while is_alive(pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+
+
+def keeper(clock: LoopClock, program: str) -> ChildKeeper:
+    def hand_over(task: Mapping[str, Any]) -> bytes:
+        return json.dumps(task).encode()
+
+    return ChildKeeper(TaskProcess(Supervisor(clock), [sys.executable, "-I", "-S", "-c", program], hand_over))
+
+
+def test_evidence_is_a_path_or_a_problem(clock: LoopClock) -> None:
+    echo = "import json, sys; given = json.load(sys.stdin); print(json.dumps({'path': json.dumps(given)}))"
+    kept = keeper(clock, echo).keep(7, ("one", "two"))
+    assert (json.loads(kept.path), kept.problem) == ({"since_s": 7, "lines": ["one", "two"]}, "")
+    assert keeper(clock, 'print(\'{"problem": "no room"}\')').keep(7, ()) == Kept("", "no room")
+    assert keeper(clock, "raise SystemExit(3)").keep(7, ()).problem == "exit status 3, no output"
+
+
+@pytest.mark.parametrize(
+    ("printed", "answer"),
+    [
+        ("{}", MuteAnswer()),
+        (
+            '{"until_s": 1767323045.5, "said": "2026-01-02T03:04:05.5Z", "where": "the annotation x"}',
+            MuteAnswer(Mute(1_767_323_045.5, "2026-01-02T03:04:05.5Z", "the annotation x")),
+        ),
+        ('{"garbage": "no time"}', MuteAnswer(garbage="no time")),
+        ('{"problem": "no server"}', MuteAnswer(problem="no server")),
+        ('{"until_s": "soon", "said": "x", "where": "y"}', MuteAnswer(problem="its answer is not understood")),
+        ('{"said": "x"}', MuteAnswer(problem="its answer is not understood")),
+        ("nothing", MuteAnswer(problem="nothing")),
+    ],
+)
+def test_a_mute_is_what_the_process_found(clock: LoopClock, printed: str, answer: MuteAnswer) -> None:
+    assert notifier(clock, f"print({printed!r})").mute() == answer

@@ -1,0 +1,195 @@
+"""What a run leaves for metrics, however it ends: real commands on the sandbox's cluster and host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from driver_manager.adapters.host.others import others_of
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.run_figures import RunFiguresFile
+from driver_manager.domain.metrics import exposition
+from driver_manager.domain.reboot.record import Attempt, Record, encode
+from driver_manager.domain.run_figures import RunFigures
+from tests.fakes.builders import ASCEND, PROFILE
+from tests.fakes.sandboxed import ByHand, by_hand
+
+BOUND_S = 100.0
+RUN = {"DRIVER_PROFILE": "rebellions", "DRIVER_LOAD": "manager", "DRIVER_ROOT": "/run/rbln/driver"}
+Values = dict[tuple[str, ...], float]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ByHand]:
+    with by_hand(tmp_path) as made:
+        yield made
+
+
+def collector(node: ByHand) -> Path:
+    """The file that node_exporter reads."""
+    folder = node.tree.root.parent / "collector"
+    folder.mkdir(exist_ok=True)
+    return folder / "driver-manager.prom"
+
+
+def reconcile(node: ByHand, *arguments: str, **env: str) -> int:
+    """Run it; the exit code."""
+    environment = node.environment(**RUN, METRICS_TEXTFILE=str(collector(node)), NODE_NAME="", **env)
+    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state", *arguments]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    print(done.stderr)
+    return done.returncode
+
+
+def read(text: str) -> Values:
+    """Every sample by name and labels."""
+    return {
+        (sample.name.removeprefix("driver_manager_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def published(node: ByHand) -> Values:
+    """What is in the collector's folder, and the same from the host for who serves it."""
+    text = collector(node).read_text()
+    assert exposition(others_of(roots(node), PROFILE.paths)) == text
+    return read(text)
+
+
+def roots(node: ByHand) -> HostRoots:
+    root = node.tree.root
+    return HostRoots(root, root / "proc", root / "sys", root / "dev")
+
+
+def figures(node: ByHand) -> RunFigures:
+    return RunFiguresFile(roots(node).files(), PROFILE.paths).read()
+
+
+def test_a_run_that_swaps_the_driver_leaves_the_time_of_each_step_and_its_requests(node: ByHand) -> None:
+    begun = time.time()
+    assert reconcile(node) == 0
+    values = published(node)
+    assert values["runs_total", "0"] == 1
+    assert values["run_last_exit_code",] == values["run_failures_in_a_row",] == values["node_held",] == 0
+    steps = {key[1]: value for key, value in values.items() if key[0] == "run_last_step_seconds"}
+    assert {"take node", "wait for operands", "unload modules", "load modules", "give back"} <= steps.keys()
+    assert sum(steps.values()) <= values["run_last_duration_seconds",] <= time.time() - begun
+    assert values["run_requests_total",] >= 5
+    assert values["run_retries_total",] == 0
+    assert begun <= values["run_last_end_timestamp_seconds",] <= time.time()
+
+
+def test_counters_go_on_from_run_to_run_and_a_current_driver_costs_no_step(node: ByHand) -> None:
+    assert reconcile(node) == 0
+    first = published(node)
+    assert reconcile(node) == 0
+    second = published(node)
+    assert (first["runs_total", "0"], second["runs_total", "0"]) == (1, 2)
+    assert second["run_requests_total",] > first["run_requests_total",]
+    assert second["run_steps_total", "unload modules"] == 1
+    assert not [key for key in second if key[0] == "run_last_step_seconds"]
+
+
+def test_a_run_that_holds_the_node_says_so_until_one_ends_well(node: ByHand) -> None:
+    node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
+    for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
+        old.unlink()
+    for _ in range(3):
+        assert reconcile(node) == 5
+    values = published(node)
+    assert (values["node_held",], values["run_failures_in_a_row",], values["runs_total", "5"]) == (1, 3, 3)
+    node.tree.add_driver("/run/rbln/driver", "2.0.1")
+    assert reconcile(node) == 0
+    values = published(node)
+    assert (values["node_held",], values["run_failures_in_a_row",], values["runs_total", "5"]) == (0, 0, 3)
+
+
+def test_a_node_that_is_given_back_by_hand_is_held_no_more(node: ByHand) -> None:
+    node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
+    for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
+        old.unlink()
+    assert reconcile(node) == 5
+    assert figures(node).is_held
+    environment = node.environment(DRIVER_PROFILE="rebellions")
+    argv = [sys.executable, "-m", "driver_manager", "restore"]
+    subprocess.run(argv, env=environment, timeout=BOUND_S, check=True, stdout=subprocess.DEVNULL)
+    assert not figures(node).is_held
+    assert figures(node).failures_in_a_row == 1, "and its runs still fail"
+
+
+@pytest.mark.parametrize(
+    ("env", "code"),
+    [
+        ({"KUBECONFIG": "/absent"}, 2),
+        ({"DRAIN_POD_SELECTOR_LABEL": "a in b"}, 2),
+        ({"NODE_NAME": "another"}, 2),
+    ],
+    ids=["no cluster", "a bad option", "no such node"],
+)
+def test_a_run_that_never_saw_its_node_counts_as_failed(node: ByHand, env: dict[str, str], code: int) -> None:
+    environment = node.environment(**RUN, METRICS_TEXTFILE=str(collector(node)))
+    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]
+    done = subprocess.run(argv, env={**environment, **env}, capture_output=True, timeout=BOUND_S, check=False)
+    assert done.returncode == code, done.stderr
+    values = published(node)
+    assert (values["runs_total", str(code)], values["run_failures_in_a_row",]) == (1, 1)
+
+
+def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
+    node.tree.hold_device()
+    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]
+    environment = node.environment(**RUN)
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        assert any("device in use" in line for line in run.stderr)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(BOUND_S) == 10
+        run.stderr.close()
+    assert figures(node).runs == {"10": 1}
+    assert figures(node).failures_in_a_row == 0
+    assert figures(node).step_seconds["wait for device"] > 0
+
+
+def test_a_dry_run_and_a_look_leave_nothing(node: ByHand) -> None:
+    assert reconcile(node, "--dry-run") == 0
+    assert figures(node) == RunFigures()
+    assert not collector(node).exists()
+
+
+def test_a_collector_that_cannot_be_written_is_one_warning(node: ByHand) -> None:
+    environment = node.environment(**RUN, METRICS_TEXTFILE="/proc/no/driver-manager.prom")
+    argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert done.returncode == 0
+    assert done.stderr.count("metrics cannot be written to /proc/no/driver-manager.prom") == 1
+    assert figures(node).runs == {"0": 1}
+
+
+def test_a_host_without_room_for_figures_keeps_nobody_from_running(node: ByHand) -> None:
+    path = node.tree.root / PROFILE.paths.run_figures.lstrip("/")
+    path.mkdir(parents=True)
+    assert reconcile(node) == 0
+    assert figures(node) == RunFigures()
+
+
+def test_what_the_rebooter_left_is_served_too_and_garbage_is_not(tmp_path: Path) -> None:
+    root = tmp_path / "host"
+    seen = HostRoots(root, root / "proc", root / "sys", root / "dev")
+    assert others_of(seen, ASCEND.paths) == ()
+    record = root / ASCEND.paths.rebooter_record.lstrip("/")
+    record.parent.mkdir(parents=True)
+    record.write_text(encode(Record().counting(Attempt(7, "recovery"))))
+    assert read(exposition(others_of(seen, ASCEND.paths)))["reboots_total", "recovery"] == 1
+    record.write_text("garbage")
+    assert others_of(seen, ASCEND.paths) == ()
+    assert others_of(seen, PROFILE.paths) == (), "a driver that is swapped has no rebooter"
+    assert os.listdir(record.parent) == [record.name]  # noqa: PTH208

@@ -1,0 +1,168 @@
+"""Figures of runs: what the last one took, and counters that only grow; whatever is in the file, a run goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.metrics import exposition
+from driver_manager.domain.run_figures import RunFigures, RunReport, RunTally, decode, encode, families
+
+NAMES = st.sampled_from(["unload modules", "wait for operands", "give back"])
+SECONDS = st.floats(0, 1e6).map(lambda seconds: round(seconds, 3))
+RUNS = st.builds(
+    RunReport,
+    exit_code=st.sampled_from(list(ExitCode)).map(int),
+    ended_s=SECONDS,
+    took_s=SECONDS,
+    steps=st.dictionaries(NAMES, SECONDS, max_size=3),
+    is_held=st.booleans(),
+    requests=st.integers(0, 50),
+    retries=st.integers(0, 50),
+)
+
+
+def after(*runs: RunReport) -> RunFigures:
+    """The figures after these runs."""
+    figures = RunFigures()
+    for run in runs:
+        figures = figures.with_run(run)
+    return figures
+
+
+def ended(*codes: int, held: int = -1) -> RunFigures:
+    """The figures after runs with these exit codes; the one of number `held` left the node held."""
+    runs = [RunReport(code, float(number), 1.0, is_held=number == held) for number, code in enumerate(codes)]
+    return after(*runs)
+
+
+@pytest.mark.parametrize(
+    ("codes", "row"),
+    [
+        ((), 0),
+        ((0,), 0),
+        ((5,), 1),
+        ((5, 5, 3), 3),
+        ((5, 5, 0), 0),
+        ((5, 5, 0, 5), 1),
+        ((5, 10, 5), 2),
+        ((5, 11, 5), 2),
+        ((10, 10), 0),
+        ((5, 5, 9), 0),
+        ((2, 7, 8, 1), 4),
+    ],
+)
+def test_failures_in_a_row_are_those_since_the_last_success_and_standing_down_is_none(
+    codes: tuple[int, ...], row: int
+) -> None:
+    assert ended(*codes).failures_in_a_row == row
+
+
+@pytest.mark.parametrize(
+    ("codes", "held", "is_held"),
+    [
+        ((5,), 0, True),
+        ((5, 5), 0, True),
+        ((5, 0), 0, False),
+        ((5, 10), 0, True),
+        ((5, 9), 0, False),
+        ((5, 5), 1, True),
+        ((5,), -1, False),
+    ],
+)
+def test_a_held_node_stays_so_until_a_run_ends_well(codes: tuple[int, ...], held: int, is_held: bool) -> None:
+    figures = ended(*codes, held=held)
+    assert (figures.is_held, figures.holds) == (is_held, int(held >= 0))
+
+
+@given(st.lists(RUNS, max_size=12))
+def test_counters_are_sums_and_the_last_run_is_the_last(runs: list[RunReport]) -> None:
+    figures = after(*runs)
+    assert sum(figures.runs.values()) == len(runs)
+    assert figures.requests == sum(run.requests for run in runs)
+    assert figures.retries == sum(run.retries for run in runs)
+    assert figures.holds == sum(run.is_held for run in runs)
+    assert sum(figures.steps.values()) == sum(len(run.steps) for run in runs)
+    assert sum(figures.step_seconds.values()) == pytest.approx(sum(sum(run.steps.values()) for run in runs))
+    assert figures.last == (runs[-1] if runs else None)
+
+
+@given(st.lists(RUNS, max_size=6))
+def test_what_is_written_is_read_again(runs: list[RunReport]) -> None:
+    figures = after(*runs)
+    again = decode(encode(figures))
+    assert replace(again, step_seconds={}) == replace(figures, step_seconds={})
+    assert again.step_seconds == pytest.approx(figures.step_seconds, abs=0.001)
+    assert encode(figures).count("\n") == 1
+
+
+@given(st.text() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_garbage_is_no_figures_and_no_failure(text: str) -> None:
+    assert decode(text) == RunFigures()
+
+
+def test_a_newer_version_and_wrong_fields_are_no_figures() -> None:
+    text = encode(ended(5, 0))
+    body = json.loads(text)
+    for key, value in (("schema", 2), ("runs", {"0": -1}), ("runs", []), ("holds", "x"), ("stepSeconds", {"a": "b"})):
+        assert decode(json.dumps({**body, key: value})) == RunFigures(), key
+    for key in body.keys() - {"last"}:
+        assert decode(json.dumps({name: value for name, value in body.items() if name != key})) == RunFigures(), key
+
+
+@given(st.lists(RUNS, min_size=1, max_size=5))
+def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
+    figures = after(*runs)
+    text = exposition(families(figures))
+    found = {
+        (sample.name.removeprefix("driver_manager_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    last = runs[-1]
+    assert found[("run_failures_in_a_row",)] == figures.failures_in_a_row
+    assert found[("node_held",)] == figures.is_held
+    assert found[("run_last_exit_code",)] == last.exit_code
+    assert found[("run_last_duration_seconds",)] == last.took_s
+    for code, count in figures.runs.items():
+        assert found[("runs_total", code)] == count
+    for step, seconds in last.steps.items():
+        assert found[("run_last_step_seconds", step)] == seconds
+        assert found[("run_steps_total", step)] == figures.steps[step]
+
+
+def test_before_the_first_run_of_a_boot_there_is_nothing_to_publish() -> None:
+    assert families(RunFigures()) == ()
+
+
+def test_a_tally_adds_up_what_a_step_took_each_time() -> None:
+    tally = RunTally()
+    tally.ends(5.0)
+    assert tally.seconds == {}
+    tally.begins("wait", 10.0)
+    tally.begins("unload", 12.5)
+    tally.begins("wait", 13.0)
+    tally.ends(14.0)
+    tally.ends(99.0)
+    assert tally.seconds == {"wait": 3.5, "unload": 0.5}
+
+
+def test_a_clock_that_goes_back_counts_nothing() -> None:
+    tally = RunTally()
+    tally.begins("wait", 10.0)
+    tally.ends(9.0)
+    assert tally.seconds == {"wait": 0.0}
+
+
+def test_a_run_that_gave_the_node_back_ends_a_hold_however_it_ended() -> None:
+    held = RunFigures().with_run(RunReport(5, 1.0, 1.0, is_held=True))
+    assert held.is_held
+    failed = RunReport(4, 2.0, 1.0)
+    assert held.with_run(failed).is_held, "it may not have come so far"
+    assert not held.with_run(failed, is_given_back=True).is_held

@@ -1,0 +1,151 @@
+"""What a notice does to the Node: the state as a label where it is health-watch's to say, and one Event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from driver_manager.core.health.announce import announce
+from driver_manager.core.node.cas import ATTEMPTS
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ManagerError
+from driver_manager.domain.health.notices import Notice
+from driver_manager.domain.health.wedge import NoticeKind
+from driver_manager.domain.node_state import LastOutcome, NodeState, encode
+from tests.fakes.builders import PROFILE, node
+from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.fakes.cluster import FakeCluster
+from tests.fakes.killer import Killed, Killer
+
+KEYS = PROFILE.keys
+WEDGE = Notice(NoticeKind.WEDGED, "boot-1", 1_700_000_000, "npu 0 is critical")
+END = replace(WEDGE, kind=NoticeKind.RECOVERED, reason="1 device(s) OK")
+FIRST = replace(END, since_s=0)
+
+
+def cluster_of(state: str | None, outcome: NodeState | None = None) -> FakeCluster:
+    """A Node that shows this state, and that the last run left it in the state `outcome`."""
+    labels = {"other": "x", **({KEYS.state: state} if state is not None else {})}
+    notes = {KEYS.last_outcome: encode(LastOutcome(outcome, 0, "done"))} if outcome else {}
+    killer = Killer()
+    return FakeCluster(killer, FakeClock(killer), node(labels, annotations=notes))
+
+
+def told(cluster: FakeCluster, notice: Notice) -> str | None:
+    """The state that the Node shows after it."""
+    announce(cluster, RecordingReporter(), KEYS, notice)
+    assert cluster.current is not None
+    assert cluster.current.labels["other"] == "x"
+    return cluster.current.labels.get(KEYS.state)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "wedged"),
+        ("ready", "wedged"),
+        ("failed", "wedged"),
+        ("somebody's word", "wedged"),
+        ("wedged", "wedged"),
+        ("upgrading", "upgrading"),
+        ("held", "held"),
+        ("reboot-required", "reboot-required"),
+    ],
+)
+def test_a_wedge_is_shown_unless_a_run_has_the_node_or_a_reboot_is_asked_for(before: str | None, after: str) -> None:
+    cluster = cluster_of(before)
+    assert told(cluster, WEDGE) == after
+    assert cluster.posted == [("DriverWedged", WEDGE.message, True)]
+
+
+@pytest.mark.parametrize("before", [None, "ready", "failed", "upgrading", "held", "reboot-required", "x"])
+def test_the_end_of_a_wedge_changes_no_other_state(before: str | None) -> None:
+    cluster = cluster_of(before)
+    assert told(cluster, END) == before
+    assert cluster.patches == []
+    assert cluster.posted == [("DriverRecovered", END.message, False)]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "after"), [(None, "ready"), (NodeState.READY, "ready"), (NodeState.FAILED, "failed")]
+)
+def test_after_a_wedge_the_node_shows_what_it_showed_before(outcome: NodeState | None, after: str) -> None:
+    cluster = cluster_of("wedged", outcome)
+    assert told(cluster, END) == after
+    assert len(cluster.patches) == 1
+
+
+def test_an_end_without_a_known_wedge_is_an_event_only_where_the_node_still_showed_one() -> None:
+    calm, left = cluster_of("ready"), cluster_of("wedged")
+    assert (told(calm, FIRST), calm.posted, calm.patches) == ("ready", [], [])
+    assert told(left, FIRST) == "ready"
+    assert [reason for reason, _, _ in left.posted] == ["DriverRecovered"]
+
+
+def test_telling_twice_changes_nothing() -> None:
+    cluster = cluster_of("ready")
+    told(cluster, WEDGE)
+    assert told(cluster, WEDGE) == "wedged"
+    assert (len(cluster.patches), len(cluster.posted)) == (1, 1)
+
+
+def test_where_the_state_is_not_shown_there_is_the_event_alone() -> None:
+    cluster, keys = cluster_of("ready"), replace(KEYS, state="", last_outcome="")
+    for notice in (WEDGE, END, FIRST):
+        announce(cluster, RecordingReporter(), keys, notice)
+    assert [reason for reason, _, _ in cluster.posted] == ["DriverWedged", "DriverRecovered"]
+    assert cluster.killer.calls == ["event", "event"], "no look at the Node that nobody needs"
+
+
+def refusing(what: str) -> ManagerError:
+    return ApiRefused(f"the API server refused to {what}", "Give this account the verb.")
+
+
+def fail(error: ManagerError) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("call", ["node", "patch"])
+def test_a_state_that_cannot_be_shown_does_not_keep_the_event_back(call: str) -> None:
+    cluster = cluster_of("ready")
+    cluster.killer.at(call, lambda: fail(refusing(call)))
+    with pytest.raises(ApiRefused, match=call):
+        announce(cluster, RecordingReporter(), KEYS, WEDGE)
+    assert [reason for reason, _, _ in cluster.posted] == ["DriverWedged"]
+
+
+def test_an_event_that_cannot_be_recorded_is_an_error_and_the_state_is_shown() -> None:
+    cluster = cluster_of("ready")
+    cluster.killer.at("event", lambda: fail(refusing("create events")))
+    with pytest.raises(ApiRefused, match="create events"):
+        announce(cluster, RecordingReporter(), KEYS, WEDGE)
+    assert cluster.current is not None
+    assert cluster.current.labels[KEYS.state] == "wedged"
+
+
+def test_a_run_that_takes_the_node_in_the_same_moment_keeps_its_word() -> None:
+    cluster = cluster_of("ready")
+    cluster.killer.at("patch", lambda: cluster.edit({KEYS.state: "upgrading"}))
+    assert told(cluster, WEDGE) == "upgrading"
+
+
+def test_a_node_that_keeps_changing_is_left_after_some_tries() -> None:
+    cluster = cluster_of("ready")
+    for _ in range(ATTEMPTS):
+        cluster.killer.at("patch", lambda: cluster.edit(annotations={"n": str(cluster.version)}))
+    with pytest.raises(ApiUnavailable, match="kept changing"):
+        announce(cluster, RecordingReporter(), KEYS, WEDGE)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", [0, 1])
+@pytest.mark.parametrize("notice", [WEDGE, END])
+def test_killed_anywhere_the_next_one_ends_as_an_undisturbed_one(notice: Notice, effect: int, after: bool) -> None:
+    before = "ready" if notice is WEDGE else "wedged"
+    killed, undisturbed = cluster_of(before), cluster_of(before)
+    killed.killer.kill_at(effect, after=after)
+    with pytest.raises(Killed):
+        announce(killed, RecordingReporter(), KEYS, notice)
+    killed.killer.revive()
+    assert told(killed, notice) == told(undisturbed, notice)
+    assert killed.posted == undisturbed.posted

@@ -1,0 +1,117 @@
+"""The night's table, played in the sandbox: what an SRE sees first is what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.core.health.announce import announce
+from driver_manager.domain.health import notices, record
+from driver_manager.sandbox.apiserver import Deny
+from driver_manager.sandbox.cluster import NODE
+from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT, SCENARIOS
+from tests.control_plane.api import wait_until
+from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.fakes.night import NIGHTS, Night, check, textfile
+from tests.fakes.sandboxed import ByHand, by_hand, upgradable
+
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class SandboxPlace:
+    """See `tests.fakes.night.Place`."""
+
+    by_hand: ByHand
+
+    @property
+    def tree(self) -> HostTree:
+        return self.by_hand.tree
+
+    def run(self, *argv: str, **env: str) -> tuple[int, str]:
+        cluster = self.by_hand.cluster
+        profile = cluster.profile.name
+        loads = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT} if profile == "rebellions" else {}
+        pod = {"POD_NAME": cluster.driver_pod(), "POD_NAMESPACE": cluster.namespace}
+        own = {"DRIVER_CONFIG_DIGEST": NEW_DIGEST, "LOG_FORMAT": "text", "METRICS_TEXTFILE": str(textfile(self))}
+        told = self.by_hand.environment(**own, **loads, **pod)
+        done = subprocess.run(
+            [sys.executable, "-m", "driver_manager", *argv],
+            env={**told, **env},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def node(self) -> dict[str, Any]:
+        return self.by_hand.cluster.node()
+
+    def events(self) -> list[tuple[str, str]]:
+        found, _ = self.by_hand.cluster.store.list_objects("events")
+        return [(event["reason"], event["message"]) for event in found]
+
+    def pin(self, component: str, finalizer: str) -> None:
+        self.by_hand.cluster.pin_pod(f"rbln-{component}", finalizer)
+
+    def watch(self, is_over: Callable[[], bool], **env: str) -> None:
+        """The sandbox has no tokens for pods, so the Node is told here, by what the watch's child does."""
+        told = self.by_hand.environment(NODE_NAME=NODE, METRICS_TEXTFILE=str(textfile(self)), **env)
+        with subprocess.Popen([sys.executable, "-m", "driver_manager", "health-watch"], env=told) as process:
+            try:
+                wait_until(is_over, "health-watch is done", LIMIT_S)
+            finally:
+                process.terminate()
+        profile, roots = self.by_hand.cluster.profile, HostRoots(self.tree.root, *(self.tree.root,) * 3)
+        text = HostMarks(roots, profile, FakeClock()).recall()
+        notice = notices.due(record.recorded(text, self.tree.boot_id), self.tree.boot_id)
+        assert notice is not None
+        clock = SystemClock()
+        client = load_client(str(self.by_hand.kubeconfig))
+        announce(KubeCluster(client, NODE, clock, RecordingReporter(), 5.0), RecordingReporter(), profile.keys, notice)
+
+    def without_pods(self) -> dict[str, str]:
+        self.by_hand.cluster.server.deny = [Deny("list", "pods")]
+        return {}
+
+
+@contextlib.contextmanager
+def sandbox_place(folder: Path, profile: str) -> Iterator[SandboxPlace]:
+    prepare: Callable[[HostTree], None] = upgradable if profile == "rebellions" else SCENARIOS["ascend-reboot"].prepare
+    with by_hand(folder, prepare, profile) as found:
+        yield SandboxPlace(found)
+
+
+@pytest.mark.parametrize("night", NIGHTS, ids=lambda night: night.name)
+def test_what_happens_at_night_is_the_first_thing_that_is_seen(night: Night, tmp_path: Path) -> None:
+    with sandbox_place(tmp_path, night.profile) as place:
+        check(night, place)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(NIGHTS[2], headline="held since …"),
+        replace(NIGHTS[2], state="held"),
+        replace(NIGHTS[2], event=("DriverReconcileFailed", "exit 4: ")),
+        replace(NIGHTS[2], attention=("access",)),
+    ],
+    ids=["headline", "label", "event", "attention"],
+)
+def test_a_row_that_says_something_else_is_found(wrong: Night, tmp_path: Path) -> None:
+    with sandbox_place(tmp_path, wrong.profile) as place, pytest.raises(AssertionError):
+        check(wrong, place)
