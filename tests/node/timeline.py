@@ -71,11 +71,11 @@ class Timeline:
 
     def started(self, pod_uid: str, container: str) -> float:
         """When the container of the pod was started first."""
-        return min(self._task(one, "start") for one in self._ids(pod_uid, container))
+        return min(self._task(one, "start") for one in self._told_ids(pod_uid, container))
 
     def ended(self, pod_uid: str, container: str = "") -> float:
         """When the container of the pod ended; without a name the last one of its containers but for the init ones."""
-        return max(self._task(one, "exit") for one in self._ids(pod_uid, container))
+        return max(self._task(one, "exit") for one in self._told_ids(pod_uid, container))
 
     def gone(self, pod_uid: str) -> float:
         """When the pod's object was removed."""
@@ -110,6 +110,10 @@ class Timeline:
                     return at
         return 0.0
 
+    def _told_ids(self, pod_uid: str, container: str) -> set[str]:
+        """As _ids, once there is one: the kubelet reports a container that runs up to ten seconds after its start."""
+        return wait_until(lambda: self._ids(pod_uid, container), f"container {container} of pod {pod_uid} is reported")
+
     def _ids(self, pod_uid: str, container: str) -> set[str]:
         """The runtime's ids of the containers, as the pod's statuses tell."""
         found: set[str] = set()
@@ -122,7 +126,6 @@ class Timeline:
                     for one in states
                     if container in ("", one["name"]) and one.get("containerID")
                 }
-        assert found, f"no container {container} of pod {pod_uid} was seen"
         return found
 
     def _task(self, container_id: str, kind: str) -> float:
