@@ -229,13 +229,15 @@ class Memory:
     """What the object's status keeps and the Nodes do not tell: nothing here is needed for a node to be safe.
 
     `good` is the last revision that every node of the fleet served. `failed` are revisions that were halted and left:
-    none of them is tried again unless that is asked for. `history` has the newest last.
+    none of them is tried again unless that is asked for. `history` has the newest last. `undone` is the uid of the last
+    wish to go back that was met (`Wishes.undo`).
     """
 
     target: str = ""
     good: str = ""
     failed: tuple[str, ...] = ()
     history: tuple[Past, ...] = ()
+    undone: str = ""
 
 
 @dataclass(frozen=True)
