@@ -6,15 +6,16 @@ Apart from `driver_manager.ports`, which the programs of a node import: none of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision
+from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.model import NodeChange
 
 
-class Kind(Enum):
+class FactKind(Enum):
     """Kinds of facts, each with a watch of its own."""
 
     ROLLOUTS = "rollouts"
@@ -29,7 +30,7 @@ class Kind(Enum):
 class Subject:
     """What one watch shows: objects of a kind in a namespace ("" for those that are in none) that match a selector."""
 
-    kind: Kind
+    kind: FactKind
     namespace: str = ""
     selector: str = ""
 
@@ -37,29 +38,6 @@ class Subject:
         where = f" in namespace {self.namespace}" if self.namespace else ""
         which = f" ({self.selector})" if self.selector else ""
         return f"{self.kind.value}{where}{which}"
-
-
-@dataclass(frozen=True)
-class RolloutObject:
-    """A DriverRollout. `body` is the whole object as JSON; `created` is when, as the server writes it."""
-
-    namespace: str
-    name: str
-    uid: str
-    created: str
-    generation: int = 0
-    is_deleting: bool = False
-    body: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """As people name it."""
-        return f"{self.namespace}/{self.name}"
-
-    @property
-    def status(self) -> Mapping[str, Any]:
-        """Its status as JSON, empty without one."""
-        return self.body.get("status") or {}
 
 
 @dataclass(frozen=True)
@@ -128,6 +106,15 @@ class Found:
 Change = Listed | Seen | Gone | Lost | Found
 
 
+@dataclass(frozen=True)
+class EventAbout:
+    """What an Event is about: a rollout of that namespace, or the Node of that name where the namespace is ""."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
 class FleetCluster(Protocol):
     """The cluster as a rollout sees and changes it.
 
@@ -165,15 +152,6 @@ class FleetCluster(Protocol):
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         """An Event; where there is one of that key already, nothing."""
         ...
-
-
-@dataclass(frozen=True)
-class EventAbout:
-    """What an Event is about: a rollout of that namespace, or the Node of that name where the namespace is ""."""
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
 
 
 class Leadership(Protocol):

@@ -5,6 +5,7 @@ What is asked for in a request that changes something is asked once: see the por
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -15,17 +16,19 @@ from driver_manager.adapters.kube.answers import CONFLICT, INVALID, NOT_FOUND, A
 from driver_manager.adapters.kube.bodies import about_node, event, node_patch
 from driver_manager.adapters.kube.client import JSON_PATCH, MERGE_PATCH, Body, KubeApi
 from driver_manager.adapters.kube.fleet_feed import Feed
-from driver_manager.adapters.kube.fleet_objects import readers
-from driver_manager.adapters.kube.fleet_paths import GROUP, KIND, VERSION, one, qualified
+from driver_manager.adapters.kube.fleet_objects import Reader
+from driver_manager.adapters.kube.fleet_paths import one, qualified
 from driver_manager.adapters.kube.objects import understood
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.inbox import Inbox
 from driver_manager.domain.errors import Conflict
+from driver_manager.domain.fleet.fields import GROUP, KIND, VERSION
 from driver_manager.domain.json_patch import Operation, expect
 from driver_manager.domain.model import FIELD_MANAGER, NodeChange
-from driver_manager.domain.profile import NodeKeys
-from driver_manager.fleet_ports import Change, EventAbout, Item, Kind, Subject
+from driver_manager.fleet_ports import Change, EventAbout, FactKind, Item, Subject
 from driver_manager.ports import Clock
+
+KEY_CHARS = 20
 
 Letter = tuple[Feed, Change | BaseException]
 
@@ -34,13 +37,18 @@ class KubeFleet:
     """See `driver_manager.fleet_ports.FleetCluster`. `connect` makes one more way to the server, for a thread of it."""
 
     def __init__(
-        self, api: KubeApi, connect: Callable[[], Transport], inbox: Inbox[Letter], keys: NodeKeys, clock: Clock
+        self,
+        api: KubeApi,
+        connect: Callable[[], Transport],
+        inbox: Inbox[Letter],
+        clock: Clock,
+        read: Mapping[FactKind, Reader],
     ) -> None:
         self._api = api
         self._connect = connect
         self._inbox = inbox
         self._clock = clock
-        self._readers = readers(keys)
+        self._readers = read
         self._turnstile = threading.Lock()
         self._feeds: dict[Subject, Feed] = {}
 
@@ -64,7 +72,7 @@ class KubeFleet:
 
     def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
         """See the port."""
-        return self._patched(Kind.NODES, one(Kind.NODES, name), node_patch(change, resource_version), name)
+        return self._patched(FactKind.NODES, one(FactKind.NODES, name), node_patch(change, resource_version), name)
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """See the port."""
@@ -73,7 +81,7 @@ class KubeFleet:
         with suppress(Answer):
             self._api.call(
                 "DELETE",
-                one(Kind.DRIVER_PODS, name, namespace),
+                one(FactKind.DRIVER_PODS, name, namespace),
                 "delete pods",
                 body,
                 passing=frozenset({NOT_FOUND, CONFLICT}),
@@ -87,18 +95,22 @@ class KubeFleet:
             Operation("replace", "/spec/template", json.loads(template)),
         )
         body = [operation.to_json() for operation in operations]
-        return self._patched(Kind.DAEMON_SETS, one(Kind.DAEMON_SETS, name, namespace), body, f"{namespace}/{name}")
+        return self._patched(
+            FactKind.DAEMON_SETS, one(FactKind.DAEMON_SETS, name, namespace), body, f"{namespace}/{name}"
+        )
 
     def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
         """See the port."""
         body = {"metadata": {"resourceVersion": resource_version}, "status": dict(change)}
-        path = f"{one(Kind.ROLLOUTS, name, namespace)}/status"
-        return self._patched(Kind.ROLLOUTS, path, body, f"{namespace}/{name}", "/status")
+        path = f"{one(FactKind.ROLLOUTS, name, namespace)}/status"
+        return self._patched(FactKind.ROLLOUTS, path, body, f"{namespace}/{name}", "/status")
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         """See the port."""
         named = _about_rollout(about) if about.namespace else about_node(about.name)
-        body = event(named, reason, message, self._clock.wall(), warning=warning, key=key)
+        # A key may hold what no name can, and may be longer than one.
+        name = hashlib.sha256(key.encode()).hexdigest()[:KEY_CHARS]
+        body = event(named, reason, message, self._clock.wall(), warning=warning, key=name)
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
         # An Answer, of the only status that passes: there is one of that name.
         with suppress(Answer):
@@ -111,7 +123,7 @@ class KubeFleet:
         feed = Feed(subject, self._connect, self._readers[subject.kind], self._turnstile, tell)
         return feed
 
-    def _patched(self, kind: Kind, path: str, body: Body, name: str, subresource: str = "") -> Item:
+    def _patched(self, kind: FactKind, path: str, body: Body, name: str, subresource: str = "") -> Item:
         """The object after one patch. Raises Conflict where it is another one than the patch was made for, or gone."""
         is_json = isinstance(body, list)
         what = f"patch {qualified(kind)}{subresource}"

@@ -11,13 +11,16 @@ from sys import intern
 from typing import Any
 
 from driver_manager.adapters.kube.objects import text_of, texts_of, typed
-from driver_manager.domain import node_state, selectors
+from driver_manager.domain import node_state, selectors, timestamps
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision
+from driver_manager.domain.fleet.reading import read
 from driver_manager.domain.fleet.record import NodeRecord, NodeRecordUnreadable, decode
+from driver_manager.domain.fleet.values import Zones
 from driver_manager.domain.model import Node
 from driver_manager.domain.profile import NodeKeys
+from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
 from driver_manager.domain.selectors import Selector
-from driver_manager.fleet_ports import FollowedDaemonSet, Item, Kind, RolloutObject
+from driver_manager.fleet_ports import FactKind, FollowedDaemonSet, Item
 
 REVISION_LABEL = "controller-revision-hash"
 """On a DaemonSet's pods and its ControllerRevisions (k8s.io/api apps/v1, ControllerRevisionHashLabelKey)."""
@@ -27,32 +30,21 @@ TRUE = "true"
 Reader = Callable[[Mapping[str, Any]], Item]
 
 
-def readers(keys: NodeKeys) -> Mapping[Kind, Reader]:
+def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
     """What makes an item of an object of each kind; `keys` are those of the Nodes' labels and annotations."""
     return {
-        Kind.ROLLOUTS: as_rollout,
-        Kind.DAEMON_SETS: as_daemon_set,
-        Kind.REVISIONS: as_revision,
-        Kind.NODES: lambda item: as_fleet_node(item, keys),
-        Kind.DRIVER_PODS: as_driver_pod,
-        Kind.GATE_PODS: as_gate_pod,
+        FactKind.ROLLOUTS: lambda item: as_rollout(item, zones),
+        FactKind.DAEMON_SETS: as_daemon_set,
+        FactKind.REVISIONS: as_revision,
+        FactKind.NODES: lambda item: as_fleet_node(item, keys),
+        FactKind.DRIVER_PODS: as_driver_pod,
+        FactKind.GATE_PODS: as_gate_pod,
     }
 
 
-def as_rollout(item: Mapping[str, Any]) -> Item:
-    """The DriverRollout in `item`."""
-    metadata = item["metadata"]
-    kept = {key: value for key, value in metadata.items() if key != "managedFields"}
-    fact = RolloutObject(
-        namespace=text_of(metadata, "namespace"),
-        name=text_of(metadata, "name"),
-        uid=text_of(metadata, "uid"),
-        created=text_of(metadata, "creationTimestamp"),
-        generation=typed(metadata.get("generation"), int, 0),
-        is_deleting=bool(metadata.get("deletionTimestamp")),
-        body={**item, "metadata": kept},
-    )
-    return _item(metadata, fact)
+def as_rollout(item: Mapping[str, Any], zones: Zones) -> Item:
+    """The DriverRollout in `item`, whatever is wrong with what it asks for."""
+    return _item(item["metadata"], read(item, zones))
 
 
 def as_daemon_set(item: Mapping[str, Any]) -> Item:
@@ -110,6 +102,8 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
         driver_state=node_state.state_on(shown, keys),
         outcome=outcome.what if outcome is not None else "",
         conditions=conditions,
+        outcome_s=timestamps.seconds_of(outcome.ended) if outcome is not None else None,
+        is_cordoned_by_run=keys.journal in notes and notes.get(keys.cordon) not in (None, CORDON_FOR_REBOOT),
     )
     return _item(metadata, fact)
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from driver_manager.fleet_ports import Kind, Subject
-
-GROUP, VERSION, PLURAL, KIND = "driver-manager.rebellions.ai", "v1alpha1", "driverrollouts", "DriverRollout"
+from driver_manager.domain.fleet.fields import GROUP, PLURAL, VERSION
+from driver_manager.fleet_ports import FactKind, Subject
 
 _COLLECTIONS = {
-    Kind.ROLLOUTS: (f"/apis/{GROUP}/{VERSION}", PLURAL, f"{PLURAL}.{GROUP}"),
-    Kind.DAEMON_SETS: ("/apis/apps/v1", "daemonsets", "daemonsets.apps"),
-    Kind.REVISIONS: ("/apis/apps/v1", "controllerrevisions", "controllerrevisions.apps"),
-    Kind.NODES: ("/api/v1", "nodes", "nodes"),
-    Kind.DRIVER_PODS: ("/api/v1", "pods", "pods"),
-    Kind.GATE_PODS: ("/api/v1", "pods", "pods"),
+    FactKind.ROLLOUTS: (f"/apis/{GROUP}/{VERSION}", PLURAL, f"{PLURAL}.{GROUP}"),
+    FactKind.DAEMON_SETS: ("/apis/apps/v1", "daemonsets", "daemonsets.apps"),
+    FactKind.REVISIONS: ("/apis/apps/v1", "controllerrevisions", "controllerrevisions.apps"),
+    FactKind.NODES: ("/api/v1", "nodes", "nodes"),
+    FactKind.DRIVER_PODS: ("/api/v1", "pods", "pods"),
+    FactKind.GATE_PODS: ("/api/v1", "pods", "pods"),
 }
 
 
@@ -25,11 +24,11 @@ def collection(subject: Subject) -> str:
     return f"{folder}{inside}/{plural}"
 
 
-def qualified(kind: Kind) -> str:
+def qualified(kind: FactKind) -> str:
     """The resource as a rule of RBAC and the server's messages name it."""
     return _COLLECTIONS[kind][2]
 
 
-def one(kind: Kind, name: str, namespace: str = "") -> str:
+def one(kind: FactKind, name: str, namespace: str = "") -> str:
     """The path of one object."""
     return f"{collection(Subject(kind, namespace))}/{quote(name, safe='')}"

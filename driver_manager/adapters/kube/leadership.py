@@ -162,5 +162,8 @@ def _as_record(body: Mapping[str, Any]) -> _Record:
     spec = body.get("spec") or {}
     lasts_s = typed(spec.get("leaseDurationSeconds"), int, 0)
     return _Record(
-        version, text_of(spec, "holderIdentity"), float(min(MOST_S, lasts_s)), typed(spec.get("leaseTransitions"), int, 0)
+        version,
+        text_of(spec, "holderIdentity"),
+        float(min(MOST_S, lasts_s)),
+        typed(spec.get("leaseTransitions"), int, 0),
     )

@@ -5,13 +5,12 @@ Owns which facts are older than others, and what is news. Decides nothing, sends
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from driver_manager.core.fleet.forms import Reading
 from driver_manager.domain.fleet.model import (
-    DaemonSetFacts,
     DriverPod,
     Fleet,
     FleetNode,
@@ -19,22 +18,23 @@ from driver_manager.domain.fleet.model import (
     Policy,
     Revision,
 )
+from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.fleet_ports import (
     Change,
     Fact,
+    FactKind,
     FollowedDaemonSet,
     Found,
     Gone,
     Item,
-    Kind,
     Listed,
     Lost,
-    RolloutObject,
     Seen,
     Subject,
 )
 
 F = TypeVar("F", bound=Fact)
+NODES = Subject(FactKind.NODES)
 
 
 def is_older(version: str, than: str) -> bool:
@@ -54,7 +54,7 @@ class _Room:
     lost: str = ""
 
 
-class World:
+class FleetWorld:
     """Facts of one namespace's rollouts. What is told late never replaces what is known to be newer."""
 
     def __init__(self, namespace: str) -> None:
@@ -90,9 +90,11 @@ class World:
         """The pod was deleted by us, or is gone: until the watch has said so, it counts as being deleted."""
         self._ended.add(uid)
 
-    def doubt(self, uid: str) -> None:
-        """Something else than what is known of this object is on the server: whatever comes of it next is news."""
-        self._doubted.add(uid)
+    def doubt(self, subject: Subject, name: str) -> None:
+        """Something else than what is known by this name is on the server: whatever comes of it next is news."""
+        room = self._rooms.get(subject)
+        if room is not None and name in room.items:
+            self._doubted.add(room.items[name].uid)
 
     def _list(self, room: _Room, change: Listed) -> bool:
         is_news = not room.is_listed or bool(room.lost)
@@ -102,7 +104,9 @@ class World:
             is_news |= self._see(room, item)
         # One that is newer than the list has come since: the watch tells of it.
         absent = [
-            item for name, item in room.items.items() if name not in there and not is_older(change.version, item.version)
+            item
+            for name, item in room.items.items()
+            if name not in there and not is_older(change.version, item.version)
         ]
         for item in absent:
             self._forget(room, item)
@@ -141,13 +145,12 @@ class World:
 
     # what is asked
 
-    def subjects(self, policies: Mapping[str, Policy]) -> frozenset[Subject]:
-        """Of what the controller has to be told, for rollouts with these policies by their uids."""
-        found = {self._of(Kind.ROLLOUTS)}
-        if policies:
-            found |= {self._of(Kind.DAEMON_SETS), self._of(Kind.REVISIONS), Subject(Kind.NODES)}
-        for policy in policies.values():
-            found |= set(self._needed(policy))
+    def subjects(self) -> frozenset[Subject]:
+        """Of what the controller has to be told. Where there is no rollout, of rollouts alone."""
+        policies = [one.policy for one in self.rollouts() if one.policy is not None]
+        found = {self.of(FactKind.ROLLOUTS)}
+        for policy in policies:
+            found |= {*self._base, *self._needed(policy)}
         return frozenset(found)
 
     def keep_only(self, subjects: frozenset[Subject]) -> None:
@@ -156,20 +159,19 @@ class World:
             del self._rooms[subject]
 
     def rollouts(self) -> tuple[RolloutObject, ...]:
-        """All of them, the oldest first."""
-        found = self._facts(self._of(Kind.ROLLOUTS), RolloutObject)
-        return tuple(sorted(found, key=lambda one: (one.created, one.uid)))
+        """All of them, the oldest first; of one that is being deleted nothing is left to be done."""
+        known = self._facts(self.of(FactKind.ROLLOUTS), RolloutObject)
+        found = (one for one in known if not one.is_deleting)
+        return tuple(sorted(found, key=lambda one: (one.created_s or 0.0, one.uid)))
 
-    def version_of(self, subject: Subject, name: str) -> str:
-        """The resourceVersion of what is known by that name, "" where nothing is."""
-        room = self._rooms.get(subject)
-        item = room.items.get(name) if room is not None else None
-        return item.version if item is not None else ""
+    def rivals(self, rollout: RolloutObject, policy: Policy) -> tuple[str, ...]:
+        """The names of older rollouts of the same DaemonSet: the oldest has it."""
+        older = itertools.takewhile(lambda one: one.uid != rollout.uid, self.rollouts())
+        return tuple(one.name for one in older if one.policy is not None and one.policy.daemon_set == policy.daemon_set)
 
     def why_blind(self, policy: Policy) -> str:
         """What of a rollout is not seen now, and why; "" where all of it is. Nothing may be decided without."""
-        base = (self._of(Kind.ROLLOUTS), self._of(Kind.DAEMON_SETS), self._of(Kind.REVISIONS), Subject(Kind.NODES))
-        for subject in (*base, *self._needed(policy)):
+        for subject in (*self._base, *self._needed(policy)):
             room = self._rooms.get(subject)
             if room is None or not room.is_listed:
                 return room.lost if room is not None and room.lost else f"{subject} are not listed yet"
@@ -177,45 +179,48 @@ class World:
                 return room.lost
         return ""
 
-    def is_listed(self) -> bool:
-        """Whether the rollouts themselves are known."""
-        room = self._rooms.get(self._of(Kind.ROLLOUTS))
-        return room is not None and room.is_listed
+    def why_not_listed(self) -> str:
+        """What of all that is followed is still to come, "" where nothing is."""
+        waiting = (subject for subject in self.subjects() if not self._rooms.get(subject, _Room()).is_listed)
+        return next((f"{subject} are not listed yet" for subject in waiting), "")
 
     def lost(self) -> tuple[str, ...]:
         """Why which subjects cannot be seen now."""
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
 
-    def fleet(self, rollout: RolloutObject, policy: Policy, reading: Reading, rivals: Iterable[str]) -> Fleet:
+    def fleet(self, rollout: RolloutObject, policy: Policy) -> Fleet:
         """All that one decision about `rollout` is made from."""
         daemon_set = self._daemon_set(policy)
         uid = daemon_set.facts.uid if daemon_set is not None else None
         return Fleet(
             policy=policy,
-            memory=reading.memory,
-            wishes=reading.wishes,
-            nodes=tuple(self._facts(Subject(Kind.NODES), FleetNode)),
+            memory=rollout.memory,
+            wishes=rollout.wishes,
+            nodes=tuple(self._facts(NODES, FleetNode)),
             pods=tuple(self._pods(daemon_set)),
-            revisions=tuple(self._facts(self._of(Kind.REVISIONS), Revision, uid)) if uid else (),
+            revisions=tuple(self._facts(self.of(FactKind.REVISIONS), Revision, uid)) if uid else (),
             daemon_set=daemon_set.facts if daemon_set is not None else None,
             gate_pods=tuple(pod for gate in self._gates(policy) for pod in self._facts(gate, GatePod)),
-            rivals=tuple(rivals),
+            rivals=self.rivals(rollout, policy),
+            rollout=rollout.key,
         )
-
-    def daemon_set(self, policy: Policy) -> DaemonSetFacts | None:
-        """The one that a rollout is for."""
-        found = self._daemon_set(policy)
-        return found.facts if found is not None else None
 
     def template(self, policy: Policy, revision: str) -> str:
         """The pod template of a revision by its hash, "" where there is none."""
         daemon_set = self._daemon_set(policy)
         if daemon_set is None:
             return ""
-        known = self._facts(self._of(Kind.REVISIONS), Revision, daemon_set.facts.uid)
+        known = self._facts(self.of(FactKind.REVISIONS), Revision, daemon_set.facts.uid)
         return next((one.template for one in known if one.hash == revision), "")
 
-    def _of(self, kind: Kind) -> Subject:
+    @property
+    def _base(self) -> tuple[Subject, ...]:
+        """What every rollout needs."""
+        named = (FactKind.ROLLOUTS, FactKind.DAEMON_SETS, FactKind.REVISIONS)
+        return (*(self.of(kind) for kind in named), NODES)
+
+    def of(self, kind: FactKind) -> Subject:
+        """The subject of a kind that is in our namespace."""
         return Subject(kind, self._namespace)
 
     def _needed(self, policy: Policy) -> tuple[Subject, ...]:
@@ -225,15 +230,15 @@ class World:
         return (*pods, *self._gates(policy))
 
     def _driver_pods(self, daemon_set: FollowedDaemonSet) -> Subject:
-        return Subject(Kind.DRIVER_PODS, self._namespace, daemon_set.pods)
+        return Subject(FactKind.DRIVER_PODS, self._namespace, daemon_set.pods)
 
     @staticmethod
     def _gates(policy: Policy) -> tuple[Subject, ...]:
-        named = (Subject(Kind.GATE_PODS, gate.namespace, gate.selector.text) for gate in policy.pod_gates)
+        named = (Subject(FactKind.GATE_PODS, gate.namespace, gate.selector.text) for gate in policy.pod_gates)
         return tuple(dict.fromkeys(named))
 
     def _daemon_set(self, policy: Policy) -> FollowedDaemonSet | None:
-        known = self._facts(self._of(Kind.DAEMON_SETS), FollowedDaemonSet)
+        known = self._facts(self.of(FactKind.DAEMON_SETS), FollowedDaemonSet)
         return next((one for one in known if one.facts.name == policy.daemon_set), None)
 
     def _pods(self, daemon_set: FollowedDaemonSet | None) -> Iterable[DriverPod]:
@@ -251,7 +256,7 @@ class World:
 
 
 def _is_same(known: Fact, found: Fact) -> bool:
-    """Whether two facts of one object differ in nothing but its version: nodes report every few minutes that they live."""
+    """Whether two facts of one object differ in its version alone: a node reports now and then that it lives."""
     match known, found:
         case FleetNode(), FleetNode():
             return replace(known, resource_version=found.resource_version) == found
