@@ -265,8 +265,8 @@ class Wishes:
 class Fleet:
     """All that one decision is made from. `daemon_set` is None where there is none of that name.
 
-    `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by which
-    it knows its own records.
+    `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
+    which it knows its own records.
     """
 
     policy: Policy
