@@ -1,4 +1,4 @@
-"""Answers /metrics, /healthz and /readyz for the controller of rollouts. Needs no library for Prometheus' text format."""
+"""Answers /metrics, /healthz and /readyz for the controller of rollouts. Needs no library."""
 
 from __future__ import annotations
 
