@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from driver_manager.core.fleet.acting import Acting
 from driver_manager.core.fleet.rests import Rests
@@ -77,7 +77,7 @@ class FleetController:
         self._trouble = ""
         self._begin()
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """For ever. Told to end, the lead is given back first. Raises Terminated."""
         try:
             while True:
