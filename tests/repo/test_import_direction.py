@@ -39,6 +39,7 @@ LAYERS = {
     "domain/pods": {"domain"},
     "domain/health": {"domain"},
     "domain/reboot": {"domain"},
+    "domain/fleet": {"domain", "domain/reboot"},
     "domain/swap": {"domain", "domain/pods", "domain/reboot"},
     "domain/status": {"domain", "domain/health", "domain/pods", "domain/reboot", "domain/swap"},
     "schemas": set[str](),
