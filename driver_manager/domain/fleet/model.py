@@ -113,7 +113,7 @@ DEFAULT_WAVES = (Wave("canary", amount=Amount(1)), Wave("tenth", amount=Amount(1
 
 @dataclass(frozen=True)
 class Policy:
-    """What the object's spec asks for. `undo_to`: the revision that was asked for by hand, "" where none was."""
+    """What the object's spec asks for."""
 
     daemon_set: str
     paused: bool = False
@@ -139,7 +139,8 @@ class FleetNode:
     `record` is None where our annotation is absent; `record_problem` says why one that is there cannot be read.
     `wants_retry`: the label or annotation by which one more attempt is asked for. `is_skipped`: a label says to leave the
     node alone. `is_operated`: a vendor's operator manages this node's upgrades. `driver_state` is what the node's own
-    runs show, None without it; `outcome` is what the last of them said.
+    runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None where
+    it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
     """
 
     name: str
@@ -158,6 +159,8 @@ class FleetNode:
     driver_state: NodeState | None = None
     outcome: str = ""
     conditions: Mapping[str, str] = field(default_factory=dict)
+    outcome_s: float | None = None
+    is_cordoned_by_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,8 @@ class Memory:
 
     `good` is the last revision that every node of the fleet served. `failed` are revisions that were halted and left:
     none of them is tried again unless that is asked for. `history` has the newest last. `undone` is the uid of the last
-    wish to go back that was met (`Wishes.undo`).
+    wish to go back that was met (`Wishes.undo`). While `undo_to` is there, the DaemonSet gets the template of that
+    revision as long as its newest is `undo_from`: what is kept before it is done is done once, whoever dies on the way.
     """
 
     target: str = ""
@@ -238,6 +242,8 @@ class Memory:
     failed: tuple[str, ...] = ()
     history: tuple[Past, ...] = ()
     undone: str = ""
+    undo_from: str = ""
+    undo_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -259,7 +265,8 @@ class Wishes:
 class Fleet:
     """All that one decision is made from. `daemon_set` is None where there is none of that name.
 
-    `rivals` are the names of older objects for the same DaemonSet.
+    `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
+    which it knows its own records.
     """
 
     policy: Policy
@@ -271,3 +278,4 @@ class Fleet:
     daemon_set: DaemonSetFacts | None
     gate_pods: tuple[GatePod, ...] = ()
     rivals: tuple[str, ...] = ()
+    rollout: str = ""
