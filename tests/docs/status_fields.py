@@ -47,6 +47,10 @@ PAST = (
     Field("ended", Kind.TIME, "when it ended, if it has"),
     Field("outcome", Kind.TEXT, "how it ended"),
 )
+BACK = (
+    Field("from", Kind.TEXT, "revision that the DaemonSet leaves"),
+    Field("to", Kind.TEXT, "revision whose template it gets"),
+)
 STATUS = (
     Field("observedGeneration", Kind.WHOLE, "generation of the object that this status is about"),
     Field("phase", Kind.TEXT, f"one of {', '.join(f'`{phase.value}`' for phase in Phase)}"),
@@ -61,6 +65,7 @@ STATUS = (
     Field("goodRevision", Kind.TEXT, "last revision that all nodes ran"),
     Field("failedRevisions", Kind.TEXTS, "revisions that were halted; none is tried again unless somebody asks for it"),
     Field("undone", Kind.TEXT, "ID of the last wish to go back that was met"),
+    Field("undoing", Kind.OBJECT, "the way back that is being gone, as long as it is", fields=BACK),
     Field("wave", Kind.WHOLE, "number of the current wave, from 1"),
     Field("counts", Kind.OBJECT, "nodes by where they stand", fields=COUNTS),
     Field("waves", Kind.LIST, "the waves with their nodes", fields=WAVE),

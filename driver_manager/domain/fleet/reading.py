@@ -44,6 +44,7 @@ class RolloutObject:
     """A DriverRollout as it was read. `policy` is None where there are `problems`, each of one line.
 
     `status` is as it is stored, for whoever writes the next one. `created_s` is None where it is not told.
+    `is_deleting`: somebody has deleted it, and a finalizer keeps it for now.
     """
 
     namespace: str
@@ -57,6 +58,12 @@ class RolloutObject:
     wishes: Wishes = field(default_factory=Wishes)
     memory: Memory = field(default_factory=Memory)
     status: Mapping[str, Any] = field(default_factory=dict)
+    is_deleting: bool = False
+
+    @property
+    def key(self) -> str:
+        """The namespace/name, by which a rollout knows its own records."""
+        return f"{self.namespace}/{self.name}"
 
 
 def read(body: Any, zones: Zones) -> RolloutObject:
@@ -80,17 +87,21 @@ def read(body: Any, zones: Zones) -> RolloutObject:
         wishes=wishes,
         memory=memory_of(status),
         status=status,
+        is_deleting=bool(metadata.get("deletionTimestamp")),
     )
 
 
 def memory_of(status: Mapping[str, Any]) -> Memory:
     """What a status remembers, without what cannot be read of it."""
+    undoing = _object(status.get("undoing"))
     return Memory(
         target=_text(status, "targetRevision"),
         good=_text(status, "goodRevision"),
         failed=tuple(one for one in _list(status, "failedRevisions") if type(one) is str),
         history=tuple(past for one in _list(status, "history") if (past := _past(_object(one))) is not None),
         undone=_text(status, "undone"),
+        undo_from=_text(undoing, "from"),
+        undo_to=_text(undoing, "to"),
     )
 
 

@@ -192,8 +192,15 @@ def test_who_the_object_is() -> None:
     body["status"] = {"goodRevision": "a"}
     found = read(body, zones)
     assert (found.namespace, found.name, found.uid, found.resource_version) == ("rbln-system", "drivers", "u", "7")
-    assert (found.generation, found.created_s) == (3, 1767323045.0)
+    assert (found.generation, found.created_s, found.key) == (3, 1767323045.0, "rbln-system/drivers")
+    assert not found.is_deleting
     assert (found.memory, found.status) == (Memory(good="a"), {"goodRevision": "a"})
+
+
+def test_an_object_that_is_being_deleted_is_known_as_such() -> None:
+    body = rollout(SHORTEST)
+    body["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    assert read(body, zones).is_deleting
 
 
 def test_what_cannot_be_read_of_a_status_is_as_if_it_were_not_there() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.fleet.acts import FleetDecision, NodeView, Outlook, Phase, Place, WaveView
+from driver_manager.domain.fleet.fields import Kind
 from driver_manager.domain.fleet.model import Memory, Past
 from driver_manager.domain.fleet.reading import memory_of
 from driver_manager.domain.fleet.status_form import (
@@ -48,6 +49,8 @@ MEMORY = Memory(
         Past("7d9c5b8f6", NOW_S - 600),
     ),
     undone="2026-01-02.1",
+    undo_from="6b7a8c9d0",
+    undo_to="5c6f7d8e9",
 )
 OUTLOOK = Outlook(
     Phase.PROGRESSING,
@@ -83,7 +86,7 @@ DECISIONS = st.builds(
         TEXTS,
         st.lists(TEXTS, max_size=20).map(tuple),
         st.lists(st.builds(Past, TEXTS, st.floats(allow_nan=False), SECONDS, TEXTS), max_size=20).map(tuple),
-        TEXTS,
+        *[TEXTS] * 3,
     ),
     st.builds(
         Outlook,
@@ -259,6 +262,7 @@ def said_otherwise(**fields: Any) -> Json:
         changed(goodRevision="x"),
         changed(failedRevisions=[]),
         changed(undone="x"),
+        changed(undoing={"from": "a", "to": "b"}),
         changed(wave=3),
         changed(history=[]),
         changed(failures=[]),
@@ -294,6 +298,9 @@ def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDec
     status = status_of(decision, old, GENERATION, now_s)
     FORM(status)
     assert status.keys() == {one.name for one in STATUS}, "a merge patch has to replace all of it"
+    assert all(
+        status[one.name].keys() == {inner.name for inner in one.fields} for one in STATUS if one.kind is Kind.OBJECT
+    )
     json.dumps(status, allow_nan=False).encode()
     assert status["counts"]["total"] == len(decision.outlook.nodes) == sum(status["counts"].values()) / 2
     assert status_of(decision, status, GENERATION, now_s) == status
