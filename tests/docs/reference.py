@@ -12,10 +12,14 @@ import click
 from driver_manager import schemas, settings
 from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.cli.help_screen import SettingOption
-from driver_manager.cli.main import COMMANDS, cli
+from driver_manager.cli.lazy import LazyGroup
+from driver_manager.cli.main import cli
 from driver_manager.domain import run_figures
 from driver_manager.domain.errors import EXIT_MEANINGS
 from driver_manager.domain.events import EVENTS
+from driver_manager.domain.fleet import metrics as fleet_metrics
+from driver_manager.domain.fleet.acts import Phase
+from driver_manager.domain.fleet.metrics import FleetReport, RolloutFigures
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.metrics import PREFIX, Family
@@ -90,7 +94,7 @@ DERIVED = {
 METRICS = """## Metrics
 
 Prefix `{prefix}`. `METRICS_TEXTFILE` of health-watch, of a run and of the rebooter writes its own; `METRICS_ADDR` of
-health-watch serves all of them.
+health-watch serves all three. Those of `rollout controller` are served by its `ROLLOUT_STATUS_ADDR`.
 
 """
 METRICS_COMPONENT = DOCS.parent / "deploy/components/metrics"
@@ -107,13 +111,17 @@ metadata:
 spec:
 """
 ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0})
+ONE_ROLLOUT = {"": RolloutFigures(Phase.COMPLETE, {}, 0.0)}
 DEVICE_METRIC = ProbeResult(Health.HEALTHY, "", devices=(DeviceVerdict("0", Health.HEALTHY, ""),))
+
+
+assert isinstance(cli, LazyGroup)
+GROUP: LazyGroup = cli
 
 
 def commands() -> dict[str, click.Command]:
     """Every command by its name."""
-    context = click.Context(cli)
-    return {name: command for name in COMMANDS if (command := cli.get_command(context, name)) is not None}
+    return dict(GROUP.each())
 
 
 def takers(setting: AnySetting) -> list[str]:
@@ -254,6 +262,7 @@ def every_family() -> dict[str, tuple[Family, ...]]:
         "health-watch": families(HealthReport(History(), DEVICE_METRIC)),
         "the runs of `reconcile-driver-state`": run_figures.families(RunFigures().with_run(ONE_RUN)),
         "the rebooter": reboot_metrics.families(Record()),
+        "`rollout controller`": fleet_metrics.families(FleetReport(rollouts=ONE_ROLLOUT)),
     }
 
 
