@@ -21,7 +21,7 @@ from driver_manager.domain.fleet.metrics import FleetReport, RolloutFigures, fig
 from driver_manager.domain.fleet.model import Fleet, Policy
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
-from driver_manager.domain.json_merge import merge_patch
+from driver_manager.domain.json_merge import merge_patch, without_blanks
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.fleet_ports import Change, FactKind, FleetCluster, Found, Leadership, Lost
 from driver_manager.ports import Clock, Reporter
@@ -236,8 +236,9 @@ class FleetController:
         self._at_once += 1
         self._wake(0.0 if self._at_once <= MAX_AT_ONCE else 1.0)
 
-    def _show(self, rollout: RolloutObject, status: Mapping[str, Any]) -> bool:
+    def _show(self, rollout: RolloutObject, wanted: Mapping[str, Any]) -> bool:
         """Whether the object got this status: at once where that is worth it, else after a while, with what comes."""
+        status = without_blanks(wanted)
         clock, key = self._ports.clock, f"status of rollout {rollout.key}"
         match worth(rollout.status, status):
             case Worth.NOTHING:
