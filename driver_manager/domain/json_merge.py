@@ -7,10 +7,7 @@ from typing import Any
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The patch that makes `new` of `old`. It has a null only for what is there and goes.
-
-    API servers before 1.25 store any other null as it is (evanphx/json-patch before 5.6), and their schema refuses it.
-    """
+    """The patch that makes `new` of `old`. It has a null only for what is there and goes."""
     found: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)
@@ -25,8 +22,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 def without_blanks(value: Any) -> Any:
     """`value` without fields that are null or an empty text.
 
-    API servers of some builds take an empty text in a custom resource for null, and refuse it (go-openapi/validate
-    before 0.22 with Go 1.16 to 1.20: a zero value is compared by its address).
+    An API server 1.20 that was built with Go 1.19 takes an empty text in a custom resource for null, and refuses it.
     """
     match value:
         case dict():
