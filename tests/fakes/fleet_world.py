@@ -359,7 +359,9 @@ def _check_held(
 def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], now_s: float) -> None:
     """A wave begins after all earlier ones, their soak time and the approval."""
     target, waves = decision.outlook.target, facts.policy.waves
-    kept = [node.record for node in facts.nodes if node.record is not None and node.record.revision == target]
+    ours = {view.name for view in decision.outlook.nodes if view.place is not Place.LEFT_OUT}
+    found = [node.record for node in facts.nodes if node.name in ours]
+    kept = [one for one in found if one is not None and one.revision == target]
     reached = max((min(one.wave, len(waves)) for one in kept), default=0)
     for act in begun:
         assert act.record is not None
@@ -371,8 +373,9 @@ def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], n
             is_before = 0 < view.wave < wave
             assert not is_before or view.place not in (Place.WAITING, Place.UNDER_WAY), "a wave begins too early"
         if reached:
-            ends = [one.since_s for one in kept if min(one.wave, len(waves)) == reached]
-            assert now_s >= max(ends) + waves[reached - 1].soak_s, "a wave begins before the soak time is over"
+            end_s = max(one.since_s for one in kept if min(one.wave, len(waves)) == reached)
+            soak_s = waves[reached - 1].soak_s
+            assert not soak_s or now_s >= end_s + soak_s, "a wave begins before the soak time is over"
             if waves[reached - 1].needs_approval:
                 assert facts.wishes.approved_for == target, "a wave begins without the approval of this revision"
                 assert facts.wishes.approved > reached, "a wave begins without its approval"

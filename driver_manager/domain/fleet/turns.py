@@ -88,7 +88,9 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int
 
 def _reached(standing: Standing, target: str) -> int:
     record = standing.member.record
-    return standing.wave if record is not None and record.wave and record.revision == target else 0
+    if record is None or not record.wave or record.revision != target or standing.verdict.place is Place.LEFT_OUT:
+        return 0
+    return standing.wave
 
 
 def _views(standings: Sequence[Standing], policy: Policy, target: str) -> tuple[WaveView, ...]:

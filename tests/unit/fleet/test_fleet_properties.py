@@ -120,7 +120,7 @@ def happens(world: World, event: str, name: str) -> None:
 def happens_to(world: World, event: str, name: str) -> None:
     """Something that somebody did to a node."""
     machine = world.machines[name]
-    change: dict[str, Any] = {
+    changes: dict[str, dict[str, Any]] = {
         "cordon": {"unschedulable": True, "is_cordoned_by_run": False},
         "uncordon": {"unschedulable": False, "is_cordoned_by_run": False},
         "not-ready": {"is_ready": False},
@@ -134,9 +134,9 @@ def happens_to(world: World, event: str, name: str) -> None:
         "unlabel": {"upgrade": ""},
         "garbage": {"record_problem": "garbage"},
         "legible": {"record_problem": ""},
-    }.get(event, {})
-    if change:
-        world.change(machine, **change)
+    }
+    if event in changes:
+        world.change(machine, **changes[event])
     if event in ("broken", "silent", "reboot", "good"):
         machine.fate = event
     if event == "restart":
