@@ -1,7 +1,7 @@
 """A cluster with a rollout in it: nodes, the driver's pods, a DaemonSet's controller, and a controller that may die.
 
-Owns what happens to objects, and asserts at every act what must never happen, whatever the decision was made from: a pod
-deleted twice for one revision, a foreign node acted on, limits exceeded, waves out of order.
+Owns what happens to objects, and asserts at every act what must never happen, whatever the decision was made from: a
+pod deleted twice for one revision, a foreign node acted on, limits exceeded, waves out of order.
 """
 
 from __future__ import annotations

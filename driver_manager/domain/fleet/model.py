@@ -138,9 +138,9 @@ class FleetNode:
 
     `record` is None where our annotation is absent; `record_problem` says why one that is there cannot be read.
     `wants_retry`: the label or annotation by which one more attempt is asked for. `is_skipped`: a label says to leave
-    the node alone. `is_operated`: a vendor's operator manages this node's upgrades. `driver_state` is what the node's own
-    runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None where
-    it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
+    the node alone. `is_operated`: a vendor's operator manages this node's upgrades. `driver_state` is what the node's
+    own runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None
+    where it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
     """
 
     name: str
@@ -206,7 +206,7 @@ class Revision:
 
 @dataclass(frozen=True)
 class DaemonSetFacts:
-    """The driver's DaemonSet. `is_current`: its controller has seen the newest template, so that is the newest revision."""
+    """The driver's DaemonSet. `is_current`: the newest revision is what its controller makes pods from."""
 
     namespace: str
     name: str

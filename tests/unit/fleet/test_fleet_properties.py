@@ -1,6 +1,6 @@
-"""Rollouts in a simulated cluster, whatever happens to it: `tests/fakes/fleet_world.py` asserts at every decision and act.
+"""Rollouts in a simulated cluster, whatever happens to it. `fleet_world` asserts at every decision and at every act:
 
-Never more than the limits, never two of a unit, no node twice, no foreign node, waves in their order; and in the end
+never more than the limits, never two of a unit, no node twice, no foreign node, waves in their order; and in the end
 everybody is done.
 """
 
@@ -90,11 +90,16 @@ CLOSED = windows.parse("00:00-00:01")
 
 def happens(world: World, event: str, name: str) -> None:
     """Something that the rollout did not do."""
+    rules: dict[str, dict[str, Any]] = {
+        "pause": {"paused": True},
+        "resume": {"paused": False},
+        "close": {"schedule": CLOSED},
+        "open": {"schedule": windows.Schedule()},
+        "waves": {"waves": WAVES[ord(name) % len(WAVES)]},
+        "parallel": {"max_parallel": ord(name) % 4},
+    }
+    world.policy = replace(world.policy, **rules.get(event, {}))
     match event:
-        case "pause" | "resume":
-            world.policy = replace(world.policy, paused=event == "pause")
-        case "close" | "open":
-            world.policy = replace(world.policy, schedule=CLOSED if event == "close" else windows.Schedule())
         case "approve":
             world.wishes = replace(world.wishes, approved_for=world.template, approved=world.wishes.approved + 1)
         case "template":
@@ -107,10 +112,6 @@ def happens(world: World, event: str, name: str) -> None:
             world.gates_open = event == "unshut"
         case "jump" | "jump-back":
             world.now_s += 3000.0 if event == "jump" else -3000.0
-        case "waves":
-            world.policy = replace(world.policy, waves=WAVES[ord(name) % len(WAVES)])
-        case "parallel":
-            world.policy = replace(world.policy, max_parallel=ord(name) % 4)
         case "join":
             world.join(name, LABELS[name])
         case _ if name in world.machines:
