@@ -1,8 +1,8 @@
 """plan(fleet, now) → Forecast: who goes when, why each node waits, and when the rollout may be through.
 
-Pure. Order and reasons are those of `advance`. The moments are an estimate: the median of what the nodes took
-that are done, with as many at a time as the limits allow, and with soak times and windows. Nothing is guessed: without a
-node that is done, or where somebody has to act first, there is no moment.
+Pure. Order and reasons are those of `advance`. The moments are an estimate: the median of what the nodes took that are
+done, with as many at a time as the limits allow, and with soak times and windows. Nothing is guessed: without a node
+that is done, or where somebody has to act first, there is no moment.
 """
 
 from __future__ import annotations

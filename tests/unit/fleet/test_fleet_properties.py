@@ -166,9 +166,13 @@ def heal(world: World) -> None:
 
 def bring_to_its_end(world: World) -> int:
     """Decide until nothing is left to do; how many decisions that takes."""
-    for number in range(400):
+    idle = 0
+    for number in range(600):
         world.wishes = Wishes(world.template, 10, retry=world.template, undo=world.memory.undone)
         decision = world.decide()
+        idle = 0 if decision.acts else idle + 1
+        if idle > 10 and decision.again_s is not None:
+            world.now_s = decision.again_s
         if decision.outlook.phase is Phase.COMPLETE and world.is_through() and not decision.acts:
             return number
         for machine in world.machines.values():
