@@ -91,6 +91,11 @@ PHASES = {
         "NodesFailed",
         "failed: a",
     ),
+    "one-without-a-pod": Case(
+        of(**ALL_DONE, daemon_set=changed(desired=3)), Phase.WAITING_FOR_NODES, "PodsMissing", "1 node is without"
+    ),
+    "as-many-pods-as-wanted": Case(of(**ALL_DONE, daemon_set=changed(desired=2)), Phase.COMPLETE, "Complete"),
+    "no-pod-at-all": Case(of([], daemon_set=changed(desired=3)), Phase.WAITING_FOR_NODES, "PodsMissing", "3 nodes are"),
     "one-left-out": Case(
         of([node("a", DONE), node("b", unschedulable=True)], [new_pod("a"), pod("b")]),
         Phase.WAITING_FOR_NODES,
