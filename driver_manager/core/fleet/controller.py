@@ -155,14 +155,15 @@ class FleetController:
     # what is told
 
     def _take(self, change: Change) -> None:
+        if not self._world.apply(change):
+            return
         match change:
             case Lost():
                 self._ports.reporter.warn(f"{change.subject} cannot be seen now: {change.why}")
             case Found():
                 self._ports.reporter.info(f"{change.subject} can be seen again")
-        if self._world.apply(change):
-            self._at_once = 0
-            self._wake(SETTLE_S)
+        self._at_once = 0
+        self._wake(SETTLE_S)
 
     def _wake(self, after_s: float) -> None:
         self._news_s = min(self._news_s, self._ports.clock.monotonic() + after_s)

@@ -204,6 +204,10 @@ def test_what_cannot_be_seen_is_not_decided_on() -> None:
     run.idle_for(300.0)
     assert run.cluster.writes == []
     assert run.reports[-1].why_not_ready == "the API server did not answer"
+    said = len(run.reporter.warnings)
+    run.cluster.lose(FactKind.NODES, "the API server still did not answer")
+    run.turn()
+    assert len(run.reporter.warnings) == said, "it is said once"
     for kind in FactKind:
         run.cluster.find(kind)
     run.until_complete(new)
