@@ -140,7 +140,8 @@ class FleetController:
         self._rests.forget()
         self._figures: dict[str, RolloutFigures] = {}
         self._shown_soon: dict[str, float] = {}
-        self._posted: set[str] = set()
+        ports = self._ports
+        self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, set(), self._acts)
         self._news_s = self._again_s = math.inf
         self._at_once = 0
 
@@ -222,7 +223,6 @@ class FleetController:
 
     def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision, end_s: float) -> None:
         ports = self._ports
-        acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, self._posted, self._acts)
         for act in decision.acts:
             if ports.clock.monotonic() >= end_s:
                 self._wake(0.0)
@@ -230,7 +230,7 @@ class FleetController:
             if not self._may_act():
                 self._wake(UNSURE_S)
                 return
-            acting.do(act, rollout, policy)
+            self._acting.do(act, rollout, policy)
 
     def _follow_up(self) -> None:
         """What was done may call for more: decide again, at once unless that goes on without an end."""
