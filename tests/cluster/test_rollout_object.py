@@ -19,7 +19,7 @@ from tests.control_plane.api import Api, Json, gone, refusal, wait_until
 from tests.control_plane.servers import NAMESPACE
 from tests.deploy.apply import applied, apply
 from tests.deploy.kustomize import DEPLOY, OVERLAYS, only, render
-from tests.fakes.rollout_objects import BAD, FULL, SPEC, Bad, rollout, zones
+from tests.fakes.rollout_objects import BAD, BLANK, FULL, SPEC, Bad, rollout, zones
 
 ROLLOUTS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
@@ -115,8 +115,8 @@ def test_the_longest_object_is_stored_as_it_was_meant(make: Make) -> None:
     assert read(make(FULL), zones).policy == read(rollout(FULL), zones).policy
 
 
-def test_what_is_null_is_as_if_it_were_not_said(make: Make) -> None:
-    assert read(make({**SPEC, "paused": None, "windows": None}), zones).policy == Policy("driver")
+def test_what_is_blank_or_null_is_as_if_it_were_not_said(make: Make) -> None:
+    assert read(make(BLANK), zones).policy == read(make({**SPEC, "waves": [{"name": "rest"}]}), zones).policy
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

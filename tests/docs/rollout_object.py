@@ -7,6 +7,7 @@ It has no rules in CEL: server-side apply refuses a definition with some where t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -182,14 +183,16 @@ def _type(one: Field) -> Json:
         case Kind.CHOICE:
             return {"type": "string", "enum": list(one.choices)}
         case Kind.AMOUNT:
-            pattern = {"pattern": GRAMMARS[one.kind].pattern}
-            return {**PLAIN[one.kind], **_bounds(one, "minimum", "maximum"), **pattern}
+            bounds = _bounds(one, "minimum", "maximum")
+            return {**PLAIN[one.kind], **bounds, "pattern": GRAMMARS[one.kind].pattern}
         case Kind.WHOLE:
             return {**PLAIN[one.kind], **_bounds(one, "minimum", "maximum")}
     if one.kind in GRAMMARS:
         least, most = chars(one)
+        pattern = GRAMMARS[one.kind].pattern
+        may_be_empty = not least and re.fullmatch(pattern, "") is not None
         length = {**({"minLength": least} if least else {}), "maxLength": most}
-        return {"type": "string", **length, "pattern": GRAMMARS[one.kind].pattern}
+        return {**(PLAIN[Kind.TEXT] if may_be_empty else {"type": "string"}), **length, "pattern": pattern}
     if one.kind is Kind.TEXT and one.is_required:
         return {"type": "string"}
     return PLAIN[one.kind]
