@@ -57,10 +57,10 @@ PLAIN: dict[Kind, Json] = {
     Kind.WHOLE: {"type": "integer", "format": "int64"},
     Kind.AMOUNT: {"x-kubernetes-int-or-string": True},
     Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
-    Kind.TEXT: {"type": "string", "nullable": True},
+    Kind.TEXT: {"type": "string"},
     Kind.TIME: {"type": "string", "format": "date-time"},
 }
-"""The type of a kind that has no grammar. An optional text may be empty, which a server of 1.20 takes for null."""
+"""The type of a kind that has no grammar."""
 
 WISH = """### Annotations
 
@@ -190,11 +190,10 @@ def _type(one: Field) -> Json:
     if one.kind in GRAMMARS:
         least, most = chars(one)
         pattern = GRAMMARS[one.kind].pattern
-        may_be_empty = not least and re.fullmatch(pattern, "") is not None
+        # A server of 1.20 takes an empty text for null.
+        nullable = {"nullable": True} if not least and re.fullmatch(pattern, "") else {}
         length = {**({"minLength": least} if least else {}), "maxLength": most}
-        return {**(PLAIN[Kind.TEXT] if may_be_empty else {"type": "string"}), **length, "pattern": pattern}
-    if one.kind is Kind.TEXT and one.is_required:
-        return {"type": "string"}
+        return {"type": "string", **nullable, **length, "pattern": pattern}
     return PLAIN[one.kind]
 
 
