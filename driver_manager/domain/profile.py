@@ -76,8 +76,8 @@ def is_safe_root(path: str) -> bool:
 class NodeKeys:
     """Full names of the label and annotation keys on the Node; empty where the vendor has none.
 
-    `state` and `last_outcome` follow from `journal` where a profile's file does not name them. Without them the Node
-    shows nothing of the driver's state.
+    `state`, `last_outcome` and `rollout` follow from `journal` where a profile's file does not name them. Without the
+    first two the Node shows nothing of the driver's state.
     """
 
     journal: str
@@ -95,6 +95,7 @@ class NodeKeys:
     state: str = ""
     last_outcome: str = ""
     mute_until: str = ""
+    rollout: str = ""
 
     @property
     def names(self) -> frozenset[str]:

@@ -99,7 +99,7 @@ def parse(text: str, where: str) -> Profile:
     return profile
 
 
-_DERIVED = ("state", "last_outcome", "mute_until")
+_DERIVED = ("state", "last_outcome", "mute_until", "rollout")
 _JOURNAL_END = ".journal"
 _OWN_NAME = "driver-manager"
 

@@ -2,7 +2,7 @@
 
 Owns what a real API server decides about an object, with no transport. Stored objects are never changed in place: a
 write stores a new one, so events may share them. Namespaces are not required to exist, and specs are not validated.
-Must not import anything but the standard library and the selectors of the domain.
+Must not import anything but the standard library and, of the domain, selectors and names.
 """
 
 from __future__ import annotations
@@ -21,17 +21,29 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from driver_manager.domain import selectors
+from driver_manager.domain.fleet.fields import GROUP, KIND, PLURAL, VERSION
 
 Obj = dict[str, Any]
 Match = Callable[[Obj], bool]
 
 _SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_SERVER_OWNED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+_SERVER_OWNED = (
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
 
 
 @dataclass(frozen=True)
 class ResourceKind:
-    """One served resource: its names, its scope, and the field selectors and subresources it answers to."""
+    """One served resource: its names, its scope, and the field selectors and subresources it answers to.
+
+    `counts_specs`: metadata.generation goes up with each change of the spec.
+    """
 
     plural: str
     kind: str
@@ -40,6 +52,7 @@ class ResourceKind:
     namespaced: bool = True
     fields: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
+    counts_specs: bool = False
 
     @property
     def api_version(self) -> str:
@@ -62,10 +75,12 @@ KINDS: dict[str, ResourceKind] = {
             "pods", "Pod", fields=("spec.nodeName", "status.phase"), subresources=("status", "eviction", "binding")
         ),
         ResourceKind("events", "Event", fields=(*_EVENT_FIELDS, "reason", "type")),
-        ResourceKind("daemonsets", "DaemonSet", "apps", subresources=("status",)),
+        ResourceKind("daemonsets", "DaemonSet", "apps", subresources=("status",), counts_specs=True),
+        ResourceKind("controllerrevisions", "ControllerRevision", "apps"),
         ResourceKind("leases", "Lease", "coordination.k8s.io"),
         ResourceKind("poddisruptionbudgets", "PodDisruptionBudget", "policy"),
         ResourceKind("resourceclaims", "ResourceClaim", "resource.k8s.io", subresources=("status",)),
+        ResourceKind(PLURAL, KIND, GROUP, VERSION, subresources=("status",), counts_specs=True),
     )
 }
 
@@ -218,6 +233,8 @@ class Store:
         else:
             metadata.pop("namespace", None)
         metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
+        if kind.counts_specs:
+            metadata["generation"] = 1
         for field in ("deletionTimestamp", "deletionGracePeriodSeconds"):
             metadata.pop(field, None)
         name = metadata["name"]
@@ -275,6 +292,8 @@ class Store:
             if new == old:
                 return copy.deepcopy(old)
             metadata = new["metadata"]
+            if kind.counts_specs and new.get("spec") != old.get("spec"):
+                metadata["generation"] += 1
             is_done = metadata.get("deletionGracePeriodSeconds") == 0 and not metadata.get("finalizers")
             return self._commit(kind, "DELETED" if is_done else "MODIFIED", old, new, dry_run)
 

@@ -46,6 +46,7 @@ MEANINGS = {
     "keys.state": "label: the driver's state, in one word; default: as the journal, ending in `.state`",
     "keys.last_outcome": "annotation: how the last run ended; default: as the journal, ending in `.last-outcome`",
     "keys.mute_until": "annotation: mutes health-watch until this time; default: as the journal, with `.mute-until`",
+    "keys.rollout": "annotation: what a rollout has done on the node; default: as the journal, ending in `.rollout`",
     "deploy.prefix": "beginning of the deploy labels that switch operands; empty: the vendor has none",
     "deploy.driver_component": "the component behind the prefix that is the driver itself; never paused",
     "deploy.paused_value": "value of a paused deploy label",

@@ -1,0 +1,125 @@
+"""advance(fleet, now) → FleetDecision: who goes next, what has ended, and why the others wait.
+
+Pure. Each question has a module of its own: who belongs to the rollout (`census`), where each node stands (`places`,
+`judge`, `obstacles`, `gates`), in which wave it goes (`waves`), how far those have come (`turns`), what holds all of
+them (`holds`), who begins (`starts`, `units`, `budget`), whose pod goes (`restarts`), the way back (`undo`), what is
+kept (`history`) and what is shown (`outlook`). Here they are asked in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from driver_manager.domain.fleet import census, gates, waves
+from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
+from driver_manager.domain.fleet.history import remember
+from driver_manager.domain.fleet.holds import Hold, Scene, hold
+from driver_manager.domain.fleet.model import Fleet
+from driver_manager.domain.fleet.outlook import View, by_place, caption, outlook
+from driver_manager.domain.fleet.places import IN_NO_WAVE, place
+from driver_manager.domain.fleet.restarts import restart
+from driver_manager.domain.fleet.starts import starts
+from driver_manager.domain.fleet.turns import Turn, turn
+from driver_manager.domain.fleet.undo import way_back
+from driver_manager.domain.fleet.verdict import Standing, Terms
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Where every node of the rollout stands, and what holds all of them."""
+
+    terms: Terms
+    standings: Sequence[Standing]
+    turn: Turn
+    hold: Hold | None
+    is_halted: bool
+
+
+def advance(fleet: Fleet, now_s: float) -> FleetDecision:
+    """What to do at `now_s` (seconds since the epoch), what to keep, and what to show."""
+    seen = survey(fleet, now_s)
+    terms, found_hold = seen.terms, seen.hold
+    begun = starts(seen.standings, terms, seen.turn, found_hold)
+    settled, moments = _settled(seen) if fleet.daemon_set is not None else ([], [])
+    view = View(
+        terms.target, seen.standings, by_place(seen.standings), found_hold, seen.turn, begun, _without_pod(seen)
+    )
+    shown = caption(view)
+    memory, told = fleet.memory, list[Act]()
+    if found_hold is None or not found_hold.stands_aside:
+        back = way_back(fleet, terms, seen.is_halted)
+        is_good = shown.phase is Phase.COMPLETE and bool(view.by_place[Place.DONE])
+        memory, announced = remember(back.memory, terms.target, shown, now_s, is_good=is_good)
+        told = [*back.acts, *announced]
+    return FleetDecision(
+        acts=(*settled, *begun.acts, *told),
+        memory=memory,
+        outlook=outlook(view, shown),
+        again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
+    )
+
+
+def survey(fleet: Fleet, now_s: float) -> Survey:
+    """Where every node of the rollout stands, by name."""
+    members = census.members(fleet)
+    judged = {member.node.name for member in members if member.is_taken or member.record is not None}
+    terms = Terms(
+        fleet.policy,
+        census.newest(fleet.revisions),
+        fleet.rollout,
+        now_s,
+        fleet.daemon_set,
+        gates.by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
+    )
+    verdicts = [place(member, terms) for member in members]
+    assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
+    standings = [
+        Standing(member, verdict if wave or verdict.place is not Place.WAITING else IN_NO_WAVE, wave)
+        for member, verdict, wave in zip(members, verdicts, assigned.numbers, strict=True)
+    ]
+    found = turn(standings, terms, fleet.wishes)
+    failed = [one for one in standings if one.verdict.place is Place.FAILED]
+    failing = [one for one in standings if one.verdict.fails and _is_of(one, terms.target)]
+    scene = Scene(fleet, terms, found, assigned.unmatched, failed, failing)
+    return Survey(terms, standings, found, hold(scene), scene.are_too_many)
+
+
+def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
+    """What each node's own facts call for, and the moments at which that changes."""
+    acts: list[Act] = []
+    moments: list[float | None] = []
+    for standing in seen.standings:
+        verdict = standing.verdict
+        acts += verdict.acts
+        if verdict.until_s is not None:
+            moments.append(verdict.until_s)
+        if verdict.untouched is not None:
+            due, until_s = restart(standing.member, verdict.untouched, seen.terms, seen.hold)
+            acts += due
+            moments.append(until_s)
+    return acts, moments
+
+
+def _without_pod(seen: Survey) -> int:
+    """On how many nodes the DaemonSet wants a pod and has none."""
+    desired = seen.terms.daemon_set.desired if seen.terms.daemon_set is not None else 0
+    return max(0, desired - sum(standing.member.pod is not None for standing in seen.standings))
+
+
+def _is_of(standing: Standing, target: str) -> bool:
+    record = standing.member.record
+    return record is not None and record.revision == target
+
+
+def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
+    """The moments at which the fleet as a whole may go on; none for one that has nothing to do."""
+    if phase is Phase.COMPLETE:
+        return ()
+    is_waiting = any(standing.verdict.wants_turn for standing in seen.standings)
+    held_s = seen.hold.until_s if seen.hold is not None and is_waiting else None
+    return held_s, seen.turn.gate.until_s if seen.turn.gate is not None else None
+
+
+def _next(now_s: float, moments: Iterable[float | None]) -> float | None:
+    return min((moment for moment in moments if moment is not None and moment > now_s), default=None)
