@@ -62,9 +62,13 @@ class Container:
         """Whether it ended, by itself or otherwise."""
         return self._process.poll() is not None
 
+    def stop(self) -> None:
+        """Tell it to end, and wait for nothing."""
+        self._process.terminate()
+
     def terminate(self, timeout_s: float) -> int:
         """Tell it to end, as a kubelet does; its exit status. It is killed after `timeout_s` seconds."""
-        self._process.terminate()
+        self.stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.kill()

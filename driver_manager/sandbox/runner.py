@@ -65,7 +65,10 @@ class Story(Protocol):
 
 @dataclass
 class ScenarioReport:
-    """How a scenario went. `problems` is empty when it ended as it has to."""
+    """How a scenario went. `problems` is empty when it ended as it has to.
+
+    `is_told`: what is in the timeline was shown while it happened. `node` is named where there are several.
+    """
 
     scenario: Story
     before: NodeSummary
@@ -75,6 +78,8 @@ class ScenarioReport:
     requests: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
+    is_told: bool = False
+    node: str = ""
 
 
 def run_scenario(scenario: Scenario, show: Show) -> ScenarioReport:
