@@ -59,8 +59,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
 
 
 def _play(name: str, output: str) -> ScenarioReport:
-    is_err = output == "json"
-    screen = FleetScreen(to_stderr=is_err)
+    screen = FleetScreen(click.get_text_stream("stderr" if output == "json" else "stdout"))
     screen.line(f"sandbox: {name}: {STORIES[name].tells}")
     if name in FLEET_STORIES:
         report = run_fleet_story(FLEET_STORIES[name], screen)

@@ -7,10 +7,10 @@ leaves it as it was. Where there is no room for it, or no terminal, each change 
 from __future__ import annotations
 
 import shutil
-import sys
 import textwrap
 import threading
 from collections.abc import Sequence
+from typing import TextIO
 
 import click
 
@@ -27,10 +27,10 @@ LEAST_LINES = 24
 
 
 class Screen:
-    """Shows a story as plain lines; on standard error where standard output is for machines."""
+    """Shows a story as plain lines."""
 
-    def __init__(self, *, to_stderr: bool) -> None:
-        self._err = to_stderr
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def chapter(self, title: str) -> None:
         """A new part begins."""
@@ -40,18 +40,17 @@ class Screen:
 
     def line(self, text: str) -> None:
         """One line of it."""
-        click.echo(text, err=self._err)
+        click.echo(text, file=self._stream)
 
 
 class FleetScreen(Screen):
     """The same, and the fleet as it looks. Called from several threads."""
 
-    def __init__(self, *, to_stderr: bool) -> None:
-        super().__init__(to_stderr=to_stderr)
-        self._stream = sys.stderr if to_stderr else sys.stdout
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
         lines = shutil.get_terminal_size().lines
-        self._is_live = is_capable(self._stream) and lines >= LEAST_LINES
-        self._paints = has_colour(self._stream)
+        self._is_live = is_capable(stream) and lines >= LEAST_LINES
+        self._paints = has_colour(stream)
         self._lock = threading.RLock()
         self._picture: Picture | None = None
         self._drawn = 0
@@ -83,14 +82,14 @@ class FleetScreen(Screen):
     def _erase(self) -> None:
         """The table is gone, and the cursor where it began (ECMA-48: cursor up, erase in page)."""
         if self._drawn:
-            click.echo(f"\x1b[{self._drawn}A\r\x1b[J", nl=False, err=self._err)
+            click.echo(f"\x1b[{self._drawn}A\r\x1b[J", nl=False, file=self._stream)
         self._drawn = 0
 
     def _draw(self) -> None:
         if self._picture is None:
             return
         lines = table(self._picture, columns_of(self._stream), paints=self._paints)
-        click.echo("\n".join(lines), err=self._err)
+        click.echo("\n".join(lines), file=self._stream)
         self._drawn = len(lines)
 
 

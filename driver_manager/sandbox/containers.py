@@ -83,7 +83,8 @@ class Container:
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101  # a pipe was asked for
-        with contextlib.suppress(BrokenPipeError):  # nobody reads any more: the story's own next line says so
-            for line in self._process.stdout:
+        # Where nobody reads any more, the story's own next line says so.
+        with self._process.stdout as lines, contextlib.suppress(BrokenPipeError):
+            for line in lines:
                 self._say(line.rstrip())
         self._ended(self._process.wait())

@@ -74,8 +74,11 @@ class Picture:
 def picture_of(nodes: Iterable[Obj], pods: Iterable[Obj], rollout: Obj | None, keys: NodeKeys) -> Picture:
     """What these objects show; `pods` are those of the driver."""
     status = (rollout or {}).get("status") or {}
+    message = next((one["message"] for one in status.get("conditions", ())), "")
     waves = {wave["number"]: wave["name"] for wave in status.get("waves", ())}
-    reasons = {name: group["reason"] for group in status.get("waiting", ()) for name in group["nodes"]}
+    # What holds all of them is the rollout's own message, and need not be said on each line.
+    groups = [group for group in status.get("waiting", ()) if not message.startswith(group["reason"])]
+    reasons = {name: group["reason"] for group in groups for name in group["nodes"]}
     by_node = {pod["spec"].get("nodeName", ""): pod for pod in pods}
     rows = []
     for node in nodes:
@@ -84,7 +87,7 @@ def picture_of(nodes: Iterable[Obj], pods: Iterable[Obj], rollout: Obj | None, k
     return Picture(
         status.get("targetRevision", ""),
         status.get("phase", ""),
-        next((one["message"] for one in status.get("conditions", ())), ""),
+        message,
         tuple(sorted(rows, key=lambda one: one.node)),
     )
 

@@ -5,6 +5,7 @@ Owns the chapters, and what is written down on the way. Prints nothing: a `Fleet
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
@@ -68,7 +69,8 @@ class FleetWatcher(Controller):
         now = self._now()
         news = self._news(now)
         if now != self.picture:
-            self._show.picture(now, news)
+            with contextlib.suppress(BrokenPipeError):  # nobody reads any more: the next chapter's line says so
+                self._show.picture(now, news)
             self.picture = now
             self._store.wake()  # for whoever waits for this picture
         return _IDLE_S
