@@ -59,8 +59,8 @@ class DaemonSetController(Controller):
 
     As the real one, it waits for a terminating pod to be gone before it makes the next, from the newest template then,
     and keeps a ControllerRevision of each template. A pod of an older one stays until somebody deletes it, as
-    `OnDelete` has it; no other updateStrategy is played. Affinity and taints are not looked at, nor is anything of the
-    status counted. Pods of a deleted DaemonSet or node go too.
+    `OnDelete` has it; no other updateStrategy is played. Affinity and taints are not looked at, and of the status only
+    the nodes that should have a pod are counted. Pods of a deleted DaemonSet or node go too.
     """
 
     resources = ("daemonsets", "nodes", "pods")
@@ -77,20 +77,17 @@ class DaemonSetController(Controller):
             pods.setdefault(pod["spec"].get("nodeName", ""), []).append(pod)
         if any(event.resource == "daemonsets" for event in events):
             names |= set(nodes)
+        if any(event.resource != "pods" for event in events):
             for daemonset in daemonsets:
+                desired = sum(_is_wanted(daemonset, node) for node in nodes.values())
                 with contextlib.suppress(ApiError):  # gone already
-                    observe(self._store, daemonset)
+                    observe(self._store, daemonset, desired)
         for name in filter(None, names):
             self._reconcile(name, nodes.get(name), daemonsets, pods.get(name, ()))
         return _IDLE_S
 
     def _reconcile(self, name: str, node: Obj | None, daemonsets: Iterable[Obj], pods: Iterable[Obj]) -> None:
-        labels = node["metadata"].get("labels", {}) if node else {}
-        wanted = {}
-        for daemonset in daemonsets:
-            selector = daemonset["spec"]["template"].get("spec", {}).get("nodeSelector") or {}
-            if node and selector.items() <= labels.items():
-                wanted[daemonset["metadata"]["uid"]] = daemonset
+        wanted = {one["metadata"]["uid"]: one for one in daemonsets if node and _is_wanted(one, node)}
         present = set()
         for pod in pods:
             owner = _daemonset_uid(pod)
@@ -100,6 +97,12 @@ class DaemonSetController(Controller):
         for uid, daemonset in wanted.items():
             if uid not in present:
                 self._store.create("pods", _daemon_pod(daemonset, name))
+
+
+def _is_wanted(daemonset: Obj, node: Obj) -> bool:
+    """Whether a pod of the DaemonSet should be on the node."""
+    selector = daemonset["spec"]["template"].get("spec", {}).get("nodeSelector") or {}
+    return bool(selector.items() <= node["metadata"].get("labels", {}).items())
 
 
 def _daemonset_uid(pod: Obj) -> str:

@@ -28,8 +28,11 @@ def owned_by(daemonset: Obj) -> Obj:
     return {**named, "controller": True, "blockOwnerDeletion": True}
 
 
-def observe(store: Store, daemonset: Obj) -> None:
-    """Let the present template be the newest revision, and its generation the observed one."""
+def observe(store: Store, daemonset: Obj, desired: int) -> None:
+    """Let the present template be the newest revision, and the status say so and on how many nodes a pod is desired.
+
+    Raises ApiError where the DaemonSet is gone.
+    """
     metadata, template = daemonset["metadata"], daemonset["spec"]["template"]
     name, namespace = metadata["name"], metadata["namespace"]
     hashed = hash_of(template)
@@ -44,12 +47,14 @@ def observe(store: Store, daemonset: Obj) -> None:
         store.create("controllerrevisions", {"metadata": place, "data": data, "revision": newest + 1})
     elif known[wanted]["revision"] < newest:
         store.patch("controllerrevisions", wanted, lambda one: {**one, "revision": newest + 1}, namespace=namespace)
-    generation = metadata["generation"]
-
-    def see(current: Obj) -> Obj:
-        return {**current, "status": {**current.get("status", {}), "observedGeneration": generation}}
-
-    store.patch("daemonsets", name, see, namespace=namespace, status=True)
+    counted = {"observedGeneration": metadata["generation"], "desiredNumberScheduled": desired}
+    store.patch(
+        "daemonsets",
+        name,
+        lambda one: {**one, "status": {**one.get("status", {}), **counted}},
+        namespace=namespace,
+        status=True,
+    )
 
 
 def _is_of(revision: Obj, uid: str) -> bool:
