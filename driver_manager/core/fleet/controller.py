@@ -140,7 +140,8 @@ class FleetController:
         self._rests.forget()
         self._figures: dict[str, RolloutFigures] = {}
         self._shown_soon: dict[str, float] = {}
-        self._posted: set[str] = set()
+        ports = self._ports
+        self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, set(), self._acts)
         self._news_s = self._again_s = math.inf
         self._at_once = 0
 
@@ -155,14 +156,15 @@ class FleetController:
     # what is told
 
     def _take(self, change: Change) -> None:
+        if not self._world.apply(change):
+            return
         match change:
             case Lost():
                 self._ports.reporter.warn(f"{change.subject} cannot be seen now: {change.why}")
             case Found():
                 self._ports.reporter.info(f"{change.subject} can be seen again")
-        if self._world.apply(change):
-            self._at_once = 0
-            self._wake(SETTLE_S)
+        self._at_once = 0
+        self._wake(SETTLE_S)
 
     def _wake(self, after_s: float) -> None:
         self._news_s = min(self._news_s, self._ports.clock.monotonic() + after_s)
@@ -221,7 +223,6 @@ class FleetController:
 
     def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision, end_s: float) -> None:
         ports = self._ports
-        acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, self._posted, self._acts)
         for act in decision.acts:
             if ports.clock.monotonic() >= end_s:
                 self._wake(0.0)
@@ -229,7 +230,7 @@ class FleetController:
             if not self._may_act():
                 self._wake(UNSURE_S)
                 return
-            acting.do(act, rollout, policy)
+            self._acting.do(act, rollout, policy)
 
     def _follow_up(self) -> None:
         """What was done may call for more: decide again, at once unless that goes on without an end."""
