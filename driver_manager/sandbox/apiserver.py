@@ -1,13 +1,14 @@
 """The sandbox cluster's HTTP side: routes, authentication, patches, watches, and a record of the requests.
 
-Owns what a real API server decides about a request; what it decides about an object is the store's. Lists come whole
-(`limit` is ignored); server-side apply, delete-collection and protobuf are not served.
+Owns what a real API server decides about a request; what it decides about an object is the store's. Later pages of a
+list show what is there by then; server-side apply, delete-collection and protobuf are not served.
 Must not import anything but the standard library and the sandbox.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import threading
 import time
@@ -146,9 +147,9 @@ class ApiServer:
         found, revision = self.store.list_objects(
             kind.plural, namespace=request.namespace, fields=fields, labels=labels
         )
+        found, metadata = _page(found, revision, request.option("limit"), request.option("continue"))
         # Items of a typed list carry neither kind nor apiVersion on the real server.
         items = [{key: value for key, value in obj.items() if key not in ("kind", "apiVersion")} for obj in found]
-        metadata = {"resourceVersion": str(revision)}
         return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
 
     def _review(self, review: Obj, user: str) -> Obj:
@@ -248,6 +249,28 @@ _ACTIONS: dict[tuple[str, str], Callable[[ApiServer, SandboxRequest], Obj]] = {
     ("patch", ""): ApiServer._change,
     ("delete", ""): ApiServer._delete,
 }
+
+
+def _page(found: list[Obj], revision: int, limit: str, token: str) -> tuple[list[Obj], Obj]:
+    """The objects of one page, and the list's metadata. Raises ApiError 400.
+
+    A token is the revision of the first page, which is that of the whole list, and the last object of the page before.
+    """
+    if not (limit or "0").isdigit() or not re.fullmatch(r"(\d+ \S* \S+)?", token):
+        raise ApiError(400, "BadRequest", f"limit is a number and continue a token of ours, not {limit}, {token}")
+    if token:
+        first, *last = token.split(" ")
+        revision, found = int(first), [obj for obj in found if _place(obj) > tuple(last)]
+    size = int(limit or 0) or len(found)
+    page, metadata = found[:size], {"resourceVersion": str(revision)}
+    if len(found) > size:
+        metadata["continue"] = " ".join((str(revision), *_place(page[-1])))
+    return page, metadata
+
+
+def _place(obj: Obj) -> tuple[str, str]:
+    """Where an object stands in a list."""
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
 def _change_of(request: SandboxRequest) -> Callable[[Obj], Obj]:

@@ -100,20 +100,25 @@ class LeaseLeadership:
         try:
             body = self._api.call("GET", self._path, "get leases", passing=frozenset({NOT_FOUND}), only_once=True)
         except Answer:
-            self._ours = self._seen = None
-            return self._create()
+            self._ours = None
+            # Whoever had it may not know yet that somebody has deleted it.
+            return self._create() if self._is_over(self._seen) else False
         found = understood(_as_record, body)
         if found.holder == self._identity:  # an answer of ours was lost, or somebody annotated the Lease
             return self._write(found, self._term()) or self._ours is not None
         self._ours = None
-        now_s = self._clock.monotonic()
         if self._seen is None or found.version != self._seen.version:
-            self._seen, self._seen_s = found, now_s
-        is_over = now_s - self._seen_s >= max(float(LEASE_S), found.lasts_s)
-        if found.holder and not is_over:
+            self._seen, self._seen_s = found, self._clock.monotonic()
+        if not self._is_over(found):
             return False
         taken = {**self._term(), "acquireTime": self._now(), "leaseTransitions": found.transitions + 1}
         return self._write(found, taken)
+
+    def _is_over(self, seen: _Record | None) -> bool:
+        """Whether nobody has the lead by this record any more."""
+        if seen is None or not seen.holder:
+            return True
+        return self._clock.monotonic() - self._seen_s >= max(float(LEASE_S), seen.lasts_s)
 
     def _create(self) -> bool:
         spec = {**self._term(), "acquireTime": self._now(), "leaseTransitions": 0}
