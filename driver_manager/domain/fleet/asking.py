@@ -1,4 +1,4 @@
-"""Owns what each verb asks of a rollout, when that is refused because it would change nothing, and what follows from it.
+"""Owns what each verb asks of a rollout, when it is refused because it would change nothing, and what follows from it.
 
 Pure. What is asked for is a field of the spec, an annotation of the object or one of a Node; the controller reads it
 (`reading`). Every verb is answered with the fleet as it is after it, so that what comes next is decided by `advance`.

@@ -1,145 +1,201 @@
-"""Owns when each node of a rollout will go, and when all are done, as far as it follows from what nodes took so far.
+"""plan(fleet, now) → Forecast: who goes when, why each node waits, and when the rollout may be through.
 
-Pure. The rules are played through (`playing`): the order is that of `starts`, and so are limits, units and waves. What
-only people can do is taken for done at once, and named: the times are the earliest that are likely.
+Pure. Order and reasons are those of `advance`. The moments are an estimate: the median of what the nodes took
+that are done, with as many at a time as the limits allow, and with soak times and windows. Nothing is guessed: without a
+node that is done, or where somebody has to act first, there is no moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
 
-from driver_manager.domain.fleet.acts import Phase, Place
-from driver_manager.domain.fleet.advance import Survey, survey
-from driver_manager.domain.fleet.model import Fleet, UpgradeState, Wishes
-from driver_manager.domain.fleet.playing import Play
+from driver_manager.domain.fleet import units
+from driver_manager.domain.fleet.acts import Outlook, Phase, Place
+from driver_manager.domain.fleet.advance import Survey, advance, survey
+from driver_manager.domain.fleet.model import NO_LIMIT, Fleet, Policy, UpgradeState, Wishes
 from driver_manager.domain.fleet.starts import order
+from driver_manager.domain.fleet.turns import is_approved
 from driver_manager.domain.fleet.verdict import Standing
+from driver_manager.domain.reboot.windows import Schedule
 
-NOT_MEASURED = "no node is done yet whose time could be measured"
-NEVER = "by these rules some node never starts: no window opens, or too many nodes are unavailable"
-RESUME = "resume"
+MINUTE_S = 60.0
+LONGEST_WAIT_MIN = 8 * 24 * 60
+"""A window comes again within a week; a day more, as clocks change."""
 
-
-@dataclass(frozen=True)
-class Pace:
-    """What a node takes from its start to its end: the median in seconds of `measured` nodes; None where none was."""
-
-    seconds: float | None
-    measured: int
+GOING_ON = frozenset(
+    {Phase.PROGRESSING, Phase.SOAKING, Phase.WAITING_FOR_WINDOW, Phase.WAITING_FOR_NODES, Phase.WAITING_FOR_APPROVAL}
+)
+"""Phases that may lead on without a decision of somebody about the whole rollout."""
 
 
 @dataclass(frozen=True)
-class WaveForecast:
-    """What is still to go in a wave, in its order. Times are None where nobody can tell.
+class Expected:
+    """A node that waits: its wave, its place in the order (from 1), why it waits, and when it may begin and end.
 
-    `needs` is what somebody has to do before it begins, "" for nothing.
+    Moments are in seconds since the epoch, None where they cannot be estimated.
     """
 
-    number: int
     name: str
-    nodes: tuple[str, ...]
-    starts_s: float | None = None
+    wave: int
+    order: int
+    reason: str
+    begins_s: float | None = None
     ends_s: float | None = None
-    needs: str = ""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """`starts_s` has the start of each node that is to go, `ends_s` is when the last one is done.
+    """Who goes when. `typical_s` is what a node takes, None while none is done; `ends_s` is when all may be through."""
 
-    `needs` is what people have to do before everything can be done; `why_unknown` says why there are no times.
-    """
-
-    pace: Pace
-    waves: tuple[WaveForecast, ...]
-    starts_s: Mapping[str, float] = field(default_factory=dict)
+    outlook: Outlook
+    nodes: tuple[Expected, ...]
+    typical_s: float | None = None
     ends_s: float | None = None
-    needs: tuple[str, ...] = ()
-    why_unknown: str = ""
 
 
-def forecast(fleet: Fleet, now_s: float) -> Forecast:
-    """Who goes when, from `now_s` (seconds since the epoch) on."""
-    seen = survey(fleet, now_s)
-    found, to_go = pace(seen), _to_go(seen)
-    approvals = _approvals(seen, to_go, fleet.wishes)
-    waves = tuple(
-        WaveForecast(number, wave.name, _names(to_go.get(number, ())), needs=approvals.get(number, ""))
-        for number, wave in enumerate(fleet.policy.waves, 1)
+def plan(fleet: Fleet, now_s: float) -> Forecast:
+    """Who goes when, as far as that can be known at `now_s`."""
+    seen, outlook = survey(fleet, now_s), advance(fleet, now_s).outlook
+    reasons = {view.name: view.reason for view in outlook.nodes}
+    waiting = order(seen.standings)
+    typical_s = typical(seen.standings, outlook.target)
+    moments: dict[str, float] = {}
+    if typical_s is not None and outlook.phase in GOING_ON and not (seen.hold is not None and seen.hold.stands_aside):
+        moments = _Lanes(seen, fleet.wishes, typical_s).begin(waiting)
+    found = tuple(
+        Expected(
+            name=(name := standing.member.node.name),
+            wave=standing.wave,
+            order=number,
+            reason=reasons[name],
+            begins_s=(begins_s := moments.get(name)),
+            ends_s=begins_s + typical_s if begins_s is not None and typical_s is not None else None,
+        )
+        for number, standing in enumerate(waiting, 1)
     )
-    needs = (*_needs(seen), *approvals.values())
-    is_over = not to_go and not any(one.verdict.place is Place.UNDER_WAY for one in seen.standings)
-    why = "" if is_over else _why_unknown(seen, found)
-    if is_over or why or found.seconds is None:
-        return Forecast(found, waves, needs=needs, why_unknown=why)
-    play = Play(seen.terms.policy, found.seconds, seen.standings, now_s)
-    timed = _timed(seen, waves, to_go, play)
-    if any(wave.nodes and wave.ends_s is None for wave in timed):
-        return Forecast(found, waves, needs=needs, why_unknown=NEVER)
-    return Forecast(found, timed, play.starts_s, play.ends_s, needs)
+    ends = [one.ends_s for one in found if one.ends_s is not None]
+    return Forecast(outlook, found, typical_s, max(ends) if ends and len(ends) == len(found) else None)
 
 
-def pace(seen: Survey) -> Pace:
-    """What nodes took that are done: for the target, and where none is yet, for any revision of this rollout."""
-    done = [
-        one.member.record
-        for one in seen.standings
-        if one.member.record is not None and one.member.record.wave and one.member.state is UpgradeState.DONE
-    ]
-    of_target = [record for record in done if record.revision == seen.terms.target]
-    took = sorted(max(0.0, record.since_s - record.began_s) for record in of_target or done)
-    return Pace(took[len(took) // 2] if took else None, len(took))
+def typical(standings: Iterable[Standing], target: str) -> float | None:
+    """What a node takes, in seconds: the median of those done for the target, else of those done before."""
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for standing in standings:
+        record = standing.member.record
+        if record is not None and standing.member.state is UpgradeState.DONE and record.since_s > record.began_s:
+            took[record.revision == target].append(record.since_s - record.began_s)
+    found = took[True] or took[False]
+    return median(found) if found else None
 
 
-def _to_go(seen: Survey) -> dict[int, list[Standing]]:
-    """Those that have not begun, by their waves, in their order."""
-    found: dict[int, list[Standing]] = {}
-    for one in order(seen.standings):
-        found.setdefault(one.wave, []).append(one)
-    return found
+class _Lanes:
+    """The rollout played to its end: as many lanes as nodes may be under way, each free from some moment on."""
+
+    def __init__(self, seen: Survey, wishes: Wishes, typical_s: float) -> None:
+        self._seen, self._wishes, self._typical_s = seen, wishes, typical_s
+        self._policy, self._now_s = seen.terms.policy, seen.terms.now_s
+        self._window = _Window(seen.terms.policy.schedule)
+        busy = [standing for standing in seen.standings if standing.verdict.place is Place.UNDER_WAY]
+        self._of_unit: dict[str, float] = {}
+        self._free: list[float] = []
+        for standing in busy:
+            end_s = self._end_of(standing)
+            self._free.append(end_s)
+            self._note_unit(standing, end_s)
+        self._ends: dict[int, float] = {}
+        for standing, end_s in zip(busy, self._free, strict=True):
+            self._ends[standing.wave] = max(end_s, self._ends.get(standing.wave, end_s))
+        self._free += [self._now_s] * (_at_a_time(self._policy, seen.standings) - len(self._free))
+        heapq.heapify(self._free)
+
+    def _end_of(self, standing: Standing) -> float:
+        """When a node that is under way may be done: it takes as long as others, and is not done yet."""
+        record = standing.member.record
+        began_s = record.began_s if record is not None else self._now_s
+        return max(self._now_s, began_s + self._typical_s)
+
+    def begin(self, waiting: Sequence[Standing]) -> dict[str, float]:
+        """When each node may begin; those are missing for which somebody has to act first."""
+        found: dict[str, float] = {}
+        wave, opens_s = 0, self._now_s
+        for standing in waiting:
+            if standing.wave != wave:
+                opening_s = self._opening(wave, standing.wave)
+                if opening_s is None:
+                    break
+                wave, opens_s = standing.wave, max(opens_s, opening_s)
+            begins_s = self._lane(standing, opens_s)
+            if begins_s is None:
+                break
+            found[standing.member.node.name] = begins_s
+        return found
+
+    def _lane(self, standing: Standing, opens_s: float) -> float | None:
+        """Take the lane that is free first. None where no window ever opens, or there is no lane."""
+        if not self._free:
+            return None
+        unit_s = self._of_unit.get(units.name(standing.member, self._policy.units), opens_s)
+        begins_s = self._window.opens(max(heapq.heappop(self._free), opens_s, unit_s))
+        if begins_s is None:
+            return None
+        end_s = begins_s + self._typical_s
+        heapq.heappush(self._free, end_s)
+        self._note_unit(standing, end_s)
+        self._ends[standing.wave] = max(end_s, self._ends.get(standing.wave, end_s))
+        return begins_s
+
+    def _note_unit(self, standing: Standing, end_s: float) -> None:
+        unit = units.name(standing.member, self._policy.units)
+        if unit and units.is_one_at_a_time(self._policy.units):
+            self._of_unit[unit] = max(end_s, self._of_unit.get(unit, end_s))
+
+    def _opening(self, before: int, number: int) -> float | None:
+        """When wave `number` opens after wave `before`; None where an approval is missing."""
+        turn = self._seen.turn
+        if number <= turn.upto:
+            return self._now_s
+        opens_s = self._now_s
+        for view, wave in zip(turn.waves, self._policy.waves, strict=True):
+            if view.number >= number:
+                break
+            if view.number < max(before, turn.reached) or not any(view.counts.values()):
+                continue
+            if wave.needs_approval and not is_approved(view.number, self._seen.terms.target, self._wishes):
+                return None
+            end_s = self._ends.get(view.number, view.ended_s)
+            if end_s is not None:
+                opens_s = max(opens_s, end_s + wave.soak_s)
+        return opens_s
 
 
-def _names(standings: Sequence[Standing]) -> tuple[str, ...]:
-    return tuple(one.member.node.name for one in standings)
+class _Window:
+    """When a schedule opens next; what was found once is not searched for again."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._known: tuple[float, float] | None = None
+
+    def opens(self, at_s: float) -> float | None:
+        """The first moment from `at_s` on at which it is open, None where there is none."""
+        if self._schedule.is_open(at_s):
+            return at_s
+        if self._known is not None and self._known[0] <= at_s <= self._known[1]:
+            return self._known[1]
+        first = at_s // MINUTE_S + 1
+        minutes = (first + number for number in range(LONGEST_WAIT_MIN))
+        found = next((minute * MINUTE_S for minute in minutes if self._schedule.is_open(minute * MINUTE_S)), None)
+        if found is not None:
+            self._known = at_s, found
+        return found
 
 
-def _needs(seen: Survey) -> tuple[str, ...]:
-    """What somebody has to do before anything starts."""
-    return (RESUME,) if seen.hold is not None and seen.hold.phase is Phase.PAUSED else ()
-
-
-def _approvals(seen: Survey, to_go: Mapping[int, Sequence[Standing]], wishes: Wishes) -> dict[int, str]:
-    """The waves that wait for an approval, or will, with what to call it. One wave's covers all before it."""
-    approved = wishes.approved if wishes.approved_for == seen.terms.target else 0
-    found: dict[int, str] = {}
-    is_asked = False
-    for view, wave in zip(seen.turn.waves, seen.terms.policy.waves, strict=True):
-        if is_asked and view.number > seen.turn.upto and to_go.get(view.number):
-            found[view.number] = f"approval of wave {view.number}"
-            is_asked = False
-        if wave.needs_approval and any(view.counts.values()) and view.number >= seen.turn.reached:
-            is_asked = is_asked or approved <= view.number
-    return found
-
-
-def _why_unknown(seen: Survey, found: Pace) -> str:
-    hold = seen.hold
-    if hold is not None and (hold.stands_aside or hold.phase in (Phase.STALLED, Phase.HALTED)):
-        return hold.message
-    return NOT_MEASURED if found.seconds is None else ""
-
-
-def _timed(
-    seen: Survey, waves: Sequence[WaveForecast], to_go: Mapping[int, Sequence[Standing]], play: Play
-) -> tuple[WaveForecast, ...]:
-    """The waves with their times. A wave that is not open yet begins when the one before it has ended and soaked."""
-    found, gate_s = [], seen.terms.now_s
-    for wave, view, rule in zip(waves, seen.turn.waves, seen.terms.policy.waves, strict=True):
-        from_s = seen.terms.now_s if wave.number <= seen.turn.upto else gate_s
-        starts_s, ends_s = play.wave(to_go.get(wave.number, ()), wave.number, from_s)
-        found.append(WaveForecast(wave.number, wave.name, wave.nodes, starts_s, ends_s, wave.needs))
-        over_s = ends_s if ends_s is not None else view.ended_s
-        if over_s is not None and wave.number >= seen.turn.reached:
-            gate_s = max(gate_s, over_s + rule.soak_s)
-    return tuple(found)
+def _at_a_time(policy: Policy, standings: Sequence[Standing]) -> int:
+    """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
+    most = len(standings) if policy.max_parallel == NO_LIMIT else policy.max_parallel
+    if policy.max_unavailable is None:
+        return most
+    away = sum(one.member.is_away and one.verdict.place is not Place.UNDER_WAY for one in standings)
+    return min(most, max(0, policy.max_unavailable.of(len(standings)) - away))
