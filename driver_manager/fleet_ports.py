@@ -156,7 +156,7 @@ class FleetCluster(Protocol):
 
 @dataclass(frozen=True)
 class Leader:
-    """Who leads the controllers, "" for nobody. `renewed_s` and `lasts_s` are the Lease's: None where it does not say."""
+    """Who leads the controllers, "" for nobody. `renewed_s` and `lasts_s` are the Lease's, None where it has none."""
 
     name: str
     renewed_s: float | None = None

@@ -25,29 +25,41 @@ NO_TURNSTILE: AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 def listed(
-    api: KubeApi, subject: Subject, read: Reader, turnstile: AbstractContextManager[Any] = NO_TURNSTILE
+    api: KubeApi,
+    subject: Subject,
+    read: Reader,
+    turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
+    passing: frozenset[int] = frozenset(),
 ) -> Listed:
-    """All objects of `subject`. `turnstile` is held while one page is read. Raises as KubeApi, and WatchExpired."""
+    """All objects of `subject`. `turnstile` is held while one page is read.
+
+    Raises as KubeApi with `passing`, and WatchExpired where the list went on for too long.
+    """
     items: list[Item] = []
     version = ""
-    for body in pages(api, subject, turnstile):
+    for body in pages(api, subject, turnstile, passing):
         items += understood(lambda page: [read(one) for one in page.get("items") or []], body)
         version, _ = understood(as_versioned, body)
     return Listed(subject, tuple(items), version)
 
 
 def pages(
-    api: KubeApi, subject: Subject, turnstile: AbstractContextManager[Any] = NO_TURNSTILE
+    api: KubeApi,
+    subject: Subject,
+    turnstile: AbstractContextManager[Any] = NO_TURNSTILE,
+    passing: frozenset[int] = frozenset(),
 ) -> Iterator[Mapping[str, Any]]:
-    """The pages of such a list as they are answered. Raises as `listed`: WatchExpired where it went on for too long."""
+    """The pages of such a list as they are answered. Raises as `listed`."""
     what, token = f"list {qualified(subject.kind)}", ""
     while True:
         query = {"limit": str(PAGE), **label_selector(subject), **({"continue": token} if token else {})}
         with turnstile:
             try:
                 path = f"{collection(subject)}?{urlencode(query)}"
-                body = api.call("GET", path, what, passing=frozenset({EXPIRED}))
+                body = api.call("GET", path, what, passing=passing | {EXPIRED})
             except Answer as answer:
+                if answer.status != EXPIRED:
+                    raise
                 raise WatchExpired(f"{what}: {answer.message}", "No action needed; it is retried.") from answer
             yield body
         token = understood(lambda page: str((page.get("metadata") or {}).get("continue") or ""), body)

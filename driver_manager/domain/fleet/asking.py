@@ -14,9 +14,9 @@ from driver_manager.domain.fleet import undo as way
 from driver_manager.domain.fleet.acts import Outlook, Place
 from driver_manager.domain.fleet.advance import Survey, advance, survey
 from driver_manager.domain.fleet.fields import APPROVED, RETRY, UNDO
-from driver_manager.domain.fleet.model import Fleet, FleetNode, Wave
+from driver_manager.domain.fleet.model import Fleet, FleetNode, Wave, Wishes
 from driver_manager.domain.fleet.places import place
-from driver_manager.domain.fleet.turns import GateKind
+from driver_manager.domain.fleet.turns import GateKind, is_approved
 from driver_manager.domain.fleet.verdict import Standing
 from driver_manager.domain.listing import several
 
@@ -67,11 +67,7 @@ def approve(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     _refuse_aside(seen)
     target, waves = seen.terms.target, fleet.policy.waves
     approved = fleet.wishes.approved if fleet.wishes.approved_for == target else 0
-    asking = [
-        view.number
-        for view, rule in zip(seen.turn.waves, waves, strict=True)
-        if rule.needs_approval and view.number >= max(seen.turn.reached, approved) and view.number < len(waves)
-    ]
+    asking = asking_waves(seen, fleet.wishes)
     if wave is None:
         wave = _waiting_wave(seen, asking)
     if not 1 <= wave <= len(waves):
@@ -84,6 +80,19 @@ def approve(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     wishes = replace(fleet.wishes, approved_for=target, approved=wave)
     did = f"approved: waves of revision {target} up to {_named(wave, waves)} may begin"
     return Request((did,), replace(fleet, wishes=wishes), annotations={APPROVED: f"{target}:{wave}"})
+
+
+def asking_waves(seen: Survey, wishes: Wishes) -> list[int]:
+    """The waves at whose end somebody has to approve what follows, and has not yet. An empty one asks for nothing."""
+    turn, waves = seen.turn, seen.terms.policy.waves
+    return [
+        view.number
+        for view, rule in zip(turn.waves[:-1], waves, strict=False)
+        if rule.needs_approval
+        and any(view.counts.values())
+        and view.number >= turn.reached
+        and not is_approved(view.number, seen.terms.target, wishes)
+    ]
 
 
 def retry_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
