@@ -183,6 +183,10 @@ class FleetWorld:
                 return room.lost
         return ""
 
+    def is_listed(self, subject: Subject) -> bool:
+        """Whether all objects of the subject have been told."""
+        return subject in self._rooms and self._rooms[subject].is_listed
+
     def why_not_listed(self) -> str:
         """What of all that is followed is still to come, "" where nothing is."""
         waiting = (subject for subject in self.subjects() if not self._rooms.get(subject, _Room()).is_listed)

@@ -50,7 +50,7 @@ def pause(fleet: Fleet) -> Request:
     if fleet.policy.paused:
         raise ConfigError("the rollout is paused already", "Continue it with `driver-manager rollout resume`.")
     after = replace(fleet, policy=replace(fleet.policy, paused=True))
-    return Request(("paused: no other node starts, nodes under way are finished",), after, spec={"paused": True})
+    return Request(("paused; no other node starts, nodes under way are finished",), after, spec={"paused": True})
 
 
 def resume(fleet: Fleet) -> Request:
@@ -78,7 +78,7 @@ def approve(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     if not any(number < wave for number in asking):
         raise ConfigError(f"wave {wave} waits for no approval", LOOK)
     wishes = replace(fleet.wishes, approved_for=target, approved=wave)
-    did = f"approved: waves of revision {target} up to {_named(wave, waves)} may begin"
+    did = f"approved; waves of revision {target} up to {_named(wave, waves)} may begin"
     return Request((did,), replace(fleet, wishes=wishes), annotations={APPROVED: f"{target}:{wave}"})
 
 
@@ -108,7 +108,7 @@ def retry_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
     by_name = {node.name: node for node in asked}
     after = replace(fleet, nodes=tuple(by_name.get(node.name, node) for node in fleet.nodes))
     views = {view.name: view for view in advance(after, now_s).outlook.nodes}
-    did = tuple(f"node {name} is tried once more: {views[name].reason or views[name].place.value}" for name in wanted)
+    did = tuple(f"node {name} may try once more, {views[name].reason or views[name].place.value}" for name in wanted)
     return Request(did, after, nodes=asked)
 
 
@@ -149,8 +149,9 @@ def undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
             f"revision {found} is the target already", f"Name another one with --to: {_others(fleet, target)}."
         )
     wishes = replace(fleet.wishes, undo=wish, undo_to=found if to else "")
-    other = sum(1 for one in seen.standings if one.member.pod is not None and one.member.pod.revision != found)
-    did = f"back from revision {target} to {found}, by the same rules: {other} node(s) run another revision"
+    other = sum(one.member.pod is not None and one.member.pod.revision != found for one in seen.standings)
+    those = "1 node runs" if other == 1 else f"{other} nodes run"
+    did = f"goes back from revision {target} to {found} by the same rules; {those} another revision now"
     text = f"{wish}:{found}" if to else wish
     return Request((did,), replace(fleet, wishes=wishes), annotations={UNDO: text})
 
