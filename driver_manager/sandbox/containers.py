@@ -69,6 +69,10 @@ class Container:
     def terminate(self, timeout_s: float) -> int:
         """Tell it to end, as a kubelet does; its exit status. It is killed after `timeout_s` seconds."""
         self.stop()
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit status, once it has ended and all that it said was told. It is killed after `timeout_s` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.kill()

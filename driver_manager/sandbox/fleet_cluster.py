@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from driver_manager.domain.fleet.fields import PLURAL, UNDO
+from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.cluster import daemon_set, pod_template
@@ -104,16 +104,12 @@ class SandboxFleet:
     def set_release(self, release: Release) -> None:
         """The DaemonSet gets the template of this driver, as by `kubectl apply`."""
         template = self._driver(release)["spec"]["template"]
-        self._change("daemonsets", lambda one: {**one, "spec": {**one["spec"], "template": template}})
-
-    def undo(self, wish: str) -> None:
-        """Ask to go back, as `driver-manager rollout undo` does."""
-
-        def annotate(one: Obj) -> Obj:
-            notes = {**one["metadata"].get("annotations", {}), UNDO: wish}
-            return {**one, "metadata": {**one["metadata"], "annotations": notes}}
-
-        self._change(PLURAL, annotate)
+        self.store.patch(
+            "daemonsets",
+            DRIVER,
+            lambda one: {**one, "spec": {**one["spec"], "template": template}},
+            namespace=self.namespace,
+        )
 
     def wait_for(self, holds: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
         """Block until it holds. Raises RuntimeError after `timeout_s` seconds."""
@@ -121,11 +117,11 @@ class SandboxFleet:
             if not self.store.changed.wait_for(holds, timeout_s):
                 raise RuntimeError(f"the sandbox waited for {timeout_s:g} s in vain for {what}")
 
-    def controller(self, say: Callable[[str], None]) -> Container:
-        """The real controller, started; it says what is worth a warning."""
+    def rollout_command(self, say: Callable[[str], None], *words: str) -> Container:
+        """A real command of `driver-manager rollout`, started: the controller, or a verb as from a laptop."""
         told = {"ROLLOUT_NAMESPACE": self.namespace, "DRIVER_PROFILE": self.profile.name, "LOG_LEVEL": "warning"}
         env = environment(self.tree, self.kubeconfig, "", told)
-        return Container(["rollout", "controller"], env, self.tree.root, say)
+        return Container(["rollout", *words], env, self.tree.root, say, lambda _: self.store.wake())
 
     def _run(self, pod: Obj, ended: Callable[[int], None]) -> Container:
         """The init container of a driver pod on the node with the host: its image has brought its driver along."""
@@ -165,6 +161,3 @@ class SandboxFleet:
     def _are_running(self, count: int) -> bool:
         phases = [pod.get("status", {}).get("phase") for pod in self.store.list_objects("pods")[0]]
         return phases == ["Running"] * count
-
-    def _change(self, resource: str, change: Callable[[Obj], Obj]) -> None:
-        self.store.patch(resource, DRIVER, change, namespace=self.namespace)

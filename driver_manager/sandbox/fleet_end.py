@@ -7,9 +7,10 @@ Pure. Must not import anything but the standard library and the sandbox.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.model import UpgradeState
 from driver_manager.domain.node_state import NodeState
 from driver_manager.sandbox.fleet_picture import Picture
@@ -31,6 +32,7 @@ class FleetCourse:
     """What was seen. `pods` counts the driver pods that were made, by node and version, the first ones apart.
 
     `halted` is what the object said when it halted, `undone` the picture once the way back was gone, `end` the last.
+    `answers` are the exit codes of `rollout status` while it was halted, and of `rollout undo`.
     """
 
     taken: list[Taken] = field(default_factory=list)
@@ -40,6 +42,7 @@ class FleetCourse:
     undone: Picture | None = None
     end: Picture | None = None
     shown: Mapping[str, str] = field(default_factory=dict)
+    answers: Sequence[int] = ()
     controller_status: int | None = None
 
     def versions(self, picture: Picture | None) -> dict[str, str]:
@@ -62,6 +65,13 @@ def _halt_says_why(story: FleetStory, course: FleetCourse) -> Iterator[str]:
     wanted = (story.canary, NodeState.HELD.value)
     if not all(word in course.halted for word in wanted):
         yield f"the halt says {course.halted!r}, expected it to name {' and '.join(wanted)}"
+
+
+def _verbs_answer(story: FleetStory, course: FleetCourse) -> Iterator[str]:
+    """Who looks at a halted rollout learns by the exit code that somebody has to act; what is asked for is taken."""
+    wanted = (ExitCode.ROLLOUT_STUCK, ExitCode.DONE)
+    if tuple(course.answers) != wanted:
+        yield f"rollout status and undo ended with {list(course.answers)}, expected {[int(code) for code in wanted]}"
 
 
 def _way_back(story: FleetStory, course: FleetCourse) -> Iterator[str]:
@@ -121,6 +131,7 @@ def _controller_ends(story: FleetStory, course: FleetCourse) -> Iterator[str]:
 PROMISES: tuple[Promise, ...] = (
     _canary_alone,
     _halt_says_why,
+    _verbs_answer,
     _way_back,
     _each_once,
     _wave_by_wave,

@@ -142,9 +142,9 @@ class FleetPlay:
         report = ScenarioReport(story, self._state(), is_told=True, node=story.canary)
         begun_s = time.monotonic()
         self._show.chapter(f"{len(story.nodes)} nodes serve driver {story.old.version}; rollout controller starts")
-        controller = fleet.controller(lambda line: self._show.line(f"controller: {line}"))
+        controller = fleet.rollout_command(lambda line: self._show.line(f"controller: {line}"), "controller")
         try:
-            self._play(controller)
+            self._play(controller, report)
         except RuntimeError as error:
             report.problems.append(str(error))
         course.controller_status = controller.terminate(END_S)
@@ -158,7 +158,7 @@ class FleetPlay:
             report.problems = [*problems(story, course), *self._left_on_host(report.before, report.after)]
         return report
 
-    def _play(self, controller: Container) -> None:
+    def _play(self, controller: Container, report: ScenarioReport) -> None:
         """The chapters. Raises RuntimeError when one of them does not end."""
         story, fleet, course = self._story, self._fleet, self._watcher.course
         self._until(controller, Phase.COMPLETE, story.old)
@@ -166,13 +166,18 @@ class FleetPlay:
         fleet.set_release(story.bad)
         self._until(controller, Phase.HALTED, story.bad)
         course.halted = self._watcher.picture.message
-        self._show.chapter("driver-manager rollout undo")
-        fleet.undo("after-the-halt")
+        report.exit_codes = [self._ask("status"), self._ask("undo")]
+        course.answers = tuple(report.exit_codes)
         self._until(controller, Phase.COMPLETE, story.old)
         course.undone = self._watcher.picture
         self._show.chapter(f"kubectl apply: driver {story.good.version}, which is good")
         fleet.set_release(story.good)
         self._until(controller, Phase.COMPLETE, story.good)
+
+    def _ask(self, verb: str) -> int:
+        """What somebody types; its exit status."""
+        self._show.chapter(f"driver-manager rollout {verb}")
+        return self._fleet.rollout_command(self._show.line, verb).wait(STEP_S)
 
     def _until(self, controller: Container, phase: Phase, release: Release) -> None:
         """Wait until the object says this about this driver. Raises RuntimeError where it does not come to that."""

@@ -87,8 +87,9 @@ def test_the_story_ends_as_it_is_told(told: Told) -> None:
 
 
 def test_its_chapters_are_a_bad_driver_the_way_back_and_a_good_driver(told: Told) -> None:
-    _, bad, back, good = told.show.chapters
-    assert (STORY.bad.version in bad, "undo" in back, STORY.good.version in good) == (True, True, True)
+    _, bad, look, back, good = told.show.chapters
+    assert [word in title for word, title in (("status", look), ("undo", back))] == [True, True]
+    assert [one.version in title for one, title in ((STORY.bad, bad), (STORY.good, good))] == [True, True]
 
 
 def test_the_runs_of_the_canary_are_real(told: Told) -> None:
@@ -145,6 +146,14 @@ SPOILED: dict[str, tuple[str, Callable[[FleetCourse], FleetCourse]]] = {
     "the canary gets it twice": ("reached", more_pods(CANARY, STORY.bad.version, 1)),
     "the halt names nobody": ("the halt says", lambda course: replace(course, halted="held: no module")),
     "the halt says no reason": ("the halt says", lambda course: replace(course, halted=f"failed: {CANARY}")),
+    "somebody who looks is not told to act": (
+        "rollout status and undo",
+        lambda course: replace(course, answers=(0, 0)),
+    ),
+    "the wish is refused": (
+        "rollout status and undo",
+        lambda course: replace(course, answers=(*course.answers[:1], 2)),
+    ),
     "it is not undone": (
         "after the undo",
         lambda course: replace(course, undone=row(course.undone, CANARY, driver=STORY.bad.version)),
@@ -214,7 +223,9 @@ def test_a_controller_that_ends_by_itself_ends_the_story(tmp_path: Path, monkeyp
     with stage(SMALL, tmp_path) as played:
         fleet = played.fleet
         env = environment(fleet.tree, fleet.kubeconfig, "", {})
-        monkeypatch.setattr(fleet, "controller", lambda say: Container(["--version"], env, fleet.tree.root, say))
+        monkeypatch.setattr(
+            fleet, "rollout_command", lambda say, *_: Container(["--version"], env, fleet.tree.root, say, lambda _: fleet.store.wake())
+        )
         report = played.play.report()
     assert report.problems == [f"the controller ended before Complete of driver {STORY.old.version}"]
 
