@@ -5,14 +5,14 @@ Apart from `driver_manager.ports`, which the programs of a node import: none of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision
 from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.model import Claim, NodeChange, Pod
 
 
 class FactKind(Enum):
@@ -151,6 +151,49 @@ class FleetCluster(Protocol):
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         """An Event; where there is one of that key already, nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Who leads the controllers, "" for nobody. `renewed_s` and `lasts_s` are the Lease's, None where it has none."""
+
+    name: str
+    renewed_s: float | None = None
+    lasts_s: float | None = None
+
+
+class FleetDesk(Protocol):
+    """The cluster as a person asks for it: lists, and the few changes by which something is asked of a controller.
+
+    Everything raises ApiRefused, ApiUnavailable; what changes something, Conflict where the object is another one by
+    now, or gone. With `dry_run` the server checks the change and makes none.
+    """
+
+    def listed(self, subject: Subject) -> Listed:
+        """All objects of a subject."""
+        ...
+
+    def leader(self, namespace: str, lease: str) -> Leader:
+        """Who leads by that Lease."""
+        ...
+
+    def users_by_node(self, nodes: Set[str]) -> Mapping[str, tuple[Pod, ...]]:
+        """The pods of all namespaces on these nodes that have not ended and ask for some device or claim."""
+        ...
+
+    def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
+        """The ResourceClaims of these namespaces."""
+        ...
+
+    def ask_rollout(
+        self, rollout: RolloutObject, spec: Mapping[str, object], annotations: Mapping[str, str], *, dry_run: bool
+    ) -> None:
+        """Give the object these fields of its spec, and these annotations."""
+        ...
+
+    def ask_node(self, node: FleetNode, annotations: Mapping[str, str], *, dry_run: bool) -> None:
+        """Give the Node these annotations."""
         ...
 
 

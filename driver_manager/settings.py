@@ -234,8 +234,10 @@ REBOOTER = (
 
 ROLLOUT_NAMESPACE = text(
     "ROLLOUT_NAMESPACE",
-    "Namespace of the rollouts, of their DaemonSets and of the Lease. Default: that of the pod, else the profile's.",
+    "Namespace of the rollouts, of their DaemonSets and of the Lease. Default: that of the pod or of the kubeconfig's "
+    "context, else the profile's.",
     name="namespace",
+    short="-n",
 )
 ROLLOUT_LEASE = text(
     "ROLLOUT_LEASE",

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import socket
 from collections.abc import Callable
 
 import click
 
 from driver_manager import profiles, settings
-from driver_manager.adapters.kube import in_pod
 from driver_manager.adapters.kube.client import KubeApi, load_client
 from driver_manager.adapters.kube.fleet import KubeFleet, Letter
 from driver_manager.adapters.kube.fleet_objects import readers
@@ -24,6 +21,7 @@ from driver_manager.adapters.report.http import StatusServer
 from driver_manager.adapters.report.metrics import Heartbeat
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import with_options
+from driver_manager.cli.rollout_way import namespace_of, refuse_without_state
 from driver_manager.cli.wiring import log_form
 from driver_manager.cli.zones import zone
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
@@ -56,7 +54,7 @@ def controller_command(*, values: Values) -> int:
     module: the init container of each driver pod does that on its own node. SIGTERM hands over at once.
     """
     profile = _profile(values)
-    namespace = _namespace(values, profile)
+    namespace = namespace_of(values, profile)
     clock = LoopClock()
     clock.install()
     reporter = log_form(values).reporter(clock.wall)
@@ -91,24 +89,8 @@ def _profile(values: Values) -> Profile:
         )
     known = profiles.known(values[settings.PROFILE_FILE])
     profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda _: False)
-    if not profile.keys.upgrade_state:
-        raise ConfigError(
-            f"profile {profile.name} has no label for the state of a node's upgrade",
-            "Add keys.upgrade_state to it; the shipped profiles show it.",
-        )
+    refuse_without_state(profile)
     return profile
-
-
-def _namespace(values: Values, profile: Profile) -> str:
-    """The namespace: as told, else the pod's own, else the profile's. Raises ConfigError for what can be none."""
-    told = values[settings.ROLLOUT_NAMESPACE]
-    if not told:
-        with contextlib.suppress(OSError, ValueError):
-            told = (in_pod.ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
-    told = told or profile.namespace
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", told):
-        raise ConfigError(f"{told!r} is not the name of a namespace", f"Fix {settings.ROLLOUT_NAMESPACE.flag}.")
-    return told
 
 
 def _publisher(values: Values, clock: LoopClock) -> Callable[[FleetReport], None]:

@@ -27,6 +27,12 @@ def entry() -> None:
     main.entry()
 
 
+def plugin_entry() -> None:
+    """The console script by which kubectl finds `kubectl driver-rollout`: the commands about rollouts."""
+    sys.argv.insert(1, "rollout")
+    entry()
+
+
 def _kept(words: list[str]) -> tuple[signal.Signals, ...]:
     """Signals that wait from now on until the command takes them, whose first words these are."""
     command = words[0] if words else ""

@@ -1,8 +1,8 @@
-"""The sandbox cluster's objects: kinds, selectors, resource versions, deletion, and the log that watches read.
+"""The sandbox cluster's objects: selectors, resource versions, deletion, and the log that watches read.
 
 Owns what a real API server decides about an object, with no transport. Stored objects are never changed in place: a
 write stores a new one, so events may share them. Namespaces are not required to exist, and specs are not validated.
-Must not import anything but the standard library and, of the domain, selectors and names.
+Must not import anything but the standard library, the kinds and, of the domain, selectors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.fields import GROUP, KIND, PLURAL, VERSION
+from driver_manager.sandbox.kinds import KINDS, ResourceKind
 
 Obj = dict[str, Any]
 Match = Callable[[Obj], bool]
@@ -36,53 +36,6 @@ _SERVER_OWNED = (
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
 )
-
-
-@dataclass(frozen=True)
-class ResourceKind:
-    """One served resource: its names, its scope, and the field selectors and subresources it answers to.
-
-    `counts_specs`: metadata.generation goes up with each change of the spec.
-    """
-
-    plural: str
-    kind: str
-    group: str = ""
-    version: str = "v1"
-    namespaced: bool = True
-    fields: tuple[str, ...] = ()
-    subresources: tuple[str, ...] = ()
-    counts_specs: bool = False
-
-    @property
-    def api_version(self) -> str:
-        return f"{self.group}/{self.version}" if self.group else self.version
-
-    @property
-    def qualified(self) -> str:
-        """The resource as the real server's messages spell it, such as `daemonsets.apps`."""
-        return f"{self.plural}.{self.group}" if self.group else self.plural
-
-
-_POD_FIELDS = ("spec.nodeName", "status.phase")
-_EVENT_FIELDS = tuple(f"involvedObject.{field}" for field in ("kind", "namespace", "name", "uid"))
-KINDS: dict[str, ResourceKind] = {
-    kind.plural: kind
-    for kind in (
-        ResourceKind("nodes", "Node", namespaced=False, subresources=("status",)),
-        ResourceKind("namespaces", "Namespace", namespaced=False),
-        ResourceKind(
-            "pods", "Pod", fields=("spec.nodeName", "status.phase"), subresources=("status", "eviction", "binding")
-        ),
-        ResourceKind("events", "Event", fields=(*_EVENT_FIELDS, "reason", "type")),
-        ResourceKind("daemonsets", "DaemonSet", "apps", subresources=("status",), counts_specs=True),
-        ResourceKind("controllerrevisions", "ControllerRevision", "apps"),
-        ResourceKind("leases", "Lease", "coordination.k8s.io"),
-        ResourceKind("poddisruptionbudgets", "PodDisruptionBudget", "policy"),
-        ResourceKind("resourceclaims", "ResourceClaim", "resource.k8s.io", subresources=("status",)),
-        ResourceKind(PLURAL, KIND, GROUP, VERSION, subresources=("status",), counts_specs=True),
-    )
-}
 
 
 class ApiError(Exception):
@@ -253,10 +206,17 @@ class Store:
         self, resource: str, *, namespace: str = "", fields: str = "", labels: str = ""
     ) -> tuple[list[Obj], int]:
         """Copies of the matching objects by namespace and name, and the revision they were read at. Raises 400."""
+        found, revision = self.find_objects(resource, namespace=namespace, fields=fields, labels=labels)
+        return copy.deepcopy(found), revision
+
+    def find_objects(
+        self, resource: str, *, namespace: str = "", fields: str = "", labels: str = ""
+    ) -> tuple[list[Obj], int]:
+        """As `list_objects`, without copies: to be read only. Thousands of objects are listed page by page."""
         matches = selection(resource, namespace=namespace, fields=fields, labels=labels)
         with self.changed:
             found, revision = [obj for obj in self._objects[resource].values() if matches(obj)], self._revision
-        return copy.deepcopy(sorted(found, key=_key)), revision
+        return sorted(found, key=_key), revision
 
     def patch(  # noqa: PLR0913  # an API call's options, by keyword
         self,

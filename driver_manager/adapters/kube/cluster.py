@@ -19,8 +19,9 @@ from driver_manager.adapters.kube.answers import (
     refused,
 )
 from driver_manager.adapters.kube.bodies import about_node, event, node_patch
+from driver_manager.adapters.kube.claims import claims_in
 from driver_manager.adapters.kube.client import JSON_PATCH, MERGE_PATCH, Body, KubeApi
-from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod, as_versioned, understood
+from driver_manager.adapters.kube.objects import as_node, as_pod, as_versioned, understood
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.kube.watching import BOOKMARK, DELETED, PRESENT, events, sent
 from driver_manager.domain.errors import (
@@ -43,8 +44,6 @@ Otherwise servers before 1.31 read every pod of the cluster from etcd, for each 
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _EVENTS = "/api/v1/namespaces/default/events"
-_DRA = "/apis/resource.k8s.io"
-_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 _EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, 429, 500})
 _EVICT = "create pods/eviction"
 _LACKS_RIGHT = 'cannot create resource "pods/eviction"'
@@ -140,21 +139,7 @@ class KubeCluster:
 
     def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
         """See the port."""
-        # It is asked for pods that hold claims, so a 404 is not believed: a pod would lose its device unseen.
-        group = self._api.call("GET", _DRA, "get the versions of resource.k8s.io")
-        served = understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
-        version = next((known for known in _DRA_VERSIONS if known in served), None)
-        if version is None:
-            raise ApiUnavailable(
-                f"the API server serves resource.k8s.io in {', '.join(sorted(served))}, none of which is known here",
-                f"Use a Kubernetes that serves one of {', '.join(_DRA_VERSIONS)}.",
-            )
-        found: list[Claim] = []
-        for namespace in namespaces:
-            path = f"{_DRA}/{version}/namespaces/{namespace}/resourceclaims"
-            body = self._api.call("GET", path, "list resourceclaims.resource.k8s.io")
-            found += understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
-        return tuple(found)
+        return claims_in(self._api, namespaces)
 
     def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
         """See the port."""

@@ -9,22 +9,20 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
-from urllib.parse import urlencode
 
-from driver_manager.adapters.kube.answers import EXPIRED, Answer
 from driver_manager.adapters.kube.client import KubeApi
+from driver_manager.adapters.kube.fleet_lists import label_selector, listed
 from driver_manager.adapters.kube.fleet_objects import Reader
 from driver_manager.adapters.kube.fleet_paths import collection, qualified
-from driver_manager.adapters.kube.objects import as_versioned, understood
+from driver_manager.adapters.kube.objects import as_versioned
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.kube.watching import BOOKMARK, DELETED, PRESENT, events, sent
 from driver_manager.adapters.process.thread_clock import ThreadClock
 from driver_manager.domain.backoff import around_s, retry_s
 from driver_manager.domain.errors import ApiRefused, ManagerError, Terminated, WatchBroken, WatchExpired
 from driver_manager.domain.listing import sentences
-from driver_manager.fleet_ports import Change, Found, Gone, Item, Listed, Lost, Seen, Subject
+from driver_manager.fleet_ports import Change, Found, Gone, Lost, Seen, Subject
 
-PAGE = 500
 WATCH_S = 420.0
 """How long one watch lasts, more or less by a third: those of all controllers must not end together."""
 
@@ -139,28 +137,16 @@ class Feed:
 
     def _list(self, api: KubeApi) -> str:
         """The version of a list of all there is. Raises as KubeApi, WatchExpired where it went on for too long."""
-        what, token = f"list {qualified(self.subject.kind)}", ""
-        items: list[Item] = []
-        while True:
-            query = {"limit": str(PAGE), **self._selector, **({"continue": token} if token else {})}
-            with self._turnstile:
-                try:
-                    path = f"{collection(self.subject)}?{urlencode(query)}"
-                    body = api.call("GET", path, what, passing=frozenset({EXPIRED}))
-                except Answer as answer:
-                    raise WatchExpired(f"{what}: {answer.message}", "No action needed; it is retried.") from answer
-                items += understood(lambda page: [self._read(one) for one in page.get("items") or []], body)
-                token = understood(lambda page: str((page.get("metadata") or {}).get("continue") or ""), body)
-                version, _ = understood(as_versioned, body)
-            if not token:
-                self._tell(Listed(self.subject, tuple(items), version))
-                return version
+        found = listed(api, self.subject, self._read, self._turnstile)
+        self._tell(found)
+        return found.version
 
     def _watch(self, api: KubeApi) -> None:
         """One watch until the server ends it. Raises as KubeApi, WatchExpired, WatchBroken."""
         what, path = f"watch {qualified(self.subject.kind)}", collection(self.subject)
         timeout_s = around_s(WATCH_S, self._clock.random(), 1 / 3)
-        for kind, thing in events(api, path, what, self._selector, self._version, timeout_s, self._find):
+        selector = label_selector(self.subject)
+        for kind, thing in events(api, path, what, selector, self._version, timeout_s, self._find):
             self._clock.check()
             if kind == BOOKMARK:
                 self._version = sent(as_versioned, thing)[0]
@@ -177,7 +163,3 @@ class Feed:
         if self._is_lost:
             self._is_lost = False
             self._tell(Found(self.subject))
-
-    @property
-    def _selector(self) -> dict[str, str]:
-        return {"labelSelector": self.subject.selector} if self.subject.selector else {}

@@ -150,8 +150,12 @@ class FleetWorld:
         policies = [one.policy for one in self.rollouts() if one.policy is not None]
         found = {self.of(FactKind.ROLLOUTS)}
         for policy in policies:
-            found |= {*self._base, *self._needed(policy)}
+            found |= self.needed(policy)
         return frozenset(found)
+
+    def needed(self, policy: Policy) -> frozenset[Subject]:
+        """Of what one has to be told for one rollout, as far as that is known by now."""
+        return frozenset((*self._base, *self._needed(policy)))
 
     def keep_only(self, subjects: frozenset[Subject]) -> None:
         """Forget what nobody tells of any more."""
@@ -178,6 +182,10 @@ class FleetWorld:
             if room.lost:
                 return room.lost
         return ""
+
+    def is_listed(self, subject: Subject) -> bool:
+        """Whether all objects of the subject have been told."""
+        return subject in self._rooms and self._rooms[subject].is_listed
 
     def why_not_listed(self) -> str:
         """What of all that is followed is still to come, "" where nothing is."""

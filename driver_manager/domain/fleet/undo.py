@@ -54,7 +54,7 @@ def _wished(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
     if not wishes.undo or wishes.undo == memory.undone:
         return None
     met = replace(memory, undone=wishes.undo)
-    to = _named(fleet, wishes.undo_to) if wishes.undo_to else last_good(fleet, terms.target)
+    to = named(fleet, wishes.undo_to) if wishes.undo_to else last_good(fleet, terms.target)
     if to == terms.target:
         return WayBack(met)
     if not to:
@@ -81,7 +81,7 @@ def last_good(fleet: Fleet, target: str) -> str:
     return next((name for name in (fleet.memory.good, *reversed(complete)) if name in there), "")
 
 
-def _named(fleet: Fleet, wanted: str) -> str:
+def named(fleet: Fleet, wanted: str) -> str:
     """The hash of the revision that is called so: by its hash, its name or its number."""
     names = ((revision.hash, revision.name, str(revision.number)) for revision in fleet.revisions)
     return next((of_it[0] for of_it in names if wanted in of_it), "")
