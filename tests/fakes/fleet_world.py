@@ -25,6 +25,7 @@ from driver_manager.domain.fleet.acts import (
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import (
     UNDER_WAY,
+    DaemonSetFacts,
     DriverPod,
     Fleet,
     FleetNode,
@@ -37,7 +38,7 @@ from driver_manager.domain.fleet.model import (
     Wishes,
 )
 from driver_manager.domain.node_state import NodeState
-from tests.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT
+from tests.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, matching
 
 LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
 WORDS = {state.value: state for state in UpgradeState}
@@ -66,10 +67,9 @@ class Machine:
         return self.state in UNDER_WAY and self.facts.record is not None
 
     @property
-    def is_away(self) -> bool:
-        """Whether it is of no use to workloads."""
-        is_serving = self.pod is not None and self.pod.is_ready and not self.pod.is_deleting
-        return self.facts.unschedulable or not self.facts.is_ready or not is_serving
+    def is_placed(self) -> bool:
+        """Whether the DaemonSet wants a pod on it."""
+        return self.facts.labels.get("driver") != "false"
 
 
 class World:
@@ -88,6 +88,9 @@ class World:
         self.era = 0
         self.machines: dict[str, Machine] = {}
         self.gates_open = True
+        self.daemon_set_at_first = replace(DAEMON_SET, places=matching("driver!=false"))
+        self.daemon_set: DaemonSetFacts | None = self.daemon_set_at_first
+        self.rivals: tuple[str, ...] = ()
         for name in names:
             self.join(name, (wave_labels or {}).get(name, {}), "r1")
         self.deaths = 0
@@ -131,10 +134,14 @@ class World:
             nodes=tuple(_as_read(machine.facts) for machine in self.machines.values()),
             pods=tuple(pods),
             revisions=tuple(self.revisions),
-            daemon_set=DAEMON_SET,
+            daemon_set=replace(self.daemon_set, desired=self._desired()) if self.daemon_set is not None else None,
             gate_pods=tuple(gate_pods),
+            rivals=self.rivals,
             rollout=ROLLOUT,
         )
+
+    def _desired(self) -> int:
+        return sum(machine.is_placed for machine in self.machines.values())
 
     def tick(self, seconds: float) -> None:
         """Time passes, in steps in which pods leave and come, runs end and hosts boot."""
@@ -148,8 +155,10 @@ class World:
 
     def _live(self, machine: Machine) -> None:
         pod = machine.pod
+        if not machine.is_placed:
+            self.restart_by_hand(machine)
         if pod is None:
-            if self.up_s >= machine.due_s + COMES_S:
+            if machine.is_placed and self.up_s >= machine.due_s + COMES_S:
                 self._make_pod(machine, self.template, is_ready=False)
             return
         if self.up_s < machine.due_s:
@@ -307,6 +316,8 @@ def _check_foreign(acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str
         node = nodes[act.node]
         assert not node.is_operated, f"{act.node}: an act on an operator's node"
         assert not node.record_problem, f"{act.node}: an act on a node whose record cannot be read"
+        is_others = node.record is not None and node.record.rollout != ROLLOUT
+        assert not is_others or WORDS.get(node.upgrade) not in UNDER_WAY, f"{act.node}: an act on another's node"
         if isinstance(act, RestartPod):
             assert _is_taken(node), f"{act.node}: its pod is deleted, and it is not under way"
             assert node.record is not None, f"{act.node}: its pod is deleted without a record"
