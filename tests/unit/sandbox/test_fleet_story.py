@@ -223,9 +223,11 @@ def test_a_controller_that_ends_by_itself_ends_the_story(tmp_path: Path, monkeyp
     with stage(SMALL, tmp_path) as played:
         fleet = played.fleet
         env = environment(fleet.tree, fleet.kubeconfig, "", {})
-        monkeypatch.setattr(
-            fleet, "rollout_command", lambda say, *_: Container(["--version"], env, fleet.tree.root, say, lambda _: fleet.store.wake())
-        )
+
+        def ending(say: Callable[[str], None], *_: object) -> Container:
+            return Container(["--version"], env, fleet.tree.root, say, lambda _: fleet.store.wake())
+
+        monkeypatch.setattr(fleet, "rollout_command", ending)
         report = played.play.report()
     assert report.problems == [f"the controller ended before Complete of driver {STORY.old.version}"]
 
