@@ -140,6 +140,7 @@ class FleetController:
         self._rests.forget()
         self._figures: dict[str, RolloutFigures] = {}
         self._shown_soon: dict[str, float] = {}
+        self._unshown: set[str] = set()
         ports = self._ports
         self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, set(), self._acts)
         self._news_s = self._again_s = math.inf
@@ -217,8 +218,15 @@ class FleetController:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
         before = self._acts.total()
         self._act(rollout, policy, decision)
+        if self._acts.total() > before:
+            self._follow_up()
+            # The next decision, which follows at once, sees what was done; every other one is shown in any case.
+            if rollout.uid not in self._unshown:
+                self._unshown.add(rollout.uid)
+                return
+        self._unshown.discard(rollout.uid)
         is_shown = self._show(rollout, status_of(decision, rollout.status, rollout.generation, now_s))
-        if self._acts.total() > before or (is_shown and decision.memory != rollout.memory):
+        if is_shown and decision.memory != rollout.memory:
             self._follow_up()
 
     def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision) -> None:
