@@ -301,8 +301,11 @@ def check(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
     _check_limits(facts, begun, nodes, pods)
     _check_held(facts, decision, begun, nodes, now_s)
     _check_waves(facts, decision, begun, now_s)
+    _check_together(facts, decision, begun, nodes)
     for act in marks:
         assert act.record is None or act.record.rollout == ROLLOUT
+    for view in decision.outlook.nodes:
+        assert view.reason, f"{view.name} is {view.place.value}, and nobody says why"
 
 
 def _is_taken(node: FleetNode) -> bool:
@@ -347,6 +350,17 @@ def _check_limits(facts: Fleet, begun: list[MarkNode], nodes: dict[str, FleetNod
         if policy.units.mode is UnitMode.ONE_AT_A_TIME:
             for act in begun:
                 assert not of[act.node] or busy[of[act.node]] == 1, f"two nodes of unit {of[act.node]}"
+
+
+def _check_together(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
+    """Of a unit that goes together nobody stays behind."""
+    units, names = facts.policy.units, {act.node for act in begun}
+    if units is None or units.mode is not UnitMode.TOGETHER:
+        return
+    going = {nodes[name].labels[units.key] for name in names if units.key in nodes[name].labels}
+    for view in decision.outlook.nodes:
+        if view.place is Place.WAITING and nodes[view.name].labels.get(units.key) in going:
+            assert view.name in names, f"{view.name} stays behind its unit"
 
 
 def _is_away(node: FleetNode, pod: DriverPod | None) -> bool:
