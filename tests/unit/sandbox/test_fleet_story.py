@@ -224,7 +224,9 @@ def test_a_controller_that_ends_by_itself_ends_the_story(tmp_path: Path, monkeyp
         fleet = played.fleet
         env = environment(fleet.tree, fleet.kubeconfig, "", {})
         monkeypatch.setattr(
-            fleet, "rollout_command", lambda say, *_: Container(["--version"], env, fleet.tree.root, say, lambda _: fleet.store.wake())
+            fleet,
+            "rollout_command",
+            lambda say, *_: Container(["--version"], env, fleet.tree.root, say, lambda _: fleet.store.wake()),
         )
         report = played.play.report()
     assert report.problems == [f"the controller ended before Complete of driver {STORY.old.version}"]
