@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from driver_manager.domain.errors import Terminated
+from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
+from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
 from tests.fakes.fleet_runs import ControllerRun, check_each_once, fleet
 from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FakeLeadership
@@ -32,6 +37,17 @@ def test_a_node_costs_three_writes_and_the_object_less_than_one_for_each() -> No
     of_nodes = [write for write in run.cluster.writes if not write.startswith(("patch status", "post event"))]
     assert len(of_nodes) == 3 * 12
     assert len([write for write in run.cluster.writes if write.startswith("patch status")]) <= 12
+
+
+def test_the_status_that_says_halted_names_the_node_that_failed() -> None:
+    scene = fleet(3, nodeTimeout="30s")
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    scene.broken.update(scene.pods())
+    scene.set_driver("driver:2")
+    run.until_phase("Halted")
+    failed = [node for node, state in scene.upgrades().items() if state == "upgrade-failed"]
+    assert [one["node"] for one in scene.rollout()["status"]["failures"]] == failed
 
 
 def test_an_idle_controller_asks_for_nothing() -> None:
@@ -154,6 +170,26 @@ def test_a_rollout_that_cannot_be_read_says_what_is_wrong_and_nothing_else_happe
     assert "spec.windows is 'at night'" in condition["message"]
     scene.edit_rollout(windows="00:00-24:00")
     run.until_phase("Complete")
+
+
+def test_the_status_keeps_up_with_a_rollout_that_acts_at_every_decision() -> None:
+    scene = fleet(3)
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    decide = run.controller._advance
+    number = itertools.count()
+
+    def always(fleet: Fleet, now_s: float) -> FleetDecision:
+        decision = decide(fleet, now_s)
+        outlook = replace(decision.outlook, phase=Phase.PROGRESSING, reason=f"Turn{next(number)}")
+        return replace(decision, outlook=outlook, acts=(Announce("Turn", "", str(next(number))),))
+
+    run.controller._advance = always
+    scene.edit_rollout(paused=True)
+    run.cluster.writes.clear()
+    run.idle_for(5.0)
+    shown = run.cluster.writes.count(f"patch status {DRIVER}")
+    assert 2 <= shown <= run.cluster.writes.count(f"post event {DRIVER}") // 2 + 1
 
 
 def test_a_rollout_that_is_deleted_in_the_middle_is_left_as_it_is() -> None:
