@@ -12,10 +12,8 @@ from urllib.parse import quote
 import kubernetes
 import pytest
 
-from driver_manager.sandbox import store as store_module
-
-
 from driver_manager.domain.fleet.fields import PLURAL
+from driver_manager.sandbox import store as store_module
 from driver_manager.sandbox.apiserver import ApiServer, Deny
 from driver_manager.sandbox.patches import merge_patch
 from driver_manager.sandbox.store import Obj, Store
