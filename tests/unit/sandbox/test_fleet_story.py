@@ -117,7 +117,7 @@ def test_each_change_is_told_once_and_the_last_picture_is_the_end(told: Told) ->
 def row(picture: Picture | None, node: str, **changes: str) -> Picture:
     """The picture with another row of that node."""
     assert picture is not None
-    rows = tuple(replace(one, **changes) if one.node == node else one for one in picture.rows)  # type: ignore[arg-type]  # texts
+    rows = tuple(replace(one, **changes) if one.node == node else one for one in picture.rows)
     return replace(picture, rows=rows)
 
 
