@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
@@ -59,7 +60,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
 
 
 def _play(name: str, output: str) -> ScenarioReport:
-    screen = FleetScreen(click.get_text_stream("stderr" if output == "json" else "stdout"))
+    screen = FleetScreen(sys.stderr if output == "json" else sys.stdout)
     screen.line(f"sandbox: {name}: {STORIES[name].tells}")
     if name in FLEET_STORIES:
         report = run_fleet_story(FLEET_STORIES[name], screen)

@@ -175,12 +175,12 @@ class Store:
         """
         kind = KINDS[resource]
         new = {"apiVersion": kind.api_version, "kind": kind.kind} | copy.deepcopy(obj)
-        metadata = _metadata_of(new)
+        metadata, prefix = _metadata_of(new), ""
         if not metadata.get("name"):
             if not metadata.get("generateName"):
                 why = f'{kind.kind} "" is invalid: metadata.name: Required value: name or generateName is required'
                 raise _refusal(422, "Invalid", kind, "", why)
-            metadata["name"] = metadata["generateName"] + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(5))
+            prefix = metadata["generateName"]
         if kind.namespaced:
             metadata.setdefault("namespace", "default")
         else:
@@ -190,8 +190,10 @@ class Store:
             metadata["generation"] = 1
         for field in ("deletionTimestamp", "deletionGracePeriodSeconds"):
             metadata.pop(field, None)
-        name = metadata["name"]
         with self.changed:
+            while not metadata.get("name") or (prefix and _key(new) in self._objects[resource]):
+                metadata["name"] = prefix + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(5))
+            name = metadata["name"]
             if _key(new) in self._objects[resource]:
                 raise _refusal(409, "AlreadyExists", kind, name, f'{kind.qualified} "{name}" already exists')
             return self._commit(kind, "ADDED", None, new, dry_run)

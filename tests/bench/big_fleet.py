@@ -38,7 +38,7 @@ IMAGES, LABELS = 50, 40
 def heavy_node(name: str) -> Obj:
     """A Node as large as those of a real cluster: some 15 KiB."""
     labels = {f"feature.node.kubernetes.io/cpu-cpuid.FEATURE{number}": "true" for number in range(LABELS)}
-    fields = {f"f:{key}": {} for key in labels}
+    fields: Obj = {f"f:{key}": {} for key in labels}
     managed = {"manager": "nfd-master", "operation": "Update", "fieldsV1": {"f:metadata": {"f:labels": fields}}}
     images = [
         {

@@ -11,6 +11,7 @@ from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
 from tests.mutants.patience_mutants import PATIENCE_MUTANTS
+from tests.mutants.sandbox_mutants import SANDBOX_MUTANTS
 from tests.mutants.state_mutants import STATE_MUTANTS
 from tests.mutants.watch_mutants import WATCH_MUTANTS
 
@@ -25,6 +26,7 @@ _EVERY = (
     *FLEET_CONTROL_MUTANTS,
     *FLEET_MUTANTS,
     *FLEET_OBJECT_MUTANTS,
+    *SANDBOX_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

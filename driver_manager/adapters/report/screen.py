@@ -1,4 +1,4 @@
-"""A text that is drawn again in place, for a person at a terminal. Owns what is erased, nothing of the text."""
+"""A text that is drawn again in place, for a person at a terminal. Owns what is erased, and nothing of the text."""
 
 from __future__ import annotations
 

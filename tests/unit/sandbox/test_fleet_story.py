@@ -117,7 +117,7 @@ def test_each_change_is_told_once_and_the_last_picture_is_the_end(told: Told) ->
 def row(picture: Picture | None, node: str, **changes: str) -> Picture:
     """The picture with another row of that node."""
     assert picture is not None
-    rows = tuple(replace(one, **changes) if one.node == node else one for one in picture.rows)  # type: ignore[arg-type]  # texts
+    rows = tuple(replace(one, **changes) if one.node == node else one for one in picture.rows)
     return replace(picture, rows=rows)
 
 
@@ -223,11 +223,11 @@ def test_a_controller_that_ends_by_itself_ends_the_story(tmp_path: Path, monkeyp
     with stage(SMALL, tmp_path) as played:
         fleet = played.fleet
         env = environment(fleet.tree, fleet.kubeconfig, "", {})
-
-        def ending(say: Callable[[str], None], *_: object) -> Container:
-            return Container(["--version"], env, fleet.tree.root, say, lambda _: fleet.store.wake())
-
-        monkeypatch.setattr(fleet, "rollout_command", ending)
+        monkeypatch.setattr(
+            fleet,
+            "rollout_command",
+            lambda say, *_: Container(["--version"], env, fleet.tree.root, say, lambda _: fleet.store.wake()),
+        )
         report = played.play.report()
     assert report.problems == [f"the controller ended before Complete of driver {STORY.old.version}"]
 

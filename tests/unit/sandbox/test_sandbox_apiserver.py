@@ -13,6 +13,7 @@ import kubernetes
 import pytest
 
 from driver_manager.domain.fleet.fields import PLURAL
+from driver_manager.sandbox import store as store_module
 from driver_manager.sandbox.apiserver import ApiServer, Deny
 from driver_manager.sandbox.patches import merge_patch
 from driver_manager.sandbox.store import Obj, Store
@@ -379,3 +380,10 @@ def test_the_official_client_lists_watches_patches_and_reports(server: ApiServer
     with pytest.raises(kubernetes.client.ApiException, match="NotFound"):
         core.read_node("no")
     api_client.rest_client.pool_manager.clear()
+
+
+def test_generated_names_do_not_collide(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_SUFFIX_ALPHABET", "ab")
+    bodies = [call(server, "POST", PODS, {"metadata": {"generateName": "p-"}, "spec": {}}) for _ in range(32)]
+    assert [code for code, _ in bodies] == [201] * 32
+    assert len({body["metadata"]["name"] for _, body in bodies}) == 32
