@@ -16,7 +16,7 @@ from driver_manager.cli.lazy import LazyGroup
 from driver_manager.cli.main import cli
 from driver_manager.domain import run_figures
 from driver_manager.domain.errors import EXIT_MEANINGS
-from driver_manager.domain.events import EVENTS
+from driver_manager.domain.events import EVENTS, ROLLOUT_EVENTS
 from driver_manager.domain.fleet import metrics as fleet_metrics
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.metrics import FleetReport, RolloutFigures
@@ -252,8 +252,11 @@ def _type_of(one: Mapping[str, Any]) -> str:
 
 
 def _events() -> str:
-    rows = [(code(reason), text) for reason, text in EVENTS.items()]
-    return "## Events\n\nOn the Node, in the namespace `default`.\n\n" + table(("reason", "what it says"), rows)
+    def rows(found: Mapping[str, str]) -> str:
+        return table(("reason", "what it says"), [(code(reason), text) for reason, text in found.items()])
+
+    on_nodes = f"## Events\n\nOn the Node, in the namespace `default`.\n\n{rows(EVENTS)}"
+    return f"{on_nodes}\n\nOn the DriverRollout, in its namespace.\n\n{rows(ROLLOUT_EVENTS)}"
 
 
 def every_family() -> dict[str, tuple[Family, ...]]:
