@@ -71,7 +71,7 @@ def controller_command(*, values: Values) -> int:
         clock,
         reporter,
     )
-    publish = _publisher(values, clock)
+    publish = _publisher(values, profile, clock)
     reporter.info(f"rollouts of namespace {namespace}, as {identity}, profile {profile.name}")
     try:
         FleetController(ports, namespace, profile.keys, advance, publish).run()
@@ -93,11 +93,11 @@ def _profile(values: Values) -> Profile:
     return profile
 
 
-def _publisher(values: Values, clock: LoopClock) -> Callable[[FleetReport], None]:
+def _publisher(values: Values, profile: Profile, clock: LoopClock) -> Callable[[FleetReport], None]:
     """Who is told of each turn; it listens from now on, where that is wanted. Raises ConfigError."""
     address = values[settings.ROLLOUT_STATUS_ADDR]
     if not address:
         return lambda _: None
-    endpoint = FleetEndpoint(Heartbeat(clock, LATE_S))
+    endpoint = FleetEndpoint(Heartbeat(clock, LATE_S), profile.upgrade_metrics)
     StatusServer(clock, address, endpoint.respond)
     return endpoint.publish

@@ -247,6 +247,27 @@ class VendorCommands:
 
 
 @dataclass(frozen=True)
+class UpgradeMetrics:
+    """Names of the metrics that the vendor's operator has for upgrades; empty where it has none.
+
+    `by_state` is one metric with the label `state`, the others are numbers without labels.
+    """
+
+    enabled: str = ""
+    in_progress: str = ""
+    done: str = ""
+    failed: str = ""
+    available: str = ""
+    pending: str = ""
+    by_state: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that there are."""
+        return tuple(name for name in vars(self).values() if name)
+
+
+@dataclass(frozen=True)
 class Profile:
     """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing."""
 
@@ -268,6 +289,7 @@ class Profile:
     host_services: tuple[str, ...] = ()
     probe: Probe | None = field(default=None)
     commands: VendorCommands = field(default_factory=VendorCommands)
+    upgrade_metrics: UpgradeMetrics = field(default_factory=UpgradeMetrics)
 
     @property
     def expected_nodes(self) -> tuple[str, ...]:
@@ -300,6 +322,7 @@ def decode(text: str) -> Profile:
             "deploy": DeployLabels(**body["deploy"]),
             "probe": None if probe is None else Probe(**probe),
             "commands": VendorCommands(**body["commands"]),
+            "upgrade_metrics": UpgradeMetrics(**body["upgrade_metrics"]),
         }
     )
 

@@ -16,10 +16,12 @@ from driver_manager.cli.lazy import LazyGroup
 from driver_manager.cli.main import cli
 from driver_manager.domain import run_figures
 from driver_manager.domain.errors import EXIT_MEANINGS
-from driver_manager.domain.events import EVENTS
+from driver_manager.domain.events import EVENTS, ROLLOUT_EVENTS
 from driver_manager.domain.fleet import metrics as fleet_metrics
 from driver_manager.domain.fleet.acts import Phase
-from driver_manager.domain.fleet.metrics import FleetReport, RolloutFigures
+from driver_manager.domain.fleet.figures import RolloutFigures
+from driver_manager.domain.fleet.metrics import FleetReport
+from driver_manager.domain.fleet.operator_metrics import operator_families
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.metrics import PREFIX, Family
@@ -95,7 +97,9 @@ DERIVED = {
 METRICS = """## Metrics
 
 Prefix `{prefix}`. `METRICS_TEXTFILE` of health-watch, of a run and of the rebooter writes its own; `METRICS_ADDR` of
-health-watch serves all three. Those of `rollout controller` are served by its `ROLLOUT_STATUS_ADDR`.
+health-watch serves all three. Those of `rollout controller` are served by its `ROLLOUT_STATUS_ADDR`. Names that begin
+with `gpu_operator_` or `rbln_operator_` have no such prefix: they are what the vendor's operator calls the same, and
+only the controller that leads serves them.
 
 """
 METRICS_COMPONENT = DOCS.parent / "deploy/components/metrics"
@@ -112,7 +116,7 @@ metadata:
 spec:
 """
 ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0})
-ONE_ROLLOUT = {"": RolloutFigures(Phase.COMPLETE, {}, 0.0)}
+ONE_REPORT = FleetReport(leads=True, rollouts={"": RolloutFigures(Phase.COMPLETE, {}, 0.0)})
 DEVICE_METRIC = ProbeResult(Health.HEALTHY, "", devices=(DeviceVerdict("0", Health.HEALTHY, ""),))
 
 
@@ -253,8 +257,11 @@ def _type_of(one: Mapping[str, Any]) -> str:
 
 
 def _events() -> str:
-    rows = [(code(reason), text) for reason, text in EVENTS.items()]
-    return "## Events\n\nOn the Node, in the namespace `default`.\n\n" + table(("reason", "what it says"), rows)
+    def rows(found: Mapping[str, str]) -> str:
+        return table(("reason", "what it says"), [(code(reason), text) for reason, text in found.items()])
+
+    on_nodes = f"## Events\n\nOn the Node, in the namespace `default`.\n\n{rows(EVENTS)}"
+    return f"{on_nodes}\n\nOn the DriverRollout, in its namespace.\n\n{rows(ROLLOUT_EVENTS)}"
 
 
 def every_family() -> dict[str, tuple[Family, ...]]:
@@ -263,7 +270,11 @@ def every_family() -> dict[str, tuple[Family, ...]]:
         "health-watch": families(HealthReport(History(), DEVICE_METRIC)),
         "the runs of `reconcile-driver-state`": run_figures.families(RunFigures().with_run(ONE_RUN)),
         "the rebooter": reboot_metrics.families(Record()),
-        "`rollout controller`": fleet_metrics.families(FleetReport(rollouts=ONE_ROLLOUT)),
+        "`rollout controller`": fleet_metrics.families(ONE_REPORT),
+        **{
+            f"`rollout controller`, profile {name}": operator_families(ONE_REPORT, profile.upgrade_metrics)
+            for name, profile in builtin().items()
+        },
     }
 
 

@@ -65,6 +65,7 @@ STATUS = (
     Field("goodRevision", Kind.TEXT, "last revision that all nodes ran"),
     Field("failedRevisions", Kind.TEXTS, "revisions that were halted; none is tried again unless somebody asks for it"),
     Field("undone", Kind.TEXT, "ID of the last wish to go back that was met"),
+    Field("announced", Kind.TEXT, "the last turn of the waves that an Event was posted for"),
     Field("undoing", Kind.OBJECT, "the way back that is being gone, as long as it is", fields=BACK),
     Field("wave", Kind.WHOLE, "number of the current wave, from 1"),
     Field("counts", Kind.OBJECT, "nodes by where they stand", fields=COUNTS),

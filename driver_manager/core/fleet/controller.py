@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from driver_manager.core.fleet.acting import Acting
+from driver_manager.core.fleet.gauges import Gauges
 from driver_manager.core.fleet.rests import Rests
 from driver_manager.core.fleet.world import FleetWorld
 from driver_manager.domain.errors import Conflict, ManagerError, Terminated
-from driver_manager.domain.fleet.acts import FleetDecision, Phase
-from driver_manager.domain.fleet.metrics import FleetReport, RolloutFigures, figures
+from driver_manager.domain.fleet.acts import FleetDecision
+from driver_manager.domain.fleet.metrics import FleetReport
 from driver_manager.domain.fleet.model import Fleet, Policy
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
@@ -100,6 +101,7 @@ class FleetController:
             self._world.keep_only(subjects)
             if self._is_due():
                 self._pass()
+            self._gauges.estimate()
         self._report()
 
     # the lead
@@ -138,7 +140,7 @@ class FleetController:
         """Nothing is known."""
         self._world = FleetWorld(self._namespace)
         self._rests.forget()
-        self._figures: dict[str, RolloutFigures] = {}
+        self._gauges = Gauges(self._ports.clock)
         self._shown_soon: dict[str, float] = {}
         self._unshown: set[str] = set()
         ports = self._ports
@@ -192,8 +194,7 @@ class FleetController:
         self._news_s = self._again_s = math.inf
         self._rests.wake()
         rollouts = self._world.rollouts()
-        for gone in self._figures.keys() - {one.key for one in rollouts}:
-            del self._figures[gone]
+        self._gauges.keep_only(one.key for one in rollouts)
         for rollout in rollouts:
             if rollout.policy is None:
                 self._refuse(rollout)
@@ -205,15 +206,16 @@ class FleetController:
     def _refuse(self, rollout: RolloutObject) -> None:
         """Say what is wrong with a rollout; nothing else is done for it."""
         now_s = self._ports.clock.wall()
-        self._figures[rollout.key] = RolloutFigures(Phase.STALLED, {}, 0.0)
+        self._gauges.refused(rollout.key)
         self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
 
     def _decide(self, rollout: RolloutObject, policy: Policy) -> None:
         """Decide, act, and show it."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
-        decision = self._advance(self._world.fleet(rollout, policy), now_s)
-        self._figures[rollout.key] = figures(decision.outlook, clock.monotonic() - begun_s)
+        fleet = self._world.fleet(rollout, policy)
+        decision = self._advance(fleet, now_s)
+        self._gauges.decided(rollout.key, fleet, decision, clock.monotonic() - begun_s)
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
         before = self._acts.total()
@@ -281,4 +283,4 @@ class FleetController:
         why = self._trouble
         if not why and self._is_leading:
             why = "; ".join(self._world.lost()) or self._world.why_not_listed()
-        self._publish(FleetReport(self._is_leading, why, dict(self._figures), dict(self._acts)))
+        self._publish(FleetReport(self._is_leading, why, self._gauges.report(), dict(self._acts)))

@@ -50,7 +50,7 @@ class SetTemplate:
 
 @dataclass(frozen=True)
 class Announce:
-    """An Event on the object, or on the Node where one is named; the same key is posted once."""
+    """An Event on the object, or on the Node where one is named; it is posted once for each reason and key."""
 
     reason: str
     message: str

@@ -3,7 +3,7 @@
 Pure. Each question has a module of its own: who belongs to the rollout (`census`), where each node stands (`places`,
 `judge`, `obstacles`, `gates`), in which wave it goes (`waves`), how far those have come (`turns`), what holds all of
 them (`holds`), who begins (`starts`, `units`, `budget`), whose pod goes (`restarts`), the way back (`undo`), what is
-kept (`history`) and what is shown (`outlook`). Here they are asked in order.
+kept (`history`), what is shown (`outlook`) and told (`milestones`). Here they are asked in order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from driver_manager.domain.fleet import census, gates, waves
 from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
 from driver_manager.domain.fleet.history import remember
 from driver_manager.domain.fleet.holds import Hold, Scene, hold
+from driver_manager.domain.fleet.milestones import milestones
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.outlook import View, by_place, caption, outlook
 from driver_manager.domain.fleet.places import IN_NO_WAVE, place
@@ -45,7 +46,8 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
         back = way_back(fleet, seen.scene.terms, seen.scene.are_too_many)
         is_good = shown.phase is Phase.COMPLETE and bool(view.by_place[Place.DONE])
         memory, announced = remember(back.memory, view.target, shown, now_s, is_good=is_good)
-        told = [*back.acts, *announced]
+        memory, passed = milestones(memory, view, shown, seen.scene.terms)
+        told = [*back.acts, *announced, *passed]
     return FleetDecision(
         acts=(*settled, *view.starts.acts, *told) if fleet.daemon_set is not None else (),
         memory=memory,

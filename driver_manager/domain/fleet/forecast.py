@@ -47,12 +47,16 @@ class Expected:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Who goes when. `typical_s` is what a node takes, None while none is done; `ends_s` is when all may be through."""
+    """Who goes when. `typical_s` is what a node takes, None while none is done; `ends_s` is when all may be through.
+
+    `free` is how many more nodes may be under way now.
+    """
 
     outlook: Outlook
     nodes: tuple[Expected, ...]
     typical_s: float | None = None
     ends_s: float | None = None
+    free: int = 0
 
 
 def plan(fleet: Fleet, now_s: float) -> Forecast:
@@ -62,8 +66,11 @@ def plan(fleet: Fleet, now_s: float) -> Forecast:
     waiting = order(seen.standings)
     typical_s = typical(seen.standings, outlook.target)
     moments: dict[str, float] = {}
+    ends_s: float | None = None
     if typical_s is not None and outlook.phase in GOING_ON and not (seen.hold is not None and seen.hold.stands_aside):
-        moments = _Lanes(seen, fleet.wishes, typical_s).begin(waiting)
+        lanes = _Lanes(seen, fleet.wishes, typical_s)
+        moments = lanes.begin(waiting)
+        ends_s = lanes.ends_s if len(moments) == len(waiting) else None
     found = tuple(
         Expected(
             name=(name := standing.member.node.name),
@@ -75,8 +82,7 @@ def plan(fleet: Fleet, now_s: float) -> Forecast:
         )
         for number, standing in enumerate(waiting, 1)
     )
-    ends = [one.ends_s for one in found if one.ends_s is not None]
-    return Forecast(outlook, found, typical_s, max(ends) if ends and len(ends) == len(found) else None)
+    return Forecast(outlook, found, typical_s, ends_s, _free(seen))
 
 
 def typical(standings: Iterable[Standing], target: str) -> float | None:
@@ -120,6 +126,11 @@ class _Lanes:
         record = standing.member.record
         began_s = record.began_s if record is not None else self._now_s
         return max(self._now_s, began_s + self._typical_s)
+
+    @property
+    def ends_s(self) -> float | None:
+        """When the last of those is done that are under way or have begun, None without one."""
+        return max(self._ends.values(), default=None)
 
     def begin(self, waiting: Sequence[Standing]) -> dict[str, float]:
         """When each node may begin; those are missing for which somebody has to act first."""
@@ -194,6 +205,12 @@ class _Window:
         if found is not None:
             self._known = at_s, found
         return found
+
+
+def _free(seen: Survey) -> int:
+    """How many more nodes may be under way now."""
+    under_way = sum(one.verdict.place is Place.UNDER_WAY for one in seen.standings)
+    return max(0, _at_a_time(seen.terms.policy, seen.standings) - under_way)
 
 
 def _at_a_time(policy: Policy, standings: Sequence[Standing]) -> int:

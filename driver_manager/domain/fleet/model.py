@@ -239,6 +239,7 @@ class Memory:
     none of them is tried again unless that is asked for. `history` has the newest last. `undone` is the uid of the last
     wish to go back that was met (`Wishes.undo`). While `undo_to` is there, the DaemonSet gets the template of that
     revision as long as its newest is `undo_from`: what is kept before it is done is done once, whoever dies on the way.
+    `announced` is the last turn of the waves that an Event was asked for, as `milestones` writes it.
     """
 
     target: str = ""
@@ -248,6 +249,7 @@ class Memory:
     undone: str = ""
     undo_from: str = ""
     undo_to: str = ""
+    announced: str = ""
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def memory_of(status: Mapping[str, Any]) -> Memory:
         undone=_text(status, "undone"),
         undo_from=_text(undoing, "from"),
         undo_to=_text(undoing, "to"),
+        announced=_text(status, "announced"),
     )
 
 

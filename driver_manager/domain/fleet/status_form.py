@@ -153,6 +153,7 @@ def _memory(memory: Memory) -> Json:
         "goodRevision": memory.good,
         "failedRevisions": list(memory.failed[-MAX_KEPT:]),
         "undone": memory.undone,
+        "announced": memory.announced,
         "undoing": {"from": memory.undo_from, "to": memory.undo_to},
         "history": [
             {

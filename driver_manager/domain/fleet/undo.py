@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from driver_manager.domain.events import ROLLOUT_CANNOT_UNDO, ROLLOUT_UNDO
+from driver_manager.domain import events
 from driver_manager.domain.fleet.acts import Act, Announce, SetTemplate
 from driver_manager.domain.fleet.model import Fleet, Memory, OnHalt
 from driver_manager.domain.fleet.verdict import Terms
@@ -44,9 +44,8 @@ def _going(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
     if terms.target != memory.undo_from or not is_there:
         return WayBack(replace(memory, undo_from="", undo_to=""))
     why = f"back from revision {memory.undo_from} to {memory.undo_to}"
-    told = Announce(
-        ROLLOUT_UNDO, f"Rollout goes {why}", f"{ROLLOUT_UNDO}/{memory.undo_from}/{memory.undo_to}/{memory.undone}", True
-    )
+    key = f"{memory.undo_from}/{memory.undo_to}/{memory.undone}"
+    told = Announce(events.ROLLOUT_UNDO, f"Rollout goes {why}", key, is_warning=True)
     return WayBack(memory, (SetTemplate(memory.undo_to, daemon_set.resource_version, why), told))
 
 
@@ -61,7 +60,7 @@ def _wished(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
         return WayBack(met)
     if not to:
         what = f"there is no revision {wishes.undo_to}" if wishes.undo_to else "no earlier revision was complete"
-        told = Announce(ROLLOUT_CANNOT_UNDO, f"Cannot go back: {what}", f"{ROLLOUT_CANNOT_UNDO}/{wishes.undo}", True)
+        told = Announce(events.ROLLOUT_CANNOT_UNDO, f"Cannot go back: {what}", wishes.undo, is_warning=True)
         return WayBack(met, (told,))
     return WayBack(_decided(met, terms.target, to))
 

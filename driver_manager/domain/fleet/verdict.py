@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from driver_manager.domain import timestamps
-from driver_manager.domain.events import NODE_UPGRADE_FAILED
+from driver_manager.domain import events, timestamps
 from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, Place
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, UpgradeState
@@ -97,9 +96,9 @@ def release(member: Member) -> MarkNode:
 def failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> Verdict:
     """The node has failed for the reason `why`: it is noted, and told once."""
     told = Announce(
-        NODE_UPGRADE_FAILED,
+        events.NODE_UPGRADE_FAILED,
         f"Driver upgrade to revision {record.revision} failed: {why}",
-        f"{NODE_UPGRADE_FAILED}/{member.node.uid or member.node.name}/{record.revision}/{record.began_s:.0f}",
+        f"{member.node.uid or member.node.name}/{record.revision}/{record.began_s:.0f}",
         is_warning=True,
         node=member.node.name,
     )

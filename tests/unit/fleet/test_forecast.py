@@ -142,3 +142,18 @@ def test_where_somebody_has_to_act_first_nothing_is_guessed(said: dict[str, Any]
 
 def test_a_plan_of_nothing_is_empty() -> None:
     assert plan(of([done("a", 100.0)]), NOW_S).nodes == ()
+
+
+def test_where_nobody_waits_the_end_is_that_of_those_under_way() -> None:
+    taken = node("b", RESTART, record=record("b", began_s=NOW_S - 30.0))
+    forecast = plan(of([done("a", 100.0), taken]), NOW_S)
+    assert (forecast.nodes, forecast.ends_s) == ((), NOW_S + 70.0)
+    assert plan(of([done("a", 100.0)]), NOW_S).ends_s is None
+
+
+def test_room_is_what_the_limits_leave_of_those_under_way() -> None:
+    nodes = [done("a", 100.0), node("b", RESTART, record=record("b")), node("c"), node("d")]
+    assert plan(of(nodes, max_parallel=3), NOW_S).free == 2
+    assert plan(of(nodes, max_parallel=1), NOW_S).free == 0
+    assert plan(of(nodes, max_parallel=0), NOW_S).free == 3
+    assert plan(of(nodes, max_parallel=3, max_unavailable=Amount(2)), NOW_S).free == 1

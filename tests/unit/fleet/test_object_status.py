@@ -51,6 +51,7 @@ MEMORY = Memory(
     undone="2026-01-02.1",
     undo_from="6b7a8c9d0",
     undo_to="5c6f7d8e9",
+    announced="7d9c5b8f6/1/",
 )
 OUTLOOK = Outlook(
     Phase.PROGRESSING,
