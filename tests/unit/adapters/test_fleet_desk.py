@@ -168,8 +168,8 @@ def test_the_namespace_of_a_kubeconfig_is_that_of_its_context(
     body = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "x", "user": "y", **context}}],
-        "clusters": [],
-        "users": [],
+        "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1:1"}}],
+        "users": [{"name": "y", "user": {}}],
     }
     (tmp_path / "config").write_text(json.dumps(body))
     assert namespace_of(str(tmp_path / "config")) == namespace
