@@ -31,8 +31,8 @@ FLEET_VERBS_MUTANTS = (
         "retry-of-a-good-node",
         "a node that has not failed is not retried",
         "domain/fleet/asking.py",
-        "    if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):\n",
-        "    if asked is not verdict:\n",
+        "(asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn)",
+        "asked is not None",
         (ASKING + "test_a_node_that_has_not_failed_is_not_retried",),
     ),
     Mutant(

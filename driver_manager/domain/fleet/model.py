@@ -206,7 +206,10 @@ class Revision:
 
 @dataclass(frozen=True)
 class DaemonSetFacts:
-    """The driver's DaemonSet. `is_current`: the newest revision is what its controller makes pods from."""
+    """The driver's DaemonSet. `is_current`: the newest revision is what its controller makes pods from.
+
+    `desired` is on how many nodes it wants a pod, as its controller says; 0 where that is not known.
+    """
 
     namespace: str
     name: str
@@ -215,6 +218,7 @@ class DaemonSetFacts:
     update_strategy: str
     is_current: bool = True
     places: Selector = field(default_factory=Selector)
+    desired: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,10 @@ class Caption:
 
 @dataclass(frozen=True)
 class View:
-    """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins."""
+    """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins.
+
+    `without_pod` is how many nodes the DaemonSet wants a pod on and has none.
+    """
 
     target: str
     standings: Sequence[Standing]
@@ -36,6 +39,7 @@ class View:
     hold: Hold | None
     turn: Turn
     starts: Starts
+    without_pod: int = 0
 
     def named(self, place: Place) -> str:
         """The nodes in a place, by name."""
@@ -90,7 +94,7 @@ def _complete(view: View) -> Caption | None:
     if any(view.by_place[place] for place in (Place.WAITING, Place.UNDER_WAY, Place.FAILED)):
         return None
     left_out = view.by_place[Place.LEFT_OUT]
-    if not all(obstacles.is_excluded(standing.member) for standing in left_out):
+    if view.without_pod or not all(obstacles.is_excluded(standing.member) for standing in left_out):
         return None
     done = len(view.by_place[Place.DONE])
     if not done:
@@ -166,6 +170,11 @@ def _left_out(view: View) -> Caption | None:
     return Caption(Phase.WAITING_FOR_NODES, "NodesLeftOut", text)
 
 
+def _without_pod(view: View) -> Caption | None:
+    text = f"{_nodes(view.without_pod)} without a driver pod that the DaemonSet wants"
+    return Caption(Phase.WAITING_FOR_NODES, "PodsMissing", text)
+
+
 GUARDS: tuple[Callable[[View], Caption | None], ...] = (
     _aside,
     _complete,
@@ -177,6 +186,7 @@ GUARDS: tuple[Callable[[View], Caption | None], ...] = (
     _short_of_nodes,
     _failed,
     _left_out,
+    _without_pod,
 )
 
 

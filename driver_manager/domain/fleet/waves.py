@@ -19,7 +19,7 @@ from driver_manager.domain.fleet.verdict import GOING, Verdict
 
 @dataclass(frozen=True)
 class Waves:
-    """The number of each node's wave, in the order of the nodes, and the waves that no node of the fleet matches."""
+    """The number of each node's wave, in the order of the nodes, and the waves that no node matches."""
 
     numbers: tuple[int, ...]
     unmatched: tuple[int, ...]
@@ -52,7 +52,7 @@ class _Placing:
         self._units = [units.name(member, policy.units) if is_together else "" for member in members]
         self._of_unit: dict[str, int] = {}
         self.numbers = [0] * len(members)
-        self.unmatched = tuple(number for number, count in enumerate(matching, 1) if not count)
+        self.unmatched = tuple(number for number, count in enumerate(matching, 1) if members and not count)
 
     def put(self, at: int, number: int) -> None:
         """This node is in that wave, or in none."""

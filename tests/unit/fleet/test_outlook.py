@@ -91,6 +91,11 @@ PHASES = {
         "NodesFailed",
         "failed: a",
     ),
+    "one-without-a-pod": Case(
+        of(**ALL_DONE, daemon_set=changed(desired=3)), Phase.WAITING_FOR_NODES, "PodsMissing", "1 node is without"
+    ),
+    "as-many-pods-as-wanted": Case(of(**ALL_DONE, daemon_set=changed(desired=2)), Phase.COMPLETE, "Complete"),
+    "no-pod-at-all": Case(of([], daemon_set=changed(desired=3)), Phase.WAITING_FOR_NODES, "PodsMissing", "3 nodes are"),
     "one-left-out": Case(
         of([node("a", DONE), node("b", unschedulable=True)], [new_pod("a"), pod("b")]),
         Phase.WAITING_FOR_NODES,
@@ -153,6 +158,8 @@ def test_who_stands_aside_notes_what_ended_and_touches_nothing(facts: Fleet) -> 
 def test_without_a_daemon_set_nothing_is_done_at_all() -> None:
     facts = of([node("a", RESTART, record=record(since_s=0.0))], [], daemon_set=None)
     assert advance(facts, NOW_S).acts == ()
+    waiting = of([node("a", RESTART)], [], daemon_set=None)
+    assert advance(waiting, NOW_S).again_s == NOW_S - 60.0 + 1800.0
 
 
 def test_failures_are_counted_for_the_target_only() -> None:

@@ -148,6 +148,13 @@ def test_a_complete_revision_is_the_good_one_and_is_told_once() -> None:
     assert (later.acts, later.memory) == ((), decision.memory)
 
 
+@pytest.mark.parametrize("desired", [0, 1])
+def test_a_revision_that_no_node_serves_is_not_good(desired: int) -> None:
+    facts = fleet([], memory=MEMORY, revisions=REVISIONS, daemon_set=replace(DAEMON_SET, desired=desired))
+    decision = advance(facts, NOW_S)
+    assert (decision.acts, decision.memory) == ((), MEMORY)
+
+
 def test_a_halt_is_told_once_and_stands_in_the_history_until_it_is_over() -> None:
     facts = fleet([node("a", FAILED), node("b")], revisions=REVISIONS, memory=MEMORY)
     kept = advance(facts, NOW_S).memory
