@@ -210,7 +210,7 @@ class _Window:
 def _free(seen: Survey) -> int:
     """How many more nodes may be under way now."""
     under_way = sum(one.verdict.place is Place.UNDER_WAY for one in seen.standings)
-    return max(0, _at_a_time(seen.terms.policy, seen.standings) - under_way)
+    return max(0, _at_a_time(seen.scene.terms.policy, seen.standings) - under_way)
 
 
 def _at_a_time(policy: Policy, standings: Sequence[Standing]) -> int:
