@@ -1,4 +1,4 @@
-"""Mutants of what is promised for a rollout's metrics and Events: what alerts are built on, and who may count on what."""
+"""Mutants of what is promised for the metrics and Events of rollouts: what alerts and dashboards are built on."""
 
 from __future__ import annotations
 
