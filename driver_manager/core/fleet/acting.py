@@ -7,7 +7,7 @@ ports only.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import assert_never
 
 from driver_manager.core.fleet.rests import Rests
@@ -27,7 +27,7 @@ MAX_POSTED = 10_000
 
 @dataclass
 class Acting:
-    """The acts of one decision. `posted` are the keys of Events that need no other try, `counts` what was done."""
+    """Does acts. `posted` are the keys of Events that need no other try, `counts` what was done."""
 
     cluster: FleetCluster
     reporter: Reporter
@@ -36,23 +36,22 @@ class Acting:
     keys: NodeKeys
     posted: set[str]
     counts: Counter[str]
-    dropped: set[str] = field(default_factory=set)
 
     def do(self, act: Act, rollout: RolloutObject, policy: Policy) -> None:
-        """Do `act`, unless what comes before it for the same thing failed just now. Raises Terminated."""
+        """Do `act`, unless one for the same thing failed just now: the acts of one thing come in an order, and those
+        after one that failed are not due yet. Raises Terminated.
+        """
         if isinstance(act, Announce):
             self._announce(act, rollout)
             return
         key = f"DaemonSet {policy.daemon_set}" if isinstance(act, SetTemplate) else f"node {act.node}"
-        if key in self.dropped or self.rests.is_resting(key):
+        if self.rests.is_resting(key):
             return
         try:
             self._do(act, rollout, policy)
         except Terminated:
             raise
         except ManagerError as error:
-            # The acts of one thing come in an order: those after one that failed are not due yet.
-            self.dropped.add(key)
             if isinstance(error, Conflict):
                 self._doubt(act, policy)
             self.rests.failed(key, error)

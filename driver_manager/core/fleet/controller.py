@@ -22,7 +22,7 @@ from driver_manager.domain.fleet.metrics import FleetReport
 from driver_manager.domain.fleet.model import Fleet, Policy
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
-from driver_manager.domain.json_merge import merge_patch
+from driver_manager.domain.json_merge import merge_patch, without_blanks
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.fleet_ports import Change, FactKind, FleetCluster, Found, Leadership, Lost
 from driver_manager.ports import Clock, Reporter
@@ -31,7 +31,7 @@ SETTLE_S = 0.05
 """What comes within this time after the first change is decided on together with it."""
 
 PASS_S = 2.0
-"""After so long acting in one pass the rest is decided on again: what happened meanwhile counts, too."""
+"""After so long acting on one decision the rest is decided on again: what happened meanwhile counts, too."""
 
 LEAST_S = 0.2
 """No decision asks for the next one by time alone before so much of it has passed."""
@@ -142,7 +142,9 @@ class FleetController:
         self._rests.forget()
         self._gauges = Gauges(self._ports.clock)
         self._shown_soon: dict[str, float] = {}
-        self._posted: set[str] = set()
+        self._unshown: set[str] = set()
+        ports = self._ports
+        self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, set(), self._acts)
         self._news_s = self._again_s = math.inf
         self._at_once = 0
 
@@ -157,14 +159,15 @@ class FleetController:
     # what is told
 
     def _take(self, change: Change) -> None:
+        if not self._world.apply(change):
+            return
         match change:
             case Lost():
                 self._ports.reporter.warn(f"{change.subject} cannot be seen now: {change.why}")
             case Found():
                 self._ports.reporter.info(f"{change.subject} can be seen again")
-        if self._world.apply(change):
-            self._at_once = 0
-            self._wake(SETTLE_S)
+        self._at_once = 0
+        self._wake(SETTLE_S)
 
     def _wake(self, after_s: float) -> None:
         self._news_s = min(self._news_s, self._ports.clock.monotonic() + after_s)
@@ -196,7 +199,7 @@ class FleetController:
             if rollout.policy is None:
                 self._refuse(rollout)
             elif not self._world.why_blind(rollout.policy):
-                self._decide(rollout, rollout.policy, begun_s + PASS_S)
+                self._decide(rollout, rollout.policy)
         # What was due and could not be decided on is due again once it can be.
         self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
 
@@ -206,8 +209,8 @@ class FleetController:
         self._gauges.refused(rollout.key)
         self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
 
-    def _decide(self, rollout: RolloutObject, policy: Policy, end_s: float) -> None:
-        """Decide, act until the monotonic moment `end_s`, and show it."""
+    def _decide(self, rollout: RolloutObject, policy: Policy) -> None:
+        """Decide, act, and show it."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
         fleet = self._world.fleet(rollout, policy)
@@ -216,30 +219,37 @@ class FleetController:
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
         before = self._acts.total()
-        self._act(rollout, policy, decision, end_s)
+        self._act(rollout, policy, decision)
+        if self._acts.total() > before:
+            self._follow_up()
+            # The next decision, which follows at once, sees what was done; every other one is shown in any case.
+            if rollout.uid not in self._unshown:
+                self._unshown.add(rollout.uid)
+                return
+        self._unshown.discard(rollout.uid)
         is_shown = self._show(rollout, status_of(decision, rollout.status, rollout.generation, now_s))
-        if self._acts.total() > before or (is_shown and decision.memory != rollout.memory):
+        if is_shown and decision.memory != rollout.memory:
             self._follow_up()
 
-    def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision, end_s: float) -> None:
-        ports = self._ports
-        acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, self._posted, self._acts)
+    def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision) -> None:
+        end_s = self._ports.clock.monotonic() + PASS_S
         for act in decision.acts:
-            if ports.clock.monotonic() >= end_s:
+            if self._ports.clock.monotonic() >= end_s:
                 self._wake(0.0)
                 return
             if not self._may_act():
                 self._wake(UNSURE_S)
                 return
-            acting.do(act, rollout, policy)
+            self._acting.do(act, rollout, policy)
 
     def _follow_up(self) -> None:
         """What was done may call for more: decide again, at once unless that goes on without an end."""
         self._at_once += 1
         self._wake(0.0 if self._at_once <= MAX_AT_ONCE else 1.0)
 
-    def _show(self, rollout: RolloutObject, status: Mapping[str, Any]) -> bool:
+    def _show(self, rollout: RolloutObject, wanted: Mapping[str, Any]) -> bool:
         """Whether the object got this status: at once where that is worth it, else after a while, with what comes."""
+        status = without_blanks(wanted)
         clock, key = self._ports.clock, f"status of rollout {rollout.key}"
         match worth(rollout.status, status):
             case Worth.NOTHING:
@@ -250,7 +260,10 @@ class FleetController:
                 if clock.monotonic() < due_s:
                     return False
         self._shown_soon.pop(rollout.uid, None)
-        if self._rests.is_resting(key) or not self._may_act():
+        if self._rests.is_resting(key):
+            return False
+        if not self._may_act():
+            self._wake(UNSURE_S)
             return False
         try:
             change = merge_patch(rollout.status, status)

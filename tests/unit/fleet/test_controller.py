@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from driver_manager.domain.errors import Terminated
+from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
+from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
-from tests.fakes.fleet_runs import ControllerRun, check_each_once, fleet
-from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FakeLeadership
+from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
+from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE
 
 
 def test_a_new_template_reaches_every_node_once_and_the_object_says_so() -> None:
@@ -34,6 +39,17 @@ def test_a_node_costs_three_writes_and_the_object_less_than_one_for_each() -> No
     assert len([write for write in run.cluster.writes if write.startswith("patch status")]) <= 12
 
 
+def test_the_status_that_says_halted_names_the_node_that_failed() -> None:
+    scene = fleet(3, nodeTimeout="30s")
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    scene.broken.update(scene.pods())
+    scene.set_driver("driver:2")
+    run.until_phase("Halted")
+    failed = [node for node, state in scene.upgrades().items() if state == "upgrade-failed"]
+    assert [one["node"] for one in scene.rollout()["status"]["failures"]] == failed
+
+
 def test_an_idle_controller_asks_for_nothing() -> None:
     scene = fleet(3)
     run = ControllerRun(scene)
@@ -52,7 +68,7 @@ def test_nodes_that_report_that_they_live_cause_no_decision() -> None:
     decided = count_decisions(run)
     for number in range(100):
         scene.edit_node("node-1", {"metadata": {"annotations": {"heartbeat": str(number)}}})
-        run.turn()
+        run.idle_for(1.0)
     assert decided == []
 
 
@@ -152,8 +168,28 @@ def test_a_rollout_that_cannot_be_read_says_what_is_wrong_and_nothing_else_happe
     (condition,) = [one for one in scene.rollout()["status"]["conditions"] if one["type"] == "Stalled"]
     assert condition["reason"] == "InvalidSpec"
     assert "spec.windows is 'at night'" in condition["message"]
-    scene.edit_rollout(windows="")
+    scene.edit_rollout(windows="00:00-24:00")
     run.until_phase("Complete")
+
+
+def test_the_status_keeps_up_with_a_rollout_that_acts_at_every_decision() -> None:
+    scene = fleet(3)
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    decide = run.controller._advance
+    number = itertools.count()
+
+    def always(fleet: Fleet, now_s: float) -> FleetDecision:
+        decision = decide(fleet, now_s)
+        outlook = replace(decision.outlook, phase=Phase.PROGRESSING, reason=f"Turn{next(number)}")
+        return replace(decision, outlook=outlook, acts=(Announce("Turn", "", str(next(number))),))
+
+    run.controller._advance = always
+    scene.edit_rollout(paused=True)
+    run.cluster.writes.clear()
+    run.idle_for(5.0)
+    shown = run.cluster.writes.count(f"patch status {DRIVER}")
+    assert 2 <= shown <= run.cluster.writes.count(f"post event {DRIVER}") // 2 + 1
 
 
 def test_a_rollout_that_is_deleted_in_the_middle_is_left_as_it_is() -> None:

@@ -17,8 +17,8 @@ from driver_manager.domain.errors import ApiRefused
 from driver_manager.domain.fleet.acts import Act, FleetDecision, MarkNode, RestartPod
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
-from tests.fakes.fleet_runs import ControllerRun, check_each_once, fleet, killed_again_and_again
-from tests.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FakeLeadership, FleetScene
+from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet, killed_again_and_again
+from tests.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FleetScene
 from tests.fakes.lease_api import LeaseApi
 
 REFUSED = ApiRefused("the API server refused to patch nodes (403): no", "Give this account the verb.")
@@ -182,6 +182,16 @@ def test_a_watch_that_lags_behind_our_own_writes_makes_no_second_restart() -> No
     check_each_once(scene, new)
 
 
+def test_after_its_own_write_it_goes_on_without_waiting_for_the_watch() -> None:
+    scene, new = upgrading(1)
+    run = ControllerRun(scene)
+    run.until(lambda: "patch node" in run.killer.calls, "the node is marked")
+    run.cluster.is_held = True
+    run.idle_for(5.0)
+    assert run.killer.calls.count("patch node") == 1
+    assert scene.restarts == {("node-0", new): 1}
+
+
 def test_facts_older_than_our_own_write_change_nothing() -> None:
     scene, new = upgrading(2, maxParallel=1)
     run = ControllerRun(scene)
@@ -204,6 +214,10 @@ def test_what_cannot_be_seen_is_not_decided_on() -> None:
     run.idle_for(300.0)
     assert run.cluster.writes == []
     assert run.reports[-1].why_not_ready == "the API server did not answer"
+    said = len(run.reporter.warnings)
+    run.cluster.lose(FactKind.NODES, "the API server still did not answer")
+    run.turn()
+    assert len(run.reporter.warnings) == said, "it is said once"
     for kind in FactKind:
         run.cluster.find(kind)
     run.until_complete(new)
@@ -227,6 +241,19 @@ def test_a_lease_that_cannot_be_read_is_said_once_and_stops_every_act() -> None:
     run.until(lambda: set(scene.serving().values()) == {new}, "all serve it")
     run.until_complete(new)
     check_each_once(scene, new)
+
+
+def test_a_status_that_could_not_be_written_for_want_of_a_sure_lead_is_written_once_it_is_sure() -> None:
+    scene, _ = upgrading(2)
+    lead = FakeLeadership(scene.clock)
+    run = ControllerRun(scene, leadership=lead)
+    scene.edit_rollout(paused=True)
+    run.turn()
+    lead.is_sure = False
+    run.idle_for(60.0)
+    assert scene.phase() == "Complete"
+    lead.is_sure = True
+    run.until_phase("Paused", 10.0)
 
 
 def test_two_controllers_that_both_believe_to_lead_restart_no_pod_twice() -> None:
