@@ -261,6 +261,7 @@ def stuck_rollouts(folder: Path, port: int) -> Iterator[None]:
     scene.add_rollout(DRIVER, waves=[{"name": "all"}], nodeTimeout="10m")
     began = {"targetRevision": new, "history": [{"revision": new, "began": timestamps.written(long_ago_s)}]}
     scene.store.patch(PLURAL, DRIVER, lambda one: one | {"status": began}, namespace=NAMESPACE, status=True)
+    time.sleep(1.1)  # of two objects of the same second, the uid says which one is older
     scene.add_rollout("second")
     with ApiServer(scene.store) as server:
         controllers = Processes(server, scene, folder)
