@@ -143,9 +143,9 @@ FLEET_CONTROL_MUTANTS = (
     Mutant(
         "first-page-only",
         "a list that comes in pages is read to its end",
-        "adapters/kube/fleet_feed.py",
-        "            if not token:\n                self._tell(",
-        "            if items:\n                self._tell(",
+        "adapters/kube/fleet_lists.py",
+        "        if not token:\n",
+        "        if body:\n",
         (CLUSTER + "test_a_list_comes_in_pages_and_is_told_as_one",),
     ),
 )

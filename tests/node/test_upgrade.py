@@ -66,7 +66,7 @@ def upgraded(drivers: Drivers, table: Table) -> Try:
         parts = parts_of(seen, drivers, begin_s, old.uid, pod.uid, list(before.values()))
         removed_at = seen.gone(old.uid)
         requests = seen.requests()
-    if table.rows[Action.OPERANDS] is row:
+    if table.rows[row.action] is row:
         table.parts = parts
     drivers.wait_serving()
     assert pod.uid != old.uid
