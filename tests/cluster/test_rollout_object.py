@@ -115,7 +115,6 @@ def test_the_shortest_object_is_stored_with_all_defaults(make: Make) -> None:
         "nodeTimeout",
         "validationTimeout",
         "approveReboots",
-        "preflight",
     }
     assert read(stored, zones).policy == Policy("driver")
 

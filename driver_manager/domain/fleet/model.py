@@ -51,14 +51,6 @@ class OnHalt(Enum):
     UNDO = "undo"
 
 
-class PreflightMode(Enum):
-    """What a node gets that the fleet's preflight expects to fail: it is left out, named, or not looked at."""
-
-    REQUIRE = "require"
-    WARN = "warn"
-    OFF = "off"
-
-
 class UnitMode(Enum):
     """How the nodes of a unit go."""
 
@@ -129,7 +121,6 @@ class Policy:
     node_timeout_s: float = 1800.0
     validation_timeout_s: float = 600.0
     approves_reboots: bool = False
-    preflight: PreflightMode = PreflightMode.OFF
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from driver_manager.domain.fleet.model import (
     Past,
     PodGate,
     Policy,
-    PreflightMode,
     UnitMode,
     Units,
     Wave,
@@ -151,7 +150,6 @@ def _policy(values: Mapping[str, Any], namespace: str) -> Policy:
         node_timeout_s=values["nodeTimeout"],
         validation_timeout_s=values["validationTimeout"],
         approves_reboots=values["approveReboots"],
-        preflight=PreflightMode(values["preflight"]),
     )
 
 

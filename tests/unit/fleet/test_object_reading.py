@@ -21,7 +21,6 @@ from driver_manager.domain.fleet.model import (
     Past,
     PodGate,
     Policy,
-    PreflightMode,
     UnitMode,
     Units,
     Wave,
@@ -97,7 +96,6 @@ def test_everything_that_can_be_said_is_understood() -> None:
         node_timeout_s=3600.0,
         validation_timeout_s=90.0,
         approves_reboots=True,
-        preflight=PreflightMode.REQUIRE,
     )
 
 
