@@ -37,7 +37,6 @@ FULL: Json = {
     "nodeTimeout": "1h",
     "validationTimeout": "90s",
     "approveReboots": True,
-    "preflight": "require",
 }
 """One that says everything."""
 
@@ -100,7 +99,7 @@ BAD = (
         "field-unknown",
         but(maxParralel=1),
         "spec has a field 'maxParralel', expected one of approveReboots, daemonSet, failureThreshold, gates, "
-        "maxParallel, maxUnavailable, nodeTimeout, onHalt, paused, preflight, timezone, units, validationTimeout, "
+        "maxParallel, maxUnavailable, nodeTimeout, onHalt, paused, timezone, units, validationTimeout, "
         "waves, windows",
     ),
     Bad("flag-in-words", but(paused="yes"), "spec.paused is 'yes', expected true or false", "must be of type boolean"),
@@ -303,12 +302,6 @@ BAD = (
         but(onHalt="stop"),
         "spec.onHalt is 'stop', expected one of hold, undo",
         'spec.onHalt: Unsupported value: "stop": supported values: "hold", "undo"',
-    ),
-    Bad(
-        "preflight-off-without-quotes",
-        but(preflight=False),
-        "spec.preflight is False, expected one of require, warn, off",
-        'supported values: "require", "warn", "off"',
     ),
 )
 
