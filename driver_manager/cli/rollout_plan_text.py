@@ -11,7 +11,7 @@ from driver_manager.domain.listing import several
 
 Json = dict[str, Any]
 
-FATE = "in use of the accelerator; the run on each node decides what becomes of them"
+FATE = "what becomes of them is decided by the run on each node"
 
 
 def text(body: Json, now_s: float) -> str:
@@ -40,10 +40,10 @@ def _estimate(plan: Json, now_s: float) -> list[str]:
 
 def _disturbed(plan: Json) -> str:
     if plan["pods"] is None:
-        return f"{_count(plan['toGo'], 'node')}; unknown how many pods use the accelerator there"
+        return "unknown: the pods on these nodes cannot be listed"
     if not plan["pods"]:
-        return f"{_count(plan['toGo'], 'node')}; no pod there uses the accelerator"
-    return f"{_count(plan['toGo'], 'node')} with {_count(plan['pods'], 'pod')} {FATE}"
+        return "no pod that uses the accelerator"
+    return f"{_count(plan['pods'], 'pod')} that use the accelerator; {FATE}"
 
 
 def _waves(plan: Json, now_s: float) -> list[list[str]]:

@@ -133,7 +133,11 @@ def _one(node: Json, now_s: float) -> str:
 def _groups(body: Json, place: Place) -> list[str]:
     """Nodes in this place by their reason."""
     found = grouped(node for node in body["nodes"] if node["place"] == place.value)
-    return rows(place.value, [f"{len(names)}: {one_line(why)}: {several(names)}" for why, names in found])
+    return rows(place.value, [f"{_many(names)}: {one_line(why)}" for why, names in found])
+
+
+def _many(names: Sequence[str]) -> str:
+    return several(names) if len(names) == 1 else f"{several(names)} ({len(names)})"
 
 
 def _named(revision: Json) -> str:

@@ -10,12 +10,42 @@ from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.metrics import FleetReport
 from driver_manager.fleet_ports import Leadership
-from tests.fakes.clock import RecordingReporter
-from tests.fakes.fleet_scene import KEYS, NAMESPACE, FakeLeadership, FleetScene, StoreFleet
+from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.fakes.fleet_scene import KEYS, NAMESPACE, FleetScene, StoreFleet
 from tests.fakes.killer import Killed, Killer
 
 LIMIT_S = 3600.0
 """Of simulated time: a rollout of a few nodes is over long before."""
+
+
+@dataclass
+class FakeLeadership:
+    """See `driver_manager.fleet_ports.Leadership`: it has the lead as the test says."""
+
+    clock: FakeClock
+    is_ours: bool = True
+    is_sure: bool = True
+    leader: str = "somebody"
+    error: Exception | None = None
+    asked: int = 0
+    released: int = 0
+
+    @property
+    def due_s(self) -> float:
+        return self.clock.monotonic() + 5.0
+
+    def hold(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.is_ours
+
+    def may_act(self) -> bool:
+        self.asked += 1
+        return self.is_ours and self.is_sure
+
+    def release(self) -> None:
+        self.released += 1
+        self.is_ours = False
 
 
 @dataclass

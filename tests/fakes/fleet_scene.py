@@ -377,35 +377,5 @@ class _Effect:
         return bool(self._call.__exit__(kind, error, at))
 
 
-@dataclass
-class FakeLeadership:
-    """See `driver_manager.fleet_ports.Leadership`: it has the lead as the test says."""
-
-    clock: FakeClock
-    is_ours: bool = True
-    is_sure: bool = True
-    leader: str = "somebody"
-    error: Exception | None = None
-    asked: int = 0
-    released: int = 0
-
-    @property
-    def due_s(self) -> float:
-        return self.clock.monotonic() + 5.0
-
-    def hold(self) -> bool:
-        if self.error is not None:
-            raise self.error
-        return self.is_ours
-
-    def may_act(self) -> bool:
-        self.asked += 1
-        return self.is_ours and self.is_sure
-
-    def release(self) -> None:
-        self.released += 1
-        self.is_ours = False
-
-
 UNAVAILABLE = ApiUnavailable("the API server did not answer usefully", "Check it.")
 """What an act meets whose answer is lost, or never came."""

@@ -1,4 +1,4 @@
-"""A fleet in memory behind the sandbox's API server, and the verbs of a rollout as a person with a kubeconfig types them."""
+"""A fleet in memory behind the sandbox's API server, and the verbs of a rollout as a person types them."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from tests.mutants.driver_mutants import DRIVER_MUTANTS
 from tests.mutants.fleet_control_mutants import FLEET_CONTROL_MUTANTS
 from tests.mutants.fleet_mutants import FLEET_MUTANTS
 from tests.mutants.fleet_object_mutants import FLEET_OBJECT_MUTANTS
+from tests.mutants.fleet_verbs_mutants import FLEET_VERBS_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.mutant import Mutant
@@ -24,6 +25,7 @@ _EVERY = (
     *STATE_MUTANTS,
     *FORM_MUTANTS,
     *FLEET_CONTROL_MUTANTS,
+    *FLEET_VERBS_MUTANTS,
     *FLEET_MUTANTS,
     *FLEET_OBJECT_MUTANTS,
     *SANDBOX_MUTANTS,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from driver_manager.adapters.kube import fleet_feed
+from driver_manager.adapters.kube import fleet_feed, fleet_lists
 from driver_manager.adapters.kube.fleet_feed import Feed
 from driver_manager.domain.errors import ApiRefused, Conflict, Terminated, WatchBroken
 from driver_manager.domain.fleet.fields import PLURAL
@@ -69,7 +69,7 @@ def test_a_subject_is_listed_and_then_each_change_is_told(fleet: FleetOverHttp) 
 
 
 def test_a_list_comes_in_pages_and_is_told_as_one(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_feed, "PAGE", 2)
+    monkeypatch.setattr(fleet_lists, "PAGE", 2)
     for name in "cde":
         fleet.store.create("nodes", {"metadata": {"name": name}})
     fleet.cluster.follow(frozenset({NODES}))

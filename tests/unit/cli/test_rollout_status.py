@@ -82,10 +82,12 @@ def test_a_cluster_without_the_definition_is_told_so(desk: Laptop, monkeypatch: 
     assert "the API server knows no driverrollouts.driver-manager.rebellions.ai" in err
 
 
-def _without_rollouts() -> dict[object, tuple[str, str, str]]:
+def _without_rollouts() -> dict[FactKind, tuple[str, str, str]]:
     """Paths of which that of rollouts leads nowhere, as before the definition is installed."""
-    known: dict[object, tuple[str, str, str]] = dict(fleet_paths._COLLECTIONS)
-    return {**known, FactKind.ROLLOUTS: ("/apis/nowhere.example/v1", "driverrollouts", "driverrollouts")}
+    return {
+        **fleet_paths._COLLECTIONS,
+        FactKind.ROLLOUTS: ("/apis/nowhere.example/v1", "driverrollouts", "driverrollouts"),
+    }
 
 
 # the plan
@@ -130,7 +132,7 @@ def test_pods_of_other_namespaces_that_may_not_be_listed_are_unknown(
     found = desk.shows("rollout", "plan")["plan"]
     assert (found["pods"], found["waves"][0]["pods"], found["toGo"]) == (None, None, 4)
     _, out, err = desk.says("plan")
-    assert "4 nodes; unknown how many pods use the accelerator there" in out
+    assert "disturbs    unknown: the pods on these nodes cannot be listed" in out
     assert "the pods that use the accelerator cannot be shown: the API server refused to list pods" in err
 
 

@@ -35,7 +35,7 @@ def desk(
         yield found
 
 
-def meanwhile(desk: Laptop, act: Callable[[], None]) -> threading.Thread:
+def meanwhile(desk: Laptop, act: Callable[[], object]) -> threading.Thread:
     """Do `act` in a thread once somebody watches."""
 
     def follow() -> None:
@@ -88,7 +88,7 @@ def test_told_to_end_it_says_nothing_of_it(desk: Laptop) -> None:
 
 def test_a_rollout_that_is_deleted_meanwhile_ends_it_with_that(desk: Laptop) -> None:
     key = ("driverrollouts", "driver")
-    deleter = meanwhile(desk, lambda: desk.scene.store.delete(*key, namespace="rbln-system") and None)
+    deleter = meanwhile(desk, lambda: desk.scene.store.delete(*key, namespace="rbln-system"))
     code, _, err = desk.says("status", "--watch")
     deleter.join()
     assert code == ExitCode.USAGE

@@ -11,8 +11,8 @@ from driver_manager.domain.errors import Terminated
 from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
-from tests.fakes.fleet_runs import ControllerRun, check_each_once, fleet
-from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FakeLeadership
+from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
+from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE
 
 
 def test_a_new_template_reaches_every_node_once_and_the_object_says_so() -> None:

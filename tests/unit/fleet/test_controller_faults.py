@@ -17,8 +17,8 @@ from driver_manager.domain.errors import ApiRefused
 from driver_manager.domain.fleet.acts import Act, FleetDecision, MarkNode, RestartPod
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
-from tests.fakes.fleet_runs import ControllerRun, check_each_once, fleet, killed_again_and_again
-from tests.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FakeLeadership, FleetScene
+from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet, killed_again_and_again
+from tests.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FleetScene
 from tests.fakes.lease_api import LeaseApi
 
 REFUSED = ApiRefused("the API server refused to patch nodes (403): no", "Give this account the verb.")
