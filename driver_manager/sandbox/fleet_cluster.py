@@ -29,7 +29,9 @@ OPERANDS = ("device-plugin", "metrics-exporter")
 """On the node whose runs are real, so that these have somebody to pause."""
 
 ROOT = "/run/rbln/driver"
-STOP_S = 0.4
+STOP_S = 0.5
+"""Of a pod. A run waits for it twice, so it ends in a later second than its node was taken in: Nodes tell no less."""
+
 WAIT_S = 30.0
 
 
