@@ -88,7 +88,8 @@ class Seen:
 
 
 def _note(found: Found, guard: Callable[..., object], result: str, reason: str) -> None:
-    found.setdefault(_name(guard), {}).setdefault(result, reason)
+    results = found.setdefault(_name(guard), {})
+    results[result] = results.get(result) or reason
 
 
 def _name(guard: Callable[..., object]) -> str:
