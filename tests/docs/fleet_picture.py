@@ -31,6 +31,7 @@ TOLD: tuple[Story, ...] = (
     _story(700.0, "nothing", "nothing") + _story(6.0, "restart"),
     _story(40.0, "reboot", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing"),
     _story(700.0, "nothing", "nothing") + _story(5.0, "nothing", "template", "undo", "nothing", "nothing", "template"),
+    _story(700.0, "nothing", "nothing") + _story(65.0, "pause", "template", "restart", "back", "nothing"),
     _story(700.0, "broken", "nothing") + _story(5.0, "nothing"),
 )
 """Stories of what the dice seldom bring about."""
@@ -87,7 +88,8 @@ class Seen:
 
 
 def _note(found: Found, guard: Callable[..., object], result: str, reason: str) -> None:
-    found.setdefault(_name(guard), {}).setdefault(result, reason)
+    results = found.setdefault(_name(guard), {})
+    results[result] = results.get(result) or reason
 
 
 def _name(guard: Callable[..., object]) -> str:
