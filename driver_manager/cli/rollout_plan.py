@@ -74,7 +74,7 @@ def plan_body(fleet: Fleet, forecast: Forecast, now_s: float, pods: Mapping[str,
         by_wave.setdefault(one.wave, []).append(one)
     waves = []
     for number, wave in enumerate(fleet.policy.waves, 1):
-        before = [at for at in asking if at < number and number > seen.turn.upto]
+        before = [at for at in asking if at < number and number > seen.scene.turn.upto]
         waves.append(_wave(by_wave.get(number, ()), pods, number=number, name=wave.name, after=before[-1:]))
     return {
         "toGo": len(forecast.nodes),

@@ -65,7 +65,7 @@ def approve(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     """Let the waves up to `wave` begin; the next one where that is None. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
-    target, waves = seen.terms.target, fleet.policy.waves
+    target, waves = seen.scene.terms.target, fleet.policy.waves
     approved = fleet.wishes.approved if fleet.wishes.approved_for == target else 0
     asking = asking_waves(seen, fleet.wishes)
     if wave is None:
@@ -84,14 +84,14 @@ def approve(fleet: Fleet, now_s: float, wave: int | None) -> Request:
 
 def asking_waves(seen: Survey, wishes: Wishes) -> list[int]:
     """The waves at whose end somebody has to approve what follows, and has not yet. An empty one asks for nothing."""
-    turn, waves = seen.turn, seen.terms.policy.waves
+    turn, waves = seen.scene.turn, seen.scene.terms.policy.waves
     return [
         view.number
         for view, rule in zip(turn.waves[:-1], waves, strict=False)
         if rule.needs_approval
         and any(view.counts.values())
         and view.number >= turn.reached
-        and not is_approved(view.number, seen.terms.target, wishes)
+        and not is_approved(view.number, seen.scene.terms.target, wishes)
     ]
 
 
@@ -116,7 +116,7 @@ def retry_revision(fleet: Fleet, now_s: float) -> Request:
     """Try the target once more, which was halted or undone before. Raises ConfigError."""
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
-    target, memory = seen.terms.target, fleet.memory
+    target, memory = seen.scene.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout goes back from revision {target} now", LOOK)
     if target not in memory.failed:
@@ -137,7 +137,7 @@ def undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     """
     seen = survey(fleet, now_s)
     _refuse_aside(seen)
-    target, memory = seen.terms.target, fleet.memory
+    target, memory = seen.scene.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
         raise ConfigError(f"the rollout goes back from revision {target} to {memory.undo_to} already", LOOK)
     found = way.named(fleet, to) if to else way.last_good(fleet, target)
@@ -165,8 +165,8 @@ def _refuse_aside(seen: Survey) -> None:
 
 def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
     """The first wave behind the one that waits for its approval. Raises ConfigError where none does."""
-    gate = seen.turn.gate
-    is_waiting = any(one.wave > seen.turn.upto and one.verdict.place is Place.WAITING for one in seen.standings)
+    gate = seen.scene.turn.gate
+    is_waiting = any(one.wave > seen.scene.turn.upto and one.verdict.place is Place.WAITING for one in seen.standings)
     if gate is not None and gate.kind is GateKind.APPROVAL and is_waiting:
         return gate.wave + 1
     ahead = f"Approve ahead with --wave {asking[0] + 1}." if asking else "No wave to come asks for one."
@@ -180,7 +180,7 @@ def _why_no_retry(standing: Standing | None, seen: Survey) -> str:
     member, verdict = standing.member, standing.verdict
     if member.node.wants_retry:
         return "one more attempt was asked for already"
-    asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.terms)
+    asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.scene.terms)
     if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):
         return ""
     reason = f" ({verdict.reason})" if verdict.reason else ""
