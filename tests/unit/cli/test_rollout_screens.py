@@ -12,10 +12,12 @@ from driver_manager.cli import rollout_plan_text, rollout_text
 from driver_manager.cli.rollout_body import Json, Shown, body, outlook_of
 from driver_manager.cli.rollout_plan import plan_body
 from driver_manager.core.fleet.looking import Sight
+from driver_manager.domain.fleet.acts import Phase, Place
 from driver_manager.domain.fleet.forecast import plan
 from driver_manager.domain.fleet.model import Amount, Fleet, Memory, Past, UpgradeState, Wave
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.fleet_ports import Leader
+from driver_manager.schemas import schema
 from tests.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
 from tests.fakes.schemas import conforms
 
@@ -110,3 +112,12 @@ def test_many_nodes_of_one_reason_are_one_line_and_failed_ones_have_an_end() -> 
     assert len([line for line in drawn if line.endswith("(for 1 min): broken")]) == 20
     assert [line for line in drawn if "and 10 more" in line]
     assert [line for line in drawn if "and 60 more (70): " in line]
+
+
+@pytest.mark.parametrize("form", ["rollout", "rollout-request"])
+def test_the_forms_name_every_phase_and_place(form: str) -> None:
+    known = schema(form)["properties"]
+    phase = known["phase"] if form == "rollout" else known["next"]["properties"]["phase"]
+    assert phase["enum"] == [one.value for one in Phase]
+    if form == "rollout":
+        assert known["nodes"]["items"]["properties"]["place"]["enum"] == [one.value for one in Place]
