@@ -30,10 +30,7 @@ _EVERY = (
     *FLEET_MUTANTS,
     *FLEET_OBJECT_MUTANTS,
     *SANDBOX_MUTANTS,
-<<<<<<< HEAD
     *FLEET_METRICS_MUTANTS,
-=======
->>>>>>> fsand
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"
