@@ -55,14 +55,9 @@ EXITS = """
 Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
 Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
 `exitCode` as JSON.
-<<<<<<< HEAD
-`plan` exits as the run would where it is blocked; `health-watch` and `rebooter` end with 0 when told to terminate;
-`health-watch --once`: 5 unhealthy, 6 cannot be told. `rollout status` and `rollout plan` end with 12 where the rollout
-is halted or stalled, and with 0 otherwise.
-=======
 `plan` exits as the run would where it is blocked; `health-watch`, `rebooter` and `rollout controller` end with 0 when
-told to terminate; `health-watch --once`: 5 unhealthy, 6 cannot be told.
->>>>>>> fctl
+told to terminate; `health-watch --once`: 5 unhealthy, 6 cannot be told. `rollout status` and `rollout plan` end with 12
+where the rollout is halted or stalled, and with 0 otherwise.
 """
 KEYS = """## Labels and annotations
 
