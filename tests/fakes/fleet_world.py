@@ -353,11 +353,12 @@ def _check_limits(facts: Fleet, begun: list[MarkNode], nodes: dict[str, FleetNod
 
 
 def _check_together(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
-    """Of a unit that goes together nobody stays behind."""
+    """Of a unit that goes together nobody stays behind; one more attempt on a node is not the unit going."""
     units, names = facts.policy.units, {act.node for act in begun}
     if units is None or units.mode is not UnitMode.TOGETHER:
         return
-    going = {nodes[name].labels[units.key] for name in names if units.key in nodes[name].labels}
+    first = [nodes[name] for name in names if nodes[name].upgrade != UpgradeState.FAILED.value]
+    going = {node.labels[units.key] for node in first if units.key in node.labels}
     for view in decision.outlook.nodes:
         if view.place is Place.WAITING and nodes[view.name].labels.get(units.key) in going:
             assert view.name in names, f"{view.name} stays behind its unit"
@@ -392,7 +393,7 @@ def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], n
     target, waves = decision.outlook.target, facts.policy.waves
     ours = {view.name for view in decision.outlook.nodes if view.place is not Place.LEFT_OUT}
     found = [node.record for node in facts.nodes if node.name in ours]
-    kept = [one for one in found if one is not None and one.revision == target]
+    kept = [one for one in found if one is not None and one.revision == target and one.rollout == ROLLOUT]
     reached = max((min(one.wave, len(waves)) for one in kept), default=0)
     for act in begun:
         assert act.record is not None
