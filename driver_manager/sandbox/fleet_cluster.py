@@ -32,7 +32,7 @@ ROOT = "/run/rbln/driver"
 STOP_S = 0.5
 """Of a pod. A run waits for it twice, so it ends in a later second than its node was taken in: Nodes tell no less."""
 
-WAIT_S = 30.0
+WAIT_S = 75.0
 
 
 class SandboxFleet:

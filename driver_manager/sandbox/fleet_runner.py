@@ -27,7 +27,7 @@ from driver_manager.sandbox.fleet_scenarios import FleetStory, Release
 from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Show
 from driver_manager.sandbox.store import Event
 
-STEP_S = 60.0
+STEP_S = 150.0
 """What one chapter may take on the slowest of machines."""
 
 END_S = 10.0
