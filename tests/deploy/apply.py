@@ -21,6 +21,9 @@ _PLURALS = {
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
     "DaemonSet": "daemonsets",
+    "Deployment": "deployments",
+    "CustomResourceDefinition": "customresourcedefinitions",
+    "DriverRollout": "driverrollouts",
     "PodMonitor": "podmonitors",
     "PrometheusRule": "prometheusrules",
 }

@@ -1,4 +1,4 @@
-"""docs/reference.md and the tables of docs/profiles.md and docs/reliability.md: `scripts/reference` writes them."""
+"""What `scripts/reference` writes: docs/reference.md, tables of other pages, and manifests made from the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.run_figures import RunFigures, RunReport
 from driver_manager.domain.setting import AnySetting, SettingKind
 from driver_manager.profiles import builtin
-from tests.docs import profile_keys
+from tests.docs import profile_keys, rollout_object
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
 from tests.fakes.night import NIGHTS
 from tests.mutants.catalogue import MUTANTS
@@ -98,6 +98,7 @@ health-watch serves all three. Those of `rollout controller` are served by its `
 
 """
 METRICS_COMPONENT = DOCS.parent / "deploy/components/metrics"
+ROLLOUT_COMPONENT = DOCS.parent / "deploy/components/rollout"
 ALERTS_HEAD = f"""\
 # Made from rules.yaml by {SCRIPT}; a test fails when it says something else.
 apiVersion: monitoring.coreos.com/v1
@@ -321,13 +322,15 @@ def _alerts() -> str:
 
 def pages() -> Mapping[Path, str]:
     """Every page that is made here, with its text."""
-    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files(), *_forms()]
+    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
+    parts += [*_forms(), *rollout_object.reference()]
     profiles, reliability, operate = DOCS / "profiles.md", DOCS / "reliability.md", DOCS / "operate.md"
     return {
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
         profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
         operate: with_block(operate.read_text(encoding="utf-8"), SCRIPT, _nights()),
         METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
+        ROLLOUT_COMPONENT / "crd.yaml": rollout_object.manifest(SCRIPT),
         reliability: with_block(
             with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
             NODE_BLOCK,

@@ -21,7 +21,7 @@ from driver_manager.cli.main import cli
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.profiles import builtin
 from tests.deploy import kustomize
-from tests.deploy.kustomize import DEPLOY, OVERLAYS, Json, only, render
+from tests.deploy.kustomize import DEPLOY, OVERLAYS, ROLLOUTS, Json, only, render
 
 PROFILES = builtin()
 COMPONENTS = sorted(path.name for path in (DEPLOY / "components").iterdir())
@@ -31,6 +31,7 @@ SETS = [
     ("nvidia", ("safe-load", "metrics")),
     ("ascend", ("rebooter-eviction", "metrics")),
 ]
+FLEETS: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in ROLLOUTS]
 KNOWN = {
     name
     for group in (
@@ -95,7 +96,7 @@ def canonical(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
 def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tuple[str, ...], tmp_path: Path) -> None:
     tool = kubectl()
     shutil.copytree(DEPLOY, tmp_path / "deploy")
@@ -120,7 +121,7 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_component_is_offered_by_an_overlay() -> None:
-    texts = [(DEPLOY / "overlays" / overlay / "kustomization.yaml").read_text() for overlay in OVERLAYS]
+    texts = [(DEPLOY / "overlays" / name / "kustomization.yaml").read_text() for name in (*OVERLAYS, *ROLLOUTS)]
     offered = {name for text in texts for name in re.findall(r"components/(\S+)", text)}
     assert offered == set(COMPONENTS)
 
@@ -266,27 +267,35 @@ def test_images_have_the_version_of_the_package(overlay: str) -> None:
 
 
 def test_no_right_is_given_twice_or_by_a_star() -> None:
-    for overlay, further in SETS:
+    for overlay, further in SETS + FLEETS:
         rights = []
         for role in render(overlay, *further):
             for rule in role.get("rules", []):
                 for group in rule["apiGroups"]:
                     for resource in rule["resources"]:
-                        rights += [(role["metadata"]["name"], group, resource, verb) for verb in rule["verbs"]]
+                        rights += [(role["metadata"], group, resource, verb) for verb in rule["verbs"]]
         assert rights
-        assert not [right for right in rights if "*" in "".join(right)]
+        assert not [right for right in rights if "*" in "".join(right[1:])]
         # The rebooter's own account may hold what the agent's holds too.
-        by_account = [("rebooter" in name, *rest) for name, *rest in rights]
-        assert len(by_account) == len(set(by_account))
+        given = [("rebooter" in role["name"], role.get("namespace", ""), *rest) for role, *rest in rights]
+        assert len(given) == len(set(given))
+        wide = {(account, *rest) for account, namespace, *rest in given if not namespace}
+        assert not [right for right in given if right[1] and (right[0], *right[2:]) in wide]
 
 
 def test_both_drivers_that_are_swapped_in_place_get_the_same_rights() -> None:
     # So what the cluster tier proves of one holds for the other.
-    rules = [
-        sorted((one["metadata"]["name"].partition("-")[2], str(one["rules"])) for one in render(name) if "rules" in one)
-        for name in ("rebellions", "nvidia")
-    ]
-    assert rules[0] == rules[1]
+    assert rules("rebellions") == rules("nvidia")
+
+
+def test_every_controller_of_rollouts_gets_the_same_rights() -> None:
+    assert rules("rebellions/rollout") == rules("nvidia/rollout") == rules("ascend/rollout")
+
+
+def rules(overlay: str) -> list[tuple[str, str]]:
+    """Every role by its name without the overlay's prefix, with what it allows."""
+    roles = [one for one in render(overlay) if "rules" in one]
+    return sorted((one["metadata"]["name"].partition("-")[2], str(one["rules"])) for one in roles)
 
 
 def test_the_lease_that_a_rule_names_is_the_one_that_is_used() -> None:

@@ -1,7 +1,7 @@
 """What a DriverRollout asks for, field by field: name, kind, default, bounds, meaning and example, each once.
 
 Owns the names of the custom resource and the table of its spec. The definition that the API server checks by, the
-reader (`reading`) and the reference are made from it. What the object shows is in `status_fields`. Pure.
+reader (`reading`) and the reference are made from it. Pure.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Field:
     """A field of the object. `default` is in the field's written form; None where there is none.
 
     `least` and `most` bound a number, the entries of a list, the seconds of a duration or the characters of a text;
-    None where only the kind does. `fields` are those of an object, or of each entry of a list.
+    None where only the kind does. `fields` are those of an object, or of each entry of a list; there `apart` are fields
+    of which an entry has at most one, and `key` is a field that no two entries share.
     """
 
     name: str
@@ -95,6 +96,8 @@ class Field:
     most: int | None = None
     choices: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
+    apart: tuple[str, ...] = ()
+    key: str = ""
 
 
 DAY_S = 24 * 3600
@@ -109,7 +112,7 @@ WAVE = (
     Field(
         "percent",
         Kind.WHOLE,
-        "takes at most this share of the rollout's nodes, rounded up; not together with `count`",
+        "takes at most this share of the nodes that match, rounded up; not together with `count`",
         example=10,
         least=1,
         most=100,
@@ -220,6 +223,8 @@ SPEC = (
         least=1,
         most=MAX_WAVES,
         fields=WAVE,
+        apart=("count", "percent"),
+        key="name",
     ),
     Field("units", Kind.OBJECT, "nodes that depend on each other; without it every node stands alone", fields=UNITS),
     Field(

@@ -23,7 +23,8 @@ def remember(memory: Memory, target: str, phase: Phase, message: str, now_s: flo
     if memory.target != target:
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
         memory = replace(memory, target=target, history=(*past, Past(target, now_s))[-MOST_KEPT:])
-        told.append(Announce(BEGAN, f"Rollout of revision {target} started", f"{BEGAN}/{target}/{now_s:.0f}"))
+        if phase is not Phase.COMPLETE:
+            told.append(Announce(BEGAN, f"Rollout of revision {target} started", f"{BEGAN}/{target}/{now_s:.0f}"))
     last = memory.history[-1] if memory.history else Past(target, now_s)
     if phase is Phase.COMPLETE:
         if last.outcome != COMPLETE or memory.good != target:

@@ -1,14 +1,14 @@
 """Reads a DriverRollout: what it asks for, what people have asked of it, and what its status remembers.
 
-The API server has checked the object by the same table (`fields`), and cannot check everything: selectors, windows,
-time zones and what two fields say together are refused here. What cannot be read in the status is as if it were not
-there: nothing in it is needed for a node to be safe. Pure.
+The API server has checked the object by the same table (`fields`), and cannot check everything: selectors, windows and
+time zones are refused here, and, where the server is old, what two fields say together. What cannot be read in the
+status is as if it were not there: nothing in it is needed for a node to be safe. Pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from driver_manager.domain.fleet.model import (
 from driver_manager.domain.fleet.values import Values, Zones
 from driver_manager.domain.reboot.windows import Schedule
 from driver_manager.domain.selectors import Selector
-from driver_manager.domain.wire import OBJECT, in_brief
+from driver_manager.domain.wire import OBJECT
 
 _WISH = {wish.key: wish.form for wish in WISHES}
 _REVISION = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -73,7 +73,7 @@ def read(body: Any, zones: Zones) -> RolloutObject:
     reader = Values(zones)
     spec = reader.object(SPEC, whole.get("spec", {}), "spec")
     wishes = _wishes(reader, metadata.get("annotations", {}))
-    problems = tuple(reader.problems) or tuple(_together(spec))
+    problems = tuple(reader.problems)
     generation = metadata.get("generation")
     return RolloutObject(
         namespace=_text(metadata, "namespace"),
@@ -93,12 +93,15 @@ def read(body: Any, zones: Zones) -> RolloutObject:
 
 def memory_of(status: Mapping[str, Any]) -> Memory:
     """What a status remembers, without what cannot be read of it."""
+    undoing = _object(status.get("undoing"))
     return Memory(
         target=_text(status, "targetRevision"),
         good=_text(status, "goodRevision"),
         failed=tuple(one for one in _list(status, "failedRevisions") if type(one) is str),
         history=tuple(past for one in _list(status, "history") if (past := _past(_object(one))) is not None),
         undone=_text(status, "undone"),
+        undo_from=_text(undoing, "from"),
+        undo_to=_text(undoing, "to"),
     )
 
 
@@ -127,18 +130,6 @@ def _wish(values: Values, annotations: Mapping[str, Any], key: str, form: re.Pat
     if found is None:
         values.bad(f"the annotation {key}", value, _WISH[key])
     return found
-
-
-def _together(values: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with fields that are each right by themselves."""
-    named: dict[str, int] = {}
-    for number, wave in enumerate(values["waves"]):
-        at = f"spec.waves[{number}]"
-        if wave["count"] is not None and wave["percent"] is not None:
-            yield f"{at} has count {wave['count']} and percent {wave['percent']}, expected at most one of them"
-        first = named.setdefault(wave["name"], number)
-        if first != number:
-            yield f"{at}.name is {in_brief(wave['name'])}, as that of waves[{first}], expected a name of its own"
 
 
 def _policy(values: Mapping[str, Any], namespace: str) -> Policy:

@@ -55,6 +55,7 @@ class Values:
             case Kind.OBJECT, dict():
                 return self.object(one.fields, value, at)
             case Kind.LIST, list() if _fits(one, len(value)):
+                self._compare(one, value, at)
                 return [self.object(one.fields, item, f"{at}[{number}]") for number, item in enumerate(value)]
             case ((Kind.WHOLE | Kind.AMOUNT), int()) if type(value) is int and _fits(one, value):
                 found = value if one.kind is Kind.WHOLE else Amount(value)
@@ -65,6 +66,19 @@ class Values:
         if found is None:
             self.bad(at, value, _expected(one))
         return found
+
+    def _compare(self, one: Field, entries: Sequence[Any], at: str) -> None:
+        """What the entries of a list may not have together."""
+        first: dict[str, int] = {}
+        for number, entry in enumerate(entries):
+            if type(entry) is not dict:
+                continue
+            both = [name for name in one.apart if name in entry]
+            if len(both) > 1:
+                self.problems.append(f"{at}[{number}] has {' and '.join(both)}, expected at most one of them")
+            key = entry.get(one.key)
+            if type(key) is str and first.setdefault(key, number) != number:
+                self.bad(f"{at}[{number}].{one.key}", key, f"another than that of entry {first[key]}")
 
     def _text(self, one: Field, text: str, at: str) -> Any:
         least, most = chars(one)

@@ -25,7 +25,7 @@ class Waves:
 
 
 def assign(members: Sequence[Member], verdicts: Sequence[Verdict], policy: Policy, target: str) -> Waves:
-    """The waves of all nodes; 0 for a node that is in none. The first node of a Together unit brings the others along."""
+    """The waves of all nodes; 0 for a node that is in none. The first of a Together unit brings the others along."""
     placing = _Placing(members, policy)
     for at, member in enumerate(members):
         if number := _kept(member, target, len(policy.waves)):
