@@ -29,7 +29,7 @@ def remember(memory: Memory, target: str, phase: Phase, message: str, now_s: flo
     if phase is Phase.COMPLETE:
         if last.outcome != COMPLETE or memory.good != target:
             told.append(Announce(COMPLETED, message, f"{COMPLETED}/{target}/{last.began_s:.0f}"))
-            last = _ended(replace(last, ended_s=None), now_s, COMPLETE)
+            last = replace(last, ended_s=now_s, outcome=COMPLETE)
         failed = tuple(name for name in memory.failed if name != target)
         memory = replace(memory, good=target, failed=failed)
     elif phase is Phase.HALTED and last.ended_s is None and last.outcome != HALTED:

@@ -36,4 +36,5 @@ def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -
     if terms.now_s >= record.since_s + terms.policy.node_timeout_s:
         again = replace(record, began_s=terms.now_s, since_s=terms.now_s, reason=TAKEN_AGAIN)
         return (MarkNode(member.node.name, member.node.resource_version, UpgradeState.RESTART, again),), None
-    return (RestartPod(pod.namespace, pod.name, pod.uid, member.node.name),), None
+    due = RestartPod(pod.namespace, pod.name, pod.uid, member.node.name)
+    return (due,), stale_s if hold is not None else None

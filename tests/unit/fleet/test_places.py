@@ -64,9 +64,7 @@ CASES = {
         node("a", FAILED, record=record(revision=OLD), driver_state=NodeState.UPGRADING), pod("a"), Place.WAITING
     ),
     "taken": Case(node("a", RESTART), pod("a"), Place.UNDER_WAY, "its driver pod is to be deleted"),
-    "taken-and-its-label-removed-before-anything-was-done": Case(
-        node("a", record=record()), pod("a"), Place.WAITING
-    ),
+    "taken-and-its-label-removed-before-anything-was-done": Case(node("a", record=record()), pod("a"), Place.WAITING),
     "taken-and-its-label-removed-since": Case(node("a", record=record()), NOT_READY, Place.UNDER_WAY, "ready"),
     "failed": Case(node("a", FAILED, record=record(reason="x broke")), pod("a"), Place.FAILED, "x broke"),
     "failed-and-without-a-pod": Case(node("a", FAILED), None, Place.FAILED),
