@@ -140,6 +140,7 @@ class FleetController:
         self._figures: dict[str, RolloutFigures] = {}
         self._shown_soon: dict[str, float] = {}
         self._posted: set[str] = set()
+        self._unmade: dict[str, str] = {}
         self._news_s = self._again_s = math.inf
         self._at_once = 0
 
@@ -208,19 +209,22 @@ class FleetController:
         """Decide, act until the monotonic moment `end_s`, and show it."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
-        decision = self._advance(self._world.fleet(rollout, policy), now_s)
+        unmade = self._unmade.get(rollout.key, "")
+        decision = self._advance(self._world.fleet(rollout, policy, unmade), now_s)
         self._figures[rollout.key] = figures(decision.outlook, clock.monotonic() - begun_s)
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
         before = self._acts.total()
         self._act(rollout, policy, decision, end_s)
         is_shown = self._show(rollout, status_of(decision, rollout.status, rollout.generation, now_s))
-        if self._acts.total() > before or (is_shown and decision.memory != rollout.memory):
+        is_refused = self._unmade.get(rollout.key, "") != unmade
+        if self._acts.total() > before or is_refused or (is_shown and decision.memory != rollout.memory):
             self._follow_up()
 
     def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision, end_s: float) -> None:
         ports = self._ports
-        acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, self._posted, self._acts)
+        known = (self._posted, self._acts, self._unmade)
+        acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, *known)
         for act in decision.acts:
             if ports.clock.monotonic() >= end_s:
                 self._wake(0.0)

@@ -2,8 +2,9 @@
 
 Pure. Each question has a module of its own: who belongs to the rollout (`census`), where each node stands (`places`,
 `judge`, `obstacles`, `gates`), in which wave it goes (`waves`), how far those have come (`turns`), what holds all of
-them (`holds`), who begins (`starts`, `units`, `budget`), whose pod goes (`restarts`), the way back (`undo`), what is
-kept (`history`) and what is shown (`outlook`). Here they are asked in order.
+them (`holds`), what is known before they begin (`preflight`), who begins (`starts`, `units`, `budget`), whose pod goes
+(`restarts`), the way back (`undo`), what is kept (`history`) and what is shown (`outlook`). Here they are asked in
+order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from driver_manager.domain.fleet import census, gates, waves
+from driver_manager.domain.fleet import census, gates, preflight, waves
 from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
 from driver_manager.domain.fleet.history import remember
 from driver_manager.domain.fleet.holds import Hold, Scene, hold
@@ -40,9 +41,10 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     """What to do at `now_s` (seconds since the epoch), what to keep, and what to show."""
     seen = survey(fleet, now_s)
     terms, found_hold = seen.terms, seen.hold
-    begun = starts(seen.standings, terms, seen.turn, found_hold)
+    checks = preflight.checks(fleet, seen.standings, terms, seen.turn, found_hold)
+    begun = starts(seen.standings, terms, seen.turn, found_hold, checks.reasons)
     settled, moments = _settled(seen) if fleet.daemon_set is not None else ([], [])
-    view = View(terms.target, seen.standings, by_place(seen.standings), found_hold, seen.turn, begun)
+    view = View(terms.target, seen.standings, by_place(seen.standings), found_hold, seen.turn, begun, checks)
     shown = caption(view)
     memory, told = fleet.memory, list[Act]()
     if found_hold is None or not found_hold.stands_aside:
@@ -50,7 +52,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
         memory, announced = remember(back.memory, terms.target, shown.phase, shown.message, now_s)
         told = [*back.acts, *announced]
     return FleetDecision(
-        acts=(*settled, *begun.acts, *told),
+        acts=(*settled, *begun.acts, *told, *checks.acts),
         memory=memory,
         outlook=outlook(view, shown),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
@@ -60,14 +62,16 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
 def survey(fleet: Fleet, now_s: float) -> Survey:
     """Where every node of the rollout stands, by name."""
     members = census.members(fleet)
+    target = census.newest(fleet.revisions)
     judged = {member.node.name for member in members if member.is_taken or member.record is not None}
     terms = Terms(
         fleet.policy,
-        census.newest(fleet.revisions),
+        target,
         fleet.rollout,
         now_s,
         fleet.daemon_set,
         gates.by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
+        preflight.findings(fleet, target, now_s),
     )
     verdicts = [place(member, terms) for member in members]
     assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
@@ -109,7 +113,8 @@ def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
         return ()
     is_waiting = any(standing.verdict.wants_turn for standing in seen.standings)
     held_s = seen.hold.until_s if seen.hold is not None and is_waiting else None
-    return held_s, seen.turn.gate.until_s if seen.turn.gate is not None else None
+    results_s = (found.until_s for found in seen.terms.preflights.values())
+    return held_s, seen.turn.gate.until_s if seen.turn.gate is not None else None, *results_s
 
 
 def _next(now_s: float, moments: Iterable[float | None]) -> float | None:

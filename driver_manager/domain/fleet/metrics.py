@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from driver_manager.domain.fleet.acts import Outlook, Phase, Place
 from driver_manager.domain.metrics import PREFIX, Family, by_label, gauge
 
-ACTS = ("MarkNode", "RestartPod", "SetTemplate", "Announce")
+ACTS = ("MarkNode", "RestartPod", "CreatePod", "DeletePod", "SetTemplate", "Announce")
 """Names of what a decision may ask for."""
 
 

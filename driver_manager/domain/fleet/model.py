@@ -181,6 +181,34 @@ class DriverPod:
     why_waiting: str = ""
 
 
+class Task(Enum):
+    """What a short-lived pod is made for; the value is that of its label."""
+
+    PREFLIGHT = "preflight"
+
+
+@dataclass(frozen=True)
+class TaskPod:
+    """A short-lived pod that a rollout made for one node, from the template of `revision`.
+
+    `exit_code` is that of its one container, None until that has ended, or where it never ran. `has_ended`: nothing
+    comes of it any more. `message` is what it left, or why it ended without. `why_waiting`: as of a DriverPod.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    revision: str
+    task: Task
+    made_s: float
+    exit_code: int | None = None
+    has_ended: bool = False
+    message: str = ""
+    why_waiting: str = ""
+    is_deleting: bool = False
+
+
 @dataclass(frozen=True)
 class GatePod:
     """A pod that gates look at."""
@@ -266,7 +294,8 @@ class Fleet:
     """All that one decision is made from. `daemon_set` is None where there is none of that name.
 
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
-    which it knows its own records.
+    which it knows its own records, `rollout_uid` its uid. `task_pods` are those that it made; `unmade` is why the API
+    server refused the last one, "" where it did not.
     """
 
     policy: Policy
@@ -279,3 +308,6 @@ class Fleet:
     gate_pods: tuple[GatePod, ...] = ()
     rivals: tuple[str, ...] = ()
     rollout: str = ""
+    rollout_uid: str = ""
+    task_pods: tuple[TaskPod, ...] = ()
+    unmade: str = ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from driver_manager.domain.fleet import obstacles
 from driver_manager.domain.fleet.acts import NodeView, Outlook, Phase, Place
 from driver_manager.domain.fleet.holds import Hold
+from driver_manager.domain.fleet.preflight import Checks
 from driver_manager.domain.fleet.starts import Starts
 from driver_manager.domain.fleet.turns import GateKind, Turn
 from driver_manager.domain.fleet.verdict import Standing
@@ -28,7 +29,10 @@ class Caption:
 
 @dataclass(frozen=True)
 class View:
-    """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins."""
+    """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins.
+
+    `checks` is what the preflight of those that wait has come to.
+    """
 
     target: str
     standings: Sequence[Standing]
@@ -36,6 +40,7 @@ class View:
     hold: Hold | None
     turn: Turn
     starts: Starts
+    checks: Checks
 
     def named(self, place: Place) -> str:
         """The nodes in a place, by name."""
@@ -68,16 +73,17 @@ def outlook(view: View, shown: Caption) -> Outlook:
         message=shown.message,
         target=view.target,
         wave=view.turn.current,
-        nodes=tuple(_node(standing, view.starts.reasons) for standing in view.standings),
+        nodes=tuple(_node(standing, view) for standing in view.standings),
         waves=view.turn.waves,
     )
 
 
-def _node(standing: Standing, reasons: dict[str, str]) -> NodeView:
+def _node(standing: Standing, view: View) -> NodeView:
     member, verdict = standing.member, standing.verdict
     name, record = member.node.name, member.record
-    reason = verdict.reason or reasons.get(name, "")
-    return NodeView(name, verdict.place, standing.wave, reason, record.since_s if record is not None else None)
+    reason = verdict.reason or view.starts.reasons.get(name, "")
+    since_s = record.since_s if record is not None else None
+    return NodeView(name, verdict.place, standing.wave, reason, since_s, view.checks.shown.get(name))
 
 
 def _aside(view: View) -> Caption | None:
@@ -140,6 +146,15 @@ def _window(view: View) -> Caption | None:
     return Caption(hold.phase, hold.reason, hold.message)
 
 
+def _preflight(view: View) -> Caption | None:
+    checks = view.checks
+    if checks.blocked:
+        return Caption(Phase.STALLED, "PreflightImpossible", f"no preflight can be made: {checks.blocked}")
+    if not checks.reasons:
+        return None
+    return Caption(Phase.PROGRESSING, "Preflight", f"preflight before any node is restarted: {checks.progress}")
+
+
 def _never(view: View) -> Caption | None:
     return Caption(Phase.STALLED, "UnitTooLarge", view.starts.never) if view.starts.never else None
 
@@ -173,6 +188,7 @@ GUARDS: tuple[Callable[[View], Caption | None], ...] = (
     _at_work,
     _gated,
     _window,
+    _preflight,
     _never,
     _short_of_nodes,
     _failed,

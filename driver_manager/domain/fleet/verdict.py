@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from driver_manager.domain import timestamps
-from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, Place
+from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, NodePreflight, Place
 from driver_manager.domain.fleet.census import Member
-from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, UpgradeState
+from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, TaskPod, UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
 
 NODE_FAILED = "NodeUpgradeFailed"
@@ -21,8 +21,20 @@ GOING = frozenset({Place.WAITING, Place.UNDER_WAY})
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """What a preflight pod tells of its node. `until_s`: from when on time alone may change that."""
+
+    pod: TaskPod
+    shown: NodePreflight
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for every node in one decision. `gate_pods` are those of each node that is under way or has failed."""
+    """What holds for every node in one decision. `gate_pods` are those of each node that is under way or has failed.
+
+    `preflights` is what is known of a run for the target, by node.
+    """
 
     policy: Policy
     target: str
@@ -30,6 +42,7 @@ class Terms:
     now_s: float
     daemon_set: DaemonSetFacts | None = None
     gate_pods: Mapping[str, Sequence[GatePod]] = field(default_factory=dict)
+    preflights: Mapping[str, Finding] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

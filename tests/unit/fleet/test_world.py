@@ -21,6 +21,7 @@ from driver_manager.domain.fleet.model import (
     Revision,
 )
 from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.fleet.task_pods import TASKS
 from driver_manager.fleet_ports import (
     Change,
     FactKind,
@@ -37,6 +38,7 @@ from driver_manager.fleet_ports import (
 HERE = "npu"
 ROLLOUTS, SETS = Subject(FactKind.ROLLOUTS, HERE), Subject(FactKind.DAEMON_SETS, HERE)
 REVISIONS, PODS = Subject(FactKind.REVISIONS, HERE), Subject(FactKind.DRIVER_PODS, HERE, "app=driver")
+TASKS_HERE = Subject(FactKind.TASK_PODS, HERE, TASKS)
 POLICY = Policy("driver")
 
 
@@ -152,6 +154,8 @@ def test_each_subject_has_to_be_listed_and_seen() -> None:
     assert known.apply(Found(NODES))
     assert not known.apply(Found(NODES))
     assert known.why_blind(POLICY) == known.why_not_listed() == ""
+    known.apply(Lost(TASKS_HERE, "no answer"))
+    assert known.why_blind(POLICY) == "no answer", "a result may have come meanwhile"
 
 
 def test_gates_are_followed_and_waited_for() -> None:
@@ -168,7 +172,7 @@ def test_gates_are_followed_and_waited_for() -> None:
 
 def test_what_nobody_needs_any_more_is_not_followed() -> None:
     known = world()
-    assert known.subjects() == {ROLLOUTS, SETS, REVISIONS, NODES, PODS}
+    assert known.subjects() == {ROLLOUTS, SETS, REVISIONS, NODES, TASKS_HERE, PODS}
     known.apply(Gone(ROLLOUTS, "r", "2"))
     assert known.subjects() == {ROLLOUTS}
     known.keep_only(known.subjects())

@@ -1,0 +1,177 @@
+"""The short-lived pods of a rollout: the driver's pod template with another command for the driver manager.
+
+Owns how the container that runs it is found in a template, what such a pod keeps of it, and the labels and the name by
+which it is told from every other pod: it has none of the template's labels, so that no DaemonSet, Service or budget
+counts it as a driver. Pure.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.fleet.acts import CreatePod
+from driver_manager.domain.fleet.fields import GROUP, KIND, VERSION
+from driver_manager.domain.fleet.model import Fleet, FleetNode, Task
+from driver_manager.domain.wire import parsed
+
+TASK_LABEL = f"{GROUP}/task"
+ROLLOUT_LABEL = f"{GROUP}/rollout"
+REVISION_LABEL = f"{GROUP}/revision"
+NODE_LABEL = f"{GROUP}/node"
+TASKS = f"{TASK_LABEL} in ({','.join(task.value for task in Task)})"
+"""Selects the pods of all tasks that this version knows."""
+
+LIMIT_S = 300
+"""A pod that has not ended by then is ended by the kubelet; most of that is for its image."""
+
+PROGRAM, RECONCILE = "driver-manager", "reconcile-driver-state"
+
+NOT_OF_PREFLIGHT = frozenset({"--dry-run", "--metrics-textfile"})
+"""Options that only a reconcile has."""
+
+_FLAGS = frozenset({"--dry-run"})
+_OUTPUT = frozenset({"-o", "--output"})
+
+_NOT_KEPT = frozenset(
+    {
+        # of all containers but one
+        *("containers", "initContainers", "ephemeralContainers", "volumes", "restartPolicy", "readinessGates"),
+        # of the choice of a node, which is made
+        *("affinity", "nodeSelector", "topologySpreadConstraints", "schedulerName", "schedulingGates"),
+        # by which the kubelet would make room for it: nobody has to leave for a pod that only looks
+        *("priority", "priorityClassName", "preemptionPolicy", "resources", "resourceClaims", "overhead"),
+    }
+)
+_MAX_LABEL_CHARS = 63
+_MAX_PREFIX_CHARS = 40
+_DIGEST_CHARS = 12
+
+Json = dict[str, Any]
+
+
+class TemplateUnusable(ConfigError):
+    """No short-lived pod can be made from a pod template."""
+
+
+class PodMaker:
+    """Makes the pods of one task for the rollout of `fleet`, from the template of `revision`.
+
+    Raises TemplateUnusable where no init container of it runs a reconcile.
+    """
+
+    def __init__(self, fleet: Fleet, revision: str, task: Task) -> None:
+        self._namespace, _, self._rollout = fleet.rollout.partition("/")
+        self._uid, self._revision, self._task = fleet.rollout_uid, revision, task
+        self._template = _template(fleet, revision)
+        self._spec = _spec(self._template["spec"], task)
+
+    def pod(self, node: FleetNode) -> CreatePod:
+        """The pod for `node`. Its name follows from what it is for, so that two who make it make one."""
+        key = f"{self._uid}/{self._task.value}/{self._revision}/{node.uid or node.name}"
+        digest = hashlib.sha256(key.encode()).hexdigest()[:_DIGEST_CHARS]
+        name = f"{self._rollout[:_MAX_PREFIX_CHARS].rstrip('-.')}-{self._task.value}-{digest}"
+        owner = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "name": self._rollout,
+            "uid": self._uid,
+            "controller": True,
+        }
+        metadata = {
+            "name": name,
+            "namespace": self._namespace,
+            "labels": {
+                TASK_LABEL: self._task.value,
+                ROLLOUT_LABEL: _label(self._rollout),
+                REVISION_LABEL: _label(self._revision),
+                NODE_LABEL: _label(node.name),
+            },
+            # What the container reads of its own pod: the digest of the wanted driver.
+            "annotations": dict((self._template.get("metadata") or {}).get("annotations") or {}),
+            "ownerReferences": [owner],
+        }
+        spec = {**copy.deepcopy(self._spec), "nodeName": node.name}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        return CreatePod(self._namespace, name, node.name, self._task, body)
+
+
+def _template(fleet: Fleet, revision: str) -> Json:
+    text = next((one.template for one in fleet.revisions if one.hash == revision), "")
+    try:
+        found = parsed(text)
+    except ValueError:
+        found = None
+    if type(found) is not dict or type(found.get("spec")) is not dict:
+        raise TemplateUnusable(
+            f"the pod template of revision {revision} cannot be read", "Look at the DaemonSet's ControllerRevisions."
+        )
+    return found
+
+
+def _spec(spec: Mapping[str, Any], task: Task) -> Json:
+    """The pod's spec, but for the node."""
+    manager = next(filter(_is_manager, spec.get("initContainers") or ()), None)
+    if manager is None:
+        raise TemplateUnusable(
+            f"no init container of the pod template runs `{PROGRAM} {RECONCILE}`",
+            "Add it as deploy/base/daemonset.yaml has it, or switch `preflight` off.",
+        )
+    container = {key: value for key, value in manager.items() if key not in ("resources", "restartPolicy")}
+    container |= _command(manager, task)
+    # Where the command could not say why it ended: a crash, an image without it.
+    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    used = {one.get("name") for key in ("volumeMounts", "volumeDevices") for one in manager.get(key) or ()}
+    kept = {key: value for key, value in spec.items() if key not in _NOT_KEPT}
+    return {
+        **kept,
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LIMIT_S,
+        "containers": [container],
+        "volumes": [one for one in spec.get("volumes") or () if one.get("name") in used],
+    }
+
+
+def _is_manager(container: Mapping[str, Any]) -> bool:
+    words = _words(container)
+    if RECONCILE not in words:
+        return False
+    before = words[: words.index(RECONCILE)]
+    return not before or before[-1].rpartition("/")[2] == PROGRAM
+
+
+def _words(container: Mapping[str, Any]) -> list[str]:
+    """What the container runs; without a command that of its image comes first."""
+    return [str(word) for key in ("command", "args") for word in container.get(key) or ()]
+
+
+def _command(container: Mapping[str, Any], task: Task) -> Json:
+    """Command and arguments: the same options, as far as the other command has them."""
+    words = _words(container)
+    at = words.index(RECONCILE)
+    command = {"command": words[:at]} if container.get("command") else {}
+    args = [task.value, *_without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT), "--output", "json"]
+    return {**command, "args": args}
+
+
+def _without(words: Sequence[str], names: Iterable[str]) -> list[str]:
+    """`words` without the options `names`, and without their values."""
+    known, kept = frozenset(names), list[str]()
+    is_value = False
+    for word in words:
+        name, joint, _ = word.partition("=")
+        if is_value:
+            is_value = False
+        elif name in known:
+            is_value = not joint and name not in _FLAGS
+        elif not (word.startswith("-o") and not word.startswith("--")):
+            kept.append(word)
+    return kept
+
+
+def _label(text: str) -> str:
+    """`text` as the value of a label: for people, who select by it."""
+    return text[:_MAX_LABEL_CHARS].rstrip("-_.")
