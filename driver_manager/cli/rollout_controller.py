@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Callable
 
@@ -50,12 +51,12 @@ LATE_S = 60.0
 def controller_command(*, values: Values) -> int:
     """Watch the DriverRollouts of a namespace, and restart driver pods as their rules allow.
 
-    Runs for ever, two replicas or more: one leads and the others stand by; the Lease says who. It keeps nothing of its
-    own: all state is on the Nodes and on the objects, so it may be killed at any moment. It never cordons a node, evicts
-    a pod or touches a module: the init container of each driver pod does that on its own node. SIGTERM hands over at
-    once.
+    Runs for ever, in two replicas or more: one leads and the others stand by, as the Lease says. All state is on the
+    Nodes and on the objects, so it may be killed at any moment. It never cordons a node, evicts a pod or touches a
+    module: the init container of each driver pod does that on its own node. SIGTERM hands over at once.
     """
-    profile, namespace = _profile(values), _namespace(values)
+    profile = _profile(values)
+    namespace = _namespace(values, profile)
     clock = LoopClock()
     clock.install()
     reporter = log_form(values).reporter(clock.wall)
@@ -68,14 +69,14 @@ def controller_command(*, values: Values) -> int:
     identity = f"{socket.gethostname()}_{os.urandom(4).hex()}"
     ports = FleetPorts(
         KubeFleet(api, connect, inbox, clock, readers(profile.keys, zone)),
-        LeaseLeadership(api, clock, namespace or profile.namespace, values[settings.ROLLOUT_LEASE], identity),
+        LeaseLeadership(api, clock, namespace, values[settings.ROLLOUT_LEASE], identity),
         clock,
         reporter,
     )
     publish = _publisher(values, clock)
-    reporter.info(f"rollouts of namespace {namespace or profile.namespace}, as {identity}, profile {profile.name}")
+    reporter.info(f"rollouts of namespace {namespace}, as {identity}, profile {profile.name}")
     try:
-        FleetController(ports, namespace or profile.namespace, profile.keys, advance, publish).run()
+        FleetController(ports, namespace, profile.keys, advance, publish).run()
     except Terminated as ended:
         reporter.info(ended.what)
         return ExitCode.DONE
@@ -98,12 +99,15 @@ def _profile(values: Values) -> Profile:
     return profile
 
 
-def _namespace(values: Values) -> str:
-    """The namespace: as told, else the pod's own, "" without one."""
+def _namespace(values: Values, profile: Profile) -> str:
+    """The namespace: as told, else the pod's own, else the profile's. Raises ConfigError for what can be none."""
     told = values[settings.ROLLOUT_NAMESPACE]
     if not told:
         with contextlib.suppress(OSError, ValueError):
             told = (in_pod.ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+    told = told or profile.namespace
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", told):
+        raise ConfigError(f"{told!r} is not the name of a namespace", f"Fix {settings.ROLLOUT_NAMESPACE.flag}.")
     return told
 
 

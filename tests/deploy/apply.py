@@ -22,6 +22,7 @@ _PLURALS = {
     "ClusterRoleBinding": "clusterrolebindings",
     "DaemonSet": "daemonsets",
     "Deployment": "deployments",
+    "PodDisruptionBudget": "poddisruptionbudgets",
     "CustomResourceDefinition": "customresourcedefinitions",
     "DriverRollout": "driverrollouts",
     "PodMonitor": "podmonitors",

@@ -1,9 +1,13 @@
-"""The definition of the custom resource DriverRollout, and its part of the reference, from the tables of its fields."""
+"""The definition of the custom resource DriverRollout, and its part of the reference, from the tables of its fields.
+
+It has no rules in CEL: server-side apply refuses a definition with some where the server is older than they are (1.20:
+"field not declared in schema"), and `deploy/` is applied in that way. What only a rule could say, the reader refuses.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -52,9 +56,10 @@ PLAIN: dict[Kind, Json] = {
     Kind.WHOLE: {"type": "integer", "format": "int64"},
     Kind.AMOUNT: {"x-kubernetes-int-or-string": True},
     Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
+    Kind.TEXT: {"type": "string", "nullable": True},
     Kind.TIME: {"type": "string", "format": "date-time"},
 }
-"""What says the type of a kind; of all others it is a text."""
+"""The type of a kind that has no grammar. An optional text may be empty, which a server of 1.20 takes for null."""
 
 WISH = """### Annotations
 
@@ -65,8 +70,8 @@ SECTION = f"""## {KIND}
 
 `{GROUP}/{VERSION}`, {code(PLURAL)}, short {code(SHORT_NAME)}; namespaced, beside the DaemonSet that it is about. How to
 use it: [rollout.md](rollout.md). Indented by dots: the fields of an object; `[]`: of each entry of a list. What the API
-server cannot check (a selector, windows, a time zone) is refused by the condition `Stalled` with the reason
-`InvalidSpec` and a message that names field, value and what was expected; no node starts while it is there.
+server cannot check (a selector, windows, a time zone, two fields together) is refused by the condition `Stalled` with
+the reason `InvalidSpec` and a message that names field, value and what was expected; no node starts while it is there.
 """
 
 
@@ -172,9 +177,8 @@ def _type(one: Field) -> Json:
         case Kind.OBJECT:
             return _object(one.fields)
         case Kind.LIST:
-            entry = {**_object(one.fields), **_rules(_apart(one))}
             bounds = _bounds(one, "minItems", "maxItems")
-            return {"type": "array", **_listed(one), **bounds, "items": entry, **_rules(_keyed(one))}
+            return {"type": "array", **_listed(one), **bounds, "items": _object(one.fields)}
         case Kind.CHOICE:
             return {"type": "string", "enum": list(one.choices)}
         case Kind.AMOUNT:
@@ -186,7 +190,9 @@ def _type(one: Field) -> Json:
         least, most = chars(one)
         length = {**({"minLength": least} if least else {}), "maxLength": most}
         return {"type": "string", **length, "pattern": GRAMMARS[one.kind].pattern}
-    return PLAIN.get(one.kind, {"type": "string"})
+    if one.kind is Kind.TEXT and one.is_required:
+        return {"type": "string"}
+    return PLAIN[one.kind]
 
 
 def _listed(one: Field) -> Json:
@@ -194,26 +200,6 @@ def _listed(one: Field) -> Json:
     if one.name == "conditions" and one.most is None:
         return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     return {"x-kubernetes-list-type": "atomic"}
-
-
-def _apart(one: Field) -> Iterator[Json]:
-    """Of some fields an entry has at most one."""
-    if one.apart:
-        has = " && ".join(f"has(self.{name})" for name in one.apart)
-        yield {"rule": f"!({has})", "message": f"has {' and '.join(one.apart)}, expected at most one of them"}
-
-
-def _keyed(one: Field) -> Iterator[Json]:
-    """No two entries share their key."""
-    if one.key:
-        rule = f"self.all(one, self.exists_one(other, one.{one.key} == other.{one.key}))"
-        yield {"rule": rule, "message": f"two entries have the same {one.key}, expected another for each"}
-
-
-def _rules(rules: Iterable[Json]) -> Json:
-    """Rules for servers from 1.25. An older one drops them, and the reader refuses what they do."""
-    found = list(rules)
-    return {"x-kubernetes-validations": found} if found else {}
 
 
 def _bounds(one: Field, least: str, most: str) -> Json:

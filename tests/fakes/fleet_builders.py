@@ -43,12 +43,10 @@ def node(name: str, state: UpgradeState | None = None, **said: Any) -> FleetNode
 
 
 def pod(of: str, revision: str = OLD, uid: str = "", **said: Any) -> DriverPod:
-    """The driver's pod of a node: ready, on the old revision. `uid` is that of before a restart where it is not said."""
+    """The driver's pod of a node: ready, on the old revision; of before a restart where no `uid` is said."""
     uid = uid or f"{of}-before"
-    return DriverPod(
-        **{"namespace": "npu", "name": f"driver-{uid}", "uid": uid, "node": of, "revision": revision, "is_ready": True}
-        | said
-    )
+    known = {"namespace": "npu", "name": f"driver-{uid}", "uid": uid, "node": of, "revision": revision}
+    return DriverPod(**{**known, "is_ready": True, **said})
 
 
 def new_pod(of: str, revision: str = NEW, **said: Any) -> DriverPod:

@@ -219,6 +219,16 @@ class FleetScene:
             self.restarts[pod["spec"]["nodeName"], self.newest()] += 1
             self.clock.after(STOP_S, lambda: self._end_pod(pod))
 
+    def catch_up(self) -> None:
+        """All that kubelets and the DaemonSet controller have to do, at once, whoever deleted a pod."""
+        for pod in self.store.list_objects("pods")[0]:
+            meta = pod["metadata"]
+            if "deletionTimestamp" in meta:
+                self.restarts[pod["spec"]["nodeName"], self.newest()] += 1
+                self.store.delete("pods", meta["name"], namespace=NAMESPACE, grace_s=0, uid=meta["uid"])
+        for node in {one["metadata"]["name"] for one in self.store.list_objects("nodes")[0]} - self.pods().keys():
+            self._make_pod(node, is_ready=True)
+
     def _end_pod(self, pod: Obj) -> None:
         meta = pod["metadata"]
         self.store.delete("pods", meta["name"], namespace=NAMESPACE, grace_s=0, uid=meta["uid"])

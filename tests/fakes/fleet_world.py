@@ -1,7 +1,7 @@
 """A cluster with a rollout in it: nodes, the driver's pods, a DaemonSet's controller, and a controller that may die.
 
-Owns what happens to objects, and asserts at every act what must never happen, whatever the decision was made from: a pod
-deleted twice for one revision, a foreign node acted on, limits exceeded, waves out of order.
+Owns what happens to objects, and asserts at every act what must never happen, whatever the decision was made from: a
+pod deleted twice for one revision, a foreign node acted on, limits exceeded, waves out of order.
 """
 
 from __future__ import annotations
@@ -73,14 +73,17 @@ class Machine:
 
 
 class World:
-    """The objects and their clock. `tick` lets everybody but the rollout act, `act` does what a decision asks for."""
+    """The objects and their clocks: `now_s` may jump, `up_s` is what kubelets count by.
+
+    `tick` lets everybody but the rollout act, `act` does what a decision asks for.
+    """
 
     def __init__(
         self, names: Iterable[str], policy: Policy, wave_labels: dict[str, dict[str, str]] | None = None
     ) -> None:
         """All nodes serve revision r1, and the DaemonSet has r2."""
         self.policy, self.memory, self.wishes = policy, Memory(), Wishes()
-        self.now_s = NOW_S
+        self.now_s, self.up_s = NOW_S, 0.0
         self.revisions = [Revision("driver-r1", "r1", 1), Revision("driver-r2", "r2", 2)]
         self.era = 0
         self.machines: dict[str, Machine] = {}
@@ -138,6 +141,7 @@ class World:
         while seconds > 0:
             step_s = min(seconds, 5.0)
             self.now_s += step_s
+            self.up_s += step_s
             seconds -= step_s
             for machine in self.machines.values():
                 self._live(machine)
@@ -145,13 +149,13 @@ class World:
     def _live(self, machine: Machine) -> None:
         pod = machine.pod
         if pod is None:
-            if self.now_s >= machine.due_s + COMES_S:
+            if self.up_s >= machine.due_s + COMES_S:
                 self._make_pod(machine, self.template, is_ready=False)
             return
-        if self.now_s < machine.due_s:
+        if self.up_s < machine.due_s:
             return
         if pod.is_deleting:
-            machine.pod, machine.due_s = None, self.now_s
+            machine.pod, machine.due_s = None, self.up_s
         elif not pod.is_ready:
             self._run(machine, pod)
 
@@ -166,16 +170,16 @@ class World:
             case "broken":
                 kept = {"unschedulable": True, "is_cordoned_by_run": True} if not node.unschedulable else {}
                 self._tell(machine, NodeState.HELD, outcome="broken", **kept)
-                machine.due_s = self.now_s + LOADS_S
+                machine.due_s = self.up_s + LOADS_S
             case "reboot" if node.driver_state is not NodeState.REBOOT_REQUIRED:
                 self._tell(machine, NodeState.REBOOT_REQUIRED)
-                machine.due_s = self.now_s + BOOTS_S
+                machine.due_s = self.up_s + BOOTS_S
             case "reboot" if node.is_ready:
                 self.change(machine, is_ready=False)
-                machine.due_s = self.now_s + BOOTS_S
+                machine.due_s = self.up_s + BOOTS_S
             case "reboot":
                 self.change(machine, is_ready=True, boot_id=f"boot-{self.now_s:.0f}")
-                machine.fate, machine.due_s = "good", self.now_s + LOADS_S
+                machine.fate, machine.due_s = "good", self.up_s + LOADS_S
 
     def _tell(self, machine: Machine, state: NodeState, **said: object) -> None:
         self.change(machine, driver_state=state, outcome_s=self.now_s, **said)
@@ -184,13 +188,13 @@ class World:
         machine.pods += 1
         uid = f"{machine.facts.name}-{machine.pods}"
         machine.pod = DriverPod("npu", f"driver-{uid}", uid, machine.facts.name, revision, is_ready)
-        machine.due_s = self.now_s + LOADS_S
+        machine.due_s = self.up_s + LOADS_S
 
     def restart_by_hand(self, machine: Machine) -> None:
         """Somebody deletes the pod."""
         if machine.pod is not None and not machine.pod.is_deleting:
             machine.pod = replace(machine.pod, is_deleting=True)
-            machine.due_s = self.now_s + LEAVES_S
+            machine.due_s = self.up_s + LEAVES_S
 
     def decide(self, kill_after: int | None = None) -> FleetDecision:
         """One decision and its acts; the controller dies after so many of them, before it has kept its memory."""
@@ -240,12 +244,10 @@ class World:
             return False
         record = machine.facts.record
         assert record is not None, f"{act.node}: its pod is deleted without a record"
-        assert record.pod == act.uid, f"{act.node}: another pod is deleted than its record names"
-        assert machine.is_taken, f"{act.node}: its pod is deleted, and it is not under way"
         machine.restarted[record.revision, self.era] += 1
         times = machine.restarted[record.revision, self.era]
         assert times <= 1 + machine.retries, f"{act.node}: restarted {times} times for {record.revision}"
-        machine.pod, machine.due_s = replace(pod, is_deleting=True), self.now_s + LEAVES_S
+        machine.pod, machine.due_s = replace(pod, is_deleting=True), self.up_s + LEAVES_S
         return True
 
     def is_through(self) -> bool:
@@ -305,6 +307,10 @@ def _check_foreign(acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str
         node = nodes[act.node]
         assert not node.is_operated, f"{act.node}: an act on an operator's node"
         assert not node.record_problem, f"{act.node}: an act on a node whose record cannot be read"
+        if isinstance(act, RestartPod):
+            assert _is_taken(node), f"{act.node}: its pod is deleted, and it is not under way"
+            assert node.record is not None, f"{act.node}: its pod is deleted without a record"
+            assert node.record.pod == act.uid, f"{act.node}: another pod is deleted than its record names"
         if isinstance(act, RestartPod) or act in begun:
             assert not node.is_skipped, f"{act.node}: begins although it is skipped"
             assert node.is_ready, f"{act.node}: begins although it is not Ready"
@@ -359,7 +365,9 @@ def _check_held(
 def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], now_s: float) -> None:
     """A wave begins after all earlier ones, their soak time and the approval."""
     target, waves = decision.outlook.target, facts.policy.waves
-    kept = [node.record for node in facts.nodes if node.record is not None and node.record.revision == target]
+    ours = {view.name for view in decision.outlook.nodes if view.place is not Place.LEFT_OUT}
+    found = [node.record for node in facts.nodes if node.name in ours]
+    kept = [one for one in found if one is not None and one.revision == target]
     reached = max((min(one.wave, len(waves)) for one in kept), default=0)
     for act in begun:
         assert act.record is not None
@@ -371,8 +379,9 @@ def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], n
             is_before = 0 < view.wave < wave
             assert not is_before or view.place not in (Place.WAITING, Place.UNDER_WAY), "a wave begins too early"
         if reached:
-            ends = [one.since_s for one in kept if min(one.wave, len(waves)) == reached]
-            assert now_s >= max(ends) + waves[reached - 1].soak_s, "a wave begins before the soak time is over"
+            end_s = max(one.since_s for one in kept if min(one.wave, len(waves)) == reached)
+            soak_s = waves[reached - 1].soak_s
+            assert not soak_s or now_s >= end_s + soak_s, "a wave begins before the soak time is over"
             if waves[reached - 1].needs_approval:
                 assert facts.wishes.approved_for == target, "a wave begins without the approval of this revision"
                 assert facts.wishes.approved > reached, "a wave begins without its approval"

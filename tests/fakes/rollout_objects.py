@@ -46,7 +46,7 @@ FULL: Json = {
 class Bad:
     """A spec that is wrong in one point. `reader` is the reader's problem; `server` is in what the API server says.
 
-    `server` is "" where an API server without rules (1.20) takes it.
+    `server` is "" where the API server takes it.
     """
 
     name: str
@@ -91,7 +91,7 @@ BAD = (
         "daemon-set-too-long",
         {"daemonSet": "d" * 254},
         f"spec.daemonSet is '{'d' * 79}…, expected 0 to 253 characters",
-        "spec.daemonSet: Too long",
+        "spec.daemonSet: ",
     ),
     Bad(
         "field-unknown",
@@ -168,7 +168,7 @@ BAD = (
         "wave-name-too-long",
         but(waves=[{"name": "w" * 64}]),
         f"spec.waves[0].name is '{'w' * 64}', expected 0 to 63 characters",
-        "spec.waves.name: Too long",
+        "spec.waves.name: ",
     ),
     Bad(
         "waves-of-one-name",
@@ -264,6 +264,18 @@ BAD = (
         but(windows="at night"),
         f"spec.windows is 'at night', expected {WINDOWS}",
         "spec.windows in body",
+    ),
+    Bad(
+        "window-empty",
+        but(windows=""),
+        "spec.windows is '', expected 1 to 1000 characters",
+        "spec.windows in body should be at least 1 chars long",
+    ),
+    Bad(
+        "wave-selector-empty",
+        wave(nodeSelector=""),
+        "spec.waves[0].nodeSelector is '', expected 1 to 1000 characters",
+        "spec.waves.nodeSelector in body should be at least 1 chars long",
     ),
     Bad(
         "zone-unknown",

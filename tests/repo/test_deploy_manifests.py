@@ -41,6 +41,7 @@ KNOWN = {
         settings.WORKLOADS,
         settings.HEALTH,
         settings.REBOOTER,
+        settings.ROLLOUT,
     )
     for setting in group
     for name in (setting.env, *setting.also)
@@ -233,30 +234,36 @@ def test_readiness_is_asked_by_the_port_where_there_is_one_and_else_by_the_file(
     assert "emptyDir" in volume, "it outlives the container, and not the pod"
 
 
-@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+def ours(overlay: str, further: tuple[str, ...]) -> list[Json]:
+    """Every container that runs this program."""
+    specs = [
+        one["spec"]["template"]["spec"]
+        for one in render(overlay, *further)
+        if one["kind"] in ("DaemonSet", "Deployment")
+    ]
+    found = [one for spec in specs for one in (*spec.get("initContainers", []), *spec["containers"])]
+    return [one for one in found if one["name"] != "driver"]
+
+
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
 def test_every_variable_of_ours_is_a_declared_option(overlay: str, further: tuple[str, ...]) -> None:
-    objects = render(overlay, *further)
-    for daemon_set in (one for one in objects if one["kind"] == "DaemonSet"):
-        spec = daemon_set["spec"]["template"]["spec"]
-        for container in (*spec.get("initContainers", []), *spec["containers"]):
-            if container["name"] != "driver":
-                assert {one["name"] for one in container["env"]} <= KNOWN, container["name"]
+    for container in ours(overlay, further):
+        assert {one["name"] for one in container["env"]} <= KNOWN, container["name"]
 
 
-@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
 def test_every_command_line_of_ours_is_understood(overlay: str, further: tuple[str, ...]) -> None:
-    for daemon_set in (one for one in render(overlay, *further) if one["kind"] == "DaemonSet"):
-        spec = daemon_set["spec"]["template"]["spec"]
-        for container in (*spec.get("initContainers", []), *spec["containers"]):
-            if container["name"] == "driver":
-                continue
-            words: list[str] = [*container["command"], *container.get("args", [])]
-            assert words[0] == "driver-manager"
-            command = cli.get_command(click.Context(cli), words[1])
-            assert command is not None, words
-            address = command.make_context(words[1], words[2:]).params.get("metrics_addr")
-            ports = [one["containerPort"] for one in container.get("ports", [])]
-            assert ports == ([parse_address(address)[1]] if address else [])
+    for container in ours(overlay, further):
+        words: list[str] = [*container["command"], *container.get("args", [])]
+        assert words.pop(0) == "driver-manager"
+        command: click.Command | None = cli
+        while isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None, container["args"]
+        told = command.make_context(str(command.name), words).params
+        address = told.get("metrics_addr") or env(container).get(settings.ROLLOUT_STATUS_ADDR.env)
+        ports = [one["containerPort"] for one in container.get("ports", [])]
+        assert ports == ([parse_address(address)[1]] if address else [])
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

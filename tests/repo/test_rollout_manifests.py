@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from typing import Any
 
 import pytest
 import yaml
 
+from driver_manager import settings
 from driver_manager.domain.fleet.fields import GROUP, KIND, PLURAL, VERSION
 from driver_manager.domain.fleet.model import Policy
 from driver_manager.domain.fleet.reading import RolloutObject, read
@@ -55,6 +57,13 @@ def test_an_example_approves_reboots_only_where_drivers_need_them(overlay: str) 
     assert policy.approves_reboots is (PROFILES[overlay].strategy is Strategy.REBOOT)
 
 
+def test_the_object_in_the_documentation_is_read_as_it_is_written() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", (DEPLOY.parent / "docs/rollout.md").read_text(), re.DOTALL)
+    body: Any = yaml.safe_load(text)
+    assert (body["apiVersion"], body["kind"]) == (f"{GROUP}/{VERSION}", KIND)
+    assert read(body, zones).problems == ()
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_controller_has_its_profile_namespace_and_version(overlay: str) -> None:
     _, container = controller(overlay)
@@ -97,7 +106,7 @@ def test_probes_ask_the_port_that_is_served(overlay: str) -> None:
     _, container = controller(overlay)
     env = {one["name"]: one["value"] for one in container["env"]}
     (port,) = container["ports"]
-    assert env["ROLLOUT_STATUS_ADDR"] == f":{port['containerPort']}"
+    assert env[settings.ROLLOUT_STATUS_ADDR.env] == f":{port['containerPort']}"
     probes = {name: container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
     assert probes == {
         "livenessProbe": {"path": "/healthz", "port": port["name"]},
@@ -121,6 +130,13 @@ def test_only_nodes_and_reading_pods_are_rights_over_the_whole_cluster(overlay: 
         PROFILES[overlay].namespace,
     }
     assert "secrets" not in json.dumps([one["rules"] for one in found if "rules" in one])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_lease_that_a_rule_names_is_the_one_that_is_held(overlay: str) -> None:
+    role = only(fleet(overlay), "Role", f"{overlay}-driver-rollout")
+    (rule,) = [one for one in role["rules"] if "resourceNames" in one]
+    assert rule["resourceNames"] == [settings.ROLLOUT_LEASE.default]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

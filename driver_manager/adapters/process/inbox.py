@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -18,13 +19,24 @@ class Inbox(Generic[T]):
     def __init__(self, clock: LoopClock) -> None:
         self._clock = clock
         self._found: deque[T] = deque()
+        self._ringing = threading.Lock()
+        self._is_closed = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         clock.watch(self._bell, select.POLLIN, self._quiet)
 
-    def put(self, *things: T) -> None:
+    def put(self, thing: T) -> None:
         """Hand over, from any thread."""
-        self._found.extend(things)
-        os.eventfd_write(self._bell, 1)
+        self._found.append(thing)
+        with self._ringing:
+            if not self._is_closed:
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Nobody takes any more: what is put from now on is for nobody."""
+        with self._ringing:
+            self._is_closed = True
+            self._clock.unwatch(self._bell)
+            os.close(self._bell)
 
     def take(self, until_s: float) -> tuple[T, ...]:
         """All that is there, in order. Waits until there is something, or the monotonic moment `until_s`.

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from driver_manager.core.fleet.acting import Acting
 from driver_manager.core.fleet.rests import Rests
@@ -21,6 +21,7 @@ from driver_manager.domain.fleet.metrics import FleetReport, RolloutFigures, fig
 from driver_manager.domain.fleet.model import Fleet, Policy
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
+from driver_manager.domain.json_merge import merge_patch, without_blanks
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.fleet_ports import Change, FactKind, FleetCluster, Found, Leadership, Lost
 from driver_manager.ports import Clock, Reporter
@@ -77,7 +78,7 @@ class FleetController:
         self._trouble = ""
         self._begin()
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """For ever. Told to end, the lead is given back first. Raises Terminated."""
         try:
             while True:
@@ -239,8 +240,9 @@ class FleetController:
         self._at_once += 1
         self._wake(0.0 if self._at_once <= MAX_AT_ONCE else 1.0)
 
-    def _show(self, rollout: RolloutObject, status: Mapping[str, Any]) -> bool:
+    def _show(self, rollout: RolloutObject, wanted: Mapping[str, Any]) -> bool:
         """Whether the object got this status: at once where that is worth it, else after a while, with what comes."""
+        status = without_blanks(wanted)
         clock, key = self._ports.clock, f"status of rollout {rollout.key}"
         match worth(rollout.status, status):
             case Worth.NOTHING:
@@ -254,7 +256,8 @@ class FleetController:
         if self._rests.is_resting(key) or not self._may_act():
             return False
         try:
-            item = self._ports.cluster.patch_status(rollout.namespace, rollout.name, status, rollout.resource_version)
+            change = merge_patch(rollout.status, status)
+            item = self._ports.cluster.patch_status(rollout.namespace, rollout.name, change, rollout.resource_version)
         except Terminated:
             raise
         except ManagerError as error:

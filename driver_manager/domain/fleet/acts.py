@@ -152,9 +152,10 @@ class WaveView:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the rollout looks like now, for the object's status and for the verbs. `wave` is the number of the current one.
+    """What the rollout looks like now, for the object's status and for the verbs.
 
-    `reason` is a CamelCase word that names the cause of the phase, `message` a sentence for people.
+    `wave` is the number of the current one. `reason` is a CamelCase word that names the cause of the phase, `message` a
+    sentence for people.
     """
 
     phase: Phase

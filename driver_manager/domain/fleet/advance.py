@@ -44,12 +44,15 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     checks = preflight.checks(fleet, seen.standings, terms, seen.turn, found_hold)
     begun = starts(seen.standings, terms, seen.turn, found_hold, checks.reasons)
     settled, moments = _settled(seen) if fleet.daemon_set is not None else ([], [])
-    view = View(terms.target, seen.standings, by_place(seen.standings), found_hold, seen.turn, begun, checks)
+    view = View(
+        terms.target, seen.standings, by_place(seen.standings), found_hold, seen.turn, begun, checks, _without_pod(seen)
+    )
     shown = caption(view)
     memory, told = fleet.memory, list[Act]()
     if found_hold is None or not found_hold.stands_aside:
         back = way_back(fleet, terms, seen.is_halted)
-        memory, announced = remember(back.memory, terms.target, shown.phase, shown.message, now_s)
+        is_good = shown.phase is Phase.COMPLETE and bool(view.by_place[Place.DONE])
+        memory, announced = remember(back.memory, terms.target, shown, now_s, is_good=is_good)
         told = [*back.acts, *announced]
     return FleetDecision(
         acts=(*settled, *begun.acts, *told, *checks.acts),
@@ -100,6 +103,12 @@ def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
             acts += due
             moments.append(until_s)
     return acts, moments
+
+
+def _without_pod(seen: Survey) -> int:
+    """On how many nodes the DaemonSet wants a pod and has none."""
+    desired = seen.terms.daemon_set.desired if seen.terms.daemon_set is not None else 0
+    return max(0, desired - sum(standing.member.pod is not None for standing in seen.standings))
 
 
 def _is_of(standing: Standing, target: str) -> bool:

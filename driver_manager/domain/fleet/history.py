@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from driver_manager.domain.fleet.acts import Announce, Phase
 from driver_manager.domain.fleet.model import Memory, Past
+from driver_manager.domain.fleet.outlook import Caption
 from driver_manager.domain.fleet.undo import COMPLETE
 
 HALTED, SUPERSEDED = "halted", "superseded"
@@ -17,16 +18,23 @@ MOST_KEPT = 10
 BEGAN, COMPLETED, WAS_HALTED = "RolloutStarted", "RolloutComplete", "RolloutHalted"
 
 
-def remember(memory: Memory, target: str, phase: Phase, message: str, now_s: float) -> tuple[Memory, list[Announce]]:
-    """The memory after this decision, and what has to be told because it changes."""
+def remember(
+    memory: Memory, target: str, shown: Caption, now_s: float, *, is_good: bool
+) -> tuple[Memory, list[Announce]]:
+    """The memory after this decision, and what has to be told because it changes.
+
+    `is_good`: every node of the fleet serves the target, and there are some.
+    """
     told: list[Announce] = []
+    phase, message = shown.phase, shown.message
     if memory.target != target:
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
+        key = f"{BEGAN}/{target}/{past[-1].began_s if past else 0:.0f}"
         memory = replace(memory, target=target, history=(*past, Past(target, now_s))[-MOST_KEPT:])
         if phase is not Phase.COMPLETE:
-            told.append(Announce(BEGAN, f"Rollout of revision {target} started", f"{BEGAN}/{target}/{now_s:.0f}"))
+            told.append(Announce(BEGAN, f"Rollout of revision {target} started", key))
     last = memory.history[-1] if memory.history else Past(target, now_s)
-    if phase is Phase.COMPLETE:
+    if is_good:
         if last.outcome != COMPLETE or memory.good != target:
             told.append(Announce(COMPLETED, message, f"{COMPLETED}/{target}/{last.began_s:.0f}"))
             last = replace(last, ended_s=now_s, outcome=COMPLETE)

@@ -137,10 +137,10 @@ class FleetNode:
     """A Node as far as a rollout looks at it. `upgrade` is the value of the state label, "" without it.
 
     `record` is None where our annotation is absent; `record_problem` says why one that is there cannot be read.
-    `wants_retry`: the label or annotation by which one more attempt is asked for. `is_skipped`: a label says to leave the
-    node alone. `is_operated`: a vendor's operator manages this node's upgrades. `driver_state` is what the node's own
-    runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None where
-    it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
+    `wants_retry`: the label or annotation by which one more attempt is asked for. `is_skipped`: a label says to leave
+    the node alone. `is_operated`: a vendor's operator manages this node's upgrades. `driver_state` is what the node's
+    own runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None
+    where it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
     """
 
     name: str
@@ -221,7 +221,7 @@ class GatePod:
 
 @dataclass(frozen=True)
 class Revision:
-    """A ControllerRevision of the DaemonSet: `hash` as its pods carry it in their label; the newest has the highest number.
+    """A ControllerRevision of the DaemonSet: `hash` as its pods carry it; the newest has the highest number.
 
     `template` is the JSON text of the pod template, `uid` and `name` those of the object.
     """
@@ -234,7 +234,10 @@ class Revision:
 
 @dataclass(frozen=True)
 class DaemonSetFacts:
-    """The driver's DaemonSet. `is_current`: its controller has seen the newest template, so the newest revision is it."""
+    """The driver's DaemonSet. `is_current`: the newest revision is what its controller makes pods from.
+
+    `desired` is on how many nodes it wants a pod, as its controller says; 0 where that is not known.
+    """
 
     namespace: str
     name: str
@@ -243,6 +246,7 @@ class DaemonSetFacts:
     update_strategy: str
     is_current: bool = True
     places: Selector = field(default_factory=Selector)
+    desired: int = 0
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ class Caption:
 class View:
     """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins.
 
-    `checks` is what the preflight of those that wait has come to.
+    `checks` is what the preflight of those that wait has come to. `without_pod` is how many nodes the DaemonSet wants a
+    pod on and has none.
     """
 
     target: str
@@ -41,6 +42,7 @@ class View:
     turn: Turn
     starts: Starts
     checks: Checks
+    without_pod: int = 0
 
     def named(self, place: Place) -> str:
         """The nodes in a place, by name."""
@@ -96,7 +98,7 @@ def _complete(view: View) -> Caption | None:
     if any(view.by_place[place] for place in (Place.WAITING, Place.UNDER_WAY, Place.FAILED)):
         return None
     left_out = view.by_place[Place.LEFT_OUT]
-    if not all(obstacles.is_excluded(standing.member) for standing in left_out):
+    if view.without_pod or not all(obstacles.is_excluded(standing.member) for standing in left_out):
         return None
     done = len(view.by_place[Place.DONE])
     if not done:
@@ -181,6 +183,11 @@ def _left_out(view: View) -> Caption | None:
     return Caption(Phase.WAITING_FOR_NODES, "NodesLeftOut", text)
 
 
+def _without_pod(view: View) -> Caption | None:
+    text = f"{_nodes(view.without_pod)} without a driver pod that the DaemonSet wants"
+    return Caption(Phase.WAITING_FOR_NODES, "PodsMissing", text)
+
+
 GUARDS: tuple[Callable[[View], Caption | None], ...] = (
     _aside,
     _complete,
@@ -193,6 +200,7 @@ GUARDS: tuple[Callable[[View], Caption | None], ...] = (
     _short_of_nodes,
     _failed,
     _left_out,
+    _without_pod,
 )
 
 

@@ -1,8 +1,8 @@
 """Reads a DriverRollout: what it asks for, what people have asked of it, and what its status remembers.
 
-The API server has checked the object by the same table (`fields`), and cannot check everything: selectors, windows and
-time zones are refused here, and, where the server is old, what two fields say together. What cannot be read in the
-status is as if it were not there: nothing in it is needed for a node to be safe. Pure.
+The API server has checked the object by the same table (`fields`), and cannot check everything: selectors, windows,
+time zones and what two fields say together are refused here. What cannot be read in the status is as if it were not
+there: nothing in it is needed for a node to be safe. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The annotation that a rollout keeps on a Node, as versioned JSON. Pure.
 
-It is all that a controller needs to go on where another one died: what the node was taken for, when, and which pod was to
-go. Every version of the form ever written stays readable.
+It is all that a controller needs to go on where another one died: what the node was taken for, when, and which pod was
+to go. Every version of the form ever written stays readable.
 """
 
 from __future__ import annotations

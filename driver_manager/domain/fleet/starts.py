@@ -55,14 +55,14 @@ def starts(
     busy = units.busy(standings, terms.policy.units)
     one_at_a_time = units.is_one_at_a_time(terms.policy.units)
     for unit, crew in units.crews(candidates, terms.policy.units):
-        why = _why_unit_waits(unit, busy) or budget.never(unit, crew) or budget.refusal(crew)
+        never = budget.never(unit, crew) if len(crew) > 1 else ""
+        found.never = found.never or never
+        why = _why_unit_waits(unit, busy) or never or budget.refusal(crew)
         if not why:
             budget.take(crew)
             found.acts += [begin(standing, terms) for standing in crew]
             if unit and one_at_a_time:
                 busy[unit] = crew[0].member.node.name
-        elif len(crew) > 1 and not found.never:
-            found.never = budget.never(unit, crew)
         for standing in crew:
             found.reasons[standing.member.node.name] = why or BEGINS
     found.are_short_of_nodes = budget.is_refused_for_away

@@ -62,6 +62,11 @@ def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
     return Turn(reached, upto, current, gate, views)
 
 
+def is_approved(number: int, target: str, wishes: Wishes) -> bool:
+    """Whether the waves behind wave `number` may begin with the revision `target`."""
+    return wishes.approved_for == target and wishes.approved > number
+
+
 def name(view: WaveView) -> str:
     """A wave in a reason."""
     return f"wave {view.number} ({view.name})" if view.name else f"wave {view.number}"
@@ -80,15 +85,16 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int
     if view.ended_s is not None and wave.soak_s and terms.now_s < soaked_s:
         text = f"waits until {moment(soaked_s)}, the end of the soak time of {name(view)}"
         return Gate(GateKind.SOAK, view.number, text, soaked_s)
-    is_approved = wishes.approved_for == terms.target and wishes.approved > view.number
-    if wave.needs_approval and not is_approved:
+    if wave.needs_approval and not is_approved(view.number, terms.target, wishes):
         return Gate(GateKind.APPROVAL, view.number, f"waits for the approval that has to follow {name(view)}")
     return None
 
 
 def _reached(standing: Standing, target: str) -> int:
     record = standing.member.record
-    return standing.wave if record is not None and record.wave and record.revision == target else 0
+    if record is None or not record.wave or record.revision != target or standing.verdict.place is Place.LEFT_OUT:
+        return 0
+    return standing.wave
 
 
 def _views(standings: Sequence[Standing], policy: Policy, target: str) -> tuple[WaveView, ...]:

@@ -87,7 +87,7 @@ class Standing:
 def mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, reason: str = "") -> MarkNode:
     """The next state of a node that has a record: the same record, since now.
 
-    A node whose pod has the target revision by now serves that one, whatever it was taken for; no wave brought it there.
+    A node whose pod has the target revision by now serves that one, whatever it was taken for; no wave had it there.
     """
     pod, node = member.pod, member.node
     revision, wave = record.revision, record.wave

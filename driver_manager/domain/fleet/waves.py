@@ -1,8 +1,8 @@
 """Owns which wave each node goes in. Pure.
 
-A node that was taken for the target stays in its wave. The others are placed in the order of their names, in the first
-wave that matches and has room: those that wait before those that are left out or have the target already, so that a
-canary is a node that goes.
+A node that was taken for the target stays in its wave, unless it is left out since. The others are placed in the order
+of their names, in the first wave that matches and has room: those that wait before those that are left out or have the
+target already, so that a canary is a node that goes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from driver_manager.domain.fleet import units
+from driver_manager.domain.fleet.acts import Place
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.model import Policy, UnitMode, Wave
 from driver_manager.domain.fleet.verdict import GOING, Verdict
@@ -18,7 +19,7 @@ from driver_manager.domain.fleet.verdict import GOING, Verdict
 
 @dataclass(frozen=True)
 class Waves:
-    """The number of each node's wave, in the order of the nodes, and the waves that no node of the fleet matches."""
+    """The number of each node's wave, in the order of the nodes, and the waves that none of a fleet with nodes matches."""
 
     numbers: tuple[int, ...]
     unmatched: tuple[int, ...]
@@ -27,13 +28,13 @@ class Waves:
 def assign(members: Sequence[Member], verdicts: Sequence[Verdict], policy: Policy, target: str) -> Waves:
     """The waves of all nodes; 0 for a node that is in none. The first of a Together unit brings the others along."""
     placing = _Placing(members, policy)
-    for at, member in enumerate(members):
-        if number := _kept(member, target, len(policy.waves)):
+    for at, (member, verdict) in enumerate(zip(members, verdicts, strict=True)):
+        if verdict.place is not Place.LEFT_OUT and (number := _kept(member, target, len(policy.waves))):
             placing.put(at, number)
-    for is_going in (True, False):
-        for at, verdict in enumerate(verdicts):
-            if not placing.numbers[at] and (verdict.place in GOING) is is_going:
-                placing.put(at, placing.found(at))
+    others = [at for at, number in enumerate(placing.numbers) if not number]
+    going = [verdict.place in GOING for verdict in verdicts]
+    for at in (*(at for at in others if going[at]), *(at for at in others if not going[at])):
+        placing.put(at, placing.found(at))
     return Waves(tuple(placing.numbers), placing.unmatched)
 
 
@@ -51,7 +52,7 @@ class _Placing:
         self._units = [units.name(member, policy.units) if is_together else "" for member in members]
         self._of_unit: dict[str, int] = {}
         self.numbers = [0] * len(members)
-        self.unmatched = tuple(number for number, count in enumerate(matching, 1) if not count)
+        self.unmatched = tuple(number for number, count in enumerate(matching, 1) if members and not count)
 
     def put(self, at: int, number: int) -> None:
         """This node is in that wave, or in none."""
@@ -69,9 +70,11 @@ class _Placing:
         if number := self._of_unit.get(self._units[at], 0):
             return number
         labels = self._members[at].node.labels
-        for number, (wave, left) in enumerate(zip(self._waves, self._left, strict=True), 1):
-            if (left is None or left > 0) and wave.selector.matches(labels):
-                return number
+        for number, left in enumerate(self._left, 1):
+            if left is None or left > 0:
+                selector = self._waves[number - 1].selector
+                if not selector or selector.matches(labels):
+                    return number
         return 0
 
 

@@ -152,7 +152,7 @@ def test_a_rollout_that_cannot_be_read_says_what_is_wrong_and_nothing_else_happe
     (condition,) = [one for one in scene.rollout()["status"]["conditions"] if one["type"] == "Stalled"]
     assert condition["reason"] == "InvalidSpec"
     assert "spec.windows is 'at night'" in condition["message"]
-    scene.edit_rollout(windows="")
+    scene.edit_rollout(windows="00:00-24:00")
     run.until_phase("Complete")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from driver_manager.adapters.kube.client import KubeApi
 from driver_manager.adapters.kube.leadership import LeaseLeadership
 from driver_manager.domain.errors import ApiRefused
+from driver_manager.domain.fleet.acts import Act, FleetDecision, MarkNode, RestartPod
+from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
 from tests.fakes.fleet_runs import ControllerRun, check_each_once, fleet, killed_again_and_again
 from tests.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FakeLeadership, FleetScene
@@ -100,6 +103,41 @@ def test_acts_behind_one_that_failed_wait_for_it() -> None:
     run.cluster.refuse = lambda what: UNAVAILABLE if what.startswith("patch node") else None
     run.idle_for(120.0)
     assert scene.restarts == {}, "a pod whose node is not marked is not restarted"
+
+
+def acted(run: ControllerRun, *acts: Act) -> None:
+    """The controller gets exactly these acts from its next decision."""
+    decide = run.controller._advance
+
+    def given(fleet: Fleet, now_s: float) -> FleetDecision:
+        run.controller._advance = decide
+        return replace(decide(fleet, now_s), acts=acts)
+
+    run.controller._advance = given
+
+
+def test_of_a_nodes_acts_none_is_done_after_one_that_failed() -> None:
+    scene, _ = upgrading(2)
+    run = ControllerRun(scene)
+    run.until(lambda: len(run.cluster.subjects) == 5, "all is followed")
+    pods = {node: pod["metadata"] for node, pod in scene.pods().items()}
+    versions = {"node-0": "1", "node-1": scene.node("node-1")["metadata"]["resourceVersion"]}
+    marks = [MarkNode(node, version, None, None) for node, version in versions.items()]
+    restarts = [RestartPod(NAMESPACE, pod["name"], pod["uid"], node) for node, pod in pods.items()]
+    acted(run, *marks, *restarts)
+    run.until(lambda: "delete pod" in run.killer.calls, "the acts are done")
+    assert [node for node, _ in scene.restarts] == ["node-1"]
+
+
+def test_a_deletion_that_the_watch_has_not_shown_is_not_sent_again() -> None:
+    scene, new = upgrading(1)
+    run = ControllerRun(scene)
+    run.until(lambda: "delete pod" in run.killer.calls, "the pod is deleted")
+    run.cluster.is_held = True
+    run.idle_for(600.0)
+    assert run.killer.calls.count("delete pod") == 1
+    run.cluster.is_held = False
+    run.until_complete(new)
 
 
 @pytest.mark.parametrize("what", ["patch node", "delete pod", "patch status", "post event"])

@@ -1,6 +1,6 @@
-"""Rollouts in a simulated cluster, whatever happens to it: `tests/fakes/fleet_world.py` asserts at every decision and act.
+"""Rollouts in a simulated cluster, whatever happens to it. `fleet_world` asserts at every decision and at every act:
 
-Never more than the limits, never two of a unit, no node twice, no foreign node, waves in their order; and in the end
+never more than the limits, never two of a unit, no node twice, no foreign node, waves in their order; and in the end
 everybody is done.
 """
 
@@ -90,11 +90,16 @@ CLOSED = windows.parse("00:00-00:01")
 
 def happens(world: World, event: str, name: str) -> None:
     """Something that the rollout did not do."""
+    rules: dict[str, dict[str, Any]] = {
+        "pause": {"paused": True},
+        "resume": {"paused": False},
+        "close": {"schedule": CLOSED},
+        "open": {"schedule": windows.Schedule()},
+        "waves": {"waves": WAVES[ord(name) % len(WAVES)]},
+        "parallel": {"max_parallel": ord(name) % 4},
+    }
+    world.policy = replace(world.policy, **rules.get(event, {}))
     match event:
-        case "pause" | "resume":
-            world.policy = replace(world.policy, paused=event == "pause")
-        case "close" | "open":
-            world.policy = replace(world.policy, schedule=CLOSED if event == "close" else windows.Schedule())
         case "approve":
             world.wishes = replace(world.wishes, approved_for=world.template, approved=world.wishes.approved + 1)
         case "template":
@@ -107,10 +112,6 @@ def happens(world: World, event: str, name: str) -> None:
             world.gates_open = event == "unshut"
         case "jump" | "jump-back":
             world.now_s += 3000.0 if event == "jump" else -3000.0
-        case "waves":
-            world.policy = replace(world.policy, waves=WAVES[ord(name) % len(WAVES)])
-        case "parallel":
-            world.policy = replace(world.policy, max_parallel=ord(name) % 4)
         case "join":
             world.join(name, LABELS[name])
         case _ if name in world.machines:
@@ -120,7 +121,7 @@ def happens(world: World, event: str, name: str) -> None:
 def happens_to(world: World, event: str, name: str) -> None:
     """Something that somebody did to a node."""
     machine = world.machines[name]
-    change: dict[str, Any] = {
+    changes: dict[str, dict[str, Any]] = {
         "cordon": {"unschedulable": True, "is_cordoned_by_run": False},
         "uncordon": {"unschedulable": False, "is_cordoned_by_run": False},
         "not-ready": {"is_ready": False},
@@ -134,9 +135,9 @@ def happens_to(world: World, event: str, name: str) -> None:
         "unlabel": {"upgrade": ""},
         "garbage": {"record_problem": "garbage"},
         "legible": {"record_problem": ""},
-    }.get(event, {})
-    if change:
-        world.change(machine, **change)
+    }
+    if event in changes:
+        world.change(machine, **changes[event])
     if event in ("broken", "silent", "reboot", "good"):
         machine.fate = event
     if event == "restart":
@@ -165,9 +166,13 @@ def heal(world: World) -> None:
 
 def bring_to_its_end(world: World) -> int:
     """Decide until nothing is left to do; how many decisions that takes."""
-    for number in range(400):
+    idle = 0
+    for number in range(600):
         world.wishes = Wishes(world.template, 10, retry=world.template, undo=world.memory.undone)
         decision = world.decide()
+        idle = 0 if decision.acts else idle + 1
+        if idle > 10 and decision.again_s is not None:
+            world.now_s = decision.again_s
         if decision.outlook.phase is Phase.COMPLETE and world.is_through() and not decision.acts:
             return number
         for machine in world.machines.values():

@@ -20,14 +20,13 @@ from tests.fakes.rollout_objects import SPEC as SHORTEST
 
 WHOLE = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 INT_OR_STRING = "x-kubernetes-int-or-string"
-RULES = "x-kubernetes-validations"
 
 
 def draft(schema: Any) -> Any:
     """The schema as a validator of JSON Schema understands it: defaults and descriptions mean nothing to one."""
     match schema:
         case dict():
-            inner = {key: draft(value) for key, value in schema.items() if key not in ("default", "description", RULES)}
+            inner = {key: draft(value) for key, value in schema.items() if key not in ("default", "description")}
             return {**inner, "anyOf": [{"type": "integer"}, {"type": "string"}]} if INT_OR_STRING in inner else inner
         case list():
             return [draft(one) for one in schema]
@@ -98,21 +97,11 @@ def test_what_the_reader_takes_the_schema_takes(data: st.DataObject) -> None:
 
 
 def test_every_text_and_list_of_the_spec_is_bounded() -> None:
-    # What has no bound costs too much for a server to hold against its rules.
     for schema in schemas(WHOLE):
         if schema.get("type") == "string":
             assert "enum" in schema or "maxLength" in schema, schema
         if schema.get("type") == "array":
             assert "maxItems" in schema, schema
-
-
-def test_rules_say_what_old_servers_cannot_check() -> None:
-    rules = [rule for schema in schemas(WHOLE) for rule in schema.get(RULES, [])]
-    assert [rule["rule"] for rule in rules] == [
-        "self.all(one, self.exists_one(other, one.name == other.name))",
-        "!(has(self.count) && has(self.percent))",
-    ]
-    assert all(rule["message"] for rule in rules)
 
 
 def test_everything_has_a_description_and_kubectl_can_keep_the_definition_in_an_annotation() -> None:
