@@ -341,7 +341,8 @@ class StoreFleet:
             try:
                 return self._read[FactKind.TASK_PODS](self.scene.create_pod(dict(body)))
             except ApiError as error:
-                assert error.code == 409
+                if error.code != 409:
+                    raise
                 return None
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:

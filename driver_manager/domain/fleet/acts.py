@@ -112,7 +112,7 @@ class PreflightResult(Enum):
     """What is known of how a run for the target revision would go on a node."""
 
     PASSES = "passes"
-    FAILS = "would fail"
+    FAILS = "fails"
     UNKNOWN = "unknown"
     RUNNING = "running"
 
