@@ -337,13 +337,14 @@ class StoreFleet:
             self.scene.delete_pod(namespace, name, uid)
 
     def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
+        made: Item | None = None
         with self._effect("create pod", body["metadata"]["name"]):
             try:
-                return self._read[FactKind.TASK_PODS](self.scene.create_pod(dict(body)))
+                made = self._read[FactKind.TASK_PODS](self.scene.create_pod(dict(body)))
             except ApiError as error:
                 if error.code != 409:
                     raise
-                return None
+        return made
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:
         def change(one: Obj) -> Obj:

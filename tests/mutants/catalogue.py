@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.driver_mutants import DRIVER_MUTANTS
 from tests.mutants.fleet_control_mutants import FLEET_CONTROL_MUTANTS
-from tests.mutants.fleet_object_mutants import FLEET_OBJECT_MUTANTS
 from tests.mutants.fleet_mutants import FLEET_MUTANTS
+from tests.mutants.fleet_object_mutants import FLEET_OBJECT_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.mutant import Mutant
