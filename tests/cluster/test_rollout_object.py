@@ -15,11 +15,12 @@ from driver_manager.domain.fleet.fields import GROUP, PLURAL, VERSION
 from driver_manager.domain.fleet.model import Memory, Past, Policy
 from driver_manager.domain.fleet.reading import memory_of, read
 from driver_manager.domain.fleet.status_form import status_of
+from driver_manager.domain.json_merge import merge_patch, without_blanks
 from tests.control_plane.api import Api, Json, gone, refusal, wait_until
 from tests.control_plane.servers import NAMESPACE
 from tests.deploy.apply import applied, apply
 from tests.deploy.kustomize import DEPLOY, OVERLAYS, only, render
-from tests.fakes.rollout_objects import BAD, FULL, SPEC, Bad, rollout, zones
+from tests.fakes.rollout_objects import BAD, BLANK, FULL, SPEC, Bad, rollout, zones
 
 ROLLOUTS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
@@ -78,6 +79,14 @@ def decision(nodes: int) -> FleetDecision:
     return FleetDecision((), memory, Outlook(Phase.PROGRESSING, "UnderWay", "it goes on", "new", 2, views, waves))
 
 
+def shows(api: Api, name: str, old: Json, made: FleetDecision) -> Json:
+    """The status as the server has it, which is as it was written."""
+    status = without_blanks(status_of(made, {}, 1, NOW_S))
+    stored: Json = api.patch(f"{ROLLOUTS}/{name}/status", {"status": merge_patch(old, status)})["status"]
+    assert stored == status
+    return stored
+
+
 @pytest.mark.parametrize("bad", [bad for bad in BAD if bad.server], ids=lambda bad: bad.name)
 def test_a_bad_value_is_refused_by_name(make: Make, bad: Bad) -> None:
     refused = refusal(lambda: make(bad.spec))
@@ -115,8 +124,8 @@ def test_the_longest_object_is_stored_as_it_was_meant(make: Make) -> None:
     assert read(make(FULL), zones).policy == read(rollout(FULL), zones).policy
 
 
-def test_what_is_null_is_as_if_it_were_not_said(make: Make) -> None:
-    assert read(make({**SPEC, "paused": None, "windows": None}), zones).policy == Policy("driver")
+def test_what_is_blank_or_null_is_as_if_it_were_not_said(make: Make) -> None:
+    assert read(make(BLANK), zones).policy == read(make({**SPEC, "waves": [{"name": "rest"}]}), zones).policy
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -155,8 +164,7 @@ def test_kubectl_shows_how_it_stands(admin_api: Api, make: Make) -> None:
         "Message",
     ]
     assert wide(admin_api, name) == {"Left out", "Message"}
-    status = status_of(decision(10), {}, 1, NOW_S)
-    admin_api.patch(f"{ROLLOUTS}/{name}/status", {"status": status})
+    shows(admin_api, name, {}, decision(10))
     shown = column(admin_api, name)
     assert {key: shown[key] for key in shown.keys() - {"Name", "Age"}} == {
         "Target": "new",
@@ -171,19 +179,15 @@ def test_kubectl_shows_how_it_stands(admin_api: Api, make: Make) -> None:
 
 
 def test_the_status_of_five_thousand_nodes_is_kept_whole(admin_api: Api, make: Make) -> None:
-    name = make(SPEC)["metadata"]["name"]
-    status = status_of(decision(5_000), {}, 1, NOW_S)
-    stored = admin_api.patch(f"{ROLLOUTS}/{name}/status", {"status": status})["status"]
-    assert stored == status
+    stored = shows(admin_api, make(SPEC)["metadata"]["name"], {}, decision(5_000))
     assert memory_of(stored) == decision(0).memory
 
 
-def test_a_merge_patch_replaces_every_part_of_an_earlier_status(admin_api: Api, make: Make) -> None:
+def test_nothing_is_left_of_an_earlier_status(admin_api: Api, make: Make) -> None:
     name = make(SPEC)["metadata"]["name"]
-    admin_api.patch(f"{ROLLOUTS}/{name}/status", {"status": status_of(decision(500), {}, 1, NOW_S)})
+    stored = shows(admin_api, name, {}, decision(500))
     empty = FleetDecision((), Memory(), Outlook(Phase.COMPLETE, "Complete", "", "", 0, (), ()))
-    status = status_of(empty, {}, 1, NOW_S)
-    assert admin_api.patch(f"{ROLLOUTS}/{name}/status", {"status": status})["status"] == status
+    assert memory_of(shows(admin_api, name, stored, empty)) == Memory()
 
 
 def test_spec_and_status_are_written_apart(admin_api: Api, make: Make) -> None:

@@ -7,6 +7,7 @@ It has no rules in CEL: server-side apply refuses a definition with some where t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,10 +57,10 @@ PLAIN: dict[Kind, Json] = {
     Kind.WHOLE: {"type": "integer", "format": "int64"},
     Kind.AMOUNT: {"x-kubernetes-int-or-string": True},
     Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
-    Kind.TEXT: {"type": "string", "nullable": True},
+    Kind.TEXT: {"type": "string"},
     Kind.TIME: {"type": "string", "format": "date-time"},
 }
-"""The type of a kind that has no grammar. An optional text may be empty, which a server of 1.20 takes for null."""
+"""The type of a kind that has no grammar."""
 
 WISH = """### Annotations
 
@@ -182,16 +183,17 @@ def _type(one: Field) -> Json:
         case Kind.CHOICE:
             return {"type": "string", "enum": list(one.choices)}
         case Kind.AMOUNT:
-            pattern = {"pattern": GRAMMARS[one.kind].pattern}
-            return {**PLAIN[one.kind], **_bounds(one, "minimum", "maximum"), **pattern}
+            bounds = _bounds(one, "minimum", "maximum")
+            return {**PLAIN[one.kind], **bounds, "pattern": GRAMMARS[one.kind].pattern}
         case Kind.WHOLE:
             return {**PLAIN[one.kind], **_bounds(one, "minimum", "maximum")}
     if one.kind in GRAMMARS:
         least, most = chars(one)
+        pattern = GRAMMARS[one.kind].pattern
+        # A server of 1.20 takes an empty text for null.
+        nullable = {"nullable": True} if not least and re.fullmatch(pattern, "") else {}
         length = {**({"minLength": least} if least else {}), "maxLength": most}
-        return {"type": "string", **length, "pattern": GRAMMARS[one.kind].pattern}
-    if one.kind is Kind.TEXT and one.is_required:
-        return {"type": "string"}
+        return {"type": "string", **nullable, **length, "pattern": pattern}
     return PLAIN[one.kind]
 
 

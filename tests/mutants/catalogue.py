@@ -23,8 +23,8 @@ _EVERY = (
     *STATE_MUTANTS,
     *FORM_MUTANTS,
     *FLEET_CONTROL_MUTANTS,
-    *FLEET_OBJECT_MUTANTS,
     *FLEET_MUTANTS,
+    *FLEET_OBJECT_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

@@ -57,7 +57,7 @@ FLEET_CONTROL_MUTANTS = (
         "core/fleet/acting.py",
         "                self.world.learn(NODES, item)\n",
         "",
-        (FAULTS + "test_a_watch_that_lags_behind_our_own_writes_makes_no_second_restart",),
+        (FAULTS + "test_after_its_own_write_it_goes_on_without_waiting_for_the_watch",),
     ),
     Mutant(
         "deleted-pod-still-there",
@@ -71,8 +71,8 @@ FLEET_CONTROL_MUTANTS = (
         "act-behind-a-failed-one",
         "what comes after an act that failed for the same node is dropped",
         "core/fleet/acting.py",
-        "            self.dropped.add(key)\n",
-        "",
+        "        if self.rests.is_resting(key):\n            return\n        try:\n            self._do(",
+        "        try:\n            self._do(",
         (FAULTS + "test_of_a_nodes_acts_none_is_done_after_one_that_failed",),
     ),
     Mutant(
@@ -105,8 +105,16 @@ FLEET_CONTROL_MUTANTS = (
         "adapters/kube/leadership.py",
         "        self._ours, self._renewed_s = understood(_as_record, answer), before\n",
         "        self._ours = understood(_as_record, answer)\n"
-        "        self._renewed_s = (self._clock.monotonic() + 3.0, self._clock.wall() + 3.0)\n",
-        (LEASE + "test_never_two_may_act_at_once",),
+        "        self._renewed_s = (self._clock.monotonic(), self._clock.wall())\n",
+        (LEASE + "test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answer",),
+    ),
+    Mutant(
+        "lead-too-long",
+        "a leader that cannot renew stops before anybody can follow",
+        "adapters/kube/leadership.py",
+        "ACT_S = 10.0\n",
+        "ACT_S = 20.0\n",
+        (LEASE + "test_a_leader_that_cannot_renew_stops_before_anybody_can_follow",),
     ),
     Mutant(
         "lease-taken-early",

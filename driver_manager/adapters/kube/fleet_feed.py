@@ -28,8 +28,9 @@ PAGE = 500
 WATCH_S = 420.0
 """How long one watch lasts, more or less by a third: those of all controllers must not end together."""
 
-BUDGET_S = 10.0
-"""What one list page or the opening of a watch may be tried for before the subject counts as lost."""
+BUDGET_S = 30.0
+"""What one list page or the opening of a watch may be tried for before the subject counts as lost. A page of large
+Nodes may take a busy server seconds."""
 
 BREAKS = 3
 """So many watches in a row that break before they told anything: then the subject counts as lost."""

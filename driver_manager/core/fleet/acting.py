@@ -29,7 +29,7 @@ _Effect = MarkNode | RestartPod | CreatePod | DeletePod | SetTemplate
 
 @dataclass
 class Acting:
-    """The acts of one decision. `posted` are the keys of Events that need no other try, `counts` what was done.
+    """Does acts. `posted` are the keys of Events that need no other try, `counts` what was done.
 
     `unmade` is why the API server refuses to make short-lived pods, by rollout.
     """
@@ -41,24 +41,23 @@ class Acting:
     keys: NodeKeys
     posted: set[str]
     counts: Counter[str]
-    unmade: dict[str, str]
-    dropped: set[str] = field(default_factory=set)
+    unmade: dict[str, str] = field(default_factory=dict)
 
     def do(self, act: Act, rollout: RolloutObject, policy: Policy) -> None:
-        """Do `act`, unless what comes before it for the same thing failed just now. Raises Terminated."""
+        """Do `act`, unless one for the same thing failed just now: the acts of one thing come in an order, and those
+        after one that failed are not due yet. Raises Terminated.
+        """
         if isinstance(act, Announce):
             self._announce(act, rollout)
             return
         key = _key(act, rollout, policy)
-        if key in self.dropped or self.rests.is_resting(key):
+        if self.rests.is_resting(key):
             return
         try:
             self._do(act, rollout, policy)
         except Terminated:
             raise
         except ManagerError as error:
-            # The acts of one thing come in an order: those after one that failed are not due yet.
-            self.dropped.add(key)
             if isinstance(error, Conflict):
                 self._doubt(act, policy)
             if isinstance(act, CreatePod) and isinstance(error, ApiRefused):
@@ -140,9 +139,7 @@ def _key(act: _Effect, rollout: RolloutObject, policy: Policy) -> str:
             return f"DaemonSet {policy.daemon_set}"
         case CreatePod():
             return f"short-lived pods of rollout {rollout.key}"
-        case DeletePod():
-            return f"short-lived pod {act.namespace}/{act.name}"
-        case MarkNode() | RestartPod():
+        case MarkNode() | RestartPod() | DeletePod():
             return f"node {act.node}"
         case _:
             assert_never(act)

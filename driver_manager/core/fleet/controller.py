@@ -140,8 +140,8 @@ class FleetController:
         self._rests.forget()
         self._figures: dict[str, RolloutFigures] = {}
         self._shown_soon: dict[str, float] = {}
-        self._posted: set[str] = set()
-        self._unmade: dict[str, str] = {}
+        ports = self._ports
+        self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, set(), self._acts)
         self._news_s = self._again_s = math.inf
         self._at_once = 0
 
@@ -156,14 +156,15 @@ class FleetController:
     # what is told
 
     def _take(self, change: Change) -> None:
+        if not self._world.apply(change):
+            return
         match change:
             case Lost():
                 self._ports.reporter.warn(f"{change.subject} cannot be seen now: {change.why}")
             case Found():
                 self._ports.reporter.info(f"{change.subject} can be seen again")
-        if self._world.apply(change):
-            self._at_once = 0
-            self._wake(SETTLE_S)
+        self._at_once = 0
+        self._wake(SETTLE_S)
 
     def _wake(self, after_s: float) -> None:
         self._news_s = min(self._news_s, self._ports.clock.monotonic() + after_s)
@@ -210,7 +211,7 @@ class FleetController:
         """Decide, act until the monotonic moment `end_s`, and show it."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
-        unmade = self._unmade.get(rollout.key, "")
+        unmade = self._acting.unmade.get(rollout.key, "")
         decision = self._advance(self._world.fleet(rollout, policy, unmade), now_s)
         self._figures[rollout.key] = figures(decision.outlook, clock.monotonic() - begun_s)
         if decision.again_s is not None:
@@ -218,14 +219,12 @@ class FleetController:
         before = self._acts.total()
         self._act(rollout, policy, decision, end_s)
         is_shown = self._show(rollout, status_of(decision, rollout.status, rollout.generation, now_s))
-        is_refused = self._unmade.get(rollout.key, "") != unmade
+        is_refused = self._acting.unmade.get(rollout.key, "") != unmade
         if self._acts.total() > before or is_refused or (is_shown and decision.memory != rollout.memory):
             self._follow_up()
 
     def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision, end_s: float) -> None:
         ports = self._ports
-        known = (self._posted, self._acts, self._unmade)
-        acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, *known)
         for act in decision.acts:
             if ports.clock.monotonic() >= end_s:
                 self._wake(0.0)
@@ -233,7 +232,7 @@ class FleetController:
             if not self._may_act():
                 self._wake(UNSURE_S)
                 return
-            acting.do(act, rollout, policy)
+            self._acting.do(act, rollout, policy)
 
     def _follow_up(self) -> None:
         """What was done may call for more: decide again, at once unless that goes on without an end."""

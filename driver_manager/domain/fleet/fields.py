@@ -107,7 +107,7 @@ MAX_NODES = 100_000
 
 WAVE = (
     Field("name", Kind.NAME, "what the wave is called", example="canary", is_required=True, most=63),
-    Field("nodeSelector", Kind.SELECTOR, "takes only nodes that match; without it any node", example="rack=a", least=1),
+    Field("nodeSelector", Kind.SELECTOR, "takes only nodes that match; without it any node", example="rack=a"),
     Field("count", Kind.WHOLE, "takes at most so many nodes", example=1, least=1, most=MAX_NODES),
     Field(
         "percent",
@@ -232,7 +232,6 @@ SPEC = (
         Kind.WINDOWS,
         "when nodes may start; without it at any time",
         example="Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00",
-        least=1,
     ),
     Field("timezone", Kind.ZONE, "time zone of `windows`", default="UTC", example="Europe/Berlin"),
     Field("gates", Kind.OBJECT, "what a node must show, beside a ready driver pod, to count as done", fields=GATES),

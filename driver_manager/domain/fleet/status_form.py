@@ -1,8 +1,7 @@
 """Writes the status of a DriverRollout: how the rollout stands, for people, for `kubectl wait`, Argo CD and Flux.
 
 Owns the conditions, how nodes are grouped and how many are named, and what in it is worth a write at once. What a
-status remembers is read by `reading`. A status has every field, also an empty one, at its top and in the objects there,
-so that a merge patch replaces all of it. Pure.
+status remembers is read by `reading`. A status has every field, also an empty one. Pure.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Values:
         self.problems.append(f"{at} is {in_brief(value)}, expected {expected}")
 
     def object(self, fields: Sequence[Field], body: Any, at: str) -> dict[str, Any]:
-        """The values of all `fields` in the object `body`, by default where they are absent."""
+        """The values of all `fields` in the object `body`. What is absent, or null, has its default."""
         if type(body) is not dict:
             self.bad(at, body, OBJECT)
             return {}
@@ -43,7 +43,7 @@ class Values:
         return {one.name: self._field(one, body, f"{at}.{one.name}") for one in fields}
 
     def _field(self, one: Field, body: Mapping[str, Any], at: str) -> Any:
-        if one.name in body:
+        if body.get(one.name) is not None:
             return self._value(one, body[one.name], at)
         if one.is_required:
             self.problems.append(f"{at} is missing, expected {_expected(one)}")
@@ -73,7 +73,7 @@ class Values:
         for number, entry in enumerate(entries):
             if type(entry) is not dict:
                 continue
-            both = [name for name in one.apart if name in entry]
+            both = [name for name in one.apart if entry.get(name) is not None]
             if len(both) > 1:
                 self.problems.append(f"{at}[{number}] has {' and '.join(both)}, expected at most one of them")
             key = entry.get(one.key)

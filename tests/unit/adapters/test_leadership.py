@@ -132,6 +132,20 @@ def test_a_leader_that_cannot_renew_stops_before_anybody_can_follow(clock: FakeC
     assert first.may_act()
 
 
+def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answer(
+    clock: FakeClock, server: LeaseServer
+) -> None:
+    first, api = one(clock, server, "first")
+    first.hold()
+    clock.sleep(RENEW_S)
+    api.delays = [(0.0, 4.0)]
+    assert first.hold()
+    clock.sleep(ACT_S - 4.1)
+    assert first.may_act()
+    clock.sleep(0.2)
+    assert not first.may_act()
+
+
 def test_a_machine_that_slept_may_not_act_though_its_monotonic_clock_stood_still(
     clock: FakeClock, server: LeaseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

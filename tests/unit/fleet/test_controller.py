@@ -54,7 +54,7 @@ def test_nodes_that_report_that_they_live_cause_no_decision() -> None:
     decided = count_decisions(run)
     for number in range(100):
         scene.edit_node("node-1", {"metadata": {"annotations": {"heartbeat": str(number)}}})
-        run.turn()
+        run.idle_for(1.0)
     assert decided == []
 
 

@@ -184,6 +184,16 @@ def test_a_watch_that_lags_behind_our_own_writes_makes_no_second_restart() -> No
     check_each_once(scene, new)
 
 
+def test_after_its_own_write_it_goes_on_without_waiting_for_the_watch() -> None:
+    scene, new = upgrading(1)
+    run = ControllerRun(scene)
+    run.until(lambda: "patch node" in run.killer.calls, "the node is marked")
+    run.cluster.is_held = True
+    run.idle_for(5.0)
+    assert run.killer.calls.count("patch node") == 1
+    assert scene.restarts == {("node-0", new): 1}
+
+
 def test_facts_older_than_our_own_write_change_nothing() -> None:
     scene, new = upgrading(2, maxParallel=1)
     run = ControllerRun(scene)
@@ -206,6 +216,10 @@ def test_what_cannot_be_seen_is_not_decided_on() -> None:
     run.idle_for(300.0)
     assert run.cluster.writes == []
     assert run.reports[-1].why_not_ready == "the API server did not answer"
+    said = len(run.reporter.warnings)
+    run.cluster.lose(FactKind.NODES, "the API server still did not answer")
+    run.turn()
+    assert len(run.reporter.warnings) == said, "it is said once"
     for kind in FactKind:
         run.cluster.find(kind)
     run.until_complete(new)

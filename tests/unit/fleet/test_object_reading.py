@@ -29,7 +29,7 @@ from driver_manager.domain.fleet.model import (
 )
 from driver_manager.domain.fleet.reading import RolloutObject, memory_of, read
 from driver_manager.domain.reboot import windows
-from tests.fakes.rollout_objects import BAD, BAD_WISHES, FULL, Bad, Json, but, rollout, zones
+from tests.fakes.rollout_objects import BAD, BAD_WISHES, BLANK, FULL, Bad, Json, but, rollout, zones
 from tests.fakes.rollout_objects import SPEC as SHORTEST
 from tests.fuzz.oracle import assert_conforms
 
@@ -68,6 +68,10 @@ def policy_of(spec: Json) -> Policy:
 
 def test_what_is_not_said_is_as_the_policy_has_it_by_default() -> None:
     assert policy_of(SHORTEST) == Policy("driver")
+
+
+def test_what_is_blank_or_null_is_as_if_it_were_not_said() -> None:
+    assert policy_of(BLANK) == Policy("driver", waves=(Wave("rest"),))
 
 
 def test_everything_that_can_be_said_is_understood() -> None:

@@ -309,7 +309,7 @@ def test_the_first_status_is_written_at_once() -> None:
 def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDecision, old: Json, now_s: float) -> None:
     status = status_of(decision, old, GENERATION, now_s)
     FORM(status)
-    assert status.keys() == {one.name for one in STATUS}, "a merge patch has to replace all of it"
+    assert status.keys() == {one.name for one in STATUS}
     assert all(
         status[one.name].keys() == {inner.name for inner in one.fields} for one in STATUS if one.kind is Kind.OBJECT
     )
