@@ -6,6 +6,7 @@ from tests.mutants.driver_mutants import DRIVER_MUTANTS
 from tests.mutants.fleet_control_mutants import FLEET_CONTROL_MUTANTS
 from tests.mutants.fleet_mutants import FLEET_MUTANTS
 from tests.mutants.fleet_object_mutants import FLEET_OBJECT_MUTANTS
+from tests.mutants.fleet_pods_mutants import FLEET_PODS_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.mutant import Mutant
@@ -25,6 +26,7 @@ _EVERY = (
     *FLEET_CONTROL_MUTANTS,
     *FLEET_MUTANTS,
     *FLEET_OBJECT_MUTANTS,
+    *FLEET_PODS_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

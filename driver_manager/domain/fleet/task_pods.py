@@ -7,7 +7,6 @@ counts it as a driver. Pure.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -94,7 +93,7 @@ class PodMaker:
             "annotations": dict((self._template.get("metadata") or {}).get("annotations") or {}),
             "ownerReferences": [owner],
         }
-        spec = {**copy.deepcopy(self._spec), "nodeName": node.name}
+        spec = {**self._spec, "nodeName": node.name}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         return CreatePod(self._namespace, name, node.name, self._task, body)
 
