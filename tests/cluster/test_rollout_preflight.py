@@ -62,7 +62,7 @@ def test_a_node_that_would_fail_is_left_out_until_it_passes(fleet: RolloutFleet,
     drivers = {name: times for name, times in deleted.items() if "-preflight-" not in name}
     assert (len(drivers), set(drivers.values())) == (NODES, {1})
     spec = looks.bodies[canary]["spec"]
-    assert spec["containers"][0]["args"] == ["preflight", "--output", "json"]
+    assert spec["containers"][0]["args"] == ["preflight", "--driver-pod-leaves", "--output", "json"]
     assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", 300)
 
 

@@ -152,7 +152,9 @@ def _command(container: Mapping[str, Any], task: Task) -> Json:
     words = _words(container)
     at = words.index(RECONCILE)
     command = {"command": words[:at]} if container.get("command") else {}
-    args = [task.value, *_without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT), "--output", "json"]
+    kept = _without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT)
+    # Beside the driver pod that is to be replaced, whose own processes have the device open.
+    args = [task.value, *kept, "--driver-pod-leaves", "--output", "json"]
     return {**command, "args": args}
 
 

@@ -104,7 +104,7 @@ def _is_in_the_way(now: Situation, holder: Holder, pod: Pod | None, blocked: set
         return True
     if node_pods(now.obs).is_ours(pod):
         return True
-    return pod.uid in blocked or _is_driver_pod(now, pod)
+    return pod.uid in blocked or (_is_driver_pod(now, pod) and not now.policy.driver_pod_leaves)
 
 
 def _is_driver_pod(now: Situation, pod: Pod) -> bool:

@@ -146,7 +146,7 @@ def test_a_label_fits_whatever_a_node_is_called() -> None:
 def test_its_command_has_the_same_options_as_far_as_there_are(said: Json, command: Any, args: list[str]) -> None:
     found = container({key: value for key, value in {**MANAGER, **said}.items() if value is not None})
     assert found.get("command") == command
-    assert found["args"] == ["preflight", *args, "--output", "json"]
+    assert found["args"] == ["preflight", *args, "--driver-pod-leaves", "--output", "json"]
 
 
 def test_the_options_that_are_left_out_are_those_that_only_a_reconcile_has() -> None:
@@ -154,6 +154,7 @@ def test_the_options_that_are_left_out_are_those_that_only_a_reconcile_has() -> 
         return {name for one in command.params for name in one.opts if name.startswith("--")}
 
     assert options(reconcile_command) - options(preflight_command) == NOT_OF_PREFLIGHT
+    assert "--driver-pod-leaves" in options(preflight_command)
 
 
 @pytest.mark.parametrize(
