@@ -173,7 +173,6 @@ def test_a_container_that_could_not_unload_leaves_the_rest_to_the_next_pod() -> 
 def test_a_second_pod_on_a_cleared_node_goes_on_and_clears_nobody_twice() -> None:
     made = ClearWorld()
     made.deleted_after_s = None
-    made.world.clock.after(60.0, made.world.killer.die)
     made.world.killer.kill_at(effects() - 1, after=True)
     assert made.run() is None
     assert made.journal is not None
