@@ -1,4 +1,4 @@
-"""The real controller on a real API server, beside the real DaemonSet controller: waves, kills, two at once, a failure."""
+"""The real controller beside the real DaemonSet controller, on a real API server: waves, kills, two at once, a halt."""
 
 from __future__ import annotations
 

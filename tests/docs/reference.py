@@ -53,15 +53,14 @@ EXITS = """
 Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
 Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
 `exitCode` as JSON.
-`plan` exits as the run would where it is blocked; `health-watch`, `rebooter` and `rollout controller` end with 0 when told to
-terminate;
-`health-watch --once`: 5 unhealthy, 6 cannot be told.
+`plan` exits as the run would where it is blocked; `health-watch`, `rebooter` and `rollout controller` end with 0 when
+told to terminate; `health-watch --once`: 5 unhealthy, 6 cannot be told.
 """
 KEYS = """## Labels and annotations
 
 On the Node, by profile. Nothing else on it is ever changed but `spec.unschedulable`, and no label key is created but
-that of the driver's state, those of a reboot, that of the state of an upgrade, by a rollout, and `…driver=pre-installed`
-on a host with its own driver.
+that of the driver's state, those of a reboot, that of an upgrade's state by a rollout, and `…driver=pre-installed` on
+a host with its own driver.
 """
 STATES = """### The driver's state
 

@@ -30,7 +30,7 @@ SETTLE_S = 0.05
 """What comes within this time after the first change is decided on together with it."""
 
 PASS_S = 2.0
-"""After so long acting in one pass the rest is decided on again: what happened meanwhile counts, too."""
+"""After so long acting on one decision the rest is decided on again: what happened meanwhile counts, too."""
 
 LEAST_S = 0.2
 """No decision asks for the next one by time alone before so much of it has passed."""
@@ -197,7 +197,7 @@ class FleetController:
             if rollout.policy is None:
                 self._refuse(rollout)
             elif not self._world.why_blind(rollout.policy):
-                self._decide(rollout, rollout.policy, begun_s + PASS_S)
+                self._decide(rollout, rollout.policy)
         # What was due and could not be decided on is due again once it can be.
         self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
 
@@ -207,8 +207,8 @@ class FleetController:
         self._figures[rollout.key] = RolloutFigures(Phase.STALLED, {}, 0.0)
         self._show(rollout, status_of_problems(rollout.problems, rollout.status, rollout.generation, now_s))
 
-    def _decide(self, rollout: RolloutObject, policy: Policy, end_s: float) -> None:
-        """Decide, act until the monotonic moment `end_s`, and show it."""
+    def _decide(self, rollout: RolloutObject, policy: Policy) -> None:
+        """Decide, act, and show it."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
         unmade = self._acting.unmade.get(rollout.key, "")
@@ -217,16 +217,16 @@ class FleetController:
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
         before = self._acts.total()
-        self._act(rollout, policy, decision, end_s)
+        self._act(rollout, policy, decision)
         is_shown = self._show(rollout, status_of(decision, rollout.status, rollout.generation, now_s))
         is_refused = self._acting.unmade.get(rollout.key, "") != unmade
         if self._acts.total() > before or is_refused or (is_shown and decision.memory != rollout.memory):
             self._follow_up()
 
-    def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision, end_s: float) -> None:
-        ports = self._ports
+    def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision) -> None:
+        end_s = self._ports.clock.monotonic() + PASS_S
         for act in decision.acts:
-            if ports.clock.monotonic() >= end_s:
+            if self._ports.clock.monotonic() >= end_s:
                 self._wake(0.0)
                 return
             if not self._may_act():
@@ -252,7 +252,10 @@ class FleetController:
                 if clock.monotonic() < due_s:
                     return False
         self._shown_soon.pop(rollout.uid, None)
-        if self._rests.is_resting(key) or not self._may_act():
+        if self._rests.is_resting(key):
+            return False
+        if not self._may_act():
+            self._wake(UNSURE_S)
             return False
         try:
             change = merge_patch(rollout.status, status)

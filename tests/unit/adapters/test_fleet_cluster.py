@@ -13,7 +13,7 @@ import pytest
 
 from driver_manager.adapters.kube import fleet_feed
 from driver_manager.adapters.kube.fleet_feed import Feed
-from driver_manager.domain.errors import ApiRefused, Conflict, Terminated
+from driver_manager.domain.errors import ApiRefused, Conflict, Terminated, WatchBroken
 from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.fleet.model import FleetNode, Task, TaskPod
 from driver_manager.domain.fleet.task_pods import TASK_LABEL, TASKS
@@ -129,6 +129,42 @@ def labels_in(told: list[Change], seen: set[str]) -> set[str]:
     facts = [one.item.fact for one in told if isinstance(one, Seen)]
     seen |= {fact.labels["n"] for fact in facts if isinstance(fact, FleetNode)}
     return seen
+
+
+def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(fleet: FleetOverHttp) -> None:
+    fleet.cluster.follow(frozenset({NODES}))
+    fleet.until_one(Listed)
+
+    def watches() -> int:
+        return fleet.server.counts()["watch", "nodes", "controller"]
+
+    for number in range(3):
+        least = number + 1
+        fleet.until(lambda _: watches() >= least, "it watches")  # noqa: B023  # asked at once
+        fleet.server._http.disconnect()
+        edit(fleet, "a", {"metadata": {"labels": {"n": str(number)}}})
+        found = fleet.until_one(Seen)
+        assert isinstance(found, Seen)
+        assert isinstance(found.item.fact, FleetNode)
+        assert found.item.fact.labels["n"] == str(number)
+    assert fleet.server.counts()["list", "nodes", "controller"] == 1
+    assert fleet.told == [], "nothing was lost"
+
+
+def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
+    fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise WatchBroken("the watch was cut", "")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fleet_feed, "events", broken)
+        fleet.cluster.follow(frozenset({NODES}))
+        fleet.until_one(Listed)
+        lost = fleet.until_one(Lost)
+        assert isinstance(lost, Lost)
+        assert lost.why == "the watch was cut"
+    fleet.until_one(Found)
 
 
 def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(

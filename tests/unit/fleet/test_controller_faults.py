@@ -245,6 +245,19 @@ def test_a_lease_that_cannot_be_read_is_said_once_and_stops_every_act() -> None:
     check_each_once(scene, new)
 
 
+def test_a_status_that_could_not_be_written_for_want_of_a_sure_lead_is_written_once_it_is_sure() -> None:
+    scene, _ = upgrading(2)
+    lead = FakeLeadership(scene.clock)
+    run = ControllerRun(scene, leadership=lead)
+    scene.edit_rollout(paused=True)
+    run.turn()
+    lead.is_sure = False
+    run.idle_for(60.0)
+    assert scene.phase() == "Complete"
+    lead.is_sure = True
+    run.until_phase("Paused", 10.0)
+
+
 def test_two_controllers_that_both_believe_to_lead_restart_no_pod_twice() -> None:
     scene, new = upgrading(6, maxParallel=2)
     runs = [ControllerRun(scene), ControllerRun(scene)]
