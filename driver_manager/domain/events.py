@@ -1,4 +1,7 @@
-"""The Events on a Node by their reasons, each with what it says: names that people alert on. Pure."""
+"""The Events on a Node or on a rollout's object by their reasons, each with what it says: names that people alert on.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,12 @@ REBOOT_ESCALATED = "RebootEscalated"
 REBOOT_COMPLETED = "RebootCompleted"
 REBOOT_WITHDRAWN = "RebootWithdrawn"
 REBOOT_FAILED = "RebootFailed"
+NODE_UPGRADE_FAILED = "NodeUpgradeFailed"
+ROLLOUT_STARTED = "RolloutStarted"
+ROLLOUT_COMPLETE = "RolloutComplete"
+ROLLOUT_HALTED = "RolloutHalted"
+ROLLOUT_UNDO = "RolloutUndo"
+ROLLOUT_CANNOT_UNDO = "RolloutCannotUndo"
 
 EVENTS: dict[str, str] = {
     DRIVER_RECONCILED: "a run changed something and ended well; what was done and why",
@@ -26,5 +35,11 @@ EVENTS: dict[str, str] = {
     REBOOT_COMPLETED: "the node rebooted, is Ready, and its driver is loaded; how long that took",
     REBOOT_WITHDRAWN: "nothing asks for the reboot any more; what was taken for it was given back",
     REBOOT_FAILED: "the host refused to reboot, or nothing rebooted it; the slot was given back",
+    NODE_UPGRADE_FAILED: "the rollout gave this node up; for which revision and why",
+    ROLLOUT_STARTED: "on the rollout: a revision that not all nodes have is on its way",
+    ROLLOUT_COMPLETE: "on the rollout: every node of the fleet is on the newest revision",
+    ROLLOUT_HALTED: "on the rollout: no more nodes begin before somebody has looked; which failed and why",
+    ROLLOUT_UNDO: "on the rollout: the DaemonSet gets the template of an earlier revision; of which, and why",
+    ROLLOUT_CANNOT_UNDO: "on the rollout: somebody asked to go back, and there is no revision to go back to",
 }
 """Every reason that this program posts."""

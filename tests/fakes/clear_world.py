@@ -1,7 +1,7 @@
 """A node that is cleared before its driver pod is deleted: short-lived pods that clear, the driver pod, its successor.
 
-Somebody deletes the driver pod once the Node says that it is cleared, as a rollout's controller does; its container then
-unloads the driver if nobody else has the device.
+Somebody deletes the driver pod once the Node says that it is cleared, as a rollout's controller does; its container
+then unloads the driver if nobody else has the device.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from driver_manager.domain.fleet.acts import (
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import (
     UNDER_WAY,
+    DaemonSetFacts,
     DriverPod,
     Fleet,
     FleetNode,
@@ -39,7 +40,7 @@ from driver_manager.domain.fleet.model import (
     Wishes,
 )
 from driver_manager.domain.node_state import NodeState
-from tests.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT
+from tests.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, matching
 from tests.fakes.fleet_looks import TEMPLATE, Looks, check_looks
 
 LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
@@ -69,10 +70,9 @@ class Machine:
         return self.state in UNDER_WAY and self.facts.record is not None
 
     @property
-    def is_away(self) -> bool:
-        """Whether it is of no use to workloads."""
-        is_serving = self.pod is not None and self.pod.is_ready and not self.pod.is_deleting
-        return self.facts.unschedulable or not self.facts.is_ready or not is_serving
+    def is_placed(self) -> bool:
+        """Whether the DaemonSet wants a pod on it."""
+        return self.facts.labels.get("driver") != "false"
 
 
 class World:
@@ -92,6 +92,9 @@ class World:
         self.era = 0
         self.machines: dict[str, Machine] = {}
         self.gates_open = True
+        self.daemon_set_at_first = replace(DAEMON_SET, places=matching("driver!=false"))
+        self.daemon_set: DaemonSetFacts | None = self.daemon_set_at_first
+        self.rivals: tuple[str, ...] = ()
         for name in names:
             self.join(name, (wave_labels or {}).get(name, {}), "r1")
         self.deaths = 0
@@ -135,13 +138,17 @@ class World:
             nodes=tuple(_as_read(machine.facts) for machine in self.machines.values()),
             pods=tuple(pods),
             revisions=tuple(self.revisions),
-            daemon_set=DAEMON_SET,
+            daemon_set=replace(self.daemon_set, desired=self._desired()) if self.daemon_set is not None else None,
             gate_pods=tuple(gate_pods),
+            rivals=self.rivals,
             rollout=ROLLOUT,
             rollout_uid="uid-rollout",
-            task_pods=tuple(self.looks.pods.values()),
+            task_pods=tuple(pod for pod in self.looks.pods.values() if pod.node in self.machines),
             unmade=self.looks.refusal,
         )
+
+    def _desired(self) -> int:
+        return sum(machine.is_placed for machine in self.machines.values())
 
     def tick(self, seconds: float) -> None:
         """Time passes, in steps in which pods leave and come, runs end and hosts boot."""
@@ -156,8 +163,10 @@ class World:
 
     def _live(self, machine: Machine) -> None:
         pod = machine.pod
+        if not machine.is_placed:
+            self.restart_by_hand(machine)
         if pod is None:
-            if self.up_s >= machine.due_s + COMES_S:
+            if machine.is_placed and self.up_s >= machine.due_s + COMES_S:
                 self._make_pod(machine, self.template, is_ready=False)
             return
         if self.up_s < machine.due_s:
@@ -305,8 +314,11 @@ def check(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
     _check_held(facts, decision, begun, nodes, now_s)
     _check_waves(facts, decision, begun, now_s)
     check_looks(facts, decision, begun, now_s)
+    _check_together(facts, decision, begun, nodes)
     for act in marks:
         assert act.record is None or act.record.rollout == ROLLOUT
+    for view in decision.outlook.nodes:
+        assert view.reason, f"{view.name} is {view.place.value}, and nobody says why"
 
 
 def _is_taken(node: FleetNode) -> bool:
@@ -320,6 +332,8 @@ def _check_foreign(acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str
         node = nodes[act.node]
         assert not node.is_operated, f"{act.node}: an act on an operator's node"
         assert not node.record_problem, f"{act.node}: an act on a node whose record cannot be read"
+        is_others = node.record is not None and node.record.rollout != ROLLOUT
+        assert not is_others or WORDS.get(node.upgrade) not in UNDER_WAY, f"{act.node}: an act on another's node"
         if isinstance(act, RestartPod):
             assert _is_taken(node), f"{act.node}: its pod is deleted, and it is not under way"
             assert node.record is not None, f"{act.node}: its pod is deleted without a record"
@@ -349,6 +363,17 @@ def _check_limits(facts: Fleet, begun: list[MarkNode], nodes: dict[str, FleetNod
         if policy.units.mode is UnitMode.ONE_AT_A_TIME:
             for act in begun:
                 assert not of[act.node] or busy[of[act.node]] == 1, f"two nodes of unit {of[act.node]}"
+
+
+def _check_together(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
+    """Of a unit that goes together nobody stays behind."""
+    units, names = facts.policy.units, {act.node for act in begun}
+    if units is None or units.mode is not UnitMode.TOGETHER:
+        return
+    going = {nodes[name].labels[units.key] for name in names if units.key in nodes[name].labels}
+    for view in decision.outlook.nodes:
+        if view.place is Place.WAITING and nodes[view.name].labels.get(units.key) in going:
+            assert view.name in names, f"{view.name} stays behind its unit"
 
 
 def _is_away(node: FleetNode, pod: DriverPod | None) -> bool:

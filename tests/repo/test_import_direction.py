@@ -25,6 +25,7 @@ PURE = {
     "fnmatch",
     "functools",
     "hashlib",
+    "heapq",
     "itertools",
     "json",
     "math",

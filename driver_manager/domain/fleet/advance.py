@@ -21,41 +21,34 @@ from driver_manager.domain.fleet.outlook import View, by_place, caption, outlook
 from driver_manager.domain.fleet.places import IN_NO_WAVE, place
 from driver_manager.domain.fleet.restarts import restart
 from driver_manager.domain.fleet.starts import starts
-from driver_manager.domain.fleet.turns import Turn, turn
+from driver_manager.domain.fleet.turns import turn
 from driver_manager.domain.fleet.undo import way_back
 from driver_manager.domain.fleet.verdict import Standing, Terms
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Where every node of the rollout stands, and what holds all of them."""
+    """Where every node of the rollout stands, by name, and what holds all of them."""
 
-    terms: Terms
     standings: Sequence[Standing]
-    turn: Turn
+    scene: Scene
     hold: Hold | None
-    is_halted: bool
 
 
 def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     """What to do at `now_s` (seconds since the epoch), what to keep, and what to show."""
     seen = survey(fleet, now_s)
-    terms, found_hold = seen.terms, seen.hold
-    checks = preflight.checks(fleet, seen.standings, terms, seen.turn, found_hold)
-    begun = starts(seen.standings, terms, seen.turn, found_hold, checks.reasons)
-    settled, moments = _settled(seen) if fleet.daemon_set is not None else ([], [])
-    view = View(
-        terms.target, seen.standings, by_place(seen.standings), found_hold, seen.turn, begun, checks, _without_pod(seen)
-    )
+    view = view_of(seen)
     shown = caption(view)
+    settled, moments = _settled(seen)
     memory, told = fleet.memory, list[Act]()
-    if found_hold is None or not found_hold.stands_aside:
-        back = way_back(fleet, terms, seen.is_halted)
+    if seen.hold is None or not seen.hold.stands_aside:
+        back = way_back(fleet, seen.scene.terms, seen.scene.are_too_many)
         is_good = shown.phase is Phase.COMPLETE and bool(view.by_place[Place.DONE])
-        memory, announced = remember(back.memory, terms.target, shown, now_s, is_good=is_good)
+        memory, announced = remember(back.memory, view.target, shown, now_s, is_good=is_good)
         told = [*back.acts, *announced]
     return FleetDecision(
-        acts=(*settled, *begun.acts, *told, *checks.acts),
+        acts=(*settled, *view.starts.acts, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
         memory=memory,
         outlook=outlook(view, shown),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
@@ -63,9 +56,8 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
 
 
 def survey(fleet: Fleet, now_s: float) -> Survey:
-    """Where every node of the rollout stands, by name."""
-    members = census.members(fleet)
-    target = census.newest(fleet.revisions)
+    """Where every node of the rollout stands."""
+    members, target = census.members(fleet), census.newest(fleet.revisions)
     judged = {member.node.name for member in members if member.is_taken or member.record is not None}
     terms = Terms(
         fleet.policy,
@@ -82,11 +74,25 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         Standing(member, verdict if wave or verdict.place is not Place.WAITING else IN_NO_WAVE, wave)
         for member, verdict, wave in zip(members, verdicts, assigned.numbers, strict=True)
     ]
-    found = turn(standings, terms, fleet.wishes)
-    failed = [one for one in standings if one.verdict.place is Place.FAILED]
-    failing = [one for one in standings if one.verdict.fails and _is_of(one, terms.target)]
-    scene = Scene(fleet, terms, found, assigned.unmatched, failed, failing)
-    return Survey(terms, standings, found, hold(scene), scene.are_too_many)
+    scene = Scene(
+        fleet,
+        terms,
+        turn(standings, terms, fleet.wishes),
+        assigned.unmatched,
+        failed=[one for one in standings if one.verdict.place is Place.FAILED],
+        failing=[one for one in standings if one.verdict.fails and _is_of(one, terms.target)],
+    )
+    return Survey(standings, scene, hold(scene))
+
+
+def view_of(seen: Survey) -> View:
+    """Who begins, and all else that is shown."""
+    terms, found = seen.scene.terms, seen.scene.turn
+    checks = preflight.checks(seen.scene.fleet, seen.standings, terms, found, seen.hold)
+    begun = starts(seen.standings, terms, found, seen.hold, checks.reasons)
+    desired = terms.daemon_set.desired if terms.daemon_set is not None else 0
+    without_pod = max(0, desired - sum(standing.member.pod is not None for standing in seen.standings))
+    return View(terms.target, seen.standings, by_place(seen.standings), seen.hold, found, begun, checks, without_pod)
 
 
 def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
@@ -99,16 +105,10 @@ def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
         if verdict.until_s is not None:
             moments.append(verdict.until_s)
         if verdict.untouched is not None:
-            due, until_s = restart(standing.member, verdict.untouched, seen.terms, seen.hold)
+            due, until_s = restart(standing.member, verdict.untouched, seen.scene.terms, seen.hold)
             acts += due
             moments.append(until_s)
     return acts, moments
-
-
-def _without_pod(seen: Survey) -> int:
-    """On how many nodes the DaemonSet wants a pod and has none."""
-    desired = seen.terms.daemon_set.desired if seen.terms.daemon_set is not None else 0
-    return max(0, desired - sum(standing.member.pod is not None for standing in seen.standings))
 
 
 def _is_of(standing: Standing, target: str) -> bool:
@@ -122,8 +122,9 @@ def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
         return ()
     is_waiting = any(standing.verdict.wants_turn for standing in seen.standings)
     held_s = seen.hold.until_s if seen.hold is not None and is_waiting else None
-    results_s = (found.until_s for found in seen.terms.preflights.values())
-    return held_s, seen.turn.gate.until_s if seen.turn.gate is not None else None, *results_s
+    gate = seen.scene.turn.gate
+    results_s = (one.until_s for one in seen.scene.terms.preflights.values())
+    return held_s, gate.until_s if gate is not None else None, *results_s
 
 
 def _next(now_s: float, moments: Iterable[float | None]) -> float | None:

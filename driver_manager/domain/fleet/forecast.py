@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from driver_manager.domain.fleet import units
 from driver_manager.domain.fleet.acts import Outlook, Phase, Place
@@ -88,7 +87,12 @@ def typical(standings: Iterable[Standing], target: str) -> float | None:
         if record is not None and standing.member.state is UpgradeState.DONE and record.since_s > record.began_s:
             took[record.revision == target].append(record.since_s - record.began_s)
     found = took[True] or took[False]
-    return median(found) if found else None
+    return _median(found) if found else None
+
+
+def _median(found: Sequence[float]) -> float:
+    half, ordered = len(found) // 2, sorted(found)
+    return ordered[half] if len(found) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 class _Lanes:
@@ -96,8 +100,8 @@ class _Lanes:
 
     def __init__(self, seen: Survey, wishes: Wishes, typical_s: float) -> None:
         self._seen, self._wishes, self._typical_s = seen, wishes, typical_s
-        self._policy, self._now_s = seen.terms.policy, seen.terms.now_s
-        self._window = _Window(seen.terms.policy.schedule)
+        self._policy, self._now_s = seen.scene.terms.policy, seen.scene.terms.now_s
+        self._window = _Window(seen.scene.terms.policy.schedule)
         busy = [standing for standing in seen.standings if standing.verdict.place is Place.UNDER_WAY]
         self._of_unit: dict[str, float] = {}
         self._free: list[float] = []
@@ -154,7 +158,7 @@ class _Lanes:
 
     def _opening(self, before: int, number: int) -> float | None:
         """When wave `number` opens after wave `before`; None where an approval is missing."""
-        turn = self._seen.turn
+        turn = self._seen.scene.turn
         if number <= turn.upto:
             return self._now_s
         opens_s = self._now_s
@@ -163,7 +167,7 @@ class _Lanes:
                 break
             if view.number < max(before, turn.reached) or not any(view.counts.values()):
                 continue
-            if wave.needs_approval and not is_approved(view.number, self._seen.terms.target, self._wishes):
+            if wave.needs_approval and not is_approved(view.number, self._seen.scene.terms.target, self._wishes):
                 return None
             end_s = self._ends.get(view.number, view.ended_s)
             if end_s is not None:

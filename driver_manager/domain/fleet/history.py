@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from driver_manager.domain.events import ROLLOUT_COMPLETE, ROLLOUT_HALTED, ROLLOUT_STARTED
 from driver_manager.domain.fleet.acts import Announce, Phase
 from driver_manager.domain.fleet.model import Memory, Past
 from driver_manager.domain.fleet.outlook import Caption
@@ -14,8 +15,6 @@ HALTED, SUPERSEDED = "halted", "superseded"
 
 MOST_KEPT = 10
 """As many revisions as a DaemonSet keeps by default."""
-
-BEGAN, COMPLETED, WAS_HALTED = "RolloutStarted", "RolloutComplete", "RolloutHalted"
 
 
 def remember(
@@ -29,19 +28,19 @@ def remember(
     phase, message = shown.phase, shown.message
     if memory.target != target:
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
-        key = f"{BEGAN}/{target}/{past[-1].began_s if past else 0:.0f}"
+        key = f"{ROLLOUT_STARTED}/{target}/{past[-1].began_s if past else 0:.0f}"
         memory = replace(memory, target=target, history=(*past, Past(target, now_s))[-MOST_KEPT:])
         if phase is not Phase.COMPLETE:
-            told.append(Announce(BEGAN, f"Rollout of revision {target} started", key))
+            told.append(Announce(ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
     last = memory.history[-1] if memory.history else Past(target, now_s)
     if is_good:
         if last.outcome != COMPLETE or memory.good != target:
-            told.append(Announce(COMPLETED, message, f"{COMPLETED}/{target}/{last.began_s:.0f}"))
+            told.append(Announce(ROLLOUT_COMPLETE, message, f"{ROLLOUT_COMPLETE}/{target}/{last.began_s:.0f}"))
             last = replace(last, ended_s=now_s, outcome=COMPLETE)
         failed = tuple(name for name in memory.failed if name != target)
         memory = replace(memory, good=target, failed=failed)
     elif phase is Phase.HALTED and last.ended_s is None and last.outcome != HALTED:
-        told.append(Announce(WAS_HALTED, message, f"{WAS_HALTED}/{target}/{now_s:.0f}", is_warning=True))
+        told.append(Announce(ROLLOUT_HALTED, message, f"{ROLLOUT_HALTED}/{target}/{now_s:.0f}", is_warning=True))
         last = replace(last, outcome=HALTED)
     elif phase is not Phase.HALTED and last.outcome == HALTED:
         last = replace(last, outcome="")

@@ -43,7 +43,8 @@ def _no_longer_placed(member: Member, terms: Terms) -> Verdict | None:
     """The DaemonSet places no pod here any more: there is nothing to wait for, and nobody to blame."""
     if is_placed(member, terms.daemon_set):
         return None
-    return Verdict(Place.LEFT_OUT, "the DaemonSet places no pod on it any more", (release(member),))
+    stands = Place.UNDER_WAY if member.is_taken else Place.LEFT_OUT
+    return Verdict(stands, "the DaemonSet places no pod on it any more", (release(member),))
 
 
 def _taken(member: Member, terms: Terms) -> Verdict | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from driver_manager.domain.events import ROLLOUT_CANNOT_UNDO, ROLLOUT_UNDO
 from driver_manager.domain.fleet.acts import Act, Announce, SetTemplate
 from driver_manager.domain.fleet.model import Fleet, Memory, OnHalt
 from driver_manager.domain.fleet.verdict import Terms
 
 COMPLETE = "complete"
 """As the outcome of a Past: every node of the fleet served that revision."""
-UNDO, CANNOT_UNDO = "RolloutUndo", "RolloutCannotUndo"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ def _going(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
     if terms.target != memory.undo_from or not is_there:
         return WayBack(replace(memory, undo_from="", undo_to=""))
     why = f"back from revision {memory.undo_from} to {memory.undo_to}"
-    told = Announce(UNDO, f"Rollout goes {why}", f"{UNDO}/{memory.undo_from}/{memory.undo_to}/{memory.undone}", True)
+    told = Announce(
+        ROLLOUT_UNDO, f"Rollout goes {why}", f"{ROLLOUT_UNDO}/{memory.undo_from}/{memory.undo_to}/{memory.undone}", True
+    )
     return WayBack(memory, (SetTemplate(memory.undo_to, daemon_set.resource_version, why), told))
 
 
@@ -59,7 +61,7 @@ def _wished(fleet: Fleet, terms: Terms, is_halted: bool) -> WayBack | None:
         return WayBack(met)
     if not to:
         what = f"there is no revision {wishes.undo_to}" if wishes.undo_to else "no earlier revision was complete"
-        told = Announce(CANNOT_UNDO, f"Cannot go back: {what}", f"{CANNOT_UNDO}/{wishes.undo}", True)
+        told = Announce(ROLLOUT_CANNOT_UNDO, f"Cannot go back: {what}", f"{ROLLOUT_CANNOT_UNDO}/{wishes.undo}", True)
         return WayBack(met, (told,))
     return WayBack(_decided(met, terms.target, to))
 

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from driver_manager.domain import timestamps
+from driver_manager.domain.events import NODE_UPGRADE_FAILED
 from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, NodePreflight, Place
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, TaskPod, UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
-
-NODE_FAILED = "NodeUpgradeFailed"
 
 GOING = frozenset({Place.WAITING, Place.UNDER_WAY})
 """The places of nodes that a wave has not ended for."""
@@ -111,9 +110,9 @@ def release(member: Member) -> MarkNode:
 def failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> Verdict:
     """The node has failed for the reason `why`: it is noted, and told once."""
     told = Announce(
-        NODE_FAILED,
+        NODE_UPGRADE_FAILED,
         f"Driver upgrade to revision {record.revision} failed: {why}",
-        f"{NODE_FAILED}/{member.node.uid or member.node.name}/{record.revision}/{record.began_s:.0f}",
+        f"{NODE_UPGRADE_FAILED}/{member.node.uid or member.node.name}/{record.revision}/{record.began_s:.0f}",
         is_warning=True,
         node=member.node.name,
     )

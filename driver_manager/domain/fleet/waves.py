@@ -19,7 +19,7 @@ from driver_manager.domain.fleet.verdict import GOING, Verdict
 
 @dataclass(frozen=True)
 class Waves:
-    """The number of each node's wave, in the order of the nodes, and the waves that none of a fleet with nodes matches."""
+    """The number of each node's wave, in the order of the nodes, and the waves that no node matches."""
 
     numbers: tuple[int, ...]
     unmatched: tuple[int, ...]

@@ -59,6 +59,7 @@ def test_each_waiting_node_has_its_wave_its_turn_and_its_reason() -> None:
 def test_what_a_node_takes_is_the_median_of_those_that_are_done() -> None:
     nodes = [done("a", 100.0), done("b", 9000.0), done("c", 200.0), done("d", 1.0, revision=OLD)]
     assert plan(of(nodes), NOW_S).typical_s == 200.0
+    assert plan(of([*nodes[:3], done("e", 300.0)]), NOW_S).typical_s == 250.0
     assert plan(of([done("a", 50.0, revision=OLD)]), NOW_S).typical_s == 50.0
     assert plan(of([done("a", -50.0)]), NOW_S).typical_s is None
 

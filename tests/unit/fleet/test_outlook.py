@@ -158,6 +158,8 @@ def test_who_stands_aside_notes_what_ended_and_touches_nothing(facts: Fleet) -> 
 def test_without_a_daemon_set_nothing_is_done_at_all() -> None:
     facts = of([node("a", RESTART, record=record(since_s=0.0))], [], daemon_set=None)
     assert advance(facts, NOW_S).acts == ()
+    waiting = of([node("a", RESTART)], [], daemon_set=None)
+    assert advance(waiting, NOW_S).again_s == NOW_S - 60.0 + 1800.0
 
 
 def test_failures_are_counted_for_the_target_only() -> None:

@@ -133,12 +133,12 @@ def test_a_node_that_is_taken_belongs_to_it_even_while_it_has_no_pod() -> None:
     assert places(fleet([node("a", RESTART)], [])) == {"a": Place.UNDER_WAY}
 
 
-@pytest.mark.parametrize("state", [RESTART, FAILED])
-def test_a_node_that_the_daemon_set_leaves_is_let_go(state: UpgradeState) -> None:
+@pytest.mark.parametrize(("state", "place"), [(RESTART, Place.UNDER_WAY), (FAILED, Place.LEFT_OUT)])
+def test_a_node_that_the_daemon_set_leaves_is_let_go(state: UpgradeState, place: Place) -> None:
     facts = fleet([node("a", state)], [], daemon_set=_placed("driver=true"))
     mark = marks(facts)["a"]
     assert (mark.state, mark.record) == (None, None)
-    assert places(facts) == {"a": Place.LEFT_OUT}
+    assert places(facts) == {"a": place}
 
 
 def test_a_node_that_it_still_places_a_pod_on_is_not() -> None:
