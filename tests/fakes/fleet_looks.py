@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from driver_manager.domain.fleet.acts import CreatePod, DeletePod, FleetDecision, MarkNode, Place
@@ -57,8 +57,9 @@ class Looks:
             case _:
                 self.ends[node] = event.removeprefix("look-")
 
-    def tick(self, now_s: float) -> None:
-        """Pods end."""
+    def tick(self, now_s: float, nodes: Container[str]) -> None:
+        """Pods end, and those of nodes that are no more go."""
+        self.pods = {name: pod for name, pod in self.pods.items() if pod.node in nodes}
         for name, pod in self.pods.items():
             end = self.ends.get(pod.node, "passes")
             if not pod.has_ended and end != "never" and now_s >= pod.made_s + LOOKS_S:

@@ -143,7 +143,7 @@ class World:
             rivals=self.rivals,
             rollout=ROLLOUT,
             rollout_uid="uid-rollout",
-            task_pods=tuple(pod for pod in self.looks.pods.values() if pod.node in self.machines),
+            task_pods=tuple(self.looks.pods.values()),
             unmade=self.looks.refusal,
         )
 
@@ -157,7 +157,7 @@ class World:
             self.now_s += step_s
             self.up_s += step_s
             seconds -= step_s
-            self.looks.tick(self.now_s)
+            self.looks.tick(self.now_s, self.machines)
             for machine in self.machines.values():
                 self._live(machine)
 
