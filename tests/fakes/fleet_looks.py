@@ -69,9 +69,10 @@ class Looks:
 def check_looks(facts: Fleet, decision: FleetDecision, begun: Iterable[MarkNode], now_s: float) -> None:
     """Nobody begins without a result that lets them; never too many pods at a time, never a second one for a node."""
     mode, target = facts.policy.preflight, decision.outlook.target
-    made = [act for act in decision.acts if isinstance(act, CreatePod)]
-    ours = {pod.node: pod for pod in facts.task_pods if pod.revision == target}
-    at_work = sum(not pod.has_ended for pod in facts.task_pods)
+    made = [act for act in decision.acts if isinstance(act, CreatePod) and act.task is Task.PREFLIGHT]
+    looks = [pod for pod in facts.task_pods if pod.task is Task.PREFLIGHT]
+    ours = {pod.node: pod for pod in looks if pod.revision == target}
+    at_work = sum(not pod.has_ended for pod in looks)
     assert not made or at_work + len(made) <= MAX_AT_ONCE
     assert not {act.node for act in made} & ours.keys(), "a second pod for one node and revision"
     assert mode is not PreflightMode.OFF or not made

@@ -11,6 +11,7 @@ from sys import intern
 from typing import Any
 
 from driver_manager.adapters.kube.objects import text_of, texts_of, typed
+from driver_manager.domain import journal as journals
 from driver_manager.domain import node_state, selectors, timestamps
 from driver_manager.domain.fleet import task_pods
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision, Task, TaskPod
@@ -106,6 +107,8 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
         conditions=conditions,
         outcome_s=timestamps.seconds_of(outcome.ended) if outcome is not None else None,
         is_cordoned_by_run=keys.journal in notes and notes.get(keys.cordon) not in (None, CORDON_FOR_REBOOT),
+        is_taken_by_run=keys.journal in notes,
+        cleared_by=_cleared_by(notes.get(keys.journal, "")),
     )
     return _item(metadata, fact)
 
@@ -160,6 +163,7 @@ def as_task_pod(item: Mapping[str, Any]) -> Item:
         message=left or " ".join(filter(None, (text_of(status, "reason"), text_of(status, "message")))),
         why_waiting=_why_waiting(states),
         is_deleting=bool(metadata.get("deletionTimestamp")),
+        ended_s=timestamps.seconds_of(text_of(ended, "finishedAt")) if ended else None,
     )
     return _item(metadata, fact)
 
@@ -196,6 +200,17 @@ def _record(text: str | None) -> tuple[NodeRecord | None, str]:
         return decode(text), ""
     except NodeRecordUnreadable as error:
         return None, error.what
+
+
+def _cleared_by(journal: str) -> str:
+    """The uid of the pod whose run has cleared the node, as its journal tells; "" for any other."""
+    if not journal:
+        return ""
+    try:
+        found = journals.decode(journal)
+    except journals.JournalUnreadable:
+        return ""
+    return found.owner.pod_uid if found.cleared else ""
 
 
 def _is_ready(status: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from driver_manager.domain.fleet import census, gates, preflight, waves
+from driver_manager.domain.fleet import census, clearing, gates, preflight, waves
 from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
 from driver_manager.domain.fleet.history import remember
 from driver_manager.domain.fleet.holds import Hold, Scene, hold
@@ -21,6 +21,7 @@ from driver_manager.domain.fleet.outlook import View, by_place, caption, outlook
 from driver_manager.domain.fleet.places import IN_NO_WAVE, place
 from driver_manager.domain.fleet.restarts import restart
 from driver_manager.domain.fleet.starts import starts
+from driver_manager.domain.fleet.task_pods import Clears
 from driver_manager.domain.fleet.turns import turn
 from driver_manager.domain.fleet.undo import way_back
 from driver_manager.domain.fleet.verdict import Standing, Terms
@@ -67,6 +68,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         fleet.daemon_set,
         gates.by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
         preflight.findings(fleet, target, now_s),
+        Clears(fleet) if fleet.clears_first else None,
     )
     verdicts = [place(member, terms) for member in members]
     assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
@@ -98,6 +100,8 @@ def view_of(seen: Survey) -> View:
 def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
     """What each node's own facts call for, and the moments at which that changes."""
     acts: list[Act] = []
+    if seen.hold is None or not seen.hold.stands_aside:
+        acts += clearing.obsolete(seen.scene.fleet, seen.standings, seen.scene.terms)
     moments: list[float | None] = []
     for standing in seen.standings:
         verdict = standing.verdict

@@ -141,6 +141,8 @@ class FleetNode:
     the node alone. `is_operated`: a vendor's operator manages this node's upgrades. `driver_state` is what the node's
     own runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None
     where it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
+    `is_taken_by_run`: there is such a journal; `cleared_by` is the uid of the pod whose run has cleared the node and
+    says so in it.
     """
 
     name: str
@@ -161,6 +163,8 @@ class FleetNode:
     conditions: Mapping[str, str] = field(default_factory=dict)
     outcome_s: float | None = None
     is_cordoned_by_run: bool = False
+    is_taken_by_run: bool = False
+    cleared_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,7 @@ class Task(Enum):
     """What a short-lived pod is made for; the value is that of its label."""
 
     PREFLIGHT = "preflight"
+    CLEAR = "clear"
 
 
 @dataclass(frozen=True)
@@ -193,6 +198,7 @@ class TaskPod:
 
     `exit_code` is that of its one container, None until that has ended, or where it never ran. `has_ended`: nothing
     comes of it any more. `message` is what it left, or why it ended without. `why_waiting`: as of a DriverPod.
+    `ended_s` is when its container ended, None where that is not told.
     """
 
     namespace: str
@@ -207,6 +213,7 @@ class TaskPod:
     message: str = ""
     why_waiting: str = ""
     is_deleting: bool = False
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -299,7 +306,7 @@ class Fleet:
 
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
     which it knows its own records, `rollout_uid` its uid. `task_pods` are those that it made; `unmade` is why the API
-    server refused the last one, "" where it did not.
+    server refused the last one, "" where it did not. `clears_first`: a node is cleared before its driver pod goes.
     """
 
     policy: Policy
@@ -315,3 +322,4 @@ class Fleet:
     rollout_uid: str = ""
     task_pods: tuple[TaskPod, ...] = ()
     unmade: str = ""
+    clears_first: bool = False

@@ -25,7 +25,10 @@ TASKS = f"{TASK_LABEL} in ({','.join(task.value for task in Task)})"
 """Selects the pods of all tasks that this version knows."""
 
 LIMIT_S = 300
-"""A pod that has not ended by then is ended by the kubelet; most of that is for its image."""
+"""A preflight that has not ended by then is ended by the kubelet; most of that is for its image."""
+
+CLEAR_MORE_S = 60
+"""A pod that clears is ended by the kubelet so long after its node has failed for want of time."""
 
 PROGRAM, RECONCILE = "driver-manager", "reconcile-driver-state"
 
@@ -41,10 +44,13 @@ _NOT_KEPT = frozenset(
         *("containers", "initContainers", "ephemeralContainers", "volumes", "restartPolicy", "readinessGates"),
         # of the choice of a node, which is made
         *("affinity", "nodeSelector", "topologySpreadConstraints", "schedulerName", "schedulingGates"),
-        # by which the kubelet would make room for it: nobody has to leave for a pod that only looks
-        *("priority", "priorityClassName", "preemptionPolicy", "resources", "resourceClaims", "overhead"),
+        # of what it asks for: it comes beside the driver pod, and needs little
+        *("resources", "resourceClaims", "overhead"),
     }
 )
+_PRIORITY = frozenset({"priority", "priorityClassName", "preemptionPolicy"})
+"""By which the kubelet makes room for a pod: nobody has to leave for one that only looks."""
+
 _MAX_LABEL_CHARS = 63
 _MAX_PREFIX_CHARS = 40
 _DIGEST_CHARS = 12
@@ -63,29 +69,29 @@ class PodMaker:
     """
 
     def __init__(self, fleet: Fleet, revision: str, task: Task) -> None:
-        self._namespace, _, self._rollout = fleet.rollout.partition("/")
-        self._uid, self._revision, self._task = fleet.rollout_uid, revision, task
+        self._fleet, self._revision, self._task = fleet, revision, task
         self._template = _template(fleet, revision)
-        self._spec = _spec(self._template["spec"], task)
+        self._spec = _spec(self._template["spec"], task, revision)
+        if task is Task.CLEAR:
+            self._spec["activeDeadlineSeconds"] = int(fleet.policy.node_timeout_s) + CLEAR_MORE_S
 
-    def pod(self, node: FleetNode) -> CreatePod:
-        """The pod for `node`. Its name follows from what it is for, so that two who make it make one."""
-        key = f"{self._uid}/{self._task.value}/{self._revision}/{node.uid or node.name}"
-        digest = hashlib.sha256(key.encode()).hexdigest()[:_DIGEST_CHARS]
-        name = f"{self._rollout[:_MAX_PREFIX_CHARS].rstrip('-.')}-{self._task.value}-{digest}"
+    def pod(self, node: FleetNode, attempt: str = "") -> CreatePod:
+        """The pod for `node`, the same one for the same `attempt`."""
+        name = pod_name(self._fleet, self._revision, self._task, node, attempt)
+        namespace, _, rollout = self._fleet.rollout.partition("/")
         owner = {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,
-            "name": self._rollout,
-            "uid": self._uid,
+            "name": rollout,
+            "uid": self._fleet.rollout_uid,
             "controller": True,
         }
         metadata = {
             "name": name,
-            "namespace": self._namespace,
+            "namespace": namespace,
             "labels": {
                 TASK_LABEL: self._task.value,
-                ROLLOUT_LABEL: _label(self._rollout),
+                ROLLOUT_LABEL: _label(rollout),
                 REVISION_LABEL: _label(self._revision),
                 NODE_LABEL: _label(node.name),
             },
@@ -95,7 +101,34 @@ class PodMaker:
         }
         spec = {**self._spec, "nodeName": node.name}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        return CreatePod(self._namespace, name, node.name, self._task, body)
+        return CreatePod(namespace, name, node.name, self._task, body)
+
+
+class Clears:
+    """The pods that clear nodes: those that there are, by name, and how others are made."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.pods = {pod.name: pod for pod in fleet.task_pods if pod.task is Task.CLEAR}
+        self._makers: dict[str, PodMaker] = {}
+
+    def name(self, revision: str, node: FleetNode, attempt: str) -> str:
+        """The name of the pod for an attempt to clear the node."""
+        return pod_name(self.fleet, revision, Task.CLEAR, node, attempt)
+
+    def maker(self, revision: str) -> PodMaker:
+        """What makes them from the template of a revision. Raises TemplateUnusable."""
+        if revision not in self._makers:
+            self._makers[revision] = PodMaker(self.fleet, revision, Task.CLEAR)
+        return self._makers[revision]
+
+
+def pod_name(fleet: Fleet, revision: str, task: Task, node: FleetNode, attempt: str = "") -> str:
+    """The name of a pod follows from what it is for, so that two who make it make one."""
+    rollout = fleet.rollout.partition("/")[2]
+    key = f"{fleet.rollout_uid}/{task.value}/{revision}/{node.uid or node.name}/{attempt}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{rollout[:_MAX_PREFIX_CHARS].rstrip('-.')}-{task.value}-{digest}"
 
 
 def _template(fleet: Fleet, revision: str) -> Json:
@@ -111,20 +144,21 @@ def _template(fleet: Fleet, revision: str) -> Json:
     return found
 
 
-def _spec(spec: Mapping[str, Any], task: Task) -> Json:
+def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
     """The pod's spec, but for the node."""
     manager = next(filter(_is_manager, spec.get("initContainers") or ()), None)
     if manager is None:
         raise TemplateUnusable(
             f"no init container of the pod template runs `{PROGRAM} {RECONCILE}`",
-            "Add it as deploy/base/daemonset.yaml has it, or switch `preflight` off.",
+            "Add it as deploy/base/daemonset.yaml has it.",
         )
     container = {key: value for key, value in manager.items() if key not in ("resources", "restartPolicy")}
-    container |= _command(manager, task)
+    container |= _command(manager, task, revision)
     # Where the command could not say why it ended: a crash, an image without it.
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
     used = {one.get("name") for key in ("volumeMounts", "volumeDevices") for one in manager.get(key) or ()}
-    kept = {key: value for key, value in spec.items() if key not in _NOT_KEPT}
+    dropped = _NOT_KEPT if task is Task.CLEAR else _NOT_KEPT | _PRIORITY
+    kept = {key: value for key, value in spec.items() if key not in dropped}
     return {
         **kept,
         "restartPolicy": "Never",
@@ -147,15 +181,16 @@ def _words(container: Mapping[str, Any]) -> list[str]:
     return [str(word) for key in ("command", "args") for word in container.get(key) or ()]
 
 
-def _command(container: Mapping[str, Any], task: Task) -> Json:
+def _command(container: Mapping[str, Any], task: Task, revision: str) -> Json:
     """Command and arguments: the same options, as far as the other command has them."""
     words = _words(container)
     at = words.index(RECONCILE)
     command = {"command": words[:at]} if container.get("command") else {}
+    if task is Task.CLEAR:
+        return {**command, "args": [RECONCILE, *_without(words[at + 1 :], _FLAGS | _OUTPUT), "--clear-for", revision]}
     kept = _without(words[at + 1 :], NOT_OF_PREFLIGHT | _OUTPUT)
     # Beside the driver pod that is to be replaced, whose own processes have the device open.
-    args = [task.value, *kept, "--driver-pod-leaves", "--output", "json"]
-    return {**command, "args": args}
+    return {**command, "args": ["preflight", *kept, "--driver-pod-leaves", "--output", "json"]}
 
 
 def _without(words: Sequence[str], names: Iterable[str]) -> list[str]:
