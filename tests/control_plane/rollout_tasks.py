@@ -60,12 +60,13 @@ class TaskPods:
             self.seen[node] += 1
             self.bodies[node] = pod
             code, message = self.ends.get(node, (0, ""))
-            gone(lambda: self._api.patch(f"{PODS}/{meta['name']}/status", _ended(pod, code, message)), 409)
+            gone(lambda: self._api.patch(f"{PODS}/{meta['name']}/status", ended(pod, code, message)), 409)
 
 
-def _ended(pod: Json, code: int, message: str) -> Json:
+def ended(pod: Json, code: int, message: str = "") -> Json:
+    """The status patch of a pod whose one container has ended so."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    ended = {"exitCode": code, "reason": "Error" if code else "Completed", "startedAt": now, "finishedAt": now}
+    result = {"exitCode": code, "reason": "Error" if code else "Completed", "startedAt": now, "finishedAt": now}
     (container,) = pod["spec"]["containers"]
     shown = {
         "name": container["name"],
@@ -73,7 +74,7 @@ def _ended(pod: Json, code: int, message: str) -> Json:
         "imageID": "",
         "ready": False,
         "restartCount": 0,
-        "state": {"terminated": {**ended, "message": message}},
+        "state": {"terminated": {**result, "message": message}},
     }
     status = {"phase": "Failed" if code else "Succeeded", "startTime": now, "containerStatuses": [shown]}
     return {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
