@@ -85,7 +85,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(  # noqa: PLR0913  # the fixtures that make a node with operands
+def scene(
     control_plane: ControlPlane,
     admin_api: Api,
     agent_with_events: User,
@@ -176,7 +176,7 @@ def test_a_node_that_cannot_be_cleared_keeps_its_driver_pod(scene: Scene) -> Non
 
 @pytest.mark.long
 def test_a_deleted_object_gives_the_node_back(scene: Scene) -> None:
-    pod, clears = scene.begin()
+    _, clears = scene.begin()
     wait_until(lambda: JOURNAL in scene.node.annotations(), "the node is taken", 60)
     scene.controller.process.kill()
     wait_until(lambda: "cleared" in scene.node.annotations()[JOURNAL], "the node is cleared", 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.clear_mutants import CLEAR_MUTANTS
 from tests.mutants.driver_mutants import DRIVER_MUTANTS
 from tests.mutants.fleet_control_mutants import FLEET_CONTROL_MUTANTS
 from tests.mutants.fleet_mutants import FLEET_MUTANTS
@@ -27,6 +28,7 @@ _EVERY = (
     *FLEET_MUTANTS,
     *FLEET_OBJECT_MUTANTS,
     *FLEET_PODS_MUTANTS,
+    *CLEAR_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

@@ -20,10 +20,12 @@ from driver_manager.adapters.kube.fleet_objects import (
 )
 from driver_manager.adapters.kube.objects import understood
 from driver_manager.cli.zones import zone
+from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ApiUnavailable
 from driver_manager.domain.fleet import record, task_pods
 from driver_manager.domain.fleet.model import DriverPod, FleetNode, GatePod, Revision, Task, TaskPod
 from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode
 from driver_manager.fleet_ports import FollowedDaemonSet
 from tests.fakes.builders import ASCEND, PROFILE
@@ -131,6 +133,21 @@ def test_a_driver_pod() -> None:
     assert bare == DriverPod("", "p", "", "", "")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_taken", "cleared_by"),
+    [
+        (None, False, ""),
+        ("garbage", True, ""),
+        (journals.encode(Journal(Owner("npu/clear", "uid-clear"), "boot")), True, ""),
+        (journals.encode(Journal(Owner("npu/clear", "uid-clear"), "boot", cleared="r2")), True, "uid-clear"),
+        (journals.encode(Journal(Owner(pid=7), "boot", cleared="r2")), True, ""),
+    ],
+)
+def test_a_journal_tells_who_has_cleared_the_node(text: str | None, is_taken: bool, cleared_by: str) -> None:
+    found = node(notes={KEYS.journal: text} if text is not None else {})
+    assert (found.is_taken_by_run, found.cleared_by) == (is_taken, cleared_by)
+
+
 def task_pod(**said: Any) -> TaskPod:
     metadata = {
         "name": "t",
@@ -153,9 +170,10 @@ def test_a_short_lived_pod_that_waits() -> None:
 
 
 def test_a_short_lived_pod_that_has_ended() -> None:
-    ended = [{"name": "m", "state": {"terminated": {"exitCode": 6, "message": "no module"}}}]
-    found = task_pod(phase="Failed", containerStatuses=ended)
+    result = {"exitCode": 6, "message": "no module", "finishedAt": "2026-01-02T03:04:15Z"}
+    found = task_pod(phase="Failed", containerStatuses=[{"name": "m", "state": {"terminated": result}}])
     assert (found.exit_code, found.has_ended, found.message) == (6, True, "no module")
+    assert found.ended_s == found.made_s + 10.0
 
 
 def test_a_short_lived_pod_that_never_ran_says_what_its_kubelet_says() -> None:

@@ -90,6 +90,27 @@ def test_nobody_has_to_leave_for_it() -> None:
     assert all("resources" not in one for one in spec["containers"])
 
 
+def test_the_pod_that_clears_has_every_option_of_the_run_and_its_priority() -> None:
+    manager = {**MANAGER, "args": ["reconcile-driver-state", "--metrics-textfile=/x", "-o", "json", "--evict-holders"]}
+    template = {**TEMPLATE, "spec": {**TEMPLATE["spec"], "initContainers": [manager]}}
+    maker = PodMaker(facts(template), NEW, Task.CLEAR)
+    spec = maker.pod(node("a"), "1").body["spec"]
+    (found,) = spec["containers"]
+    assert found["args"] == [
+        "reconcile-driver-state",
+        "--metrics-textfile=/x",
+        "--evict-holders",
+        "--clear-for",
+        NEW,
+    ]
+    assert spec["priorityClassName"] == "system-node-critical"
+    assert "resources" not in found
+    assert spec["restartPolicy"] == "Never"
+    assert spec["activeDeadlineSeconds"] == 1860
+    assert maker.pod(node("a"), "1").name != maker.pod(node("a"), "2").name
+    assert {"--clear-for", "--dry-run"} <= {name for one in reconcile_command.params for name in one.opts}
+
+
 def test_the_name_follows_from_what_it_is_for() -> None:
     assert made() == made()
     maker = PodMaker(facts(), NEW, Task.PREFLIGHT)

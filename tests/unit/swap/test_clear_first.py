@@ -1,6 +1,7 @@
 """A run that only clears the node: it waits for everybody but the driver pod, and leaves the node to its successor.
 
-MUTANTS are in tests/mutants: the mark before the device is free, a node given back while its driver is being unloaded.
+Killed or told to end at any moment, nothing is lost, nobody is evicted twice, and no node is given back while its
+driver is being unloaded.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import Holder, Loader
-from tests.fakes.builders import PAUSED, PLUGIN
+from tests.fakes.builders import OLD_DIGEST, PAUSED, PLUGIN
 from tests.fakes.clear_world import OLD, REVISION, ClearWorld
 from tests.fakes.scenarios import LABELS
 
@@ -197,6 +198,17 @@ def test_a_driver_pod_that_is_going_already_is_left_to_its_successor() -> None:
     assert outcome.exit_code is ExitCode.DONE
     assert "the next one goes on" in outcome.what
     assert made.journal == taken, "nothing is given back while the driver goes"
+    made.go_on()
+    check_given_back(made)
+
+
+def test_a_driver_that_is_the_wanted_one_is_cleared_all_the_same() -> None:
+    made = ClearWorld()
+    made.world.digest = OLD_DIGEST
+    outcome = made.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.DONE
+    assert made.users_at_restart == 0
     made.go_on()
     check_given_back(made)
 
