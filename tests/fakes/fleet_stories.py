@@ -11,6 +11,7 @@ from driver_manager.domain.fleet.model import Amount, OnHalt, PodGate, Policy, U
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot import windows
 from tests.fakes.fleet_builders import matching
+from tests.fakes.fleet_looks import LOOK_EVENTS
 from tests.fakes.fleet_world import World, check_quiet
 
 Story = list[tuple[str, str, float, int | None]]
@@ -74,7 +75,9 @@ FATES = ("broken", "silent", "reboot", "good")
 TO_NODES = ("restart", "vanish", "join", "unplace", "place", "another")
 TO_ALL = ("approve", "template", "back", "undo", "shut", "unshut", "jump", "jump-back", "waves", "bad-waves")
 RIVALS = ("rival", "alone", "removed")
-EVENTS = (*RULES, *ON_NODES, *FATES, *TO_NODES, *TO_ALL, *AROUND, *RIVALS)
+CALM = ("calm",) * 8
+"""Most of what holds all nodes ends again soon, or stories would be about little else."""
+EVENTS = (*RULES, *ON_NODES, *FATES, *TO_NODES, *TO_ALL, *AROUND, *RIVALS, *CALM)
 
 
 def happens(world: World, event: str, name: str) -> None:
@@ -82,7 +85,9 @@ def happens(world: World, event: str, name: str) -> None:
     world.policy = replace(world.policy, **RULES.get(event, {}))
     if world.daemon_set is not None:
         world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
-    if event == "join":
+    if event in LOOK_EVENTS:
+        world.looks.happens(event, name)
+    elif event == "join":
         world.join(name, LABELS[name])
     elif name in world.machines:
         _to_node(world, event, name)
@@ -111,6 +116,8 @@ def _to_all(world: World, event: str, number: int) -> None:
             world.rivals = ("npu/older",) if event == "rival" else ()
         case "removed":
             world.daemon_set = None
+        case "calm":
+            calm(world)
 
 
 def _to_node(world: World, event: str, name: str) -> None:
@@ -130,6 +137,16 @@ def _to_node(world: World, event: str, name: str) -> None:
             world.change(machine, record=replace(machine.facts.record, rollout="npu/another"))
 
 
+def calm(world: World) -> None:
+    """Nothing holds all nodes any more but what the rollout itself has found."""
+    world.gates_open, world.rivals, world.daemon_set = True, (), world.daemon_set_at_first
+    rules = world.policy
+    waves = rules.waves if rules.waves not in BAD_WAVES else WAVES[0]
+    budget = rules.max_unavailable if rules.max_unavailable != Amount(0) else None
+    world.policy = replace(rules, waves=waves, paused=False, schedule=windows.Schedule(), max_unavailable=budget)
+    world.wishes = replace(world.wishes, approved_for=world.template, approved=2, retry=world.template)
+
+
 def heal(world: World) -> None:
     """Everything that may keep a node from its upgrade ends, but for what only the rollout can end."""
     for machine in world.machines.values():
@@ -144,16 +161,8 @@ def heal(world: World) -> None:
         if node.record is not None and node.record.rollout == "npu/another":
             healed |= {"upgrade": "", "record": None}
         world.change(machine, **healed, labels={**node.labels, "driver": "true"}, wants_retry=True)
-    world.gates_open, world.rivals = True, ()
-    world.daemon_set = world.daemon_set_at_first
-    waves = world.policy.waves if world.policy.waves not in BAD_WAVES else WAVES[0]
-    calm: dict[str, Any] = {
-        "paused": False,
-        "schedule": windows.Schedule(),
-        "max_unavailable": None,
-        "on_halt": OnHalt.HOLD,
-    }
-    world.policy = replace(world.policy, waves=waves, **calm)
+    calm(world)
+    world.policy = replace(world.policy, max_unavailable=None, on_halt=OnHalt.HOLD)
     if world.policy.units is not None and world.policy.units.mode is UnitMode.TOGETHER:
         world.policy = replace(world.policy, max_parallel=0)
 
@@ -210,4 +219,4 @@ def some_rules(dice: random.Random) -> Policy:
 
 def some_story(dice: random.Random) -> Story:
     """A story as they fall."""
-    return [(dice.choice(EVENTS), dice.choice(NAMES), dice.choice(PAUSES_S), dice.choice(KILLS)) for _ in range(20)]
+    return [(dice.choice(EVENTS), dice.choice(NAMES), dice.choice(PAUSES_S), dice.choice(KILLS)) for _ in range(30)]

@@ -154,7 +154,7 @@ def _preflight(view: View) -> Caption | None:
         return Caption(Phase.STALLED, "PreflightImpossible", f"no preflight can be made: {checks.blocked}")
     if not checks.reasons:
         return None
-    return Caption(Phase.PROGRESSING, "Preflight", f"preflight before any node is restarted: {checks.progress}")
+    return Caption(Phase.PROGRESSING, "Preflight", f"preflight of the nodes that are next: {checks.progress}")
 
 
 def _never(view: View) -> Caption | None:

@@ -52,9 +52,7 @@ events = st.lists(
 
 def something_happens(world: World, event: str, name: str) -> None:
     """To a pod, to the policy about them, or to anything else."""
-    if event in LOOK_EVENTS:
-        world.looks.happens(event, name)
-    elif event in ("off", "require"):
+    if event in ("off", "require"):
         world.policy = replace(world.policy, preflight=PreflightMode(event))
     else:
         happens(world, event, name)
