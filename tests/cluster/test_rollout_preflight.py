@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.api import Api, wait_until
+from tests.control_plane.api import Api, Json, wait_until
 from tests.control_plane.rollout_fleet import ROLLOUTS, RolloutFleet, restarted, serve_rollouts, writes
 from tests.control_plane.rollout_tasks import TaskPods
 from tests.control_plane.servers import ControlPlane
 from tests.docs.rollout_object import definition
 
 NODES = 4
+ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/driver-rollout"
 REQUESTED = "rebellions.ai/npu-driver-upgrade-requested"
 
 
@@ -64,6 +65,33 @@ def test_a_node_that_would_fail_is_left_out_until_it_passes(fleet: RolloutFleet,
     spec = looks.bodies[canary]["spec"]
     assert spec["containers"][0]["args"] == ["preflight", "--driver-pod-leaves", "--output", "json"]
     assert (spec["restartPolicy"], spec["activeDeadlineSeconds"]) == ("Never", 300)
+
+
+@pytest.mark.long
+def test_without_the_right_to_make_pods_it_says_so_and_goes_on_once_it_has_it(
+    fleet: RolloutFleet, looks: TaskPods
+) -> None:
+    fleet.start()
+    fleet.make_rollout(waves=[{"name": "all"}], maxParallel=0, preflight="require")
+    wait_until(lambda: fleet.status().get("phase") == "Complete", f"the first revision: {fleet.status()}", 120)
+    rules = fleet.api.get(ROLE)["rules"]
+    less = [
+        {**rule, "verbs": [verb for verb in rule["verbs"] if verb != "create"]} for rule in rules if is_of_pods(rule)
+    ]
+    fleet.api.patch(ROLE, {"rules": [*less, *(rule for rule in rules if not is_of_pods(rule))]})
+    try:
+        new = fleet.set_driver("driver:2")
+        wait_until(lambda: fleet.status().get("phase") == "Stalled", f"it says so: {fleet.status()}", 120)
+        assert "create pods" in str(fleet.status()["conditions"])
+        assert fleet.states() == {}
+    finally:
+        fleet.api.patch(ROLE, {"rules": rules})
+    fleet.wait_complete(new)
+    assert looks.seen == dict.fromkeys(fleet.nodes, 1)
+
+
+def is_of_pods(rule: Json) -> bool:
+    return bool(rule["resources"] == ["pods"])
 
 
 @pytest.mark.long
