@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-RUNS = "unit/swap/test_clear_first.py::"
+RUNS = "unit/swap/test_clear_only.py::"
 FLEET = "unit/fleet/test_clearing.py::"
 CLEARING = "domain/fleet/clearing.py"
 

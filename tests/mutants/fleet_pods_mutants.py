@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PATH = "domain/fleet/"
-PREFLIGHT = "unit/fleet/test_preflight.py::"
+PREFLIGHT = "unit/fleet/test_fleet_preflight.py::"
 PODS = "unit/fleet/test_task_pods.py::"
 RUNS = "unit/fleet/test_controller.py::"
 
