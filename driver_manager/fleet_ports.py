@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision
+from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision, TaskPod
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.model import Claim, NodeChange, Pod
 
@@ -24,6 +24,7 @@ class FactKind(Enum):
     NODES = "Nodes"
     DRIVER_PODS = "driver pods"
     GATE_PODS = "pods of a gate"
+    TASK_PODS = "short-lived pods"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class FollowedDaemonSet:
     pods: str
 
 
-Fact = RolloutObject | FollowedDaemonSet | Revision | FleetNode | DriverPod | GatePod
+Fact = RolloutObject | FollowedDaemonSet | Revision | FleetNode | DriverPod | GatePod | TaskPod
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,10 @@ class FleetCluster(Protocol):
 
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """Delete exactly this pod, with its own grace. One that is gone already is no error."""
+        ...
+
+    def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
+        """The short-lived pod in `body`, made; None where there is one of its name already."""
         ...
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:

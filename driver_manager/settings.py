@@ -82,6 +82,14 @@ STOP_HOST_SERVICES = flag(
 )
 NO_WAIT = flag("NO_WAIT", "Leave with exit code 9 instead of holding for a reboot.")
 TAKE_OVER = flag("TAKE_OVER", "Go on in place of the run that owns the node.")
+DRIVER_POD_LEAVES = flag(
+    "DRIVER_POD_LEAVES", "The driver pod on the node ends before the swap: a device that it has open is not in the way."
+)
+CLEAR_FOR = text(
+    "CLEAR_FOR",
+    "Only clear the node for the driver pod of this revision: the driver stays loaded, and once the present driver pod "
+    "is gone the next run goes on.",
+)
 POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "How long operand pods may take to leave.", default="5m")
 DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "How long the device may take to become free.", default="60s")
 RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Bound of the whole run.", default="30m")
@@ -99,6 +107,8 @@ DRIVER = (
     STOP_HOST_SERVICES,
     NO_WAIT,
     TAKE_OVER,
+    DRIVER_POD_LEAVES,
+    CLEAR_FOR,
     POD_TERMINATION_TIMEOUT,
     DEVICE_FREE_TIMEOUT,
     RECONCILE_DEADLINE,

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import click
 
 from driver_manager import schemas, settings
+from driver_manager.adapters.report.termination_log import write_termination_log
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, styled, with_options
 from driver_manager.cli.printing import put
@@ -21,7 +22,7 @@ from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.plan import Plan
-from driver_manager.domain.swap.preflight import Check, access, checks, rights_to_replace
+from driver_manager.domain.swap.preflight import Check, access, checks, remedies, rights_to_replace
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.waits import WaitForHolders, WaitForStuckPods
 from driver_manager.ports import Cluster, Ports
@@ -53,7 +54,12 @@ def preflight_command(*, output: str, values: Values) -> int:
     )
     body = {"schemaVersion": schemas.VERSION, "checks": [asdict(check) for check in found]}
     put(json.dumps(body, indent=2) if output == "json" else _text(found))
-    return ExitCode.PREFLIGHT_FAILED if any(check.ok is False for check in found) else ExitCode.DONE
+    failed = [check for check in found if check.ok is False]
+    if not failed:
+        return ExitCode.DONE
+    what = several((f"{check.name}: {check.what}" for check in failed), "; ")
+    write_termination_log(values[settings.TERMINATION_LOG], what, remedies(failed))
+    return ExitCode.PREFLIGHT_FAILED
 
 
 def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy) -> tuple[Check, ...]:

@@ -69,6 +69,8 @@ def policy(values: Values) -> Policy:
         force_reinstall=values[settings.FORCE_REINSTALL],
         no_wait=values[settings.NO_WAIT],
         take_over=values[settings.TAKE_OVER],
+        driver_pod_leaves=values[settings.DRIVER_POD_LEAVES] or bool(values[settings.CLEAR_FOR]),
+        clear_for=values[settings.CLEAR_FOR],
         stop_host_services=values[settings.STOP_HOST_SERVICES],
         pod_termination_timeout_s=values[settings.POD_TERMINATION_TIMEOUT],
         device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],

@@ -50,6 +50,8 @@ class Journal:
     `services` are the host's services that this node may have lost to us, to be started again. `cordon_manager` is the
     field manager that our cordon is on record for, on the Node of `node_uid`; "" where that is not known.
 
+    `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
+
     For the reader alone: `begin` is when the node was taken, as `timestamps` writes it, by this run or the earlier one
     that it goes on from; `step` names the step that wrote this.
     """
@@ -64,6 +66,7 @@ class Journal:
     node_uid: str = ""
     step: str = ""
     begin: str = ""
+    cleared: str = ""
 
 
 class JournalUnreadable(ConfigError):
@@ -116,6 +119,8 @@ def encode(journal: Journal) -> str:
         body["step"] = journal.step
     if journal.begin:
         body["begin"] = journal.begin
+    if journal.cleared:
+        body["cleared"] = journal.cleared
     return FORM.write(body)
 
 
@@ -133,6 +138,7 @@ def decode(text: str) -> Journal:
         node_uid=body.text("nodeUid", ""),
         step=body.text("step", ""),
         begin=body.text("begin", ""),
+        cleared=body.text("cleared", ""),
     )
 
 

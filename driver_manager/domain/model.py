@@ -399,13 +399,17 @@ class Policy:
     """What the user wants, apart from the facts. Times in seconds.
 
     `completion`: pods that may end by themselves before anything is evicted. `retry_wait_s` is the longest wait before
-    somebody is disturbed again after a failure that nothing has changed since.
+    somebody is disturbed again after a failure that nothing has changed since. `driver_pod_leaves`: the driver pod
+    that is on the node now is not there any more when the driver is swapped. `clear_for`: nothing is swapped, the node
+    is only cleared for a driver pod of this revision.
     """
 
     loader: Loader = Loader.CONTAINER
     force_reinstall: bool = False
     no_wait: bool = False
     take_over: bool = False
+    driver_pod_leaves: bool = False
+    clear_for: str = ""
     stop_host_services: bool = False
     eviction: EvictionRules = field(default_factory=EvictionRules)
     completion: Selector = field(default_factory=Selector)

@@ -269,7 +269,10 @@ class UpgradeMetrics:
 
 @dataclass(frozen=True)
 class Profile:
-    """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing."""
+    """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing.
+
+    `container_unloads`: the driver's container unloads the driver when it is told to end, before any run of ours.
+    """
 
     name: str
     strategy: Strategy
@@ -286,6 +289,7 @@ class Profile:
     dra_driver: str = ""
     idle_states: tuple[str, ...] = ()
     namespace: str = ""
+    container_unloads: bool = False
     host_services: tuple[str, ...] = ()
     probe: Probe | None = field(default=None)
     commands: VendorCommands = field(default_factory=VendorCommands)

@@ -166,6 +166,8 @@ def _check_reboots(profile: Profile, where: str) -> None:
     """A driver that only a reboot changes needs a marker to ask by; one with a rebooter, all that that one writes."""
     if profile.strategy is Strategy.REBOOT and not profile.paths.reboot_marker:
         raise _lacking(where, "paths.reboot_marker", f'strategy = "{profile.strategy.value}"')
+    if profile.container_unloads and not profile.deploy.prefix:
+        raise _lacking(where, "deploy.prefix", "container_unloads")
     if profile.paths.rebooter_record:
         for table, names in (("keys", _REBOOTER_KEYS), ("paths", _REBOOTER_PATHS)):
             for name in names:

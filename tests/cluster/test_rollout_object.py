@@ -115,6 +115,7 @@ def test_the_shortest_object_is_stored_with_all_defaults(make: Make) -> None:
         "nodeTimeout",
         "validationTimeout",
         "approveReboots",
+        "preflight",
     }
     assert read(stored, zones).policy == Policy("driver")
 

@@ -32,7 +32,7 @@ REBOOTER = [
 # What deploy/components/rollout gives the controller, over all namespaces.
 ROLLOUT = [
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]},
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "delete"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "create", "delete"]},
     {
         "apiGroups": ["driver-manager.rebellions.ai"],
         "resources": ["driverrollouts"],

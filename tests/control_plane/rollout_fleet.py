@@ -209,6 +209,7 @@ class RolloutFleet:
         spec = {
             "nodeSelector": {"fleet": self.name},
             "tolerations": [{"operator": "Exists"}],
+            "initContainers": [{"name": "manager", "image": "manager:1", "args": ["reconcile-driver-state"]}],
             "containers": [{"name": "driver", "image": image}],
         }
         return {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from unittest import mock
 
 from driver_manager.domain.fleet import holds, judge, obstacles, outlook, places
 from driver_manager.domain.fleet.acts import FleetDecision, MarkNode
 from driver_manager.domain.fleet.advance import advance, survey, view_of
-from driver_manager.domain.fleet.model import Fleet, Policy, UpgradeState
+from driver_manager.domain.fleet.model import Fleet, Policy, PreflightMode, UpgradeState
 from driver_manager.domain.fleet.verdict import Standing, Terms
 from tests.docs.markdown import code, table
 from tests.fakes import fleet_world
@@ -35,7 +35,9 @@ TOLD: tuple[Story, ...] = (
     _story(700.0, "broken", "nothing") + _story(5.0, "nothing"),
 )
 """Stories of what the dice seldom bring about."""
-STORIES = AT_RANDOM + len(TOLD)
+LOOKED_AT: Story = _story(40.0, "look-fails", "refuse", "vanish", "join", "nothing", "allow", "nothing", "look-passes")
+"""The same where every node is looked at before it begins."""
+STORIES = AT_RANDOM + len(TOLD) + 1
 
 NONE = "none"
 """In the picture: a node without a state."""
@@ -103,6 +105,7 @@ def seen() -> Seen:
     with mock.patch.object(fleet_world, "advance", found.advance):
         for story in TOLD:
             live_through(EASY, story)
+        live_through(replace(EASY, preflight=PreflightMode.REQUIRE), LOOKED_AT)
         for _ in range(AT_RANDOM):
             live_through(some_rules(dice), some_story(dice))
     return found

@@ -33,6 +33,7 @@ WHEN = {
     Decision.REBIND: "It is, but its container starts anew, so that pods have to let go of its old root.",
     Decision.REPLACE: "Another driver is loaded than the wanted one.",
     Decision.UNINSTALL: "A driver is loaded, and our pod (vfio-manager, vgpu-manager) needs it out and brings none.",
+    Decision.CLEAR: "A rollout is about to delete the driver pod, whose container unloads the driver then.",
     Decision.REBOOT: "Another driver is loaded than the wanted one, and it must never leave a running kernel.",
 }
 HEALTH = """## health-watch

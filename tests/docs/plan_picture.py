@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -12,7 +12,7 @@ from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Host, Loader, Node, Pod, Policy
+from driver_manager.domain.model import Claim, EvictionRules, Holder, Host, Loader, Node, Pod, PodList, Policy
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
@@ -24,7 +24,7 @@ from driver_manager.domain.swap.steps.pods import WaitForCompletion, WaitForOper
 from tests.docs.markdown import table
 from tests.fakes import builders
 
-SEED, MIXTURES = 1, 4000
+SEED, MIXTURES, CLEARING = 1, 4000, 800
 DRA = {builders.key("dra-kubelet-plugin"): "true"}
 USERS = (
     builders.workload("asks"),
@@ -115,13 +115,23 @@ def _policy(dice: random.Random) -> Policy:
     )
 
 
+def _cleared(dice: random.Random, profile: Profile) -> Situation:
+    """The same facts, for a run that only clears the node, in a pod beside the driver's."""
+    now = mixture(dice, profile)
+    own = builders.pod("clear", main_started=True)
+    driver = builders.pod("driver-old", builders.DRIVER, main_started=True)
+    obs = replace(now.obs, own_pod=own, pods=PodList((*now.obs.pods.pods, own, driver), now.obs.pods.resource_version))
+    policy = replace(now.policy, loader=Loader.CONTAINER, driver_pod_leaves=True, clear_for="new")
+    return replace(now, obs=obs, policy=policy)
+
+
 @cache
 def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     """The steps of every plan that the mixtures lead to, by decision; those that are refused have none."""
     dice, found = random.Random(SEED), dict[Decision, list[tuple[str, ...]]]()  # noqa: S311  # the same at every run
-    for _ in range(MIXTURES):
+    for number in range(MIXTURES + CLEARING):
         try:
-            decided = plan(mixture(dice, profile))
+            decided = plan(mixture(dice, profile) if number < MIXTURES else _cleared(dice, profile))
         except ManagerError:
             continue
         found.setdefault(decided.decision, []).append(_names(decided))

@@ -27,6 +27,7 @@ MEANINGS = {
     "dra_driver": "name of the DRA driver, for claims through somebody's own class",
     "idle_states": "values of `keys.upgrade_state` at which the operator does nothing",
     "namespace": "where the vendor's operator and driver pods live, unless `OPERATOR_NAMESPACE` says otherwise",
+    "container_unloads": "the driver container unloads when its pod is deleted, so a rollout clears the node first",
     "host_services": "systemd services of the host that hold the device; stopped with `STOP_HOST_SERVICES` only",
     "commands.reconcile": "names that the vendor's own manager has for `reconcile-driver-state`; they work here too",
     "commands.preflight": "names that it has for `preflight`",

@@ -41,6 +41,18 @@ WAVE = (
     *COUNTS,
     Field("ended", Kind.TIME, "when its last node was done, once it has ended"),
 )
+PREFLIGHT = (
+    Field("passes", Kind.WHOLE, "nodes on which the new driver's run would begin"),
+    Field("fails", Kind.WHOLE, "nodes on which it would fail"),
+    Field("unknown", Kind.WHOLE, "nodes on which that could not be found out"),
+    Field("running", Kind.WHOLE, "nodes on which it is being found out"),
+)
+PROBLEM = (
+    Field("node", Kind.TEXT, "name of the node"),
+    Field("wave", Kind.WHOLE, "number of its wave, from 1; 0 for none"),
+    Field("result", Kind.TEXT, "`fails` or `unknown`"),
+    Field("reason", Kind.TEXT, "why"),
+)
 PAST = (
     Field("revision", Kind.TEXT, "revision that was rolled out"),
     Field("began", Kind.TIME, "when that began"),
@@ -74,5 +86,12 @@ STATUS = (
     Field("failures", Kind.LIST, "nodes whose upgrade failed, the earliest first, at most 20", fields=NODE),
     Field("waiting", Kind.LIST, "nodes that will be upgraded, by what they wait for, at most 10 groups", fields=GROUP),
     Field("leftOut", Kind.LIST, "nodes that are left alone, by the reason, at most 10 groups", fields=GROUP),
+    Field("preflight", Kind.OBJECT, "nodes that wait, or are left out, by what their preflight says", fields=PREFLIGHT),
+    Field(
+        "preflightProblems",
+        Kind.LIST,
+        "nodes whose preflight fails or could not be run, by name, at most 20",
+        fields=PROBLEM,
+    ),
     Field("history", Kind.LIST, "the last 10 revisions, the newest last", fields=PAST),
 )

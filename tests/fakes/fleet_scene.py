@@ -19,6 +19,7 @@ from driver_manager.adapters.kube.fleet_paths import qualified
 from driver_manager.cli.zones import zone
 from driver_manager.domain.errors import ApiUnavailable, Conflict
 from driver_manager.domain.fleet.fields import PLURAL
+from driver_manager.domain.fleet.task_pods import TASKS
 from driver_manager.domain.model import NodeChange
 from driver_manager.fleet_ports import (
     Change,
@@ -45,15 +46,24 @@ KEYS = PROFILE.keys
 STOP_S, START_S, READY_S = 2.0, 1.0, 20.0
 """Of a driver pod: to leave, until the next one is there, until that one is ready."""
 
+LOOKS_S = 6.0
+"""How long a preflight takes."""
+
 
 @dataclass
 class FleetScene:
-    """The cluster. `broken` are nodes on which no new pod gets ready, `restarts` counts pods by node and revision."""
+    """The cluster. `broken` are nodes on which no new pod gets ready, `restarts` counts pods by node and revision.
+
+    `preflights` is what a preflight ends with on a node, exit code and message, None where it never ends; well on all
+    others. `looks` counts preflight pods by node.
+    """
 
     clock: FakeClock = field(default_factory=FakeClock)
     store: Store = field(default_factory=Store)
     broken: set[str] = field(default_factory=set)
     restarts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    preflights: dict[str, tuple[int, str] | None] = field(default_factory=dict)
+    looks: Counter[str] = field(default_factory=Counter)
 
     def add_nodes(self, *names: str, labels: Mapping[str, str] | None = None) -> None:
         """Ready nodes, with a ready pod of the newest revision where there is one."""
@@ -71,7 +81,10 @@ class FleetScene:
         """The DaemonSet's template has this image from now on; the hash of its revision."""
         template = {
             "metadata": {"labels": {"app": DRIVER}},
-            "spec": {"containers": [{"name": "driver", "image": image}]},
+            "spec": {
+                "initContainers": [{"name": "manager", "image": "manager", "args": ["reconcile-driver-state"]}],
+                "containers": [{"name": "driver", "image": image}],
+            },
         }
         found = self.store.list_objects("daemonsets")[0]
         if not found:
@@ -163,7 +176,29 @@ class FleetScene:
 
     def pods(self) -> dict[str, Obj]:
         """The driver pod of each node that has one."""
-        return {pod["spec"]["nodeName"]: pod for pod in self.store.list_objects("pods")[0]}
+        return {pod["spec"]["nodeName"]: pod for pod in self.store.list_objects("pods", labels=f"app={DRIVER}")[0]}
+
+    def task_pods(self) -> list[Obj]:
+        """The short-lived pods that there are."""
+        return self.store.list_objects("pods", labels=TASKS)[0]
+
+    def create_pod(self, body: Obj) -> Obj:
+        """As the API server does, and the kubelet once it has run it. Raises ApiError."""
+        made = self.store.create("pods", body)
+        node = made["spec"]["nodeName"]
+        self.looks[node] += 1
+        result = self.preflights.get(node, (0, ""))
+        if result is not None:
+            code, message = result
+            self.clock.after(LOOKS_S, lambda: self._ended(made, code, message))
+        return made
+
+    def _ended(self, pod: Obj, code: int, message: str) -> None:
+        meta, terminated = pod["metadata"], {"exitCode": code, "message": message}
+        states = [{"name": "manager", "state": {"terminated": terminated}}]
+        status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": states}
+        if any(one["metadata"]["uid"] == meta["uid"] for one in self.task_pods()):
+            self._change("pods", meta["name"], lambda one: one | {"status": status}, status=True)
 
     def serving(self) -> dict[str, str]:
         """The revision of each node's pod."""
@@ -174,12 +209,13 @@ class FleetScene:
         try:
             pod = self.store.get("pods", name, namespace)
             is_first = "deletionTimestamp" not in pod["metadata"]
-            self.store.delete("pods", name, namespace=namespace, uid=uid)
+            is_task = pod in self.task_pods()
+            self.store.delete("pods", name, namespace=namespace, uid=uid, grace_s=0 if is_task else None)
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
             return
-        if is_first:
+        if is_first and not is_task:
             self.restarts[pod["spec"]["nodeName"], self.newest()] += 1
             self.clock.after(STOP_S, lambda: self._end_pod(pod))
 
@@ -299,6 +335,16 @@ class StoreFleet:
     def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         with self._effect("delete pod", name):
             self.scene.delete_pod(namespace, name, uid)
+
+    def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
+        made: Item | None = None
+        with self._effect("create pod", body["metadata"]["name"]):
+            try:
+                made = self._read[FactKind.TASK_PODS](self.scene.create_pod(dict(body)))
+            except ApiError as error:
+                if error.code != 409:
+                    raise
+        return made
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:
         def change(one: Obj) -> Obj:

@@ -11,6 +11,7 @@ from driver_manager.domain.fleet.model import Amount, OnHalt, PodGate, Policy, U
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot import windows
 from tests.fakes.fleet_builders import matching
+from tests.fakes.fleet_looks import LOOK_EVENTS
 from tests.fakes.fleet_world import World, check_quiet
 
 Story = list[tuple[str, str, float, int | None]]
@@ -84,7 +85,9 @@ def happens(world: World, event: str, name: str) -> None:
     world.policy = replace(world.policy, **RULES.get(event, {}))
     if world.daemon_set is not None:
         world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
-    if event == "join":
+    if event in LOOK_EVENTS:
+        world.looks.happens(event, name)
+    elif event == "join":
         world.join(name, LABELS[name])
     elif name in world.machines:
         _to_node(world, event, name)

@@ -15,6 +15,8 @@ from driver_manager.domain.fleet import record as records
 from driver_manager.domain.fleet.acts import (
     Act,
     Announce,
+    CreatePod,
+    DeletePod,
     FleetDecision,
     MarkNode,
     Phase,
@@ -39,6 +41,7 @@ from driver_manager.domain.fleet.model import (
 )
 from driver_manager.domain.node_state import NodeState
 from tests.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, matching
+from tests.fakes.fleet_looks import TEMPLATE, Looks, check_looks
 
 LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
 WORDS = {state.value: state for state in UpgradeState}
@@ -84,7 +87,8 @@ class World:
         """All nodes serve revision r1, and the DaemonSet has r2."""
         self.policy, self.memory, self.wishes = policy, Memory(), Wishes()
         self.now_s, self.up_s = NOW_S, 0.0
-        self.revisions = [Revision("driver-r1", "r1", 1), Revision("driver-r2", "r2", 2)]
+        self.revisions = [Revision("driver-r1", "r1", 1, TEMPLATE), Revision("driver-r2", "r2", 2, TEMPLATE)]
+        self.looks = Looks()
         self.era = 0
         self.machines: dict[str, Machine] = {}
         self.gates_open = True
@@ -120,7 +124,7 @@ class World:
             return
         number = max(one.number for one in self.revisions) + 1
         self.revisions = [one for one in self.revisions if one.hash != revision]
-        self.revisions.append(Revision(f"driver-{revision}", revision, number))
+        self.revisions.append(Revision(f"driver-{revision}", revision, number, TEMPLATE))
         self.era += 1
 
     def fleet(self) -> Fleet:
@@ -138,6 +142,9 @@ class World:
             gate_pods=tuple(gate_pods),
             rivals=self.rivals,
             rollout=ROLLOUT,
+            rollout_uid="uid-rollout",
+            task_pods=tuple(self.looks.pods.values()),
+            unmade=self.looks.refusal,
         )
 
     def _desired(self) -> int:
@@ -150,6 +157,7 @@ class World:
             self.now_s += step_s
             self.up_s += step_s
             seconds -= step_s
+            self.looks.tick(self.now_s, self.machines)
             for machine in self.machines.values():
                 self._live(machine)
 
@@ -229,6 +237,10 @@ class World:
                 return self._mark(act)
             case RestartPod():
                 return self._restart(act)
+            case CreatePod():
+                return self.looks.create(act, self.now_s)
+            case DeletePod():
+                return self.looks.delete(act)
             case SetTemplate():
                 self.upgrade_to(act.revision)
             case Announce():
@@ -301,6 +313,7 @@ def check(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
     _check_limits(facts, begun, nodes, pods)
     _check_held(facts, decision, begun, nodes, now_s)
     _check_waves(facts, decision, begun, now_s)
+    check_looks(facts, decision, begun, now_s)
     _check_together(facts, decision, begun, nodes)
     for act in marks:
         assert act.record is None or act.record.rollout == ROLLOUT

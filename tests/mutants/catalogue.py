@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tests.mutants.clear_mutants import CLEAR_MUTANTS
 from tests.mutants.driver_mutants import DRIVER_MUTANTS
 from tests.mutants.fleet_control_mutants import FLEET_CONTROL_MUTANTS
 from tests.mutants.fleet_metrics_mutants import FLEET_METRICS_MUTANTS
 from tests.mutants.fleet_mutants import FLEET_MUTANTS
 from tests.mutants.fleet_object_mutants import FLEET_OBJECT_MUTANTS
+from tests.mutants.fleet_pods_mutants import FLEET_PODS_MUTANTS
 from tests.mutants.fleet_verbs_mutants import FLEET_VERBS_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
@@ -31,6 +33,8 @@ _EVERY = (
     *FLEET_OBJECT_MUTANTS,
     *SANDBOX_MUTANTS,
     *FLEET_METRICS_MUTANTS,
+    *FLEET_PODS_MUTANTS,
+    *CLEAR_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

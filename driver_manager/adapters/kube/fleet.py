@@ -17,7 +17,7 @@ from driver_manager.adapters.kube.bodies import about_node, event, node_patch
 from driver_manager.adapters.kube.client import JSON_PATCH, MERGE_PATCH, Body, KubeApi
 from driver_manager.adapters.kube.fleet_feed import Feed
 from driver_manager.adapters.kube.fleet_objects import Reader
-from driver_manager.adapters.kube.fleet_paths import one, qualified
+from driver_manager.adapters.kube.fleet_paths import collection, one, qualified
 from driver_manager.adapters.kube.objects import understood
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.inbox import Inbox
@@ -87,6 +87,17 @@ class KubeFleet:
                 passing=frozenset({NOT_FOUND, CONFLICT}),
                 only_once=True,
             )
+
+    def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
+        """See the port."""
+        path = f"{collection(Subject(FactKind.TASK_PODS, namespace))}?fieldManager={FIELD_MANAGER}"
+        try:
+            answer = self._api.call(
+                "POST", path, "create pods", dict(body), passing=frozenset({CONFLICT}), only_once=True
+            )
+        except Answer:
+            return None
+        return understood(self._readers[FactKind.TASK_PODS], answer)
 
     def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:
         """See the port."""

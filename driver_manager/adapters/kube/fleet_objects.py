@@ -11,8 +11,10 @@ from sys import intern
 from typing import Any
 
 from driver_manager.adapters.kube.objects import text_of, texts_of, typed
+from driver_manager.domain import journal as journals
 from driver_manager.domain import node_state, selectors, timestamps
-from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision
+from driver_manager.domain.fleet import task_pods
+from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision, Task, TaskPod
 from driver_manager.domain.fleet.reading import read
 from driver_manager.domain.fleet.record import NodeRecord, NodeRecordUnreadable, decode
 from driver_manager.domain.fleet.values import Zones
@@ -39,6 +41,7 @@ def readers(keys: NodeKeys, zones: Zones) -> Mapping[FactKind, Reader]:
         FactKind.NODES: lambda item: as_fleet_node(item, keys),
         FactKind.DRIVER_PODS: as_driver_pod,
         FactKind.GATE_PODS: as_gate_pod,
+        FactKind.TASK_PODS: as_task_pod,
     }
 
 
@@ -104,6 +107,8 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
         conditions=conditions,
         outcome_s=timestamps.seconds_of(outcome.ended) if outcome is not None else None,
         is_cordoned_by_run=keys.journal in notes and notes.get(keys.cordon) not in (None, CORDON_FOR_REBOOT),
+        is_taken_by_run=keys.journal in notes,
+        cleared_by=_cleared_by(notes.get(keys.journal, "")),
     )
     return _item(metadata, fact)
 
@@ -134,6 +139,31 @@ def as_gate_pod(item: Mapping[str, Any]) -> Item:
         node=_node_of(item),
         labels=_interned(texts_of(metadata, "labels")),
         is_ready=_is_ready(status) and not metadata.get("deletionTimestamp"),
+    )
+    return _item(metadata, fact)
+
+
+def as_task_pod(item: Mapping[str, Any]) -> Item:
+    """The pod in `item`, for one that a rollout made for a task."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    labels, states = texts_of(metadata, "labels"), status.get("containerStatuses") or []
+    ended = next((one["state"]["terminated"] for one in states if (one.get("state") or {}).get("terminated")), None)
+    has_ended = text_of(status, "phase") in ("Succeeded", "Failed")
+    code, left = (typed(ended.get("exitCode"), int, -1), text_of(ended, "message")) if ended else (None, "")
+    fact = TaskPod(
+        namespace=intern(text_of(metadata, "namespace")),
+        name=text_of(metadata, "name"),
+        uid=text_of(metadata, "uid"),
+        node=_node_of(item),
+        revision=intern(labels.get(task_pods.REVISION_LABEL, "")),
+        task=Task(labels[task_pods.TASK_LABEL]),
+        made_s=timestamps.seconds_of(text_of(metadata, "creationTimestamp")) or 0.0,
+        exit_code=code,
+        has_ended=has_ended,
+        message=left or " ".join(filter(None, (text_of(status, "reason"), text_of(status, "message")))),
+        why_waiting=_why_waiting(states),
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+        ended_s=timestamps.seconds_of(text_of(ended, "finishedAt")) if ended else None,
     )
     return _item(metadata, fact)
 
@@ -170,6 +200,17 @@ def _record(text: str | None) -> tuple[NodeRecord | None, str]:
         return decode(text), ""
     except NodeRecordUnreadable as error:
         return None, error.what
+
+
+def _cleared_by(journal: str) -> str:
+    """The uid of the pod whose run has cleared the node, as its journal tells; "" for any other."""
+    if not journal:
+        return ""
+    try:
+        found = journals.decode(journal)
+    except journals.JournalUnreadable:
+        return ""
+    return found.owner.pod_uid if found.cleared else ""
 
 
 def _is_ready(status: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ _COLLECTIONS = {
     FactKind.NODES: ("/api/v1", "nodes", "nodes"),
     FactKind.DRIVER_PODS: ("/api/v1", "pods", "pods"),
     FactKind.GATE_PODS: ("/api/v1", "pods", "pods"),
+    FactKind.TASK_PODS: ("/api/v1", "pods", "pods"),
 }
 
 

@@ -7,13 +7,13 @@ ports only.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from driver_manager.core.fleet.rests import Rests
 from driver_manager.core.fleet.world import NODES, FleetWorld
-from driver_manager.domain.errors import ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
-from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, RestartPod, SetTemplate
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, Conflict, ManagerError, Terminated
+from driver_manager.domain.fleet.acts import Act, Announce, CreatePod, DeletePod, MarkNode, RestartPod, SetTemplate
 from driver_manager.domain.fleet.model import Policy
 from driver_manager.domain.fleet.node_patches import marked
 from driver_manager.domain.fleet.reading import RolloutObject
@@ -24,10 +24,15 @@ from driver_manager.ports import Reporter
 MAX_POSTED = 10_000
 """Keys of Events that are remembered."""
 
+_Effect = MarkNode | RestartPod | CreatePod | DeletePod | SetTemplate
+
 
 @dataclass
 class Acting:
-    """Does acts. `posted` are the keys of Events that need no other try, `counts` what was done."""
+    """Does acts. `posted` are the keys of Events that need no other try, `counts` what was done.
+
+    `unmade` is why the API server refuses to make short-lived pods, by rollout.
+    """
 
     cluster: FleetCluster
     reporter: Reporter
@@ -36,6 +41,7 @@ class Acting:
     keys: NodeKeys
     posted: set[str]
     counts: Counter[str]
+    unmade: dict[str, str] = field(default_factory=dict)
 
     def do(self, act: Act, rollout: RolloutObject, policy: Policy) -> None:
         """Do `act`, unless one for the same thing failed just now: the acts of one thing come in an order, and those
@@ -44,7 +50,7 @@ class Acting:
         if isinstance(act, Announce):
             self._announce(act, rollout)
             return
-        key = f"DaemonSet {policy.daemon_set}" if isinstance(act, SetTemplate) else f"node {act.node}"
+        key = _key(act, rollout, policy)
         if self.rests.is_resting(key):
             return
         try:
@@ -54,12 +60,14 @@ class Acting:
         except ManagerError as error:
             if isinstance(error, Conflict):
                 self._doubt(act, policy)
+            if isinstance(act, CreatePod) and isinstance(error, ApiRefused):
+                self.unmade[rollout.key] = error.what
             self.rests.failed(key, error)
             return
         self.rests.went_well(key)
         self.counts[type(act).__name__] += 1
 
-    def _do(self, act: MarkNode | RestartPod | SetTemplate, rollout: RolloutObject, policy: Policy) -> None:
+    def _do(self, act: _Effect, rollout: RolloutObject, policy: Policy) -> None:
         match act:
             case MarkNode():
                 item = self.cluster.patch_node(act.node, marked(act, self.keys), act.resource_version)
@@ -70,6 +78,15 @@ class Acting:
                 self.cluster.delete_pod(act.namespace, act.name, act.uid)
                 self.world.end_pod(act.uid)
                 self.reporter.info(f"node {act.node}: driver pod {act.namespace}/{act.name} is restarted")
+            case CreatePod():
+                made = self.cluster.create_pod(act.namespace, act.body)
+                self.unmade.pop(rollout.key, None)
+                if made is not None:
+                    self.world.learn(self.world.tasks, made)
+                self.reporter.info(f"node {act.node}: {act.task.value} pod {act.namespace}/{act.name} is made")
+            case DeletePod():
+                self.cluster.delete_pod(act.namespace, act.name, act.uid)
+                self.world.end_pod(act.uid)
             case SetTemplate():
                 self._set_template(act, rollout, policy)
             case _:
@@ -86,7 +103,7 @@ class Acting:
         self.world.learn(self.world.of(FactKind.DAEMON_SETS), item)
         self.reporter.info(f"DaemonSet {policy.daemon_set}: template of revision {act.revision}: {act.why}")
 
-    def _doubt(self, act: MarkNode | RestartPod | SetTemplate, policy: Policy) -> None:
+    def _doubt(self, act: _Effect, policy: Policy) -> None:
         match act:
             case MarkNode():
                 self.world.doubt(NODES, act.node)
@@ -113,3 +130,16 @@ class Acting:
             self.posted.clear()
         self.posted.add(key)
         self.counts[Announce.__name__] += 1
+
+
+def _key(act: _Effect, rollout: RolloutObject, policy: Policy) -> str:
+    """What fails, and rests then, together: what refuses one new pod refuses all of them."""
+    match act:
+        case SetTemplate():
+            return f"DaemonSet {policy.daemon_set}"
+        case CreatePod():
+            return f"short-lived pods of rollout {rollout.key}"
+        case MarkNode() | RestartPod() | DeletePod():
+            return f"node {act.node}"
+        case _:
+            assert_never(act)

@@ -213,7 +213,8 @@ class FleetController:
         """Decide, act, and show it."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
-        fleet = self._world.fleet(rollout, policy)
+        unmade = self._acting.unmade.get(rollout.key, "")
+        fleet = self._world.fleet(rollout, policy, unmade)
         decision = self._advance(fleet, now_s)
         self._gauges.decided(rollout.key, fleet, decision, clock.monotonic() - begun_s)
         if decision.again_s is not None:
@@ -228,7 +229,8 @@ class FleetController:
                 return
         self._unshown.discard(rollout.uid)
         is_shown = self._show(rollout, status_of(decision, rollout.status, rollout.generation, now_s))
-        if is_shown and decision.memory != rollout.memory:
+        is_refused = self._acting.unmade.get(rollout.key, "") != unmade
+        if is_refused or (is_shown and decision.memory != rollout.memory):
             self._follow_up()
 
     def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision) -> None:

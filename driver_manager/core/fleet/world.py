@@ -17,8 +17,10 @@ from driver_manager.domain.fleet.model import (
     GatePod,
     Policy,
     Revision,
+    TaskPod,
 )
 from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.fleet.task_pods import TASKS
 from driver_manager.fleet_ports import (
     Change,
     Fact,
@@ -196,8 +198,8 @@ class FleetWorld:
         """Why which subjects cannot be seen now."""
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
 
-    def fleet(self, rollout: RolloutObject, policy: Policy) -> Fleet:
-        """All that one decision about `rollout` is made from."""
+    def fleet(self, rollout: RolloutObject, policy: Policy, unmade: str = "") -> Fleet:
+        """All that one decision about `rollout` is made from. `unmade`: as there."""
         daemon_set = self._daemon_set(policy)
         uid = daemon_set.facts.uid if daemon_set is not None else None
         return Fleet(
@@ -211,6 +213,9 @@ class FleetWorld:
             gate_pods=tuple(pod for gate in self._gates(policy) for pod in self._facts(gate, GatePod)),
             rivals=self.rivals(rollout, policy),
             rollout=rollout.key,
+            rollout_uid=rollout.uid,
+            task_pods=tuple(self._task_pods(rollout)),
+            unmade=unmade,
         )
 
     def template(self, policy: Policy, revision: str) -> str:
@@ -225,7 +230,12 @@ class FleetWorld:
     def _base(self) -> tuple[Subject, ...]:
         """What every rollout needs."""
         named = (FactKind.ROLLOUTS, FactKind.DAEMON_SETS, FactKind.REVISIONS)
-        return (*(self.of(kind) for kind in named), NODES)
+        return (*(self.of(kind) for kind in named), NODES, self.tasks)
+
+    @property
+    def tasks(self) -> Subject:
+        """The short-lived pods of all rollouts."""
+        return Subject(FactKind.TASK_PODS, self._namespace, TASKS)
 
     def of(self, kind: FactKind) -> Subject:
         """The subject of a kind that is in our namespace."""
@@ -253,6 +263,10 @@ class FleetWorld:
         if daemon_set is None:
             return
         for pod in self._facts(self._driver_pods(daemon_set), DriverPod, daemon_set.facts.uid):
+            yield replace(pod, is_deleting=True) if pod.uid in self._ended and not pod.is_deleting else pod
+
+    def _task_pods(self, rollout: RolloutObject) -> Iterable[TaskPod]:
+        for pod in self._facts(self.tasks, TaskPod, rollout.uid):
             yield replace(pod, is_deleting=True) if pod.uid in self._ended and not pod.is_deleting else pod
 
     def _facts(self, subject: Subject, kind: type[F], owner: str | None = None) -> Iterable[F]:

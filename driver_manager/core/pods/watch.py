@@ -198,6 +198,13 @@ class PodWait(_Wait[PodEvent]):
         return error
 
 
+class RestartWait(PodWait):
+    """Waits until pods have left that somebody else deletes, whenever they like."""
+
+    def _why_not_done(self) -> str:
+        return f"the node is cleared; waits for {several(self._remaining.values())} to be deleted"
+
+
 def _reasons(pods: Iterable[Pod]) -> str:
     return several((f"{pod}: {why_still_there(pod)}" for pod in pods), "; ")
 

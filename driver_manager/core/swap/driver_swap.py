@@ -39,6 +39,9 @@ from driver_manager.domain.swap.steps.modules import (
 DEVICE_POLL_S = 0.2
 """The kernel has no event for a falling module reference count, so it is looked at."""
 
+HOLDERS_LOOK_S = 5.0
+"""Between two looks at all processes while the number of users stays the same."""
+
 DEVICE_NODES_S = 15.0
 ROLLBACK_UNLOAD_S = 10.0
 
@@ -88,12 +91,17 @@ class DriverSwap:
         ports, free_by = self._context.ports, self._context.deadline.within(step.timeout_s)
         self._free_by = free_by
         with said_meanwhile(ports.clock, ports.reporter, free_by, lambda: self._in_use):
-            self._until_free(free_by)
+            self._until_free(free_by, frozenset(step.apart))
 
-    def _until_free(self, free_by: Deadline) -> None:
+    def _until_free(self, free_by: Deadline, apart: frozenset[str]) -> None:
         ports, said = self._context.ports, ""
+        look: Deadline | None = None
         while busy := [module for module in ports.host.modules().values() if users(module)]:
             text = ", ".join(f"{module.name} ({users(module)} user(s))" for module in busy)
+            if apart and (text != said or look is None or look.is_over):
+                if self._only_have_it(apart):
+                    return
+                look = self._context.soon(HOLDERS_LOOK_S)
             if free_by.is_over:
                 raise self._busy(f"the device is still in use after {free_by.allowed_s:g} s: {text}")
             if text != said:
@@ -101,6 +109,16 @@ class DriverSwap:
                 ports.reporter.info(self._in_use)
                 said = text
             ports.clock.sleep(DEVICE_POLL_S)
+
+    def _only_have_it(self, uids: frozenset[str]) -> bool:
+        """Whether every process that has the device is known, and is of one of these pods."""
+        host = self._context.ports.host
+        try:
+            found = host.holders(self._context.soon(HOLDERS_S), users_of(host.modules()))
+        except ManagerError:
+            return False
+        named_ones = named(found, self._context.situation.obs.pods.pods)
+        return bool(named_ones) and all(one.how != UNREAD and one.pod_uid in uids for one in named_ones)
 
     def _named_holders(self) -> tuple[str, tuple[str, ...]]:
         """Who uses the device, for a message, and as blockers; "" and none where nobody can be seen."""

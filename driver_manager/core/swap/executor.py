@@ -75,7 +75,7 @@ class Executor:
             case NodeStep():
                 self._node.do(step)
             case PodStep():
-                replaces = self._plan.decision in (Decision.REPLACE, Decision.UNINSTALL)
+                replaces = self._plan.decision in (Decision.REPLACE, Decision.UNINSTALL, Decision.CLEAR)
                 return self._pods.do(step, paused_at=self._node.paused_at, replaces=replaces)
             case OperatorStep():
                 self._operator.do(step)

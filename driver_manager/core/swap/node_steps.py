@@ -6,6 +6,7 @@ Owns how each of these steps is done. Depends on ports only.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import assert_never
 
 from driver_manager.core.node.cas import patch_until_current
@@ -14,8 +15,16 @@ from driver_manager.domain import timestamps
 from driver_manager.domain.errors import OwnedElsewhere, StandingDown, Terminated
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.domain.swap.node_patches import noted, pause_more
-from driver_manager.domain.swap.steps.node import AnyNodeStep, GiveBack, NodeStep, PauseLast, StandDown, TakeNode
+from driver_manager.domain.swap.node_patches import marked_cleared, noted, pause_more
+from driver_manager.domain.swap.steps.node import (
+    AnyNodeStep,
+    GiveBack,
+    MarkCleared,
+    NodeStep,
+    PauseLast,
+    StandDown,
+    TakeNode,
+)
 
 
 class NodeSteps:
@@ -32,6 +41,8 @@ class NodeSteps:
                 self._take(step)
             case PauseLast():
                 self._pause_last(step)
+            case MarkCleared():
+                self._mark_cleared(step)
             case GiveBack():
                 settler = self._context.settler
                 settler.give_back(settler.held or step.journal)
@@ -52,23 +63,34 @@ class NodeSteps:
 
     def _pause_last(self, step: PauseLast) -> None:
         """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
-        ports, settler, profile = self._context.ports, self._context.settler, self._context.situation.profile
+        profile, keys = self._context.situation.profile, frozenset(step.keys)
+        taken = self._rewrite(step, lambda node, journal: pause_more(node, journal, profile, keys))
+        if taken is not None:
+            self.paused_at = taken.resource_version
 
-        def paused(node: Node) -> NodeChange:
+    def _mark_cleared(self, step: MarkCleared) -> None:
+        profile = self._context.situation.profile
+        self._rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
+
+    def _rewrite(self, step: NodeStep, longer: Callable[[Node, Journal], tuple[Journal, NodeChange]]) -> Node | None:
+        """The Node with a longer journal, None where that is none. Raises OwnedElsewhere, and as a patch does."""
+        ports, settler = self._context.ports, self._context.settler
+
+        def changed(node: Node) -> NodeChange:
             journal = settler.held
             if journal is None:
                 raise OwnedElsewhere("the node is not taken by this run", "Run again.")
             settler.refuse_foreign(node, journal)
-            longer, change = pause_more(node, journal, profile, frozenset(step.keys))
+            written, change = longer(node, journal)
             if not change.is_empty:
-                longer, change = self._noted(longer, change, step)
-                settler.took(longer)
+                written, change = self._noted(written, change, step)
+                settler.took(written)
             return change
 
-        taken = patch_until_current(ports.cluster, ports.reporter, paused)
+        taken = patch_until_current(ports.cluster, ports.reporter, changed)
         if taken is not None and settler.held is not None:
             settler.took(settler.held, taken)
-            self.paused_at = taken.resource_version
+        return taken
 
     def _noted(self, journal: Journal, change: NodeChange, step: NodeStep) -> tuple[Journal, NodeChange]:
         """Both with what the journal has for its reader: the step that writes it, and when the node was taken."""

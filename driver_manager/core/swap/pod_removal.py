@@ -11,9 +11,9 @@ from functools import partial
 from typing import assert_never
 
 from driver_manager.core.pods.eviction import Evictor
-from driver_manager.core.pods.watch import PodWait
+from driver_manager.core.pods.watch import PodWait, RestartWait
 from driver_manager.core.swap.context import RunContext
-from driver_manager.domain.errors import EvictionRefused, PodsRemain
+from driver_manager.domain.errors import EvictionRefused, ManagerError, PodsRemain, StandingDown
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Holder, Pod, PodList
 from driver_manager.domain.pods.operands import is_moved_by, named
@@ -32,9 +32,14 @@ from driver_manager.domain.swap.steps.pods import (
     EvictWorkloads,
     WaitForCompletion,
     WaitForOperands,
+    WaitForRestart,
 )
 
 HOLDERS_S = 60.0
+
+
+HURRY_S = 1.2
+"""Bound of a look after SIGTERM."""
 
 
 class Then(Enum):
@@ -69,6 +74,9 @@ class Departures:
                 return self._of_workloads(step)
             case DrainNode():
                 return self._drain(step.timeout_s)
+            case WaitForRestart():
+                self._of_drivers(step)
+                return Then.GO_ON
             case _:
                 assert_never(step)
 
@@ -87,6 +95,38 @@ class Departures:
             wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s))
         except PodsRemain as error:
             self._ports.reporter.warn(f"not completed: {error.what}")
+
+    def _of_drivers(self, step: WaitForRestart) -> None:
+        """Wait until the driver pods have left. Raises StandingDown where nobody has begun to delete them.
+
+        Once somebody has, the node stays as it is, whatever ends this wait: their containers unload the driver now.
+        """
+        uids = frozenset(step.uids)
+        ports, deadline = self._ports, self._context.deadline
+        concerns = partial(_is_one_of, uids)
+        try:
+            RestartWait(ports.cluster, ports.clock, ports.reporter, concerns).until_gone(
+                self._situation.obs.pods, deadline
+            )
+        except ManagerError as error:
+            if self._are_leaving(uids):
+                return
+            if not isinstance(error, PodsRemain):
+                raise
+            what = f"the node is cleared, but nobody has deleted driver pod {several(step.pods)} before the deadline"
+            raise StandingDown(what, "Look at the rollout's controller; it clears the node again.") from error
+
+    def _are_leaving(self, uids: frozenset[str]) -> bool:
+        """Whether somebody has begun to delete all of these pods; one that cannot be asked for has nobody."""
+        ports = self._ports
+        with ports.clock.shielded():
+            if ports.clock.is_ending():
+                ports.cluster.limit_retries(HURRY_S)
+            try:
+                left = [pod for pod in ports.cluster.pods().pods if pod.uid in uids]
+            except ManagerError:
+                return False
+        return all(pod.deleting or pod.has_left for pod in left)
 
     def _of_workloads(self, step: EvictWorkloads) -> Then:
         """Evict the pods that use the accelerator now. Raises PodsRemain; where a drain is allowed, only after it."""
@@ -135,3 +175,7 @@ class Departures:
         if now.policy.eviction.evicts_holders:
             holders = named(ports.host.holders(self._context.soon(HOLDERS_S)), pods)
         return NodePods(pods, claims, holders, now.obs.own_pod, now.obs.enclosing_uid, labels=now.obs.node.labels)
+
+
+def _is_one_of(uids: frozenset[str], pod: Pod) -> bool:
+    return pod.uid in uids and not pod.has_left

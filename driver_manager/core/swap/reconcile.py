@@ -156,7 +156,7 @@ class _Run:
                 return _plain(error)
             # A node that is left out of upgrades was asked for by hand: that is no news of its driver.
             return _failed(error, ports, settler, obs, is_news=not isinstance(error, StandingDown))
-        if not isinstance(decided.steps[-1] if decided.steps else None, StandDown | HoldForReboot | EndWithoutReboot):
+        if not _ends_by_itself(decided):
             settler.state.will_end_well(_summary(decided), _state_after(decided, now))
         try:
             if _waits_after_failure(decided) and self._is_let_go(now, decided):
@@ -236,6 +236,12 @@ class _Run:
         return replace(outcome, remedy=remedy) if seconds > 0 else outcome
 
 
+def _ends_by_itself(decided: Plan) -> bool:
+    """Whether the run shows on the Node how it ended in a way of its own, or, where it only clears it, not at all."""
+    last = decided.steps[-1] if decided.steps else None
+    return decided.decision is Decision.CLEAR or isinstance(last, StandDown | HoldForReboot | EndWithoutReboot)
+
+
 def _waits_after_failure(decided: Plan) -> bool:
     return bool(decided.steps) and isinstance(decided.steps[0], WaitAfterFailure)
 
@@ -254,6 +260,8 @@ def _summary(decided: Plan) -> str:
     """The last line of a run that succeeded."""
     if not decided.steps:
         return f"nothing to do: {decided.reason}"
+    if decided.decision is Decision.CLEAR:
+        return f"done: the node is cleared ({decided.reason})"
     loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
     there = (text for kind, text in _DONE if any(isinstance(step, kind) for step in decided.steps))
     done = f"driver {loaded[0]} was loaded" if loaded else next(there, "a request to the operator was withdrawn")

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from driver_manager.domain.fleet.model import Memory, UpgradeState
+from driver_manager.domain.fleet.model import Memory, Task, UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
 
 
@@ -40,6 +41,27 @@ class RestartPod:
 
 
 @dataclass(frozen=True)
+class CreatePod:
+    """Make this short-lived pod for the node; one of its name that is there already is the same one."""
+
+    namespace: str
+    name: str
+    node: str
+    task: Task
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Delete exactly this short-lived pod, by its uid."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+
+
+@dataclass(frozen=True)
 class SetTemplate:
     """Give the DaemonSet the template of an earlier revision."""
 
@@ -59,7 +81,7 @@ class Announce:
     node: str = ""
 
 
-Act = MarkNode | RestartPod | SetTemplate | Announce
+Act = MarkNode | RestartPod | CreatePod | DeletePod | SetTemplate | Announce
 
 
 class Phase(Enum):
@@ -86,15 +108,36 @@ class Place(Enum):
     WAITING = "waiting"
 
 
+class PreflightResult(Enum):
+    """What is known of how a run for the target revision would go on a node."""
+
+    PASSES = "passes"
+    FAILS = "fails"
+    UNKNOWN = "unknown"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True)
+class NodePreflight:
+    """The result of a node's preflight, and why, where it does not pass."""
+
+    result: PreflightResult
+    reason: str = ""
+
+
 @dataclass(frozen=True)
 class NodeView:
-    """A node in the rollout: its place, its wave (from 1; 0 where it is in none), and why it is there."""
+    """A node in the rollout: its place, its wave (from 1; 0 where it is in none), and why it is there.
+
+    `preflight` is None where none was made for the target revision, or its result is kept no longer.
+    """
 
     name: str
     place: Place
     wave: int
     reason: str
     since_s: float | None = None
+    preflight: NodePreflight | None = None
 
 
 @dataclass(frozen=True)

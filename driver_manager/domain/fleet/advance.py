@@ -2,8 +2,9 @@
 
 Pure. Each question has a module of its own: who belongs to the rollout (`census`), where each node stands (`places`,
 `judge`, `obstacles`, `gates`), in which wave it goes (`waves`), how far those have come (`turns`), what holds all of
-them (`holds`), who begins (`starts`, `units`, `budget`), whose pod goes (`restarts`), the way back (`undo`), what is
-kept (`history`), what is shown (`outlook`) and told (`milestones`). Here they are asked in order.
+them (`holds`), what is known before they begin (`preflight`), who begins (`starts`, `units`, `budget`), whose pod goes
+(`restarts`), the way back (`undo`), what is kept (`history`), what is shown (`outlook`) and told (`milestones`). Here
+they are asked in order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from driver_manager.domain.fleet import census, gates, waves
+from driver_manager.domain.fleet import census, clearing, gates, preflight, waves
 from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
 from driver_manager.domain.fleet.history import remember
 from driver_manager.domain.fleet.holds import Hold, Scene, hold
@@ -21,6 +22,7 @@ from driver_manager.domain.fleet.outlook import View, by_place, caption, outlook
 from driver_manager.domain.fleet.places import IN_NO_WAVE, place
 from driver_manager.domain.fleet.restarts import restart
 from driver_manager.domain.fleet.starts import starts
+from driver_manager.domain.fleet.task_pods import Clears
 from driver_manager.domain.fleet.turns import turn
 from driver_manager.domain.fleet.undo import way_back
 from driver_manager.domain.fleet.verdict import Standing, Terms
@@ -49,7 +51,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
         memory, passed = milestones(memory, view, shown, seen.scene.terms)
         told = [*back.acts, *announced, *passed]
     return FleetDecision(
-        acts=(*settled, *view.starts.acts, *told) if fleet.daemon_set is not None else (),
+        acts=(*settled, *view.starts.acts, *told, *view.checks.acts) if fleet.daemon_set is not None else (),
         memory=memory,
         outlook=outlook(view, shown),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
@@ -58,15 +60,17 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
 
 def survey(fleet: Fleet, now_s: float) -> Survey:
     """Where every node of the rollout stands."""
-    members = census.members(fleet)
+    members, target = census.members(fleet), census.newest(fleet.revisions)
     judged = {member.node.name for member in members if member.is_taken or member.record is not None}
     terms = Terms(
         fleet.policy,
-        census.newest(fleet.revisions),
+        target,
         fleet.rollout,
         now_s,
         fleet.daemon_set,
         gates.by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
+        preflight.findings(fleet, target, now_s),
+        Clears(fleet) if fleet.clears_first else None,
     )
     verdicts = [place(member, terms) for member in members]
     assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
@@ -88,15 +92,18 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
 def view_of(seen: Survey) -> View:
     """Who begins, and all else that is shown."""
     terms, found = seen.scene.terms, seen.scene.turn
-    begun = starts(seen.standings, terms, found, seen.hold)
+    checks = preflight.checks(seen.scene.fleet, seen.standings, terms, found, seen.hold)
+    begun = starts(seen.standings, terms, found, seen.hold, checks.reasons)
     desired = terms.daemon_set.desired if terms.daemon_set is not None else 0
     without_pod = max(0, desired - sum(standing.member.pod is not None for standing in seen.standings))
-    return View(terms.target, seen.standings, by_place(seen.standings), seen.hold, found, begun, without_pod)
+    return View(terms.target, seen.standings, by_place(seen.standings), seen.hold, found, begun, checks, without_pod)
 
 
 def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
     """What each node's own facts call for, and the moments at which that changes."""
     acts: list[Act] = []
+    if seen.hold is None or not seen.hold.stands_aside:
+        acts += clearing.obsolete(seen.scene.fleet, seen.standings, seen.scene.terms)
     moments: list[float | None] = []
     for standing in seen.standings:
         verdict = standing.verdict
@@ -122,7 +129,8 @@ def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
     is_waiting = any(standing.verdict.wants_turn for standing in seen.standings)
     held_s = seen.hold.until_s if seen.hold is not None and is_waiting else None
     gate = seen.scene.turn.gate
-    return held_s, gate.until_s if gate is not None else None
+    results_s = (one.until_s for one in seen.scene.terms.preflights.values())
+    return held_s, gate.until_s if gate is not None else None, *results_s
 
 
 def _next(now_s: float, moments: Iterable[float | None]) -> float | None:

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from driver_manager.domain import selectors
-from driver_manager.domain.fleet.model import OnHalt, UnitMode
+from driver_manager.domain.fleet.model import OnHalt, PreflightMode, UnitMode
 from driver_manager.domain.reboot import windows
 
 GROUP = "driver-manager.rebellions.ai"
@@ -276,6 +276,15 @@ SPEC = (
         "whether the rollout approves the reboot of a node that it has started and whose driver needs one",
         default=False,
         example=True,
+    ),
+    Field(
+        "preflight",
+        Kind.CHOICE,
+        "what a node gets that is expected to fail: `require` leaves it out, `warn` names it, `off` does not check; "
+        "write `off` in quotes, as YAML reads it as false without them",
+        default=PreflightMode.OFF.value,
+        example=PreflightMode.REQUIRE.value,
+        choices=tuple(mode.value for mode in PreflightMode),
     ),
 )
 """The spec. What has no example is an object or a list, and has one in its fields."""

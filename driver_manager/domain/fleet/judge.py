@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from driver_manager.domain.duration import spoken
-from driver_manager.domain.fleet import gates
+from driver_manager.domain.fleet import clearing, gates
 from driver_manager.domain.fleet.acts import Place
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.model import UpgradeState
@@ -44,6 +44,9 @@ def _untouched(member: Member, record: NodeRecord, terms: Terms) -> Verdict | No
     if pod is None or not member.is_untouched:
         return None
     until_s = record.since_s + limit_s
+    cleared = clearing.judge(member, record, terms)
+    if cleared is not None:
+        return cleared
     if terms.now_s >= until_s and record.reason == TAKEN_AGAIN and record.revision == terms.target:
         return failing(member, record, terms, f"its driver pod could not be deleted within {spoken(limit_s)}")
     return Verdict(

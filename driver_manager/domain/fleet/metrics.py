@@ -12,7 +12,7 @@ from driver_manager.domain.fleet.acts import Phase, Place
 from driver_manager.domain.fleet.figures import RolloutFigures
 from driver_manager.domain.metrics import PREFIX, Family, by_label, gauge
 
-ACTS = ("MarkNode", "RestartPod", "SetTemplate", "Announce")
+ACTS = ("MarkNode", "RestartPod", "CreatePod", "DeletePod", "SetTemplate", "Announce")
 """Names of what a decision may ask for."""
 
 

@@ -51,6 +51,14 @@ class OnHalt(Enum):
     UNDO = "undo"
 
 
+class PreflightMode(Enum):
+    """What a node gets that the fleet's preflight expects to fail: it is left out, named, or not looked at."""
+
+    REQUIRE = "require"
+    WARN = "warn"
+    OFF = "off"
+
+
 class UnitMode(Enum):
     """How the nodes of a unit go."""
 
@@ -121,6 +129,7 @@ class Policy:
     node_timeout_s: float = 1800.0
     validation_timeout_s: float = 600.0
     approves_reboots: bool = False
+    preflight: PreflightMode = PreflightMode.OFF
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,8 @@ class FleetNode:
     the node alone. `is_operated`: a vendor's operator manages this node's upgrades. `driver_state` is what the node's
     own runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None
     where it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
+    `is_taken_by_run`: there is such a journal; `cleared_by` is the uid of the pod whose run has cleared the node and
+    says so in it.
     """
 
     name: str
@@ -152,6 +163,8 @@ class FleetNode:
     conditions: Mapping[str, str] = field(default_factory=dict)
     outcome_s: float | None = None
     is_cordoned_by_run: bool = False
+    is_taken_by_run: bool = False
+    cleared_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,6 +183,37 @@ class DriverPod:
     is_deleting: bool = False
     restarts: int = 0
     why_waiting: str = ""
+
+
+class Task(Enum):
+    """What a short-lived pod is made for; the value is that of its label."""
+
+    PREFLIGHT = "preflight"
+    CLEAR = "clear"
+
+
+@dataclass(frozen=True)
+class TaskPod:
+    """A short-lived pod that a rollout made for one node, from the template of `revision`.
+
+    `exit_code` is that of its one container, None until that has ended, or where it never ran. `has_ended`: nothing
+    comes of it any more. `message` is what it left, or why it ended without. `why_waiting`: as of a DriverPod.
+    `ended_s` is when its container ended, None where that is not told.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    revision: str
+    task: Task
+    made_s: float
+    exit_code: int | None = None
+    has_ended: bool = False
+    message: str = ""
+    why_waiting: str = ""
+    is_deleting: bool = False
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -263,7 +307,8 @@ class Fleet:
     """All that one decision is made from. `daemon_set` is None where there is none of that name.
 
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
-    which it knows its own records.
+    which it knows its own records, `rollout_uid` its uid. `task_pods` are those that it made; `unmade` is why the API
+    server refused the last one, "" where it did not. `clears_first`: a node is cleared before its driver pod goes.
     """
 
     policy: Policy
@@ -276,3 +321,7 @@ class Fleet:
     gate_pods: tuple[GatePod, ...] = ()
     rivals: tuple[str, ...] = ()
     rollout: str = ""
+    rollout_uid: str = ""
+    task_pods: tuple[TaskPod, ...] = ()
+    unmade: str = ""
+    clears_first: bool = False

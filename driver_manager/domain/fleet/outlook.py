@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from driver_manager.domain.fleet import obstacles
 from driver_manager.domain.fleet.acts import NodeView, Outlook, Phase, Place
 from driver_manager.domain.fleet.holds import Hold
+from driver_manager.domain.fleet.preflight import Checks
 from driver_manager.domain.fleet.starts import Starts
 from driver_manager.domain.fleet.turns import GateKind, Turn
 from driver_manager.domain.fleet.verdict import Standing
@@ -30,7 +31,8 @@ class Caption:
 class View:
     """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins.
 
-    `without_pod` is how many nodes the DaemonSet wants a pod on and has none.
+    `checks` is what the preflight of those that wait has come to. `without_pod` is how many nodes the DaemonSet wants a
+    pod on and has none.
     """
 
     target: str
@@ -39,6 +41,7 @@ class View:
     hold: Hold | None
     turn: Turn
     starts: Starts
+    checks: Checks
     without_pod: int = 0
 
     def named(self, place: Place) -> str:
@@ -72,16 +75,17 @@ def outlook(view: View, shown: Caption) -> Outlook:
         message=shown.message,
         target=view.target,
         wave=view.turn.current,
-        nodes=tuple(_node(standing, view.starts.reasons) for standing in view.standings),
+        nodes=tuple(_node(standing, view) for standing in view.standings),
         waves=view.turn.waves,
     )
 
 
-def _node(standing: Standing, reasons: dict[str, str]) -> NodeView:
+def _node(standing: Standing, view: View) -> NodeView:
     member, verdict = standing.member, standing.verdict
     name, record = member.node.name, member.record
-    reason = verdict.reason or reasons.get(name, "")
-    return NodeView(name, verdict.place, standing.wave, reason, record.since_s if record is not None else None)
+    reason = verdict.reason or view.starts.reasons.get(name, "")
+    since_s = record.since_s if record is not None else None
+    return NodeView(name, verdict.place, standing.wave, reason, since_s, view.checks.shown.get(name))
 
 
 def _aside(view: View) -> Caption | None:
@@ -144,6 +148,15 @@ def _window(view: View) -> Caption | None:
     return Caption(hold.phase, hold.reason, hold.message)
 
 
+def _preflight(view: View) -> Caption | None:
+    checks = view.checks
+    if checks.blocked:
+        return Caption(Phase.STALLED, "PreflightImpossible", f"no preflight can be made: {checks.blocked}")
+    if not checks.reasons:
+        return None
+    return Caption(Phase.PROGRESSING, "Preflight", f"preflight of the nodes that are next: {checks.progress}")
+
+
 def _never(view: View) -> Caption | None:
     return Caption(Phase.STALLED, "UnitTooLarge", view.starts.never) if view.starts.never else None
 
@@ -182,6 +195,7 @@ GUARDS: tuple[Callable[[View], Caption | None], ...] = (
     _at_work,
     _gated,
     _window,
+    _preflight,
     _never,
     _short_of_nodes,
     _failed,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from driver_manager.domain.fleet import obstacles
-from driver_manager.domain.fleet.acts import Place
+from driver_manager.domain.fleet import obstacles, preflight
+from driver_manager.domain.fleet.acts import Place, PreflightResult
 from driver_manager.domain.fleet.census import Member, is_placed
 from driver_manager.domain.fleet.judge import is_repaired, judge
-from driver_manager.domain.fleet.model import UpgradeState
+from driver_manager.domain.fleet.model import PreflightMode, UpgradeState
 from driver_manager.domain.fleet.verdict import Terms, Verdict, mark, release
 
 DONE = Verdict(Place.DONE, "serves the target revision")
@@ -95,6 +95,17 @@ def _unfit(member: Member, terms: Terms) -> Verdict | None:
     return _left_out(why) if why else None
 
 
+def _not_passed(member: Member, terms: Terms) -> Verdict | None:
+    """A node whose preflight says no, or nothing, keeps its driver, and keeps nobody waiting."""
+    found = terms.preflights.get(member.node.name)
+    if found is None or terms.policy.preflight is not PreflightMode.REQUIRE:
+        return None
+    if found.shown.result in (PreflightResult.PASSES, PreflightResult.RUNNING):
+        return None
+    acts = preflight.again(member, found) if member.node.wants_retry else ()
+    return Verdict(Place.LEFT_OUT, preflight.told(found.shown), acts)
+
+
 def _waiting(member: Member, terms: Terms) -> Verdict | None:
     return WAITING
 
@@ -108,6 +119,7 @@ CASES: tuple[Callable[[Member, Terms], Verdict | None], ...] = (
     _has_target,
     _has_left,
     _unfit,
+    _not_passed,
     _waiting,
 )
 

@@ -22,6 +22,7 @@ from driver_manager.domain.fleet.model import (
     Past,
     PodGate,
     Policy,
+    PreflightMode,
     UnitMode,
     Units,
     Wave,
@@ -150,6 +151,7 @@ def _policy(values: Mapping[str, Any], namespace: str) -> Policy:
         node_timeout_s=values["nodeTimeout"],
         validation_timeout_s=values["validationTimeout"],
         approves_reboots=values["approveReboots"],
+        preflight=PreflightMode(values["preflight"]),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driver_manager.domain.fleet import obstacles
+from driver_manager.domain.fleet import clearing, obstacles
 from driver_manager.domain.fleet.acts import Act, MarkNode, RestartPod
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.holds import Hold
@@ -25,7 +25,9 @@ Before that, the pod may be gone without having been seen to go: a node in that 
 
 def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -> tuple[tuple[Act, ...], float | None]:
     """What to do with a taken node that is untouched, and when time alone changes that."""
-    pod, record = found.pod, found.record
+    record = found.record
+    if found.has_begun:
+        return (() if hold is not None and hold.stands_aside else (_next(member, found, terms),)), None
     stale_s = record.since_s + STALE_S
     is_stale = terms.now_s >= stale_s
     is_unwanted = record.revision != terms.target or bool(obstacles.why_unfit(member))
@@ -36,5 +38,12 @@ def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -
     if terms.now_s >= record.since_s + terms.policy.node_timeout_s:
         again = replace(record, began_s=terms.now_s, since_s=terms.now_s, reason=TAKEN_AGAIN)
         return (MarkNode(member.node.name, member.node.resource_version, UpgradeState.RESTART, again),), None
-    due = RestartPod(pod.namespace, pod.name, pod.uid, member.node.name)
-    return (due,), stale_s if hold is not None else None
+    return (_next(member, found, terms),), stale_s if hold is not None else None
+
+
+def _next(member: Member, found: Untouched, terms: Terms) -> Act:
+    """What is done to the node now: it is cleared, where that comes first, or loses its pod."""
+    if found.is_to_be_cleared and terms.clears is not None:
+        return clearing.made(member, found.record, terms.clears)
+    pod = found.pod
+    return RestartPod(pod.namespace, pod.name, pod.uid, member.node.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from driver_manager.domain.fleet import units
@@ -38,12 +38,14 @@ def order(standings: Iterable[Standing]) -> list[Standing]:
     )
 
 
-def starts(standings: Sequence[Standing], terms: Terms, turn: Turn, hold: Hold | None) -> Starts:
-    """Who of `standings`, all nodes of the rollout by name, begins now."""
+def starts(
+    standings: Sequence[Standing], terms: Terms, turn: Turn, hold: Hold | None, unchecked: Mapping[str, str]
+) -> Starts:
+    """Who of `standings`, all nodes of the rollout by name, begins now; none of `unchecked`, which has the reasons."""
     found = Starts()
     candidates = []
     for standing in order(standings):
-        if why := _why_not_yet(standing, turn, hold):
+        if why := _why_not_yet(standing, turn, hold) or unchecked.get(standing.member.node.name, ""):
             found.reasons[standing.member.node.name] = why
         else:
             candidates.append(standing)

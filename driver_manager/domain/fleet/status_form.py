@@ -6,13 +6,14 @@ status remembers is read by `reading`. A status has every field, also an empty o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain import timestamps
 from driver_manager.domain.escaping import shortened, writable
-from driver_manager.domain.fleet.acts import FleetDecision, NodeView, Outlook, Phase, Place, WaveView
+from driver_manager.domain.fleet.acts import FleetDecision, NodeView, Outlook, Phase, Place, PreflightResult, WaveView
 from driver_manager.domain.fleet.model import Memory
 from driver_manager.domain.fleet.reading import memory_of
 from driver_manager.domain.listing import several
@@ -70,6 +71,7 @@ def status_of(decision: FleetDecision, old: Mapping[str, Any], generation: int, 
         "failures": _named(nodes[Place.FAILED]),
         "waiting": _grouped(nodes[Place.WAITING]),
         "leftOut": _grouped(nodes[Place.LEFT_OUT]),
+        **_preflight(outlook.nodes),
     }
 
 
@@ -97,7 +99,9 @@ _COUNTS = {
     Place.LEFT_OUT: "leftOut",
     Place.FAILED: "failed",
 }
-_SHOWN = frozenset({"wave", "counts", "waves", "underWay", "failures", "waiting", "leftOut"})
+_SHOWN = frozenset(
+    {"wave", "counts", "waves", "underWay", "failures", "waiting", "leftOut", "preflight", "preflightProblems"}
+)
 """What shows the nodes, and nothing else."""
 
 _SLOW = _SHOWN - {"wave", "failures"}
@@ -178,13 +182,28 @@ def _wave(one: WaveView) -> Json:
     }
 
 
+def _preflight(nodes: Iterable[NodeView]) -> Json:
+    """What is known of nodes that have not begun: how many there are of each result, and those that do not pass."""
+    found = [(node, node.preflight) for node in nodes if node.preflight is not None]
+    counts = Counter(seen.result for _, seen in found)
+    problems = [
+        {"node": node.name, "wave": node.wave, "result": seen.result.value, "reason": _reason(seen.reason)}
+        for node, seen in sorted(found, key=lambda one: one[0].name)
+        if seen.result in (PreflightResult.FAILS, PreflightResult.UNKNOWN)
+    ]
+    return {
+        "preflight": {result.value: counts[result] for result in PreflightResult},
+        "preflightProblems": problems[:MAX_NAMED],
+    }
+
+
 def _named(nodes: Iterable[NodeView]) -> list[Json]:
     """The nodes that have been in their place for longest: of those that failed, what came first says most."""
     longest = sorted(nodes, key=lambda node: (LAST_MOMENT_S if node.since_s is None else node.since_s, node.name))
     return [
         {
             "node": node.name,
-            "reason": _reason(node),
+            "reason": _reason(node.reason),
             "wave": node.wave,
             **({} if node.since_s is None else {"since": _moment(node.since_s)}),
         }
@@ -196,7 +215,7 @@ def _grouped(nodes: Iterable[NodeView]) -> list[Json]:
     """Nodes by their reason, the reason of most of them first; what is not among the first few is one group."""
     by_reason: dict[str, list[str]] = {}
     for node in nodes:
-        by_reason.setdefault(_reason(node), []).append(node.name)
+        by_reason.setdefault(_reason(node.reason), []).append(node.name)
     groups = sorted(by_reason.items(), key=lambda group: (-len(group[1]), group[0]))
     if len(groups) > MAX_GROUPS:
         rest = sorted(name for _, names in groups[MAX_GROUPS - 1 :] for name in names)
@@ -204,8 +223,8 @@ def _grouped(nodes: Iterable[NodeView]) -> list[Json]:
     return [{"reason": reason, "count": len(names), "nodes": names[:MAX_NAMED_OF_GROUP]} for reason, names in groups]
 
 
-def _reason(node: NodeView) -> str:
-    return shortened(writable(node.reason), MAX_REASON_CHARS)
+def _reason(text: str) -> str:
+    return shortened(writable(text), MAX_REASON_CHARS)
 
 
 def _moment(seconds: float) -> str:

@@ -9,18 +9,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from driver_manager.domain import events, timestamps
-from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, Place
+from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, NodePreflight, Place
 from driver_manager.domain.fleet.census import Member
-from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, UpgradeState
+from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, TaskPod, UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
+from driver_manager.domain.fleet.task_pods import Clears
 
 GOING = frozenset({Place.WAITING, Place.UNDER_WAY})
 """The places of nodes that a wave has not ended for."""
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """What a preflight pod tells of its node. `until_s`: from when on time alone may change that."""
+
+    pod: TaskPod
+    shown: NodePreflight
+    until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for every node in one decision. `gate_pods` are those of each node that is under way or has failed."""
+    """What holds for every node in one decision. `gate_pods` are those of each node that is under way or has failed.
+
+    `preflights` is what is known of a run for the target, by node. `clears` is there where nodes are cleared before
+    their driver pods are deleted.
+    """
 
     policy: Policy
     target: str
@@ -28,14 +42,21 @@ class Terms:
     now_s: float
     daemon_set: DaemonSetFacts | None = None
     gate_pods: Mapping[str, Sequence[GatePod]] = field(default_factory=dict)
+    preflights: Mapping[str, Finding] = field(default_factory=dict)
+    clears: Clears | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """What a node was taken for, and the pod that is to go and has not gone."""
+    """What a node was taken for, and the pod that is to go and has not gone.
+
+    `is_to_be_cleared`: before that. `has_begun`: somebody was disturbed for it, so that it is not let go any more.
+    """
 
     record: NodeRecord
     pod: DriverPod
+    is_to_be_cleared: bool = False
+    has_begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)

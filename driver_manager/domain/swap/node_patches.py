@@ -112,6 +112,12 @@ def pause_more(node: Node, journal: Journal, profile: Profile, keys: Set[str]) -
     return longer, NodeChange(labels=labels, annotations={profile.keys.journal: encode(longer)} if labels else {})
 
 
+def marked_cleared(journal: Journal, profile: Profile, revision: str) -> tuple[Journal, NodeChange]:
+    """The journal of a node that is cleared for the driver pod of `revision`, and the patch that writes it."""
+    longer = replace(journal, cleared=revision)
+    return longer, NodeChange(annotations={profile.keys.journal: encode(longer)})
+
+
 def found_journal(obs: Observation, profile: Profile) -> Journal | None:
     """The journal to give back by: the node's own, or one decoded from labels that some dead manager left paused."""
     if obs.journal is not None:

@@ -104,14 +104,25 @@ def _is_in_the_way(now: Situation, holder: Holder, pod: Pod | None, blocked: set
         return True
     if node_pods(now.obs).is_ours(pod):
         return True
-    return pod.uid in blocked or _is_driver_pod(now, pod)
+    return pod.uid in blocked or (_is_driver_pod(now, pod) and not now.policy.driver_pod_leaves)
+
+
+def driver_pods(now: Situation) -> tuple[Pod, ...]:
+    """The driver pods of the node that have not left, but for our own."""
+    own = now.obs.own_pod
+    pods = (pod for pod in now.obs.pods.pods if own is None or pod.uid != own.uid)
+    return tuple(pod for pod in pods if _is_placed_as_driver(now, pod) and not pod.has_left)
 
 
 def _is_driver_pod(now: Situation, pod: Pod) -> bool:
     """Whether it stays because it is placed by the driver's own label alone, which is never paused."""
+    return _is_placed_as_driver(now, pod) and not pod.deleting
+
+
+def _is_placed_as_driver(now: Situation, pod: Pod) -> bool:
     deploy = now.profile.deploy
     others = deploy.keys_in(dict.fromkeys(pod.selector_keys, ""))
-    return bool(deploy.prefix) and deploy.driver_key in pod.selector_keys and not others and not pod.deleting
+    return bool(deploy.prefix) and deploy.driver_key in pod.selector_keys and not others
 
 
 def _stopped(now: Situation) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ class Decision(Enum):
     REPLACE = "replace"
     UNINSTALL = "uninstall"
     REBOOT = "reboot"
+    CLEAR = "clear"
 
 
 @dataclass(frozen=True)

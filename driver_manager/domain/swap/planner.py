@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from driver_manager.domain.digest import in_words
 from driver_manager.domain.errors import (
+    ConfigError,
     DriverBusy,
     OwnedElsewhere,
     PodsRemain,
@@ -24,19 +25,19 @@ from driver_manager.domain.pods.workloads import holds_claim, node_pods, staying
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.reboot.state import is_granted
 from driver_manager.domain.swap.driver_state import is_host_driver, is_loaded, places_us, why_replace
-from driver_manager.domain.swap.eviction_plan import clearing, is_managed, safe_load, stale_safe_load
+from driver_manager.domain.swap.eviction_plan import EvictionPlan, clearing, is_managed, safe_load, stale_safe_load
 from driver_manager.domain.swap.leftovers import clean, driver_files, is_installing, ready_names
 from driver_manager.domain.swap.loading import check, loading, notes
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take
-from driver_manager.domain.swap.obstacles import refuse_unmoved, wait_for_holders, wait_for_stuck
+from driver_manager.domain.swap.obstacles import driver_pods, refuse_unmoved, wait_for_holders, wait_for_stuck
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan, PlanAgain
 from driver_manager.domain.swap.reboot_rows import plan_reboot_driver, withdraw_request
 from driver_manager.domain.swap.retry_wait import wait_first
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import StopServices, UnloadModules, WaitForDevice
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
-from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
-from driver_manager.domain.swap.steps.pods import WaitForOperands
+from driver_manager.domain.swap.steps.node import GiveBack, MarkCleared, PauseLast, StandDown, TakeNode
+from driver_manager.domain.swap.steps.pods import WaitForOperands, WaitForRestart
 from driver_manager.domain.swap.steps.waits import WaitStep
 
 
@@ -96,10 +97,14 @@ def wants_users(now: Situation) -> bool:
         return False
     if _stands_down(now):
         return False
-    return bool(why_replace(now)) or (bool(now.host.root_mounts) and _container_starts_anew(now))
+    return bool(now.policy.clear_for or why_replace(now)) or (
+        bool(now.host.root_mounts) and _container_starts_anew(now)
+    )
 
 
 def _decided(now: Situation) -> Plan:
+    if now.policy.clear_for:
+        return _clear(now)
     if _stands_down(now):
         return _stand_down(now)
     if now.profile.strategy is Strategy.REBOOT:
@@ -215,25 +220,50 @@ def _container_starts_anew(now: Situation) -> bool:
     return now.policy.loader is Loader.CONTAINER and now.obs.own_pod is not None and not now.obs.own_pod.main_started
 
 
+def _clear(now: Situation) -> Plan:
+    """All that comes before the unload, which is the driver container's own: it does that when its pod is deleted.
+
+    Whatever digest is wanted: a container that is told to end does not ask for one.
+    """
+    why_not = _why_nothing_to_clear(now)
+    if why_not:
+        return Plan(Decision.CLEAR, f"nothing to clear: {why_not}")
+    drivers = [pod for pod in driver_pods(now) if not pod.deleting]
+    if not drivers and (driver_pods(now) or now.obs.journal is not None):
+        return Plan(Decision.CLEAR, "nothing to clear: the driver pod is being deleted, or gone: the next one goes on")
+    if not drivers:
+        key = now.profile.deploy.driver_key
+        raise ConfigError(
+            f"the driver is loaded, and no pod that the label {key} places is on this node to unload it",
+            f"Give the driver's DaemonSet a nodeSelector on {key}.",
+        )
+    before, _, cleared = _before_the_unload(now)
+    uids, names = tuple(pod.uid for pod in drivers), tuple(map(str, drivers))
+    steps = (
+        *before,
+        WaitForDevice(now.policy.device_free_timeout_s, uids),
+        MarkCleared(now.policy.clear_for),
+        WaitForRestart(uids, names),
+    )
+    warnings = (*cleared.warnings, *unread_claims(node_pods(now.obs)))
+    why = f"driver pod {names[0]} is to be deleted for revision {now.policy.clear_for}, and unloads the driver then"
+    return Plan(Decision.CLEAR, why, steps, warnings, cleared.found)
+
+
+def _why_nothing_to_clear(now: Situation) -> str:
+    if now.policy.loader is Loader.MANAGER:
+        return "the manager itself unloads the driver, and clears the node before that"
+    if now.profile.strategy is Strategy.REBOOT:
+        return "the driver is changed by a reboot"
+    if _stands_down(now):
+        return f"the host has its own driver ({now.host.host_driver})"
+    return "" if is_loaded(now.host, now.profile) else "the driver is not loaded"
+
+
 def _replace(now: Situation, why: str) -> Plan:
-    check(now)
-    cleared, cordon = clearing(now), not is_managed(now)
-    services = now.host.active_services if now.policy.stop_host_services else ()
-    first, last = _pause_in_two(now)
-    patient = (*wait_for_stuck(now, first | last, cleared.found), *wait_for_holders(now, cleared.found))
-    taken = _taken(now, first, cordon=cordon, services=services)
-    # Nothing new shall come while others are waited for, so the cordon is set before that.
-    early = _taken(now, frozenset(), cordon=True) if cordon and cleared.first else ()
-    if not first:  # nobody to wait for, but somebody may have come before the cordon
-        taken = (*taken, WaitForOperands((), (), now.policy.pod_termination_timeout_s))
+    before, taken, cleared = _before_the_unload(now)
     steps: list[AnyStep] = [
-        *patient,
-        *early,
-        *cleared.first,
-        *taken,
-        *cleared.steps,
-        *_pause_last(now, last),
-        *((StopServices(services),) if services else ()),
+        *before,
         WaitForDevice(now.policy.device_free_timeout_s),
         UnloadModules(unload_order(now.host.modules)),
         *clean(now, driver_files(now.profile)),
@@ -247,6 +277,30 @@ def _replace(now: Situation, why: str) -> Plan:
         )
     decision = Decision.UNINSTALL if places_us(now) else Decision.REPLACE
     return Plan(decision, why, tuple(steps), tuple(warnings), cleared.found)
+
+
+def _before_the_unload(now: Situation) -> tuple[tuple[AnyStep, ...], tuple[AnyStep, ...], EvictionPlan]:
+    """What makes everybody leave the device; which of it takes the node; and what becomes of users' pods."""
+    check(now)
+    cleared, cordon = clearing(now), not is_managed(now)
+    services = now.host.active_services if now.policy.stop_host_services else ()
+    first, last = _pause_in_two(now)
+    patient = (*wait_for_stuck(now, first | last, cleared.found), *wait_for_holders(now, cleared.found))
+    taken = _taken(now, first, cordon=cordon, services=services)
+    # Nothing new shall come while others are waited for, so the cordon is set before that.
+    early = _taken(now, frozenset(), cordon=True) if cordon and cleared.first else ()
+    if not first:  # nobody to wait for, but somebody may have come before the cordon
+        taken = (*taken, WaitForOperands((), (), now.policy.pod_termination_timeout_s))
+    steps = (
+        *patient,
+        *early,
+        *cleared.first,
+        *taken,
+        *cleared.steps,
+        *_pause_last(now, last),
+        *((StopServices(services),) if services else ()),
+    )
+    return steps, taken, cleared
 
 
 def _pause_in_two(now: Situation) -> tuple[frozenset[str], frozenset[str]]:

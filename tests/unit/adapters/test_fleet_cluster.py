@@ -15,7 +15,8 @@ from driver_manager.adapters.kube import fleet_feed, fleet_lists
 from driver_manager.adapters.kube.fleet_feed import Feed
 from driver_manager.domain.errors import ApiRefused, Conflict, Terminated, WatchBroken
 from driver_manager.domain.fleet.fields import PLURAL
-from driver_manager.domain.fleet.model import FleetNode
+from driver_manager.domain.fleet.model import FleetNode, Task, TaskPod
+from driver_manager.domain.fleet.task_pods import TASK_LABEL, TASKS
 from driver_manager.domain.model import NodeChange
 from driver_manager.fleet_ports import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
 from driver_manager.sandbox.apiserver import Deny
@@ -256,6 +257,18 @@ def test_exactly_the_pod_that_was_meant_is_deleted(fleet: FleetOverHttp, scene: 
     deleted = fleet.store.get("pods", pod["name"], NAMESPACE)["metadata"]
     assert deleted["deletionGracePeriodSeconds"] == 30, "its own grace"
     fleet.cluster.delete_pod(NAMESPACE, "no-such-pod", "uid")
+
+
+def test_a_short_lived_pod_is_made_once_and_seen_by_its_label(fleet: FleetOverHttp) -> None:
+    labels = {TASK_LABEL: Task.PREFLIGHT.value}
+    body = {"metadata": {"name": "t", "namespace": NAMESPACE, "labels": labels}, "spec": {"nodeName": "a"}}
+    made = fleet.cluster.create_pod(NAMESPACE, body)
+    assert made is not None
+    assert isinstance(made.fact, TaskPod)
+    assert fleet.cluster.create_pod(NAMESPACE, body) is None
+    fleet.cluster.follow(frozenset({Subject(FactKind.TASK_PODS, NAMESPACE, TASKS)}))
+    assert names(fleet.until_one(Listed)) == ["t"], "and no driver pod"
+    fleet.cluster.delete_pod(NAMESPACE, "t", made.uid)
 
 
 def test_the_daemonset_gets_a_template_of_the_version_that_was_read(fleet: FleetOverHttp) -> None:

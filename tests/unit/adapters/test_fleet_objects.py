@@ -16,13 +16,16 @@ from driver_manager.adapters.kube.fleet_objects import (
     as_gate_pod,
     as_revision,
     as_rollout,
+    as_task_pod,
 )
 from driver_manager.adapters.kube.objects import understood
 from driver_manager.cli.zones import zone
+from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.fleet import record
-from driver_manager.domain.fleet.model import DriverPod, FleetNode, GatePod, Revision
+from driver_manager.domain.fleet import record, task_pods
+from driver_manager.domain.fleet.model import DriverPod, FleetNode, GatePod, Revision, Task, TaskPod
 from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode
 from driver_manager.fleet_ports import FollowedDaemonSet
 from tests.fakes.builders import ASCEND, PROFILE
@@ -128,6 +131,55 @@ def test_a_driver_pod() -> None:
     assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, 3, "manager: CrashLoopBackOff")
     bare = as_driver_pod({"metadata": {"name": "p"}}).fact
     assert bare == DriverPod("", "p", "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_taken", "cleared_by"),
+    [
+        (None, False, ""),
+        ("garbage", True, ""),
+        (journals.encode(Journal(Owner("npu/clear", "uid-clear"), "boot")), True, ""),
+        (journals.encode(Journal(Owner("npu/clear", "uid-clear"), "boot", cleared="r2")), True, "uid-clear"),
+        (journals.encode(Journal(Owner(pid=7), "boot", cleared="r2")), True, ""),
+    ],
+)
+def test_a_journal_tells_who_has_cleared_the_node(text: str | None, is_taken: bool, cleared_by: str) -> None:
+    found = node(notes={KEYS.journal: text} if text is not None else {})
+    assert (found.is_taken_by_run, found.cleared_by) == (is_taken, cleared_by)
+
+
+def task_pod(**said: Any) -> TaskPod:
+    metadata = {
+        "name": "t",
+        "namespace": "npu",
+        "uid": "u",
+        "creationTimestamp": "2026-01-02T03:04:05Z",
+        "labels": {task_pods.TASK_LABEL: "preflight", task_pods.REVISION_LABEL: "r2"},
+    }
+    item = as_task_pod({"metadata": metadata, "spec": {"nodeName": "n"}, "status": said})
+    assert isinstance(item.fact, TaskPod)
+    return item.fact
+
+
+def test_a_short_lived_pod_that_waits() -> None:
+    waiting = [{"name": "m", "state": {"waiting": {"reason": "ErrImagePull"}}}]
+    found = task_pod(phase="Pending", containerStatuses=waiting)
+    made_s = 1_767_323_045.0
+    assert found == TaskPod("npu", "t", "u", "n", "r2", Task.PREFLIGHT, made_s, why_waiting="m: ErrImagePull")
+    assert task_pod() == replace(found, why_waiting="")
+
+
+def test_a_short_lived_pod_that_has_ended() -> None:
+    result = {"exitCode": 6, "message": "no module", "finishedAt": "2026-01-02T03:04:15Z"}
+    found = task_pod(phase="Failed", containerStatuses=[{"name": "m", "state": {"terminated": result}}])
+    assert (found.exit_code, found.has_ended, found.message) == (6, True, "no module")
+    assert found.ended_s == found.made_s + 10.0
+
+
+def test_a_short_lived_pod_that_never_ran_says_what_its_kubelet_says() -> None:
+    found = task_pod(phase="Failed", reason="OutOfcpu", message="Node didn't have enough resource: cpu")
+    assert (found.exit_code, found.has_ended) == (None, True)
+    assert found.message == "OutOfcpu Node didn't have enough resource: cpu"
 
 
 def test_a_gate_pod_that_leaves_is_not_ready() -> None:

@@ -97,11 +97,15 @@ def test_after_a_failure_the_plan_says_until_when_and_no_wait_is_an_option(
 
 
 def test_a_frozen_kernel_is_refused_by_preflight_and_by_the_run(
-    node: ByHand, capfd: pytest.CaptureFixture[str]
+    node: ByHand, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (node.tree.root / "proc/sys/kernel/modules_disabled").write_text("1\n")
     before = untouched(node)
+    log = tmp_path / "termination-log"
+    log.touch()
+    monkeypatch.setenv("TERMINATION_LOG", str(log))
     assert run(["preflight"]) == ExitCode.PREFLIGHT_FAILED
+    assert log.read_text().startswith("modules of the kernel: kernel.modules_disabled is 1"), "for who made the pod"
     assert "✗ modules of the kernel: kernel.modules_disabled is 1" in capfd.readouterr().out
     assert run(["reconcile-driver-state"]) == ExitCode.PREFLIGHT_FAILED
     assert untouched(node) == before

@@ -112,6 +112,11 @@ def test_a_journal_of_before_cordons_had_managers_names_none(path: Path) -> None
     assert decode(path.read_text()).cordon_manager == ""
 
 
+def test_the_golden_journal_of_a_cleared_node_says_for_what() -> None:
+    found = decode((Path(__file__).parents[1] / "golden/journal-v1-cleared.json").read_text())
+    assert (found.cleared, found.step) == ("7d9c5b8f6", "mark cleared")
+
+
 @given(st.text() | JSON.map(json.dumps))
 def test_anything_else_is_unreadable_and_nothing_worse(text: str) -> None:
     with pytest.raises(JournalUnreadable):

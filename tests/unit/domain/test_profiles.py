@@ -110,6 +110,8 @@ def test_a_small_profile_is_enough() -> None:
         ("[keys]", '[upgrade_metrics]\ndone = "driver_manager_x"\n[keys]', "upgrade_metrics is 'driver_manager_x'"),
         ("[keys]", '[upgrade_metrics]\ndone = "a"\nfailed = "a"\n[keys]', "expected a different name for each"),
         ('name = "own"', 'name = "o wn"', "name is 'o wn', expected letters, digits, dots and dashes"),
+        ("[keys]", "container_unloads = 1\n[keys]", "container_unloads is 1, expected true or false"),
+        ("[keys]", "container_unloads = true\n[keys]", "deploy.prefix is missing, and container_unloads needs it"),
         ('"in-place"', '"reboot"', 'paths.reboot_marker is missing, and strategy = "reboot" needs it'),
     ],
 )
@@ -120,6 +122,10 @@ def test_a_bad_profile_names_file_key_value_and_expectation(old: str, new: str, 
     assert "own.toml" in caught.value.what
     assert said in caught.value.what
     assert caught.value.remedy
+
+
+def test_only_nvidias_driver_container_unloads_when_it_is_told_to_end() -> None:
+    assert {name for name, one in profiles.builtin().items() if one.container_unloads} == {"nvidia"}
 
 
 def test_a_profile_says_who_makes_the_device_nodes_and_the_module_does_unless_it_says_so() -> None:

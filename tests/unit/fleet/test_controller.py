@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.domain.errors import Terminated
+from driver_manager.domain.errors import ApiRefused, Terminated
 from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
 from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
 from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE
+
+REFUSED = ApiRefused("may not create pods", "Give the right.")
 
 
 def test_a_new_template_reaches_every_node_once_and_the_object_says_so() -> None:
@@ -222,3 +224,58 @@ def test_the_state_is_on_the_node_with_its_record() -> None:
     new = scene.set_driver("driver:2")
     run.until(lambda: scene.upgrades() == {"node-0": "pod-restart-required"}, "it begins")
     assert f'"revision":"{new}"' in scene.node("node-0")["metadata"]["annotations"][KEYS.rollout]
+
+
+def test_a_preflight_costs_two_more_writes_a_node_and_no_pod_of_it_is_left() -> None:
+    scene = fleet(6, preflight="require", waves=[{"name": "canary", "count": 1}, {"name": "rest"}])
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    new = scene.set_driver("driver:2")
+    run.cluster.writes.clear()
+    run.until_complete(new)
+    run.idle_for(60.0)
+    check_each_once(scene, new)
+    of_pods = [write for write in run.cluster.writes if write.startswith(("create pod", "delete pod driver-preflight"))]
+    assert len(of_pods) == 2 * 6
+    assert (dict(scene.looks), scene.task_pods()) == (dict.fromkeys(scene.serving(), 1), [])
+
+
+def test_the_next_controller_reads_the_results_of_the_one_before() -> None:
+    scene = fleet(4, preflight="require")
+    scene.preflights = {"node-1": (6, "no module for this kernel")}
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    new = scene.set_driver("driver:2")
+    run.until(lambda: sum(scene.looks.values()) == 4, "every node has a preflight pod")
+    run.idle_for(3.0)
+    then = ControllerRun(scene)
+    then.until(lambda: list(scene.serving().values()).count(new) == 3, "three nodes serve it")
+    then.idle_for(600.0)
+    assert set(scene.looks.values()) == {1}
+    assert scene.serving()["node-1"] != new
+    status = scene.rollout()["status"]
+    assert status["leftOut"][0]["reason"] == "its preflight fails: no module for this kernel"
+    assert status["preflightProblems"][0]["node"] == "node-1"
+    assert status["phase"] == "WaitingForNodes"
+    scene.preflights.clear()
+    scene.edit_node("node-1", {"metadata": {"annotations": {KEYS.upgrade_requested: "true"}}})
+    then.until_complete(new)
+    check_each_once(scene, new)
+    assert scene.looks["node-1"] == 2
+
+
+def test_a_refused_pod_is_asked_for_seldom_and_said_to_everybody() -> None:
+    scene = fleet(40, preflight="require")
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    run.cluster.refuse = lambda what: REFUSED if what.startswith("create pod") else None
+    new = scene.set_driver("driver:2")
+    run.until_phase("Stalled")
+    run.killer.revive()
+    run.idle_for(300.0)
+    assert run.killer.calls.count("create pod") <= 11
+    message = scene.rollout()["status"]["conditions"][0]["message"]
+    assert message == f"no preflight can be made: {REFUSED.what}"
+    run.cluster.refuse = lambda _: None
+    run.until_complete(new)
+    check_each_once(scene, new)

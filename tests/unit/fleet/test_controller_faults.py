@@ -31,13 +31,15 @@ def upgrading(nodes: int = 4, **spec: object) -> tuple[FleetScene, str]:
     return scene, scene.set_driver("driver:2")
 
 
+@pytest.mark.parametrize("preflight", ["off", "require"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_every_effect_the_next_one_goes_on_and_no_pod_is_restarted_twice(after: bool) -> None:
+def test_killed_at_every_effect_the_next_one_goes_on_and_no_pod_is_restarted_twice(after: bool, preflight: str) -> None:
     for effect in itertools.count():
-        scene, new = upgrading(2)
+        scene, new = upgrading(2, preflight=preflight)
         planned = {0: (effect, after)}
         died = killed_again_and_again(scene, planned.get, new)
         check_each_once(scene, new)
+        assert set(scene.looks.values()) <= {1}, "a result is read and not made again"
         if not died:
             break
     assert effect >= 6, "two marks and a restart of each node, at least"

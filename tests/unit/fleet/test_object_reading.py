@@ -21,6 +21,7 @@ from driver_manager.domain.fleet.model import (
     Past,
     PodGate,
     Policy,
+    PreflightMode,
     UnitMode,
     Units,
     Wave,
@@ -96,6 +97,7 @@ def test_everything_that_can_be_said_is_understood() -> None:
         node_timeout_s=3600.0,
         validation_timeout_s=90.0,
         approves_reboots=True,
+        preflight=PreflightMode.REQUIRE,
     )
 
 

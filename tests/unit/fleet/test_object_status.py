@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.fleet.acts import FleetDecision, NodeView, Outlook, Phase, Place, WaveView
+from driver_manager.domain.fleet.acts import (
+    FleetDecision,
+    NodePreflight,
+    NodeView,
+    Outlook,
+    Phase,
+    Place,
+    PreflightResult,
+    WaveView,
+)
 from driver_manager.domain.fleet.fields import Kind
 from driver_manager.domain.fleet.model import Memory, Past
 from driver_manager.domain.fleet.reading import memory_of
@@ -53,6 +62,8 @@ MEMORY = Memory(
     undo_to="5c6f7d8e9",
     announced="7d9c5b8f6/1/",
 )
+PASSES = NodePreflight(PreflightResult.PASSES)
+FAILS = NodePreflight(PreflightResult.FAILS, "module: none for this kernel")
 OUTLOOK = Outlook(
     Phase.PROGRESSING,
     "NodesUnderWay",
@@ -63,9 +74,9 @@ OUTLOOK = Outlook(
         NodeView("node-1", Place.DONE, 1, "", NOW_S - 300),
         NodeView("node-2", Place.UNDER_WAY, 2, "the driver pod restarts", NOW_S - 20),
         NodeView("node-3", Place.FAILED, 2, "the driver is not ready after 30 min", NOW_S - 5),
-        NodeView("node-4", Place.WAITING, 2, "maxParallel is reached"),
+        NodeView("node-4", Place.WAITING, 2, "maxParallel is reached", preflight=PASSES),
         NodeView("node-5", Place.WAITING, 2, "maxParallel is reached"),
-        NodeView("node-6", Place.LEFT_OUT, 2, "cordoned by somebody else"),
+        NodeView("node-6", Place.LEFT_OUT, 2, "cordoned by somebody else", preflight=FAILS),
     ),
     waves=(
         WaveView(1, "canary", {Place.DONE: 1}, NOW_S - 300),
@@ -77,7 +88,8 @@ GENERATION = 4
 
 TEXTS = st.text(max_size=30)
 SECONDS = st.none() | st.floats(allow_nan=False)
-NODES = st.builds(NodeView, TEXTS, st.sampled_from(Place), st.integers(0, 20), TEXTS, SECONDS)
+RESULTS = st.none() | st.builds(NodePreflight, st.sampled_from(PreflightResult), TEXTS)
+NODES = st.builds(NodeView, TEXTS, st.sampled_from(Place), st.integers(0, 20), TEXTS, SECONDS, RESULTS)
 DECISIONS = st.builds(
     FleetDecision,
     st.just(()),

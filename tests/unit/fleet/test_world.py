@@ -19,8 +19,11 @@ from driver_manager.domain.fleet.model import (
     PodGate,
     Policy,
     Revision,
+    Task,
+    TaskPod,
 )
 from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.fleet.task_pods import TASKS
 from driver_manager.fleet_ports import (
     Change,
     FactKind,
@@ -37,6 +40,7 @@ from driver_manager.fleet_ports import (
 HERE = "npu"
 ROLLOUTS, SETS = Subject(FactKind.ROLLOUTS, HERE), Subject(FactKind.DAEMON_SETS, HERE)
 REVISIONS, PODS = Subject(FactKind.REVISIONS, HERE), Subject(FactKind.DRIVER_PODS, HERE, "app=driver")
+TASKS_HERE = Subject(FactKind.TASK_PODS, HERE, TASKS)
 POLICY = Policy("driver")
 
 
@@ -69,6 +73,7 @@ def world(*changes: Change) -> FleetWorld:
     lists = {ROLLOUTS: rollout(), SETS: daemon_set(), REVISIONS: revision("a", 1), NODES: node(), PODS: pod()}
     for subject, item in lists.items():
         known.apply(Listed(subject, (item,), "1"))
+    known.apply(Listed(TASKS_HERE, (), "1"))
     for change in changes:
         known.apply(change)
     return known
@@ -152,6 +157,20 @@ def test_each_subject_has_to_be_listed_and_seen() -> None:
     assert known.apply(Found(NODES))
     assert not known.apply(Found(NODES))
     assert known.why_blind(POLICY) == known.why_not_listed() == ""
+    known.apply(Lost(TASKS_HERE, "no answer"))
+    assert known.why_blind(POLICY) == "no answer", "a result may have come meanwhile"
+
+
+def test_a_rollout_has_the_short_lived_pods_that_it_owns() -> None:
+    known = world()
+    for owner in ("uid-r", "uid-other"):
+        fact = TaskPod(HERE, f"of-{owner}", f"uid-of-{owner}", "n", "r1", Task.PREFLIGHT, 1.0)
+        known.learn(known.tasks, Item(fact.name, fact.uid, "5", fact, owner))
+    (found,) = seen(known).task_pods
+    assert (found.name, found.is_deleting) == ("of-uid-r", False)
+    known.end_pod(found.uid)
+    assert seen(known).task_pods[0].is_deleting
+    assert (seen(known).rollout_uid, seen(known).unmade) == ("uid-r", "")
 
 
 def test_gates_are_followed_and_waited_for() -> None:
@@ -168,7 +187,7 @@ def test_gates_are_followed_and_waited_for() -> None:
 
 def test_what_nobody_needs_any_more_is_not_followed() -> None:
     known = world()
-    assert known.subjects() == {ROLLOUTS, SETS, REVISIONS, NODES, PODS}
+    assert known.subjects() == {ROLLOUTS, SETS, REVISIONS, NODES, TASKS_HERE, PODS}
     known.apply(Gone(ROLLOUTS, "r", "2"))
     assert known.subjects() == {ROLLOUTS}
     known.keep_only(known.subjects())

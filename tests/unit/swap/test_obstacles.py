@@ -104,6 +104,12 @@ def test_a_process_of_the_host_is_waited_for_before_the_node_is_taken_and_then_r
         (holds(driver_pod()), (), {}, True),
         (holds(pod("driver-b", DRIVER)), (pod("driver-b", DRIVER),), {"own_pod": None}, True),
         (
+            holds(pod("driver-b", DRIVER)),
+            (pod("driver-b", DRIVER),),
+            {"own_pod": None, "policy": replace(CONTAINER, driver_pod_leaves=True)},
+            False,
+        ),
+        (
             holds(pod("driver-b", DRIVER, deleting=True)),
             (pod("driver-b", DRIVER, deleting=True),),
             {"own_pod": None},
@@ -125,6 +131,7 @@ def test_a_process_of_the_host_is_waited_for_before_the_node_is_taken_and_then_r
         "pod-without-object",
         "our-own-pod",
         "driver-pod",
+        "driver-pod-that-leaves-before",
         "driver-pod-terminating",
         "driver-pod-with-an-operand-label",
         "pod-around-us",

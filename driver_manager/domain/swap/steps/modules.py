@@ -28,12 +28,14 @@ class StopServices(ModuleStep):
 
 @dataclass(frozen=True)
 class WaitForDevice(ModuleStep):
-    """Wait until nothing but modules uses the driver's modules."""
+    """Wait until nothing but modules uses the driver's modules; what pods with the uids `apart` have open is no use."""
 
     timeout_s: float
+    apart: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        return f"wait up to {self.timeout_s:g} s for the device to be free"
+        but = ", apart from the driver pod" if self.apart else ""
+        return f"wait up to {self.timeout_s:g} s for the device to be free{but}"
 
     def rights(self) -> tuple[Right, ...]:
         return ()

@@ -48,6 +48,19 @@ class PauseLast(NodeStep):
 
 
 @dataclass(frozen=True)
+class MarkCleared(NodeStep):
+    """Write into the journal that the node is cleared for the driver pod of this revision."""
+
+    revision: str
+
+    def describe(self) -> str:
+        return f"note that the node is cleared for revision {self.revision}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (PATCH_NODES,)
+
+
+@dataclass(frozen=True)
 class GiveBack(NodeStep):
     """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
 
@@ -80,4 +93,4 @@ class StandDown(NodeStep):
         return (PATCH_NODES,) if self.key else ()
 
 
-AnyNodeStep = TakeNode | PauseLast | GiveBack | StandDown
+AnyNodeStep = TakeNode | PauseLast | MarkCleared | GiveBack | StandDown

@@ -81,4 +81,18 @@ class DrainNode(PodStep):
         return (EVICT_PODS, WATCH_PODS)
 
 
-AnyPodStep = WaitForOperands | WaitForCompletion | EvictWorkloads | DrainNode
+@dataclass(frozen=True)
+class WaitForRestart(PodStep):
+    """Keep the node as it is until the driver pods `uids`, which somebody else deletes, have left."""
+
+    uids: tuple[str, ...]
+    pods: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"wait until the deadline for {named_pods(self.pods)} to be deleted; the run of the next one goes on"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (WATCH_PODS,)
+
+
+AnyPodStep = WaitForOperands | WaitForCompletion | EvictWorkloads | DrainNode | WaitForRestart

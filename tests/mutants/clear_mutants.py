@@ -1,0 +1,100 @@
+"""Mutants of what is promised of a node that is cleared before its driver pod is deleted."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+RUNS = "unit/swap/test_clear_only.py::"
+FLEET = "unit/fleet/test_clearing.py::"
+CLEARING = "domain/fleet/clearing.py"
+
+CLEAR_MUTANTS = (
+    Mutant(
+        "cleared-beside-users",
+        "a node is cleared once nobody but the driver pod has the device",
+        "core/swap/driver_swap.py",
+        "all(one.how != UNREAD and one.pod_uid in uids for one in named_ones)",
+        "any(one.pod_uid in uids for one in named_ones) or not uids - uids",
+        (RUNS + "test_a_user_that_does_not_leave_keeps_the_driver_pod_and_gets_the_node_back",),
+    ),
+    Mutant(
+        "given-back-under-way",
+        "a node whose driver pod is going is not given back",
+        "core/swap/pod_removal.py",
+        "        return all(pod.deleting or pod.has_left for pod in left)\n",
+        "        return False\n",
+        (RUNS + "test_told_to_end_while_the_driver_pod_is_going_nothing_is_given_back",),
+    ),
+    Mutant(
+        "held-for-ever",
+        "a node that nobody restarts is given back",
+        "core/swap/pod_removal.py",
+        "            if self._are_leaving(uids):\n                return\n",
+        "            if not self._are_leaving(frozenset()) or uids:\n                return\n",
+        (RUNS + "test_a_driver_pod_that_nobody_deletes_keeps_the_node_only_until_the_deadline",),
+    ),
+    Mutant(
+        "cleared-node-given-up",
+        "a driver pod that is going already is left to its successor, with the node as it is",
+        "domain/swap/planner.py",
+        "    if not drivers and (driver_pods(now) or now.obs.journal is not None):\n",
+        "    if not drivers and not driver_pods(now) and now.obs.journal is not None:\n",
+        (RUNS + "test_a_driver_pod_that_is_going_already_is_left_to_its_successor",),
+    ),
+    Mutant(
+        "cleared-shown-ready",
+        "a cleared node shows that a run has it",
+        "core/swap/reconcile.py",
+        "    return decided.decision is Decision.CLEAR or isinstance(",
+        "    return isinstance(",
+        (RUNS + "test_the_node_is_cleared_and_left_to_the_next_pod_which_disturbs_nobody",),
+    ),
+    Mutant(
+        "clear-by-digest",
+        "a node is cleared whatever digest is wanted",
+        "domain/swap/planner.py",
+        "    if now.policy.clear_for:\n        return _clear(now)\n",
+        "    if now.policy.clear_for and why_replace(now) != '':\n        return _clear(now)\n",
+        (RUNS + "test_a_driver_that_is_the_wanted_one_is_cleared_all_the_same",),
+    ),
+    Mutant(
+        "restarted-uncleared",
+        "no driver pod is deleted on a node that is not cleared",
+        CLEARING,
+        "    if pod.exit_code == ExitCode.DONE or (not pod.has_ended and member.node.cleared_by == pod.uid):\n",
+        "    if pod.exit_code == ExitCode.DONE or not pod.has_ended:\n",
+        (FLEET + "test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end",),
+    ),
+    Mutant(
+        "mark-of-the-dead",
+        "the mark of a run that has died since is not believed",
+        CLEARING,
+        "(not pod.has_ended and member.node.cleared_by == pod.uid)",
+        "(member.node.cleared_by == pod.uid)",
+        (FLEET + "test_a_mark_of_a_pod_that_has_died_since_is_not_believed",),
+    ),
+    Mutant(
+        "stranded-by-a-pause",
+        "a node in the hands of a run that died is cleared again, whatever holds the others",
+        CLEARING,
+        "has_begun=member.node.is_taken_by_run, ",
+        "",
+        (FLEET + "test_a_pause_finishes_what_has_begun_and_begins_nothing",),
+    ),
+    Mutant(
+        "holder-told-to-end",
+        "the pod that holds a node while its driver pod goes is not told to end",
+        CLEARING,
+        "    return member.is_taken and (member.is_untouched or not pod.has_ended)\n",
+        "    return member.is_taken and member.is_untouched\n",
+        (FLEET + "test_the_pod_stays_while_the_driver_pod_goes_and_is_gone_after_that",),
+    ),
+    Mutant(
+        "cleared-in-another-boot",
+        "what was cleared before a reboot is cleared again",
+        CLEARING,
+        '    return f"{record.began_s:.3f}/{member.node.boot_id}"\n',
+        '    return f"{record.began_s:.3f}/{record.boot_id}"\n',
+        (FLEET + "test_a_reboot_or_a_retry_clears_anew",),
+    ),
+)
