@@ -45,6 +45,7 @@ class Action(Enum):
     UNMOVED = "upgrade, a pod that no label moves"
     VFIO = "the pod of a vfio-manager, placed by its own label"
     REBOOTER = "rebooter: refused by the host, then told"
+    ROLLOUT = "rollout of one node: `kubectl set env` → `Ready=True` of the object"
 
 
 @dataclass
