@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from driver_manager.domain.fleet.metric_gates import MetricQuestion
 from driver_manager.domain.fleet.model import Memory, Task, UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
 
@@ -172,9 +173,11 @@ class FleetDecision:
     """What to do now, what to keep in the object's status, and what to show.
 
     `again_s`: the moment (seconds since the epoch) from which time alone may change the decision; None where it cannot.
+    `questions` are to be asked until the next decision, and no others.
     """
 
     acts: tuple[Act, ...]
     memory: Memory
     outlook: Outlook
     again_s: float | None = None
+    questions: frozenset[MetricQuestion] = frozenset()

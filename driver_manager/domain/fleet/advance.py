@@ -9,13 +9,14 @@ they are asked in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from driver_manager.domain.fleet import census, clearing, gates, preflight, waves
 from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
 from driver_manager.domain.fleet.history import remember
 from driver_manager.domain.fleet.holds import Hold, Scene, hold
+from driver_manager.domain.fleet.metric_gates import Heard, MetricQuestion
 from driver_manager.domain.fleet.milestones import milestones
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.outlook import View, by_place, caption, outlook
@@ -55,6 +56,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
         memory=memory,
         outlook=outlook(view, shown),
         again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),
+        questions=frozenset(_questions(seen)),
     )
 
 
@@ -71,6 +73,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         gates.by_node(fleet.gate_pods, judged) if fleet.policy.pod_gates else {},
         preflight.findings(fleet, target, now_s),
         Clears(fleet) if fleet.clears_first else None,
+        Heard(fleet.metric_answers, now_s),
     )
     verdicts = [place(member, terms) for member in members]
     assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
@@ -115,6 +118,16 @@ def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:
             acts += due
             moments.append(until_s)
     return acts, moments
+
+
+def _questions(seen: Survey) -> Iterator[MetricQuestion]:
+    """What nodes wait for an answer to, and, where nothing else keeps the next wave, what that one waits for."""
+    if seen.hold is not None and seen.hold.stands_aside:
+        return
+    for standing in seen.standings:
+        yield from standing.verdict.questions
+    if seen.hold is None and any(standing.verdict.wants_turn for standing in seen.standings):
+        yield from seen.scene.turn.questions
 
 
 def _is_of(standing: Standing, target: str) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from driver_manager.domain.fleet.census import Member
-from driver_manager.domain.fleet.model import ConditionGate, FleetNode, GatePod, PodGate
+from driver_manager.domain.fleet.metric_gates import Shut
+from driver_manager.domain.fleet.model import ConditionGate, FleetNode, GatePod, PodGate, UpgradeState
 from driver_manager.domain.fleet.verdict import Terms
 
 
@@ -18,8 +20,22 @@ def by_node(pods: Iterable[GatePod], names: Container[str]) -> dict[str, list[Ga
     return found
 
 
-def why_shut(member: Member, terms: Terms) -> str:
-    """The first gate that the node does not pass, in words; "" where it passes all."""
+_SINCE = frozenset({UpgradeState.VALIDATION, UpgradeState.FAILED})
+"""States in which a node may pass a gate that counts its time: in any other one that begins now."""
+
+
+def shut(member: Member, terms: Terms) -> Shut | None:
+    """The first gate that the node does not pass; None where it passes all. Metrics come last."""
+    why = _why_shut(member, terms)
+    if why:
+        return Shut(why)
+    record = member.record
+    since_s = record.since_s if record is not None and member.state in _SINCE else terms.now_s
+    found = terms.heard.judge(terms.policy.metric_gates, member.node.name, since_s)
+    return replace(found, why=f"waits for {found.why}") if found.why else None
+
+
+def _why_shut(member: Member, terms: Terms) -> str:
     pods = terms.gate_pods.get(member.node.name, ())
     problems = [
         *(_pod_problem(gate, pods) for gate in terms.policy.pod_gates),

@@ -13,6 +13,7 @@ from driver_manager.domain.duration import spoken
 from driver_manager.domain.fleet import clearing, gates
 from driver_manager.domain.fleet.acts import Place
 from driver_manager.domain.fleet.census import Member
+from driver_manager.domain.fleet.metric_gates import Shut
 from driver_manager.domain.fleet.model import UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.fleet.verdict import Terms, Untouched, Verdict, failing, mark
@@ -31,11 +32,13 @@ def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict:
     return next(verdict for case in CASES if (verdict := case(member, record, terms)) is not None)
 
 
-def is_repaired(member: Member, terms: Terms) -> bool:
-    """Whether a node that has failed serves the target revision now, as well as a node has to."""
+def lacking(member: Member, terms: Terms) -> Shut | None:
+    """What a node that has failed lacks to serve the target revision as well as a node has to; None for nothing."""
     pod = member.pod
     is_serving = pod is not None and pod.revision == terms.target and member.has_ready_pod
-    return is_serving and member.node.driver_state not in _BROKEN and not gates.why_shut(member, terms)
+    if not is_serving or member.node.driver_state in _BROKEN:
+        return Shut("its driver does not serve")
+    return gates.shut(member, terms)
 
 
 def _untouched(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
@@ -102,12 +105,14 @@ def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> Verdict
 def _ready(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
     if not member.has_ready_pod:
         return None
-    shut = gates.why_shut(member, terms)
-    if not shut:
+    shut = gates.shut(member, terms)
+    if shut is None:
         return _noted(member, record, terms, UpgradeState.DONE, "its driver is ready")
     if member.state is not UpgradeState.VALIDATION:
-        return _noted(member, record, terms, UpgradeState.VALIDATION, shut)
-    return _bounded(member, record, terms, terms.policy.validation_timeout_s, shut)
+        return _noted(member, record, terms, UpgradeState.VALIDATION, shut.why)
+    found = _bounded(member, record, terms, terms.policy.validation_timeout_s, shut.why)
+    moments = [moment for moment in (found.until_s, shut.until_s) if moment is not None]
+    return replace(found, until_s=min(moments, default=None), questions=shut.questions)
 
 
 def _rebooted(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:

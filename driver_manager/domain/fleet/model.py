@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricGate, MetricQuestion
 from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.windows import Schedule
@@ -124,6 +125,7 @@ class Policy:
     schedule: Schedule = field(default_factory=Schedule)
     pod_gates: tuple[PodGate, ...] = ()
     condition_gates: tuple[ConditionGate, ...] = ()
+    metric_gates: tuple[MetricGate, ...] = ()
     failure_threshold: int = 1
     on_halt: OnHalt = OnHalt.HOLD
     node_timeout_s: float = 1800.0
@@ -309,6 +311,7 @@ class Fleet:
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
     which it knows its own records, `rollout_uid` its uid. `task_pods` are those that it made; `unmade` is why the API
     server refused the last one, "" where it did not. `clears_first`: a node is cleared before its driver pod goes.
+    `metric_answers` are the newest ones to what the last decision asked; None where nobody asks.
     """
 
     policy: Policy
@@ -325,3 +328,4 @@ class Fleet:
     task_pods: tuple[TaskPod, ...] = ()
     unmade: str = ""
     clears_first: bool = False
+    metric_answers: Mapping[MetricQuestion, MetricAnswer] | None = None

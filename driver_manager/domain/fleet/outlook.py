@@ -136,6 +136,8 @@ def _gated(view: View) -> Caption | None:
         return None
     if not any(standing.wave > turn.upto for standing in view.by_place[Place.WAITING]):
         return None
+    if gate.kind is GateKind.METRIC:
+        return Caption(Phase.SOAKING, "MetricGate", gate.text) if view.hold is None else None
     if gate.kind is GateKind.SOAK:
         return Caption(Phase.SOAKING, "Soaking", gate.text)
     return Caption(Phase.WAITING_FOR_APPROVAL, "ApprovalRequired", gate.text)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from driver_manager.domain.fleet import obstacles, preflight
 from driver_manager.domain.fleet.acts import Place, PreflightResult
 from driver_manager.domain.fleet.census import Member, is_placed
-from driver_manager.domain.fleet.judge import is_repaired, judge
+from driver_manager.domain.fleet.judge import judge, lacking
 from driver_manager.domain.fleet.model import PreflightMode, UpgradeState
 from driver_manager.domain.fleet.verdict import Terms, Verdict, mark, release
 
@@ -57,12 +57,13 @@ def _failed(member: Member, terms: Terms) -> Verdict | None:
     record = member.record
     if member.state is not UpgradeState.FAILED or record is None:
         return None
-    if is_repaired(member, terms):
+    shut = lacking(member, terms)
+    if shut is None:
         return Verdict(Place.FAILED, "its driver is ready now", (mark(member, record, terms, UpgradeState.DONE),))
     if record.revision != terms.target:
         return None
     if not member.node.wants_retry:
-        return Verdict(Place.FAILED, record.reason)
+        return Verdict(Place.FAILED, record.reason, until_s=shut.until_s, questions=shut.questions)
     unfit = obstacles.why_unfit(member)
     return Verdict(
         Place.FAILED, f"one more attempt was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit

@@ -53,7 +53,7 @@ FAILING = frozenset(
 
 WAITS, RUNS = "waits for its preflight", "its preflight is running"
 
-_SEEN_AHEAD = frozenset({GateKind.SOAK, GateKind.APPROVAL})
+_SEEN_AHEAD = frozenset({GateKind.SOAK, GateKind.APPROVAL, GateKind.METRIC})
 """While the next wave waits for one of these, its nodes are looked at: whoever approves it sees what comes."""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from driver_manager.domain.fleet.acts import Place, WaveView
+from driver_manager.domain.fleet.metric_gates import MetricQuestion
 from driver_manager.domain.fleet.model import UNDER_WAY, Policy, Wave, Wishes
 from driver_manager.domain.fleet.verdict import GOING, Standing, Terms, moment
 
@@ -20,6 +21,7 @@ class GateKind(Enum):
     UNFINISHED = "an earlier wave has not ended"
     SOAK = "the soak time of an earlier wave"
     APPROVAL = "the approval"
+    METRIC = "the answer to a query"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Gate:
 class Turn:
     """How far the waves have come: nodes of waves up to `upto` may begin, the others wait for `gate`.
 
-    `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes.
+    `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes. `questions`
+    are those whose answers decide whether the next wave begins.
     """
 
     reached: int
@@ -44,6 +47,7 @@ class Turn:
     current: int
     gate: Gate | None
     waves: tuple[WaveView, ...]
+    questions: tuple[MetricQuestion, ...] = ()
 
 
 def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
@@ -52,14 +56,17 @@ def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
     reached = max((_reached(standing, terms.target) for standing in standings), default=0)
     gate: Gate | None = None
     upto = current = 0
+    questions: tuple[MetricQuestion, ...] = ()
     for view, wave in zip(views, terms.policy.waves, strict=True):
         if gate is not None and view.number > reached:
             break
         upto = view.number
         if any(view.counts.values()):
             current = view.number
-            gate = gate or _gate(view, wave, terms, wishes, reached)
-    return Turn(reached, upto, current, gate, views)
+            if gate is None and (gate := _gate(view, wave, terms, wishes, reached)) is None:
+                gate, asked = _metric_gate(view, wave, terms, reached)
+                questions += asked
+    return Turn(reached, upto, current, gate, views, questions)
 
 
 def is_approved(number: int, target: str, wishes: Wishes) -> bool:
@@ -88,6 +95,23 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int
     if wave.needs_approval and not is_approved(view.number, terms.target, wishes):
         return Gate(GateKind.APPROVAL, view.number, f"waits for the approval that has to follow {name(view)}")
     return None
+
+
+def _metric_gate(
+    view: WaveView, wave: Wave, terms: Terms, reached: int
+) -> tuple[Gate | None, tuple[MetricQuestion, ...]]:
+    """What this wave has the later ones wait for at last, once it has soaked and they are approved, and what is asked.
+
+    Queries about the whole fleet: they are asked again until the next wave has begun.
+    """
+    gates = [gate for gate in terms.policy.metric_gates if not gate.is_per_node]
+    if view.number < reached or view.ended_s is None or not gates:
+        return None, ()
+    found = terms.heard.judge(gates, "", view.ended_s, view.ended_s + wave.soak_s)
+    if not found.why:
+        return None, found.questions
+    text = f"waits after {name(view)} for {found.why}"
+    return Gate(GateKind.METRIC, view.number, text, found.until_s), found.questions
 
 
 def _reached(standing: Standing, target: str) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from driver_manager.domain import events, timestamps
 from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, NodePreflight, Place
 from driver_manager.domain.fleet.census import Member
+from driver_manager.domain.fleet.metric_gates import Heard, MetricQuestion
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, TaskPod, UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.fleet.task_pods import Clears
@@ -33,7 +34,7 @@ class Terms:
     """What holds for every node in one decision. `gate_pods` are those of each node that is under way or has failed.
 
     `preflights` is what is known of a run for the target, by node. `clears` is there where nodes are cleared before
-    their driver pods are deleted.
+    their driver pods are deleted. `heard` are the answers to questions about metrics.
     """
 
     policy: Policy
@@ -44,6 +45,7 @@ class Terms:
     gate_pods: Mapping[str, Sequence[GatePod]] = field(default_factory=dict)
     preflights: Mapping[str, Finding] = field(default_factory=dict)
     clears: Clears | None = None
+    heard: Heard = field(default_factory=lambda: Heard(None, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Verdict:
 
     `until_s`: from when on time alone may change that. `wants_turn`: it may begin as soon as the fleet allows it.
     `fails`: `acts` note that it has failed. `untouched` is there for one that is taken and has its old pod still.
+    `questions` are those whose answers it waits for.
     """
 
     place: Place
@@ -74,6 +77,7 @@ class Verdict:
     wants_turn: bool = False
     fails: bool = False
     untouched: Untouched | None = None
+    questions: tuple[MetricQuestion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
