@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision, TaskPod
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.model import Claim, NodeChange, Pod
@@ -104,7 +105,16 @@ class Found:
     subject: Subject
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A question about a metric was answered, well or not."""
+
+    question: MetricQuestion
+    answer: MetricAnswer
+
+
 Change = Listed | Seen | Gone | Lost | Found
+News = Change | Answered
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,9 @@ class FleetCluster(Protocol):
         """From now on tell of these subjects, and of no other: what they have, and each change."""
         ...
 
-    def changes(self, until_s: float) -> tuple[Change, ...]:
-        """What has changed, in order. Waits until there is something, or the monotonic moment `until_s`.
+    def changes(self, until_s: float) -> tuple[News, ...]:
+        """What has changed, in order, and what was answered meanwhile. Waits until there is something, or the monotonic
+        moment `until_s`.
 
         Raises Terminated.
         """
@@ -156,6 +167,17 @@ class FleetCluster(Protocol):
 
     def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
         """An Event; where there is one of that key already, nothing."""
+        ...
+
+
+class MetricServers(Protocol):
+    """Servers that answer questions about metrics."""
+
+    def ask(self, questions: frozenset[MetricQuestion]) -> None:
+        """From now on ask these again and again, each new one at once, and no others. Waits for nothing.
+
+        The answers come with the changes of the cluster.
+        """
         ...
 
 

@@ -17,6 +17,7 @@ from driver_manager.adapters.kube.leadership import ATTEMPT_S, LeaseLeadership
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.inbox import Inbox
 from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.prometheus.asker import PrometheusServers
 from driver_manager.adapters.report.fleet_status import FleetEndpoint
 from driver_manager.adapters.report.http import StatusServer
 from driver_manager.adapters.report.metrics import Heartbeat
@@ -73,6 +74,7 @@ def controller_command(*, values: Values) -> int:
         LeaseLeadership(api, clock, namespace, values[settings.ROLLOUT_LEASE], identity),
         clock,
         reporter,
+        PrometheusServers(lambda news: inbox.put((None, news))),
     )
     publish = _publisher(values, profile, clock)
     reporter.info(f"rollouts of namespace {namespace}, as {identity}, profile {profile.name}")

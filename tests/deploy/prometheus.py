@@ -98,9 +98,14 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, targets: Mapping[str, tuple[int, Mapping[str, str]]]) -> Iterator[Prometheus]:
-    """One that scrapes these ports of loopback, each by a job's name with labels, while the context lasts."""
-    program, port = tool("prometheus"), free_port()
+def prometheus(
+    folder: Path, targets: Mapping[str, tuple[int, Mapping[str, str]]], port: int = 0
+) -> Iterator[Prometheus]:
+    """One that scrapes these ports of loopback, each by a job's name with labels, while the context lasts.
+
+    It answers on `port`, on some free one where that is 0.
+    """
+    program, port = tool("prometheus"), port or free_port()
     config = CONFIG.format(rules=COMPONENT / "rules.yaml")
     for name, (target, labels) in targets.items():
         config += JOB.format(name=name, target=f"127.0.0.1:{target}", labels=json.dumps(dict(labels)))

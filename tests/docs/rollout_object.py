@@ -25,7 +25,7 @@ from driver_manager.domain.fleet.fields import (
     Field,
     Kind,
 )
-from driver_manager.domain.fleet.values import chars
+from driver_manager.domain.fleet.values import MOST, chars
 from tests.docs.markdown import code, table
 from tests.docs.status_fields import STATUS
 
@@ -58,6 +58,7 @@ PLAIN: dict[Kind, Json] = {
     Kind.AMOUNT: {"x-kubernetes-int-or-string": True},
     Kind.TEXTS: {"type": "array", "items": {"type": "string"}},
     Kind.TEXT: {"type": "string"},
+    Kind.NUMBER: {"type": "number", "minimum": -MOST, "maximum": MOST},
     Kind.TIME: {"type": "string", "format": "date-time"},
 }
 """The type of a kind that has no grammar."""

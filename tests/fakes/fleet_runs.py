@@ -8,6 +8,7 @@ from typing import Any
 
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.metric_gates import MetricQuestion
 from driver_manager.domain.fleet.metrics import FleetReport
 from driver_manager.fleet_ports import Leadership
 from tests.fakes.clock import FakeClock, RecordingReporter
@@ -49,6 +50,16 @@ class FakeLeadership:
 
 
 @dataclass
+class FakeMetrics:
+    """See `driver_manager.fleet_ports.MetricServers`; nobody answers."""
+
+    asked: list[frozenset[MetricQuestion]] = field(default_factory=list)
+
+    def ask(self, questions: frozenset[MetricQuestion]) -> None:
+        self.asked.append(questions)
+
+
+@dataclass
 class ControllerRun:
     """One controller process on a scene."""
 
@@ -61,7 +72,8 @@ class ControllerRun:
         self.cluster = StoreFleet(self.scene, self.killer)
         self.reporter = RecordingReporter()
         self.lead = self.leadership or FakeLeadership(self.scene.clock)
-        ports = FleetPorts(self.cluster, self.lead, self.scene.clock, self.reporter)
+        self.metrics = FakeMetrics()
+        ports = FleetPorts(self.cluster, self.lead, self.scene.clock, self.reporter, self.metrics)
         self.controller = FleetController(ports, NAMESPACE, KEYS, advance, self.reports.append)
 
     def turn(self) -> None:

@@ -19,9 +19,11 @@ from driver_manager.adapters.kube.fleet_paths import qualified
 from driver_manager.cli.zones import zone
 from driver_manager.domain.errors import ApiUnavailable, Conflict
 from driver_manager.domain.fleet.fields import PLURAL
+from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.task_pods import TASKS
 from driver_manager.domain.model import NodeChange
 from driver_manager.fleet_ports import (
+    Answered,
     Change,
     EventAbout,
     FactKind,
@@ -30,6 +32,7 @@ from driver_manager.fleet_ports import (
     Item,
     Listed,
     Lost,
+    News,
     Seen,
     Subject,
 )
@@ -287,7 +290,7 @@ class StoreFleet:
         self.refuse: Callable[[str], Exception | None] = lambda _: None
         self._read = readers(KEYS, zone)
         self._since: dict[Subject, int] = {}
-        self._told: list[Change] = []
+        self._told: list[News] = []
 
     @property
     def subjects(self) -> frozenset[Subject]:
@@ -317,7 +320,11 @@ class StoreFleet:
         """It can be seen again."""
         self._told += [Found(subject) for subject in self._since if subject.kind is kind]
 
-    def changes(self, until_s: float) -> tuple[Change, ...]:
+    def answer(self, question: MetricQuestion, value: float | None, problem: str = "") -> None:
+        """A server answers a question that was asked just now."""
+        self._told.append(Answered(question, MetricAnswer(self.scene.clock.wall(), value, problem)))
+
+    def changes(self, until_s: float) -> tuple[News, ...]:
         with self.killer.call("changes"):
             clock = self.scene.clock
             clock.check()
@@ -385,7 +392,7 @@ class StoreFleet:
                 raise Conflict(f"{name}: {error.message}", "Look again.") from error
         return self._read[kind](body)
 
-    def _drained(self) -> tuple[Change, ...]:
+    def _drained(self) -> tuple[News, ...]:
         if self.is_held:
             return ()
         told, self._told = self._told, []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from driver_manager.domain.fleet.acts import Phase
+from driver_manager.domain.fleet.metric_gates import MetricGate
 from driver_manager.domain.fleet.model import Amount, OnHalt, PodGate, Policy, UnitMode, Units, Wave, Wishes
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot import windows
@@ -35,6 +36,11 @@ UNAVAILABLE = (None, Amount(1), Amount(30, True), Amount(4))
 UNITS = (None, Units(RACK), Units(RACK, UnitMode.TOGETHER))
 THRESHOLDS = (1, 2, 100)
 GATES = ((), (PodGate("npu", matching("app=v")),))
+METRICS = (
+    (),
+    (MetricGate("errors", "http://p", "errors", at_most=0.0, delay_s=0.0),),
+    (MetricGate("mine", "http://p", "errors{node}", at_most=0.0), MetricGate("all", "http://p", "all", at_most=0.0)),
+)
 PAUSES_S = (0.0, 5.0, 40.0, 65.0, 700.0)
 KILLS = (None, None, None, 0, 1, 2)
 
@@ -209,6 +215,7 @@ def some_rules(dice: random.Random) -> Policy:
         waves=dice.choice(WAVES),
         units=dice.choice(UNITS),
         pod_gates=dice.choice(GATES),
+        metric_gates=dice.choice(METRICS),
         failure_threshold=dice.choice(THRESHOLDS),
         on_halt=dice.choice(tuple(OnHalt)),
         approves_reboots=dice.random() < 0.5,

@@ -25,6 +25,7 @@ from driver_manager.domain.fleet.acts import (
     SetTemplate,
 )
 from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.model import (
     UNDER_WAY,
     DaemonSetFacts,
@@ -92,6 +93,7 @@ class World:
         self.era = 0
         self.machines: dict[str, Machine] = {}
         self.gates_open = True
+        self.questions: frozenset[MetricQuestion] = frozenset()
         self.daemon_set_at_first = replace(DAEMON_SET, places=matching("driver!=false"))
         self.daemon_set: DaemonSetFacts | None = self.daemon_set_at_first
         self.rivals: tuple[str, ...] = ()
@@ -145,6 +147,7 @@ class World:
             rollout_uid="uid-rollout",
             task_pods=tuple(self.looks.pods.values()),
             unmade=self.looks.refusal,
+            metric_answers={one: MetricAnswer(self.now_s, float(not self.gates_open)) for one in self.questions},
         )
 
     def _desired(self) -> int:
@@ -217,6 +220,7 @@ class World:
         """One decision and its acts; the controller dies after so many of them, before it has kept its memory."""
         facts = self.fleet()
         decision = advance(facts, self.now_s)
+        self.questions = decision.questions
         check(facts, decision, self.now_s)
         self.carry_out(decision, kill_after)
         return decision

@@ -56,6 +56,7 @@ LAYERS = {
     "core/fleet": {"domain", "domain/fleet", "fleet_ports", "ports"},
     "adapters/process": {"domain"},
     "adapters/kube": {"adapters/process", "domain", "domain/fleet", "domain/reboot", "fleet_ports", "ports"},
+    "adapters/prometheus": {"adapters/process", "domain", "domain/fleet", "fleet_ports"},
     "adapters/host": {"adapters/process", "domain", "domain/health", "domain/reboot", "ports"},
     "adapters/report": {"adapters/host", "adapters/process", "domain", "domain/fleet", "domain/health", "ports"},
 }

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from driver_manager.core.fleet.acting import Acting
 from driver_manager.core.fleet.gauges import Gauges
+from driver_manager.core.fleet.hearing import Hearing
 from driver_manager.core.fleet.rests import Rests
 from driver_manager.core.fleet.world import FleetWorld
 from driver_manager.domain.errors import Conflict, ManagerError, Terminated
@@ -24,7 +25,16 @@ from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
 from driver_manager.domain.json_merge import merge_patch, without_blanks
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.fleet_ports import Change, FactKind, FleetCluster, Found, Leadership, Lost
+from driver_manager.fleet_ports import (
+    Answered,
+    FactKind,
+    FleetCluster,
+    Found,
+    Leadership,
+    Lost,
+    MetricServers,
+    News,
+)
 from driver_manager.ports import Clock, Reporter
 
 SETTLE_S = 0.05
@@ -55,6 +65,7 @@ class FleetPorts:
     leadership: Leadership
     clock: Clock
     reporter: Reporter
+    metrics: MetricServers
 
 
 class FleetController:
@@ -77,6 +88,7 @@ class FleetController:
         self._acts: Counter[str] = Counter()
         self._holds = self._is_leading = False
         self._trouble = ""
+        self._hearing = Hearing(ports.metrics)
         self._begin()
 
     def run(self) -> NoReturn:
@@ -139,6 +151,7 @@ class FleetController:
     def _begin(self) -> None:
         """Nothing is known."""
         self._world = FleetWorld(self._namespace)
+        self._hearing.keep_only(())
         self._rests.forget()
         self._gauges = Gauges(self._ports.clock)
         self._shown_soon: dict[str, float] = {}
@@ -151,6 +164,7 @@ class FleetController:
     def _hand_over(self) -> None:
         with self._ports.clock.shielded():
             self._ports.cluster.follow(frozenset())
+            self._hearing.keep_only(())
             try:
                 self._ports.leadership.release()
             except ManagerError as error:
@@ -158,8 +172,8 @@ class FleetController:
 
     # what is told
 
-    def _take(self, change: Change) -> None:
-        if not self._world.apply(change):
+    def _take(self, change: News) -> None:
+        if not (self._hearing.hear(change) if isinstance(change, Answered) else self._world.apply(change)):
             return
         match change:
             case Lost():
@@ -200,6 +214,7 @@ class FleetController:
                 self._refuse(rollout)
             elif not self._world.why_blind(rollout.policy):
                 self._decide(rollout, rollout.policy)
+        self._hearing.keep_only(one.key for one in rollouts if one.policy is not None)
         # What was due and could not be decided on is due again once it can be.
         self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
 
@@ -214,8 +229,9 @@ class FleetController:
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
         unmade = self._acting.unmade.get(rollout.key, "")
-        fleet = self._world.fleet(rollout, policy, unmade)
+        fleet = self._world.fleet(rollout, policy, unmade, self._hearing.answers())
         decision = self._advance(fleet, now_s)
+        self._hearing.want(rollout.key, decision.questions)
         self._gauges.decided(rollout.key, fleet, decision, clock.monotonic() - begun_s)
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))

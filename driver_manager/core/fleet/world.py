@@ -6,10 +6,11 @@ Owns which facts are older than others, and what is news. Decides nothing, sends
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.model import (
     DriverPod,
     Fleet,
@@ -198,8 +199,14 @@ class FleetWorld:
         """Why which subjects cannot be seen now."""
         return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
 
-    def fleet(self, rollout: RolloutObject, policy: Policy, unmade: str = "") -> Fleet:
-        """All that one decision about `rollout` is made from. `unmade`: as there."""
+    def fleet(
+        self,
+        rollout: RolloutObject,
+        policy: Policy,
+        unmade: str = "",
+        answers: Mapping[MetricQuestion, MetricAnswer] | None = None,
+    ) -> Fleet:
+        """All that one decision about `rollout` is made from. `unmade`, `answers`: as there."""
         daemon_set = self._daemon_set(policy)
         uid = daemon_set.facts.uid if daemon_set is not None else None
         return Fleet(
@@ -216,6 +223,7 @@ class FleetWorld:
             rollout_uid=rollout.uid,
             task_pods=tuple(self._task_pods(rollout)),
             unmade=unmade,
+            metric_answers=answers,
         )
 
     def template(self, policy: Policy, revision: str) -> str:

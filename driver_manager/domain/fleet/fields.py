@@ -44,6 +44,9 @@ class Kind(Enum):
     CONDITION = "condition type"
     WINDOWS = "maintenance windows"
     ZONE = "time zone"
+    NUMBER = "number"
+    URL = "address of a server"
+    QUERY = "query"
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,13 @@ GRAMMARS = {
         f"^{selectors.KEY_PATTERN}$", "the type of a condition of the Node such as NetworkReady", 317
     ),
     Kind.WINDOWS: Grammar(f"^( *({WINDOW}( *; *{WINDOW})* *;?)? *)$", windows.EXPECTED, 1000),
+    # No user, password, query or fragment: what is written here can be read by whoever reads the object.
+    Kind.URL: Grammar(
+        r"^https?://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?(/[-A-Za-z0-9._~/]*)?$",
+        "http:// or https:// with a host, a port if it is another one, and a path, such as http://prometheus.monitoring:9090",
+        500,
+    ),
+    Kind.QUERY: Grammar(r"^[ -~\s]*$", "a query of Prometheus in printable ASCII", 2000),
     Kind.ZONE: Grammar(r"^[A-Za-z0-9][-+A-Za-z0-9_/]*$", "a time zone such as Europe/Berlin, or UTC", 64),
 }
 """Kinds of texts that are checked. The patterns mean the same to Go's and to Python's reader of them."""
@@ -83,7 +93,8 @@ class Field:
 
     `least` and `most` bound a number, the entries of a list, the seconds of a duration or the characters of a text;
     None where only the kind does. `fields` are those of an object, or of each entry of a list; there `apart` are fields
-    of which an entry has at most one, and `key` is a field that no two entries share.
+    of which an entry has at most one, and `key` is a field that no two entries share. `between` are two numbers of
+    which it has at least one, the smaller one first.
     """
 
     name: str
@@ -98,6 +109,7 @@ class Field:
     fields: tuple[Field, ...] = ()
     apart: tuple[str, ...] = ()
     key: str = ""
+    between: tuple[str, ...] = ()
 
 
 DAY_S = 24 * 3600
@@ -151,6 +163,41 @@ UNITS = (
         choices=tuple(mode.value for mode in UnitMode),
     ),
 )
+METRICS = (
+    Field("name", Kind.NAME, "what the metric is called in reasons", example="errors", is_required=True, most=63),
+    Field(
+        "url",
+        Kind.URL,
+        "address of the Prometheus server; no user, password or token is sent",
+        example="http://prometheus.monitoring:9090",
+        is_required=True,
+        least=1,
+    ),
+    Field(
+        "query",
+        Kind.QUERY,
+        "instant query; `{node}` in it stands for the name of the node",
+        example='sum(npu_errors_total{node="{node}"})',
+        is_required=True,
+        least=1,
+    ),
+    Field(
+        "atLeast",
+        Kind.NUMBER,
+        "smallest number that passes; `atLeast` or `atMost` is required",
+        example=0.99,
+    ),
+    Field("atMost", Kind.NUMBER, "largest number that passes; `atLeast` or `atMost` is required", example=0),
+    Field(
+        "delay",
+        Kind.DURATION,
+        "time from a ready driver to the first query: longer than the server takes to scrape anew",
+        default="1m",
+        example="2m",
+        least=0,
+        most=DAY_S,
+    ),
+)
 GATES = (
     Field(
         "pods",
@@ -180,6 +227,17 @@ GATES = (
                 choices=("True", "False", "Unknown"),
             ),
         ),
+    ),
+    Field(
+        "metrics",
+        Kind.LIST,
+        "queries to Prometheus servers, each of which must return one number within its bounds; nothing, several "
+        "series or NaN is no pass. A query is asked before the upgrade of a node counts as done, for that node where "
+        "it has `{node}`; one without it is asked again before the next wave starts",
+        most=MAX_GATES,
+        fields=METRICS,
+        key="name",
+        between=("atLeast", "atMost"),
     ),
 )
 SPEC = (

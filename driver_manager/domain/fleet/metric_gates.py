@@ -1,8 +1,9 @@
 """Owns what a query to a Prometheus server has to answer before a node is done, or the next wave begins. Pure.
 
-A query that names `{node}` is asked for each node that has nothing else to wait for; any other one is asked once for all
-of them, and once more before the next wave. Only one number that was asked for late enough, and is within its bounds, is
-a pass: no answer, no series, several of them or NaN is a reason to wait. Who asks, and how often, is not decided here.
+A query that names `{node}` is asked for each node that has nothing else to wait for; any other one is asked once for
+all of them, and once more before the next wave. Only one number that was asked for late enough, and is within its
+bounds, is a pass: no answer, no series, several of them or NaN is a reason to wait. Who asks, and how often, is not
+decided here.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class MetricQuestion:
 
 @dataclass(frozen=True, slots=True)
 class MetricAnswer:
-    """What came of a question that was asked at `asked_s` (seconds since the epoch): one number, or why there is none."""
+    """What came of a question asked at `asked_s` (seconds since the epoch): one number, or why there is none."""
 
     asked_s: float
     value: float | None = None
@@ -99,17 +100,26 @@ class Heard:
                 why = f"it is asked for {spoken(gate.delay_s)} after the driver is ready"
             else:
                 questions.append(question)
-                why = self._why_not(gate, question, due_s)
+                answer = self._answer(question, due_s)
+                why = self._why_not(gate, answer)
+                if answer is not None:
+                    moments.append(answer.asked_s + MAX_AGE_S)
             if why:
                 reasons.append(f"metric {gate.name}: {why}")
         why = reasons[0] if reasons else ""
         return Shut(why, tuple(questions) if self.answers is not None else (), min(moments, default=None))
 
-    def _why_not(self, gate: MetricGate, question: MetricQuestion, due_s: float) -> str:
+    def _answer(self, question: MetricQuestion, due_s: float) -> MetricAnswer | None:
+        """The answer that counts, None where there is none."""
+        found = (self.answers or {}).get(question)
+        if found is None or found.asked_s < due_s or abs(self.now_s - found.asked_s) >= MAX_AGE_S:
+            return None
+        return found
+
+    def _why_not(self, gate: MetricGate, answer: MetricAnswer | None) -> str:
         if self.answers is None:
             return "the controller asks for it"
-        answer = self.answers.get(question)
-        if answer is None or answer.asked_s < due_s or abs(self.now_s - answer.asked_s) > MAX_AGE_S:
+        if answer is None:
             return "no answer yet"
         return answer.problem if answer.value is None else _out_of_bounds(gate, answer.value)
 

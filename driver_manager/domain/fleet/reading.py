@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driver_manager.domain import timestamps
+from driver_manager.domain.duration import spoken
 from driver_manager.domain.fleet.fields import APPROVED, RETRY, SPEC, UNDO, WISHES
+from driver_manager.domain.fleet.metric_gates import MetricGate
 from driver_manager.domain.fleet.model import (
     Amount,
     ConditionGate,
@@ -72,6 +74,7 @@ def read(body: Any, zones: Zones) -> RolloutObject:
     metadata, status = _object(whole.get("metadata")), _object(whole.get("status"))
     reader = Values(zones)
     spec = reader.object(SPEC, whole.get("spec", {}), "spec")
+    _refuse_late(reader, spec)
     wishes = _wishes(reader, metadata.get("annotations", {}))
     problems = tuple(reader.problems)
     generation = metadata.get("generation")
@@ -146,6 +149,7 @@ def _policy(values: Mapping[str, Any], namespace: str) -> Policy:
         schedule=replace(values["windows"] or Schedule(), zone=values["timezone"]),
         pod_gates=tuple(PodGate(one["namespace"] or namespace, one["selector"]) for one in gates.get("pods") or ()),
         condition_gates=tuple(ConditionGate(one["type"], one["status"]) for one in gates.get("conditions") or ()),
+        metric_gates=tuple(_metric_gate(one) for one in gates.get("metrics") or ()),
         failure_threshold=values["failureThreshold"],
         on_halt=OnHalt(values["onHalt"]),
         node_timeout_s=values["nodeTimeout"],
@@ -162,6 +166,22 @@ def _wave(one: Mapping[str, Any]) -> Wave:
     elif one["percent"] is not None:
         amount = Amount(one["percent"], is_percent=True)
     return Wave(one["name"], one["nodeSelector"] or Selector(), amount, one["soak"], one["approval"])
+
+
+def _metric_gate(one: Mapping[str, Any]) -> MetricGate:
+    return MetricGate(one["name"], one["url"], one["query"], one["atLeast"], one["atMost"], one["delay"])
+
+
+def _refuse_late(values: Values, spec: Mapping[str, Any]) -> None:
+    """A gate that is asked for only once its node has failed can never be passed."""
+    limit_s = spec.get("validationTimeout")
+    for number, one in enumerate((spec.get("gates") or {}).get("metrics") or ()):
+        delay_s = one.get("delay")
+        if limit_s is not None and delay_s is not None and delay_s >= limit_s:
+            at = f"spec.gates.metrics[{number}].delay"
+            values.problems.append(
+                f"{at} is {spoken(delay_s)}, expected less than validationTimeout, {spoken(limit_s)}"
+            )
 
 
 def _past(one: Mapping[str, Any]) -> Past | None:

@@ -17,6 +17,11 @@ from driver_manager.domain.fleet.model import Amount
 from driver_manager.domain.reboot import windows
 from driver_manager.domain.wire import FLAG, OBJECT, WHOLE, in_brief
 
+MOST = 1e15
+"""No number is larger, so that all of them are written as they are meant."""
+
+NUMBER = "a number"
+
 Zones = Callable[[str], tzinfo | None]
 """The time zone of this name; None where there is none."""
 
@@ -59,6 +64,8 @@ class Values:
                 return [self.object(one.fields, item, f"{at}[{number}]") for number, item in enumerate(value)]
             case ((Kind.WHOLE | Kind.AMOUNT), int()) if type(value) is int and _fits(one, value):
                 found = value if one.kind is Kind.WHOLE else Amount(value)
+            case Kind.NUMBER, int() | float() if type(value) is not bool and abs(value) <= MOST:
+                found = float(value)
             case (Kind.FLAG, bool()) | (Kind.CHOICE, str()) if one.kind is Kind.FLAG or value in one.choices:
                 found = value
             case _, str() if one.kind in GRAMMARS:
@@ -76,6 +83,8 @@ class Values:
             both = [name for name in one.apart if entry.get(name) is not None]
             if len(both) > 1:
                 self.problems.append(f"{at}[{number}] has {' and '.join(both)}, expected at most one of them")
+            if problem := _unordered(one, entry):
+                self.problems.append(f"{at}[{number}] {problem}")
             key = entry.get(one.key)
             if type(key) is str and first.setdefault(key, number) != number:
                 self.bad(f"{at}[{number}].{one.key}", key, f"another than that of entry {first[key]}")
@@ -130,8 +139,20 @@ def _expected(one: Field) -> str:
         Kind.WHOLE: f"{WHOLE} from {one.least} to {one.most}",
         Kind.LIST: f"a list of {one.least or 0} to {one.most} objects",
         Kind.FLAG: FLAG,
+        Kind.NUMBER: NUMBER,
         Kind.OBJECT: OBJECT,
     }[one.kind]
+
+
+def _unordered(one: Field, entry: Mapping[str, Any]) -> str:
+    """What is wrong with the two numbers that are the bounds of an entry."""
+    if not one.between:
+        return ""
+    low, high = (entry.get(name) for name in one.between)
+    if low is None and high is None:
+        return f"has neither {' nor '.join(one.between)}, expected at least one of them"
+    is_both = type(low) in (int, float) and type(high) in (int, float)
+    return f"has {one.between[0]} above {one.between[1]}" if is_both and low > high else ""
 
 
 def _fits(one: Field, number: float) -> bool:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.fields import SPEC, Field, Kind
+from driver_manager.domain.fleet.metric_gates import MetricGate
 from driver_manager.domain.fleet.model import (
     Amount,
     ConditionGate,
@@ -92,6 +93,10 @@ def test_everything_that_can_be_said_is_understood() -> None:
             PodGate("rbln-system", selectors.parse("app in (a,b)")),
         ),
         condition_gates=(ConditionGate("NetworkReady"), ConditionGate("example.com/Broken", "False")),
+        metric_gates=(
+            MetricGate("errors", "https://prometheus.monitoring:9090/base", 'sum(errors{node="{node}"})', None, 0.5),
+            MetricGate("up", "http://[::1]:9090", "avg(up)", 1.0, 2.0, 30.0),
+        ),
         failure_threshold=3,
         on_halt=OnHalt.UNDO,
         node_timeout_s=3600.0,
@@ -114,6 +119,7 @@ ENTRIES: Json = {
     "units": {"topologyKey": "rack"},
     "pods": {"selector": "app=a"},
     "conditions": {"type": "Fine"},
+    "metrics": {"name": "m", "url": "http://p", "query": "q", "atLeast": -5},
 }
 """What has to be in an entry or an object beside the one field that is looked at."""
 
@@ -123,7 +129,7 @@ def with_example(path: tuple[str, ...], one: Field) -> Json:
     value: Any = one.example
     for name, inner in reversed(list(itertools.pairwise(path))):
         entry = {**ENTRIES.get(name, {}), inner: value}
-        value = [entry] if name in ("waves", "pods", "conditions") else entry
+        value = [entry] if name in ("waves", "pods", "conditions", "metrics") else entry
     return {**SHORTEST, "daemonSet": "other", path[0]: value}
 
 

@@ -1,0 +1,1 @@
+"""Prometheus servers, as they are asked."""
