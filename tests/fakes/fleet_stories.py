@@ -215,7 +215,6 @@ def some_rules(dice: random.Random) -> Policy:
         waves=dice.choice(WAVES),
         units=dice.choice(UNITS),
         pod_gates=dice.choice(GATES),
-        metric_gates=dice.choice(METRICS),
         failure_threshold=dice.choice(THRESHOLDS),
         on_halt=dice.choice(tuple(OnHalt)),
         approves_reboots=dice.random() < 0.5,

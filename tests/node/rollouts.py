@@ -66,9 +66,13 @@ class Rollouts:
 
     def wait_new_target(self, old: str) -> str:
         """The revision that the object has as its target, once that is another one."""
-        return wait_until(
-            lambda: found if (found := self.status().get("targetRevision", old)) != old else "", "another target"
-        )
+
+
+        def target() -> str:
+            found = str(self.status().get("targetRevision", old))
+            return found if found != old else ""
+
+        return wait_until(target, "another target")
 
     def set_env(self, *words: str) -> None:
         """`kubectl set env` on the driver's DaemonSet."""
