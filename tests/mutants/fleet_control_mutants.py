@@ -63,8 +63,8 @@ FLEET_CONTROL_MUTANTS = (
         "deleted-pod-still-there",
         "a pod that was deleted counts as leaving before the watch says so",
         "core/fleet/acting.py",
-        "                self.world.end_pod(act.uid)\n",
-        "",
+        "                self.world.end_pod(act.uid)\n                self.reporter.info(f\"node {act.node}: driver pod",
+        "                self.reporter.info(f\"node {act.node}: driver pod",
         (FAULTS + "test_a_deletion_that_the_watch_has_not_shown_is_not_sent_again",),
     ),
     Mutant(
