@@ -67,7 +67,6 @@ class Rollouts:
     def wait_new_target(self, old: str) -> str:
         """The revision that the object has as its target, once that is another one."""
 
-
         def target() -> str:
             found = str(self.status().get("targetRevision", old))
             return found if found != old else ""

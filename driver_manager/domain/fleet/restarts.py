@@ -35,6 +35,8 @@ def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -
         return (release(member),), None
     if is_unwanted or (hold is not None and hold.stands_aside):
         return (), stale_s
+    if found.is_at_work:
+        return (), stale_s if hold is not None else None
     if terms.now_s >= record.since_s + terms.policy.node_timeout_s:
         again = replace(record, began_s=terms.now_s, since_s=terms.now_s, reason=TAKEN_AGAIN)
         return (MarkNode(member.node.name, member.node.resource_version, UpgradeState.RESTART, again),), None

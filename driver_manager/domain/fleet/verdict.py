@@ -53,12 +53,14 @@ class Untouched:
     """What a node was taken for, and the pod that is to go and has not gone.
 
     `is_to_be_cleared`: before that. `has_begun`: somebody was disturbed for it, so that it is not let go any more.
+    `is_at_work`: a pod is clearing the node, and there is nothing to do but to let it go.
     """
 
     record: NodeRecord
     pod: DriverPod
     is_to_be_cleared: bool = False
     has_begun: bool = False
+    is_at_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)

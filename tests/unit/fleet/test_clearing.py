@@ -169,6 +169,44 @@ def test_who_stands_aside_touches_nothing() -> None:
     assert acts(found) == []
 
 
+def test_a_pod_that_does_not_have_the_node_yet_holds_nobody_in_a_pause_and_no_skipped_node() -> None:
+    for said, one in (({"policy": policy(paused=True)}, taken()), ({}, taken(is_skipped=True))):
+        (let_go,) = acts(facts(one, clear(), **said))
+        assert isinstance(let_go, MarkNode)
+        assert let_go.state is None
+    at_work = taken(is_skipped=True, is_taken_by_run=True, driver_state=NodeState.UPGRADING)
+    assert acts(facts(at_work, clear())) == [], "its users are leaving: it is finished"
+    (gone,) = acts(facts(node("a"), clear(), policy=policy(paused=True)))
+    assert isinstance(gone, DeletePod)
+
+
+@pytest.mark.parametrize("cleared_by", ["", clear().uid])
+def test_a_node_whose_revision_is_taken_back_gets_back_what_it_had(cleared_by: str) -> None:
+    back = (*REVISIONS[::2], Revision("driver-old", OLD, 4, TEMPLATE))
+    held = taken(is_taken_by_run=True, cleared_by=cleared_by, driver_state=NodeState.UPGRADING)
+    (let_go,) = acts(facts(held, clear(), revisions=back))
+    assert isinstance(let_go, MarkNode)
+    assert let_go.state is None
+    again = replace(held, record=record(pod="a-now"), cleared_by=clear().uid)
+    (due,) = acts(facts(again, clear(), pods=[pod("a", NEW, uid="a-now", is_ready=False)]))
+    assert isinstance(due, RestartPod), "one more attempt with the revision that it has"
+
+
+def test_the_driver_pod_of_a_cleared_node_waits_for_its_kubelet_and_not_for_ever() -> None:
+    away = taken(is_taken_by_run=True, cleared_by=clear().uid, is_ready=False)
+    assert acts(facts(away, clear())) == []
+    (mark,) = acts(facts(away, clear()), BEGAN_S + policy().node_timeout_s)
+    assert isinstance(mark, MarkNode)
+    assert mark.state is FAILED
+
+
+def test_where_nobody_had_to_leave_a_pause_and_a_skip_count_as_ever() -> None:
+    for said, one in (({"policy": policy(paused=True)}, taken()), ({}, taken(is_skipped=True))):
+        (let_go,) = acts(facts(one, ended(0), **said))
+        assert isinstance(let_go, MarkNode)
+        assert let_go.state is None
+
+
 def test_the_pod_stays_while_the_driver_pod_goes_and_is_gone_after_that() -> None:
     going = [pod("a", is_deleting=True)]
     assert acts(facts(taken(), clear(), pods=going)) == [], "told to end, it could give the node back"
