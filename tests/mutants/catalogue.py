@@ -12,6 +12,7 @@ from tests.mutants.fleet_pods_mutants import FLEET_PODS_MUTANTS
 from tests.mutants.fleet_verbs_mutants import FLEET_VERBS_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
+from tests.mutants.metric_gate_mutants import METRIC_GATE_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
 from tests.mutants.patience_mutants import PATIENCE_MUTANTS
@@ -34,6 +35,7 @@ _EVERY = (
     *SANDBOX_MUTANTS,
     *FLEET_METRICS_MUTANTS,
     *FLEET_PODS_MUTANTS,
+    *METRIC_GATE_MUTANTS,
     *CLEAR_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}

@@ -120,16 +120,20 @@ WAITS: dict[str, tuple[Answers | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(("answers", "why"), WAITS.values(), ids=WAITS)
-def test_what_is_no_pass_waits_with_a_reason(answers: Answers | None, why: str) -> None:
-    since_s = 600.0 if answers and next(iter(answers.values())).asked_s <= NOW_S - MAX_AGE_S else 60.0
-    waiting = facts(answers, since_s=min(since_s, 599.0))
+@pytest.mark.parametrize("case", WAITS)
+def test_what_is_no_pass_waits_with_a_reason(case: str) -> None:
+    answers, why = WAITS[case]
+    waiting = facts(answers, since_s=300.0 if case == "too-old" else 60.0)
     assert marks(waiting) == {}
     assert why in views(waiting)["a"].reason
     assert advance(waiting, NOW_S).questions == (frozenset({ALL.question()}) if answers is not None else frozenset())
-    over = facts(answers, since_s=601.0)
-    if why != "no answer yet" or not answers:
-        assert marks(over)["a"].state is FAILED
+
+
+def test_a_node_that_waits_for_too_long_has_failed_with_the_last_reason() -> None:
+    late = marks(facts(said(2.5), since_s=600.0))["a"]
+    assert late.state is FAILED
+    assert late.record is not None
+    assert late.record.reason.endswith("waits for metric errors: it is 2.5, and has to be at most 2")
 
 
 PASSES = {"at-most": (ALL, 2.0), "far-below": (ALL, -1e9), "at-least": (MINE, 1.0), "far-above": (MINE, 1e9)}
