@@ -351,7 +351,7 @@ BAD = (
     Bad(
         "metric-asked-too-late",
         {**metric(atMost=0, delay="5m"), "validationTimeout": "5m"},
-        "spec.gates.metrics[0].delay is 300 s, expected less than validationTimeout, 300 s",
+        "spec.gates.metrics[0].delay is 5 min, expected less than validationTimeout, 5 min",
     ),
     Bad(
         "metrics-of-one-name",
