@@ -113,8 +113,7 @@ class Answered:
     answer: MetricAnswer
 
 
-Change = Listed | Seen | Gone | Lost | Found
-News = Change | Answered
+Change = Listed | Seen | Gone | Lost | Found | Answered
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class FleetCluster(Protocol):
         """From now on tell of these subjects, and of no other: what they have, and each change."""
         ...
 
-    def changes(self, until_s: float) -> tuple[News, ...]:
+    def changes(self, until_s: float) -> tuple[Change, ...]:
         """What has changed, in order, and what was answered meanwhile. Waits until there is something, or the monotonic
         moment `until_s`.
 

@@ -32,7 +32,6 @@ from driver_manager.fleet_ports import (
     Item,
     Listed,
     Lost,
-    News,
     Seen,
     Subject,
 )
@@ -290,7 +289,7 @@ class StoreFleet:
         self.refuse: Callable[[str], Exception | None] = lambda _: None
         self._read = readers(KEYS, zone)
         self._since: dict[Subject, int] = {}
-        self._told: list[News] = []
+        self._told: list[Change] = []
 
     @property
     def subjects(self) -> frozenset[Subject]:
@@ -324,7 +323,7 @@ class StoreFleet:
         """A server answers a question that was asked just now."""
         self._told.append(Answered(question, MetricAnswer(self.scene.clock.wall(), value, problem)))
 
-    def changes(self, until_s: float) -> tuple[News, ...]:
+    def changes(self, until_s: float) -> tuple[Change, ...]:
         with self.killer.call("changes"):
             clock = self.scene.clock
             clock.check()
@@ -392,7 +391,7 @@ class StoreFleet:
                 raise Conflict(f"{name}: {error.message}", "Look again.") from error
         return self._read[kind](body)
 
-    def _drained(self) -> tuple[News, ...]:
+    def _drained(self) -> tuple[Change, ...]:
         if self.is_held:
             return ()
         told, self._told = self._told, []

@@ -25,12 +25,12 @@ from driver_manager.domain.errors import Conflict
 from driver_manager.domain.fleet.fields import GROUP, KIND, VERSION
 from driver_manager.domain.json_patch import Operation, expect
 from driver_manager.domain.model import FIELD_MANAGER, NodeChange
-from driver_manager.fleet_ports import Change, EventAbout, FactKind, Item, News, Subject
+from driver_manager.fleet_ports import Change, EventAbout, FactKind, Item, Subject
 from driver_manager.ports import Clock
 
 KEY_CHARS = 20
 
-Letter = tuple[Feed | None, News | BaseException]
+Letter = tuple[Feed | None, Change | BaseException]
 """From whom, None for what is not of the API server, and what."""
 
 
@@ -61,9 +61,9 @@ class KubeFleet:
             feed = self._feeds[subject] = self._made(subject)
             feed.start()
 
-    def changes(self, until_s: float) -> tuple[News, ...]:
+    def changes(self, until_s: float) -> tuple[Change, ...]:
         """See the port. Raises what ended a thread, too."""
-        found = list[News]()
+        found = list[Change]()
         for feed, change in self._inbox.take(until_s):
             if isinstance(change, BaseException):
                 raise change

@@ -27,13 +27,13 @@ from driver_manager.domain.json_merge import merge_patch, without_blanks
 from driver_manager.domain.profile import Profile
 from driver_manager.fleet_ports import (
     Answered,
+    Change,
     FactKind,
     FleetCluster,
     Found,
     Leadership,
     Lost,
     MetricServers,
-    News,
 )
 from driver_manager.ports import Clock, Reporter
 
@@ -173,7 +173,7 @@ class FleetController:
 
     # what is told
 
-    def _take(self, change: News) -> None:
+    def _take(self, change: Change) -> None:
         if not (self._hearing.hear(change) if isinstance(change, Answered) else self._world.apply(change)):
             return
         match change:

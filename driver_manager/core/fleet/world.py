@@ -25,6 +25,7 @@ from driver_manager.domain.fleet.orphans import orphans
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.task_pods import TASKS
 from driver_manager.fleet_ports import (
+    Answered,
     Change,
     Fact,
     FactKind,
@@ -75,7 +76,9 @@ class FleetWorld:
     # what is told
 
     def apply(self, change: Change) -> bool:
-        """Whether it is news: a decision that was made before may be another one now."""
+        """Whether it is news: a decision that was made before may be another one now. An answer is no fact of ours."""
+        if isinstance(change, Answered):
+            return False
         room = self._rooms.setdefault(change.subject, _Room())
         match change:
             case Listed():

@@ -19,10 +19,12 @@ from driver_manager.domain.fleet.model import DriverPod, Fleet, Task, TaskPod, U
 from driver_manager.domain.fleet.preflight import FAILING, MAX_REASON_CHARS
 from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.fleet.task_pods import Clears, TemplateUnusable
-from driver_manager.domain.fleet.verdict import Standing, Terms, Untouched, Verdict, failing
+from driver_manager.domain.fleet.verdict import TAKEN_AGAIN, Standing, Terms, Untouched, Verdict, failing
 
 AGAIN_S = 30.0
 """After so long a pod that ended for a reason which passes is followed by another one."""
+
+GONE = "its pods are gone before they end"
 
 
 def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
@@ -35,7 +37,7 @@ def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
         return _without_pod(member, record, terms, clears, Untouched(record, driver))
     if pod.exit_code == ExitCode.DONE and not member.node.is_taken_by_run:
         return None  # nobody was there to be disturbed
-    if pod.exit_code == ExitCode.DONE or (not pod.has_ended and member.node.cleared_by == pod.uid):
+    if pod.exit_code == ExitCode.DONE or (_is_alive(pod) and member.node.cleared_by == pod.uid):
         return _cleared(member, record, terms, pod, driver)
     if pod.exit_code in FAILING:
         return failing(member, record, terms, f"it could not be cleared: {_message(pod)}")
@@ -44,7 +46,7 @@ def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
 
 def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> Verdict:
     """The driver pod is next, unless it is the wanted one again: then the node gets back what it had."""
-    if _is_back(record, driver, terms) and not pod.has_ended:
+    if _is_back(record, driver, terms) and _is_alive(pod):
         held = Untouched(record, driver, is_at_work=True)
         return Verdict(Place.UNDER_WAY, "is cleared; its driver pod has the target revision again", untouched=held)
     why = "is cleared; its driver pod is to be deleted"
@@ -65,7 +67,7 @@ def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: Task
     until_s, again_s = record.since_s + limit_s, (pod.ended_s or pod.made_s) + AGAIN_S
     if terms.now_s >= until_s:
         return failing(member, record, terms, f"not cleared within {spoken(limit_s)}: {why}")
-    is_free = not member.node.is_taken_by_run or (_is_back(record, driver, terms) and not pod.has_ended)
+    is_free = not member.node.is_taken_by_run or (_is_back(record, driver, terms) and _is_alive(pod))
     held = Untouched(record, driver, is_at_work=True) if is_free else None
     if not pod.has_ended or pod.is_deleting:
         return Verdict(Place.UNDER_WAY, why, until_s=until_s, untouched=held)
@@ -110,11 +112,16 @@ def _without_pod(member: Member, record: NodeRecord, terms: Terms, clears: Clear
     except TemplateUnusable as error:
         return failing(member, record, terms, f"it cannot be cleared: {error.what}")
     until_s, unmade = record.since_s + terms.policy.node_timeout_s, clears.fleet.unmade
-    if unmade and terms.now_s >= until_s:
-        return failing(member, record, terms, f"it could not be cleared: {unmade}")
+    if terms.now_s >= until_s and (unmade or record.reason == TAKEN_AGAIN):
+        return failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
     why = f"is to be cleared{': ' if unmade else ''}{unmade}"
     untouched = replace(found, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
     return Verdict(Place.UNDER_WAY, why, until_s=until_s, untouched=untouched)
+
+
+def _is_alive(pod: TaskPod) -> bool:
+    """Whether nobody has told it to end: told so, it gives the node back."""
+    return not pod.has_ended and not pod.is_deleting
 
 
 def _is_back(record: NodeRecord, driver: DriverPod, terms: Terms) -> bool:

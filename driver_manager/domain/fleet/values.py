@@ -151,8 +151,9 @@ def _unordered(one: Field, entry: Mapping[str, Any]) -> str:
     low, high = (entry.get(name) for name in one.between)
     if low is None and high is None:
         return f"has neither {' nor '.join(one.between)}, expected at least one of them"
-    is_both = isinstance(low, int | float) and isinstance(high, int | float)
-    return f"has {one.between[0]} above {one.between[1]}" if is_both and low > high else ""
+    if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
+        return f"has {one.between[0]} above {one.between[1]}"
+    return ""
 
 
 def _fits(one: Field, number: float) -> bool:

@@ -92,9 +92,23 @@ def test_once_it_is_cleared_its_driver_pod_is_deleted(how: str) -> None:
     assert due == RestartPod("npu", "driver-a-before", "a-before", "a")
 
 
-def test_a_mark_of_a_pod_that_has_died_since_is_not_believed() -> None:
-    died = ended(137)
-    assert acts(facts(taken(cleared_by=died.uid, is_taken_by_run=True), died)) == []
+@pytest.mark.parametrize("gone", [ended(137), clear(is_deleting=True)], ids=["died", "told-to-end"])
+def test_a_mark_of_a_pod_that_has_died_since_is_not_believed(gone: TaskPod) -> None:
+    assert acts(facts(taken(cleared_by=gone.uid, is_taken_by_run=True), gone)) == []
+
+
+@pytest.mark.parametrize("is_taken_by_run", [False, True])
+def test_a_node_whose_pods_vanish_is_taken_once_more_and_not_for_ever(is_taken_by_run: bool) -> None:
+    end_s = BEGAN_S + policy().node_timeout_s
+    one = taken(is_taken_by_run=is_taken_by_run)
+    (mark,) = acts(facts(one), end_s)
+    assert isinstance(mark, MarkNode)
+    assert mark.state is RESTART
+    (made,) = acts(facts(replace(one, record=mark.record)), end_s + 1.0)
+    assert isinstance(made, CreatePod)
+    (failed,) = acts(facts(replace(one, record=mark.record)), end_s + policy().node_timeout_s)
+    assert isinstance(failed, MarkNode)
+    assert failed.state is FAILED
 
 
 @pytest.mark.parametrize(
