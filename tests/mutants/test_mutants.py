@@ -24,7 +24,7 @@ FITTING = MUTANTS["value-overflow"]
 
 @pytest.fixture(scope="module")
 def is_shared(request: pytest.FixtureRequest) -> bool:
-    """Whether other processes take their part of the same tests. Each of them knows all, and gets its own one by one."""
+    """Whether other processes take their part of the same tests: each knows all, and is given its own one by one."""
     return hasattr(request.config, "workerinput")
 
 
