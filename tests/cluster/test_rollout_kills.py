@@ -53,21 +53,22 @@ def fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterat
         yield made
 
 
-def kill_at_each(fleet: RolloutFleet, fork_server: ForkServer, good: str) -> Counter[str]:
+def kill_at_each(fleet: RolloutFleet, fork_server: ForkServer, good: str, bad: str) -> Counter[str]:
     """Kill one controller after the other at its first write until none is left; at which writes, before or after."""
     killed: Counter[str] = Counter()
     for when, names in cycle(TURNS):
         fleet.free_lease()
         run = fleet.fork(fork_server, stops=tuple(f"{name} {when}" for name in names))
-        begun_s = time.monotonic()
+        run.wait_log("leading")
+        led_s = time.monotonic()
         wait_until(
-            lambda run=run, begun_s=begun_s: (
+            lambda run=run, led_s=led_s: (
                 run.has_stopped  # type: ignore[misc]
                 or run.has_ended
-                or (time.monotonic() > begun_s + QUIET_S and fleet.is_complete(good))
+                or (time.monotonic() > led_s + QUIET_S and fleet.is_complete(good) and bad in str(fleet.status()))
             ),
             f"a write, or the end: {run.log}",
-            120,
+            240,
         )
         is_over = not run.has_stopped
         assert run.kill().code == -9, run.log
@@ -84,7 +85,7 @@ def test_killed_before_and_after_every_write_the_next_one_goes_on(
     (tmp_path / "runs").mkdir()
     with Witness(admin_api, fleet.name) as witness, ForkServer(tmp_path / "runs") as fork_server:
         bad = fleet.set_driver("driver:2")
-        killed = kill_at_each(fleet, fork_server, good)
+        killed = kill_at_each(fleet, fork_server, good, bad)
         witness.caught_up()
     print(f"killed {killed.total()} times: {dict(killed)}")
     assert {f"{when} {name}" for when in ("before", "after") for name in FLEET} == set(killed)

@@ -94,6 +94,16 @@ class Witness:
 
         return self._most(unavailable)
 
+    def turns(self) -> list[tuple[str, int]]:
+        """The nodes in the order in which they began, each with the number of those that were done by then."""
+        found: dict[str, int] = {}
+        for nodes, _ in self._moments():
+            words = {name: _labels(node).get(STATE) for name, node in nodes.items()}
+            for name, word in words.items():
+                if word in UNDER_WAY and name not in found:
+                    found[name] = list(words.values()).count("upgrade-done")
+        return list(found.items())
+
     def words(self) -> dict[str, list[str]]:
         """The words of each node's label, one after the other; a node that never had one is not there."""
         found: dict[str, list[str]] = defaultdict(list)

@@ -107,7 +107,7 @@ class Kubelets:
         """Whether the pod's driver does; its Node says so, as the pod's run would."""
         node, image = pod["spec"]["nodeName"], pod["spec"]["containers"][0]["image"]
         is_wedged = (node, image) in self.wedging
-        if is_wedged or node in self._wedged:
+        if is_wedged is not (node in self._wedged):
             word = "wedged" if is_wedged else "ready"
             moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1.0))  # no run ends as it begins
             outcome = {"v": 1, "state": word, "exitCode": 0, "what": word, "ended": moment, "since": moment}
@@ -120,9 +120,11 @@ class Kubelets:
 class RolloutFleet:
     """Nodes with the driver's DaemonSet, and a DriverRollout of it, while the context lasts."""
 
-    def __init__(self, plane: ControlPlane, api: Api, folder: Path, size: int) -> None:
+    def __init__(self, plane: ControlPlane, api: Api, folder: Path, size: int, lease: str = "") -> None:
+        """Controllers lead by the Lease `lease`, or else by one of the fleet's own."""
         self.plane, self.api, self.folder = plane, api, folder
         self.name = f"fleet-{uuid.uuid4().hex[:6]}"
+        self.lease = lease or self.name
         self.nodes = [f"{self.name}-{number}" for number in range(size)]
         self.kubelets = Kubelets(api, self.name)
         self._controllers: list[Running] = []
@@ -207,11 +209,11 @@ class RolloutFleet:
     @property
     def lease_path(self) -> str:
         """Of the Lease by which the fleet's controllers lead."""
-        return f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.name}"
+        return f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.lease}"
 
     @property
     def _command(self) -> list[str]:
-        options = ["--profile", "rebellions", "--namespace", NAMESPACE, "--lease-name", self.name]
+        options = ["--profile", "rebellions", "--namespace", NAMESPACE, "--lease-name", self.lease]
         return ["rollout", "controller", *options, "--log-format", "text"]
 
     def _environment(self, server: str | None, token: str = "") -> dict[str, str]:
@@ -289,6 +291,12 @@ def serve_rollouts(api: Api, definition: Json) -> None:
         if error.status != 409:
             raise
     wait_until(lambda: api.answers(ROLLOUTS), "DriverRollouts are served", timeout_s=150)
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process had so far (proc(5), VmHWM)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def writes(records: list[AuditRecord]) -> Counter[str]:
