@@ -35,6 +35,7 @@ RECORD = "rebellions.ai/npu-driver-manager.rollout"
 REVISION = "controller-revision-hash"
 UNDER_WAY = ("pod-restart-required", "reboot-required", "validation-required")
 ROLLOUTS = f"/apis/{GROUP}/v1alpha1/namespaces/{NAMESPACE}/driverrollouts"
+PATIENCE_S = 900.0
 READY_S = 0.3
 """From a driver pod's binding until it is ready."""
 
@@ -120,21 +121,28 @@ class Kubelets:
 class RolloutFleet:
     """Nodes with the driver's DaemonSet, and a DriverRollout of it, while the context lasts."""
 
-    def __init__(self, plane: ControlPlane, api: Api, folder: Path, size: int, lease: str = "") -> None:
-        """Controllers lead by the Lease `lease`, or else by one of the fleet's own."""
+    def __init__(  # what may differ from fleet to fleet
+        self, plane: ControlPlane, api: Api, folder: Path, size: int, lease: str = "", weight: int = 0
+    ) -> None:
+        """Controllers lead by the Lease `lease`, or else by one of the fleet's own.
+
+        `weight`: bytes that each Node has beside what a rollout looks at, as a real one has.
+        """
         self.plane, self.api, self.folder = plane, api, folder
         self.name = f"fleet-{uuid.uuid4().hex[:6]}"
         self.lease = lease or self.name
+        self._notes = {"cluster-tests/weight": "x" * weight} if weight else {}
         self.nodes = [f"{self.name}-{number}" for number in range(size)]
         self.kubelets = Kubelets(api, self.name)
         self._controllers: list[Running] = []
 
     def __enter__(self) -> Self:
         for node in self.nodes:
-            self.api.post("/api/v1/nodes", node_body(node, {"fleet": self.name}, {}, f"boot-{node}"))
+            self.api.post("/api/v1/nodes", node_body(node, {"fleet": self.name}, self._notes, f"boot-{node}"))
         self.kubelets.__enter__()
         self.api.post(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", self._daemon_set("driver:1"))
-        wait_until(lambda: len(self.serving()) == len(self.nodes), "the first driver is everywhere")
+        everywhere = "the first driver is everywhere"
+        wait_until(lambda: len(self.serving()) == len(self.nodes), everywhere, PATIENCE_S, self._pace_s)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -144,7 +152,7 @@ class RolloutFleet:
         gone(lambda: self.api.delete(f"{ROLLOUTS}/{self.name}"))
         gone(lambda: self.api.delete(self._path))
         self.kubelets.broken.clear()
-        wait_until(lambda: not self.pods(), f"no pod of {self.name}")
+        wait_until(lambda: not self.pods(), f"no pod of {self.name}", PATIENCE_S, self._pace_s)
         self.kubelets.__exit__(kind, error, at)
         for node in self.nodes:
             gone(lambda node=node: self.api.delete(f"/api/v1/nodes/{node}"))  # type: ignore[misc]
@@ -210,6 +218,11 @@ class RolloutFleet:
     def lease_path(self) -> str:
         """Of the Lease by which the fleet's controllers lead."""
         return f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.lease}"
+
+    @property
+    def _pace_s(self) -> float:
+        """Between two looks at all pods, which are many in a large fleet."""
+        return 0.02 + len(self.nodes) / 1000
 
     @property
     def _command(self) -> list[str]:

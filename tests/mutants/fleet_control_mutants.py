@@ -141,6 +141,22 @@ FLEET_CONTROL_MUTANTS = (
         (CLUSTER + "test_exactly_the_pod_that_was_meant_is_deleted",),
     ),
     Mutant(
+        "retry-after-unheard",
+        "a server that asks to be left alone for a while is left alone",
+        "core/fleet/rests.py",
+        "        asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0\n",
+        "        asked_s = 0.0\n",
+        (FAULTS + "test_what_a_busy_server_is_asked_for_is_left_alone_for_as_long_as_it_says",),
+    ),
+    Mutant(
+        "retry-after-lost",
+        "whoever asks once is told for how long to leave the server alone",
+        "adapters/kube/retries.py",
+        "raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error",
+        "raise ApiUnavailable(what, error.remedy) from error",
+        ("unit/adapters/test_kube_retries.py::test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone",),
+    ),
+    Mutant(
         "first-page-only",
         "a list that comes in pages is read to its end",
         "adapters/kube/fleet_lists.py",

@@ -204,6 +204,15 @@ def test_an_absurd_retry_after_is_bounded(api: Scripted, absurd: str) -> None:
     assert api.clock.slept <= [LONGEST_PAUSE_S]
 
 
+@pytest.mark.parametrize(("said", "asked_s"), [("7", 7.0), ("1e9", ASKED_MOST_S)])
+def test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone(api: Scripted, said: str, asked_s: float) -> None:
+    api.answer(Answer(429, status("later"), {"Retry-After": said}))
+    with pytest.raises(ApiUnavailable) as caught:
+        api.api.call("PATCH", "/api/v1/nodes/n", "patch nodes", {}, only_once=True)
+    assert caught.value.asked_s == asked_s
+    assert len(api.requests) == 1
+
+
 # 401: credentials are read anew
 
 
