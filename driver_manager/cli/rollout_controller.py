@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 
 import click
 
@@ -27,10 +26,8 @@ from driver_manager.cli.wiring import log_form
 from driver_manager.cli.zones import zone
 from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
-from driver_manager.domain.fleet.acts import FleetDecision
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.metrics import FleetReport
-from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
 
@@ -77,19 +74,10 @@ def controller_command(*, values: Values) -> int:
     publish = _publisher(values, profile, clock)
     reporter.info(f"rollouts of namespace {namespace}, as {identity}, profile {profile.name}")
     try:
-        FleetController(ports, namespace, profile.keys, _deciding(profile), publish).run()
+        FleetController(ports, namespace, profile, advance, publish).run()
     except Terminated as ended:
         reporter.info(ended.what)
         return ExitCode.DONE
-
-
-def _deciding(profile: Profile) -> Callable[[Fleet, float], FleetDecision]:
-    """How a decision is made where the driver is the profile's."""
-
-    def decided(fleet: Fleet, now_s: float) -> FleetDecision:
-        return advance(replace(fleet, clears_first=profile.container_unloads), now_s)
-
-    return decided
 
 
 def _profile(values: Values) -> Profile:

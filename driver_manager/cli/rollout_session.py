@@ -38,7 +38,7 @@ class RolloutSession:
 
     def look(self, name: str) -> Sight:
         """The rollout that is meant, as it is now. Raises ManagerError."""
-        return look(self.desk, self.namespace, name)
+        return look(self.desk, self.namespace, name, clears_first=self.profile.container_unloads)
 
     def readable(self, name: str) -> tuple[Sight, Fleet]:
         """The same, for who changes something about it. Raises ManagerError, also where its spec cannot be read."""

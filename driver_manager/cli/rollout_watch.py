@@ -83,7 +83,7 @@ class Watching:
 
     def run(self, first: Sight) -> int:
         """Show it until it has ended; the exit code. Raises ManagerError where it is gone."""
-        world = FleetWorld(self.session.namespace)
+        world = FleetWorld(self.session.namespace, clears_first=self.session.profile.container_unloads)
         sight: Sight | None = first
         try:
             while sight is None or not self._has_ended(sight):

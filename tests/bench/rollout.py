@@ -117,6 +117,7 @@ def world_of(size: int) -> FleetWorld:
     tell(world.of(FactKind.DAEMON_SETS), [{"metadata": {**named, "uid": "ds"}, "spec": driver}])
     tell(world.of(FactKind.REVISIONS), [revision("old", 1), revision("new", 2)])
     tell(NODES, [node(number) for number in range(size)])
+    tell(world.tasks, [])
     tell(Subject(FactKind.DRIVER_PODS, NAMESPACE, f"app={NAME}"), [pod(number) for number in range(size)])
     return world
 

@@ -10,8 +10,9 @@ from driver_manager.core.fleet.controller import FleetController, FleetPorts
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.metrics import FleetReport
 from driver_manager.fleet_ports import Leadership
+from tests.fakes.builders import PROFILE
 from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.fleet_scene import KEYS, NAMESPACE, FleetScene, StoreFleet
+from tests.fakes.fleet_scene import NAMESPACE, FleetScene, StoreFleet
 from tests.fakes.killer import Killed, Killer
 
 LIMIT_S = 3600.0
@@ -62,7 +63,7 @@ class ControllerRun:
         self.reporter = RecordingReporter()
         self.lead = self.leadership or FakeLeadership(self.scene.clock)
         ports = FleetPorts(self.cluster, self.lead, self.scene.clock, self.reporter)
-        self.controller = FleetController(ports, NAMESPACE, KEYS, advance, self.reports.append)
+        self.controller = FleetController(ports, NAMESPACE, PROFILE, advance, self.reports.append)
 
     def turn(self) -> None:
         """One turn of its loop."""

@@ -35,6 +35,7 @@ from driver_manager.domain.fleet.model import (
     Memory,
     Policy,
     Revision,
+    Task,
     UnitMode,
     UpgradeState,
     Wishes,
@@ -309,7 +310,8 @@ def check(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
         [act for act in decision.acts if isinstance(act, MarkNode | RestartPod)]
     ), "two acts on one node"
     begun = [act for act in marks if act.state is UpgradeState.RESTART and not _is_taken(nodes[act.node])]
-    _check_foreign(decision.acts, begun, nodes)
+    _check_foreign(decision.acts, nodes)
+    _check_fit(facts, decision.acts, begun, nodes)
     _check_limits(facts, begun, nodes, pods)
     _check_held(facts, decision, begun, nodes, now_s)
     _check_waves(facts, decision, begun, now_s)
@@ -325,7 +327,7 @@ def _is_taken(node: FleetNode) -> bool:
     return WORDS.get(node.upgrade) in UNDER_WAY and node.record is not None and node.record.rollout == ROLLOUT
 
 
-def _check_foreign(acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
+def _check_foreign(acts: tuple[Act, ...], nodes: dict[str, FleetNode]) -> None:
     for act in acts:
         if not isinstance(act, MarkNode | RestartPod):
             continue
@@ -338,7 +340,21 @@ def _check_foreign(acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str
             assert _is_taken(node), f"{act.node}: its pod is deleted, and it is not under way"
             assert node.record is not None, f"{act.node}: its pod is deleted without a record"
             assert node.record.pod == act.uid, f"{act.node}: another pod is deleted than its record names"
-        if isinstance(act, RestartPod) or act in begun:
+
+
+def _check_fit(facts: Fleet, acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
+    """Nobody is disturbed on a node that is not to begin, up to the moment when somebody was; a pod that its kubelet
+    cannot end is never deleted.
+    """
+    for act in acts:
+        is_clear = isinstance(act, CreatePod) and act.task is Task.CLEAR
+        if not isinstance(act, MarkNode | RestartPod | CreatePod):
+            continue
+        node = nodes[act.node]
+        if isinstance(act, RestartPod):
+            assert node.is_ready, f"{act.node}: its pod is deleted although it is not Ready"
+        has_begun = facts.clears_first and node.is_taken_by_run
+        if act in begun or ((is_clear or isinstance(act, RestartPod)) and not has_begun):
             assert not node.is_skipped, f"{act.node}: begins although it is skipped"
             assert node.is_ready, f"{act.node}: begins although it is not Ready"
             assert not node.unschedulable or node.is_cordoned_by_run, f"{act.node}: begins although it is cordoned"

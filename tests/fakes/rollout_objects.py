@@ -37,6 +37,7 @@ FULL: Json = {
     "nodeTimeout": "1h",
     "validationTimeout": "90s",
     "approveReboots": True,
+    "preflight": "require",
 }
 """One that says everything."""
 
@@ -99,7 +100,7 @@ BAD = (
         "field-unknown",
         but(maxParralel=1),
         "spec has a field 'maxParralel', expected one of approveReboots, daemonSet, failureThreshold, gates, "
-        "maxParallel, maxUnavailable, nodeTimeout, onHalt, paused, timezone, units, validationTimeout, "
+        "maxParallel, maxUnavailable, nodeTimeout, onHalt, paused, preflight, timezone, units, validationTimeout, "
         "waves, windows",
     ),
     Bad("flag-in-words", but(paused="yes"), "spec.paused is 'yes', expected true or false", "must be of type boolean"),

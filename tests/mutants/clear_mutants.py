@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 RUNS = "unit/swap/test_clear_only.py::"
 FLEET = "unit/fleet/test_clearing.py::"
+CONTROLLER = "unit/fleet/test_controller.py::"
 CLEARING = "domain/fleet/clearing.py"
 
 CLEAR_MUTANTS = (
@@ -61,15 +62,15 @@ CLEAR_MUTANTS = (
         "restarted-uncleared",
         "no driver pod is deleted on a node that is not cleared",
         CLEARING,
-        "    if pod.exit_code == ExitCode.DONE or (not pod.has_ended and member.node.cleared_by == pod.uid):\n",
-        "    if pod.exit_code == ExitCode.DONE or not pod.has_ended:\n",
+        "    if pod.exit_code == ExitCode.DONE or (_is_alive(pod) and member.node.cleared_by == pod.uid):\n",
+        "    if pod.exit_code == ExitCode.DONE or _is_alive(pod):\n",
         (FLEET + "test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end",),
     ),
     Mutant(
         "mark-of-the-dead",
         "the mark of a run that has died since is not believed",
         CLEARING,
-        "(not pod.has_ended and member.node.cleared_by == pod.uid)",
+        "(_is_alive(pod) and member.node.cleared_by == pod.uid)",
         "(member.node.cleared_by == pod.uid)",
         (FLEET + "test_a_mark_of_a_pod_that_has_died_since_is_not_believed",),
     ),
@@ -96,5 +97,37 @@ CLEAR_MUTANTS = (
         '    return f"{record.began_s:.3f}/{member.node.boot_id}"\n',
         '    return f"{record.began_s:.3f}/{record.boot_id}"\n',
         (FLEET + "test_a_reboot_or_a_retry_clears_anew",),
+    ),
+    Mutant(
+        "clearing-through-a-pause",
+        "a pod that does not have its node yet holds nobody in a pause",
+        CLEARING,
+        "    held = Untouched(record, driver, is_at_work=True) if is_free else None\n",
+        "    held = None\n",
+        (FLEET + "test_a_pod_that_does_not_have_the_node_yet_holds_nobody_in_a_pause_and_no_skipped_node",),
+    ),
+    Mutant(
+        "restarted-for-what-it-has",
+        "a cleared node whose driver pod is the wanted one again keeps it",
+        CLEARING,
+        "    return driver.revision == terms.target != record.revision\n",
+        "    return not driver.revision\n",
+        (FLEET + "test_a_node_whose_revision_is_taken_back_gets_back_what_it_had",),
+    ),
+    Mutant(
+        "orphans-kept",
+        "nodes that a deleted rollout has left behind are let go",
+        "core/fleet/controller.py",
+        "        self._let_go()\n",
+        "",
+        (CONTROLLER + "test_nodes_that_a_deleted_rollout_has_left_behind_are_let_go",),
+    ),
+    Mutant(
+        "orphans-of-one-that-is-there",
+        "a rollout that cannot be read keeps its nodes",
+        "core/fleet/world.py",
+        "{one.key for one in self.rollouts()})",
+        "{one.key for one in self.rollouts() if one.policy is not None})",
+        (CONTROLLER + "test_nodes_of_a_rollout_that_cannot_be_read_stay_and_those_of_one_that_is_gone_are_found",),
     ),
 )

@@ -453,9 +453,9 @@ _MUTANTS = (
     Mutant(
         "fleet-good-is-any",
         "the good revision is one that the whole fleet served",
-        PATH + "advance.py",
-        "        is_good = shown.phase is Phase.COMPLETE and bool(view.by_place[Place.DONE])\n",
-        "        is_good = bool(view.by_place[Place.DONE])\n",
+        PATH + "history.py",
+        "    if phase is Phase.COMPLETE and view.by_place[Place.DONE]:\n",
+        "    if view.by_place[Place.DONE]:\n",
         (
             UNDO + "test_a_halt_is_told_once_and_stands_in_the_history_until_it_is_over",
             UNDO + "test_a_revision_that_no_node_serves_is_not_good",

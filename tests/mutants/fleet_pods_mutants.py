@@ -70,8 +70,8 @@ FLEET_PODS_MUTANTS = (
         "preflight-evicts",
         "nobody has to leave for a pod that only looks",
         PATH + "task_pods.py",
-        '"priority", "priorityClassName", "preemptionPolicy", ',
-        '"priority", "preemptionPolicy", ',
+        '_PRIORITY = frozenset({"priority", "priorityClassName", "preemptionPolicy"})',
+        '_PRIORITY = frozenset({"priority", "preemptionPolicy"})',
         (PODS + "test_nobody_has_to_leave_for_it",),
     ),
     Mutant(

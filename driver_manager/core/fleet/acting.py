@@ -24,7 +24,7 @@ from driver_manager.ports import Reporter
 MAX_POSTED = 10_000
 """Keys of Events that are remembered."""
 
-_Effect = MarkNode | RestartPod | CreatePod | DeletePod | SetTemplate
+_Effect = RestartPod | CreatePod | DeletePod | SetTemplate
 
 
 @dataclass
@@ -50,6 +50,9 @@ class Acting:
         if isinstance(act, Announce):
             self._announce(act, rollout)
             return
+        if isinstance(act, MarkNode):
+            self.mark(act)
+            return
         key = _key(act, rollout, policy)
         if self.rests.is_resting(key):
             return
@@ -58,22 +61,39 @@ class Acting:
         except Terminated:
             raise
         except ManagerError as error:
-            if isinstance(error, Conflict):
-                self._doubt(act, policy)
+            if isinstance(act, SetTemplate) and isinstance(error, Conflict):
+                self.world.doubt(self.world.of(FactKind.DAEMON_SETS), policy.daemon_set)
             if isinstance(act, CreatePod) and isinstance(error, ApiRefused):
                 self.unmade[rollout.key] = error.what
             self.rests.failed(key, error)
             return
+        self._went_well(key, act)
+
+    def mark(self, act: MarkNode) -> None:
+        """Write what is to be kept on a Node, unless something failed there just now. Raises Terminated."""
+        key = _of_node(act.node)
+        if self.rests.is_resting(key):
+            return
+        try:
+            item = self.cluster.patch_node(act.node, marked(act, self.keys), act.resource_version)
+        except Terminated:
+            raise
+        except ManagerError as error:
+            if isinstance(error, Conflict):
+                self.world.doubt(NODES, act.node)
+            self.rests.failed(key, error)
+            return
+        self.world.learn(NODES, item)
+        why = f" ({act.record.reason})" if act.record is not None and act.record.reason else ""
+        self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'left to itself'}{why}")
+        self._went_well(key, act)
+
+    def _went_well(self, key: str, act: Act) -> None:
         self.rests.went_well(key)
         self.counts[type(act).__name__] += 1
 
     def _do(self, act: _Effect, rollout: RolloutObject, policy: Policy) -> None:
         match act:
-            case MarkNode():
-                item = self.cluster.patch_node(act.node, marked(act, self.keys), act.resource_version)
-                self.world.learn(NODES, item)
-                why = f" ({act.record.reason})" if act.record is not None and act.record.reason else ""
-                self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'left to itself'}{why}")
             case RestartPod():
                 self.cluster.delete_pod(act.namespace, act.name, act.uid)
                 self.world.end_pod(act.uid)
@@ -103,13 +123,6 @@ class Acting:
         self.world.learn(self.world.of(FactKind.DAEMON_SETS), item)
         self.reporter.info(f"DaemonSet {policy.daemon_set}: template of revision {act.revision}: {act.why}")
 
-    def _doubt(self, act: _Effect, policy: Policy) -> None:
-        match act:
-            case MarkNode():
-                self.world.doubt(NODES, act.node)
-            case SetTemplate():
-                self.world.doubt(self.world.of(FactKind.DAEMON_SETS), policy.daemon_set)
-
     def _announce(self, act: Announce, rollout: RolloutObject) -> None:
         """An Event is worth a warning where it cannot be posted, and no more."""
         key = f"{act.reason}/{act.key}"
@@ -125,11 +138,10 @@ class Acting:
             return
         except ManagerError as error:
             self.reporter.warn(f"no event was recorded: {error.what}. {error.remedy}")
-        self.rests.went_well(key)
         if len(self.posted) >= MAX_POSTED:  # the server itself has each only once
             self.posted.clear()
         self.posted.add(key)
-        self.counts[Announce.__name__] += 1
+        self._went_well(key, act)
 
 
 def _key(act: _Effect, rollout: RolloutObject, policy: Policy) -> str:
@@ -139,7 +151,11 @@ def _key(act: _Effect, rollout: RolloutObject, policy: Policy) -> str:
             return f"DaemonSet {policy.daemon_set}"
         case CreatePod():
             return f"short-lived pods of rollout {rollout.key}"
-        case MarkNode() | RestartPod() | DeletePod():
-            return f"node {act.node}"
+        case RestartPod() | DeletePod():
+            return _of_node(act.node)
         case _:
             assert_never(act)
+
+
+def _of_node(name: str) -> str:
+    return f"node {name}"

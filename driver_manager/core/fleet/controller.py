@@ -23,7 +23,7 @@ from driver_manager.domain.fleet.model import Fleet, Policy
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
 from driver_manager.domain.json_merge import merge_patch, without_blanks
-from driver_manager.domain.profile import NodeKeys
+from driver_manager.domain.profile import Profile
 from driver_manager.fleet_ports import Change, FactKind, FleetCluster, Found, Leadership, Lost
 from driver_manager.ports import Clock, Reporter
 
@@ -64,13 +64,13 @@ class FleetController:
         self,
         ports: FleetPorts,
         namespace: str,
-        keys: NodeKeys,
+        profile: Profile,
         advance: Advance,
         publish: Callable[[FleetReport], None],
     ) -> None:
         self._ports = ports
         self._namespace = namespace
-        self._keys = keys
+        self._profile = profile
         self._advance = advance
         self._publish = publish
         self._rests = Rests(ports.clock, ports.reporter)
@@ -138,13 +138,14 @@ class FleetController:
 
     def _begin(self) -> None:
         """Nothing is known."""
-        self._world = FleetWorld(self._namespace)
+        self._world = FleetWorld(self._namespace, clears_first=self._profile.container_unloads)
         self._rests.forget()
         self._gauges = Gauges(self._ports.clock)
         self._shown_soon: dict[str, float] = {}
         self._unshown: set[str] = set()
         ports = self._ports
-        self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, self._keys, set(), self._acts)
+        keys = self._profile.keys
+        self._acting = Acting(ports.cluster, ports.reporter, self._world, self._rests, keys, set(), self._acts)
         self._news_s = self._again_s = math.inf
         self._at_once = 0
 
@@ -200,8 +201,17 @@ class FleetController:
                 self._refuse(rollout)
             elif not self._world.why_blind(rollout.policy):
                 self._decide(rollout, rollout.policy)
+        self._let_go()
         # What was due and could not be decided on is due again once it can be.
         self._shown_soon = {uid: due_s for uid, due_s in self._shown_soon.items() if due_s > begun_s}
+
+    def _let_go(self) -> None:
+        """Nodes that a rollout has left behind which is no more are nobody's."""
+        for act in self._world.orphans():
+            if not self._may_act():
+                self._wake(UNSURE_S)
+                return
+            self._acting.mark(act)
 
     def _refuse(self, rollout: RolloutObject) -> None:
         """Say what is wrong with a rollout; nothing else is done for it."""

@@ -24,9 +24,9 @@ class Sight:
     fleet: Fleet | None
 
 
-def look(desk: FleetDesk, namespace: str, name: str) -> Sight:
+def look(desk: FleetDesk, namespace: str, name: str, *, clears_first: bool) -> Sight:
     """The rollout called `name`, where that is "" the only one there is. Raises ConfigError, and as the port."""
-    world = FleetWorld(namespace)
+    world = FleetWorld(namespace, clears_first=clears_first)
     known: set[Subject] = set()
 
     def see(subjects: frozenset[Subject]) -> bool:

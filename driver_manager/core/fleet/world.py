@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from driver_manager.domain.fleet.acts import MarkNode
 from driver_manager.domain.fleet.model import (
     DriverPod,
     Fleet,
@@ -19,6 +20,7 @@ from driver_manager.domain.fleet.model import (
     Revision,
     TaskPod,
 )
+from driver_manager.domain.fleet.orphans import orphans
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.task_pods import TASKS
 from driver_manager.fleet_ports import (
@@ -57,10 +59,14 @@ class _Room:
 
 
 class FleetWorld:
-    """Facts of one namespace's rollouts. What is told late never replaces what is known to be newer."""
+    """Facts of one namespace's rollouts. What is told late never replaces what is known to be newer.
 
-    def __init__(self, namespace: str) -> None:
+    `clears_first`: as of a Fleet.
+    """
+
+    def __init__(self, namespace: str, *, clears_first: bool = False) -> None:
         self._namespace = namespace
+        self._clears_first = clears_first
         self._rooms: dict[Subject, _Room] = {}
         self._ended: set[str] = set()
         self._doubted: set[str] = set()
@@ -148,9 +154,13 @@ class FleetWorld:
     # what is asked
 
     def subjects(self) -> frozenset[Subject]:
-        """Of what the controller has to be told. Where there is no rollout, of rollouts alone."""
+        """Of what the controller has to be told. Where there is no rollout, of rollouts alone, and of nodes as long as
+        one that went has left some behind.
+        """
         policies = [one.policy for one in self.rollouts() if one.policy is not None]
         found = {self.of(FactKind.ROLLOUTS)}
+        if not policies and self.orphans():
+            found.add(NODES)
         for policy in policies:
             found |= self.needed(policy)
         return frozenset(found)
@@ -216,7 +226,15 @@ class FleetWorld:
             rollout_uid=rollout.uid,
             task_pods=tuple(self._task_pods(rollout)),
             unmade=unmade,
+            clears_first=self._clears_first,
         )
+
+    def orphans(self) -> list[MarkNode]:
+        """The nodes that a rollout has left behind which is no more; none while it cannot be told."""
+        seen = [self._rooms.get(subject) for subject in (self.of(FactKind.ROLLOUTS), NODES)]
+        if not all(room is not None and room.is_listed and not room.lost for room in seen):
+            return []
+        return orphans(self._facts(NODES, FleetNode), self._namespace, {one.key for one in self.rollouts()})
 
     def template(self, policy: Policy, revision: str) -> str:
         """The pod template of a revision by its hash, "" where there is none."""

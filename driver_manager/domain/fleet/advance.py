@@ -46,8 +46,7 @@ def advance(fleet: Fleet, now_s: float) -> FleetDecision:
     memory, told = fleet.memory, list[Act]()
     if seen.hold is None or not seen.hold.stands_aside:
         back = way_back(fleet, seen.scene.terms, seen.scene.are_too_many)
-        is_good = shown.phase is Phase.COMPLETE and bool(view.by_place[Place.DONE])
-        memory, announced = remember(back.memory, view.target, shown, now_s, is_good=is_good)
+        memory, announced = remember(back.memory, view, shown, now_s, seen.scene.failed_of_s)
         memory, passed = milestones(memory, view, shown, seen.scene.terms)
         told = [*back.acts, *announced, *passed]
     return FleetDecision(

@@ -2,7 +2,7 @@
 
 A short-lived pod of the new template takes the node and makes everybody but the driver pod leave the device. It says so
 in the node's journal, and holds the node until the driver pod is gone. A node that cannot be cleared keeps its driver
-pod. What has begun here is finished, whatever holds the others. Pure.
+pod. What has begun here is finished, whatever holds the others: it begins when a run takes the node. Pure.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.escaping import shortened
 from driver_manager.domain.fleet.acts import Act, CreatePod, DeletePod, Place
 from driver_manager.domain.fleet.census import Member
-from driver_manager.domain.fleet.model import Fleet, Task, TaskPod, UpgradeState
+from driver_manager.domain.fleet.model import DriverPod, Fleet, Task, TaskPod, UpgradeState
 from driver_manager.domain.fleet.preflight import FAILING, MAX_REASON_CHARS
 from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.fleet.task_pods import Clears, TemplateUnusable
-from driver_manager.domain.fleet.verdict import Standing, Terms, Untouched, Verdict, failing
+from driver_manager.domain.fleet.verdict import TAKEN_AGAIN, Standing, Terms, Untouched, Verdict, failing
 
 AGAIN_S = 30.0
 """After so long a pod that ended for a reason which passes is followed by another one."""
+
+GONE = "its pods are gone before they end"
 
 
 def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
@@ -33,26 +35,45 @@ def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
     pod = clears.pods.get(_name(member, record, clears))
     if pod is None:
         return _without_pod(member, record, terms, clears, Untouched(record, driver))
-    if pod.exit_code == ExitCode.DONE or (not pod.has_ended and member.node.cleared_by == pod.uid):
-        untouched = Untouched(record, driver, has_begun=True)
-        return Verdict(Place.UNDER_WAY, "is cleared; its driver pod is to be deleted", untouched=untouched)
+    if pod.exit_code == ExitCode.DONE and not member.node.is_taken_by_run:
+        return None  # nobody was there to be disturbed
+    if pod.exit_code == ExitCode.DONE or (_is_alive(pod) and member.node.cleared_by == pod.uid):
+        return _cleared(member, record, terms, pod, driver)
     if pod.exit_code in FAILING:
         return failing(member, record, terms, f"it could not be cleared: {_message(pod)}")
-    return _not_cleared_yet(member, record, terms, pod)
+    return _not_cleared_yet(member, record, terms, pod, driver)
 
 
-def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod) -> Verdict:
-    """The pod is at work, or ended for a reason that passes: then it is followed by another one."""
+def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> Verdict:
+    """The driver pod is next, unless it is the wanted one again: then the node gets back what it had."""
+    if _is_back(record, driver, terms) and _is_alive(pod):
+        held = Untouched(record, driver, is_at_work=True)
+        return Verdict(Place.UNDER_WAY, "is cleared; its driver pod has the target revision again", untouched=held)
+    why = "is cleared; its driver pod is to be deleted"
+    if member.node.is_ready:
+        return Verdict(Place.UNDER_WAY, why, untouched=Untouched(record, driver, has_begun=True))
+    until_s = record.since_s + terms.policy.node_timeout_s
+    if terms.now_s >= until_s:
+        return failing(member, record, terms, f"{why}, but the Node is not Ready")
+    return Verdict(Place.UNDER_WAY, f"{why} once the Node is Ready", until_s=until_s)
+
+
+def _not_cleared_yet(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, driver: DriverPod) -> Verdict:
+    """The pod is at work, or ended for a reason that passes: then it is followed by another one.
+
+    A node that it does not have, and one whose driver pod is the wanted one again, can be let go.
+    """
     why, limit_s = _why_not_yet(pod), terms.policy.node_timeout_s
     until_s, again_s = record.since_s + limit_s, (pod.ended_s or pod.made_s) + AGAIN_S
     if terms.now_s >= until_s:
         return failing(member, record, terms, f"not cleared within {spoken(limit_s)}: {why}")
+    is_free = not member.node.is_taken_by_run or (_is_back(record, driver, terms) and _is_alive(pod))
+    held = Untouched(record, driver, is_at_work=True) if is_free else None
     if not pod.has_ended or pod.is_deleting:
-        return Verdict(Place.UNDER_WAY, why, until_s=until_s)
+        return Verdict(Place.UNDER_WAY, why, until_s=until_s, untouched=held)
     is_due = terms.now_s >= again_s
-    return Verdict(
-        Place.UNDER_WAY, why, (_deleted(pod),) if is_due else (), until_s=until_s if is_due else min(again_s, until_s)
-    )
+    acts, moment_s = ((_deleted(pod),), until_s) if is_due else ((), min(again_s, until_s))
+    return Verdict(Place.UNDER_WAY, why, acts, until_s=moment_s, untouched=held)
 
 
 def made(member: Member, record: NodeRecord, clears: Clears) -> CreatePod:
@@ -91,11 +112,21 @@ def _without_pod(member: Member, record: NodeRecord, terms: Terms, clears: Clear
     except TemplateUnusable as error:
         return failing(member, record, terms, f"it cannot be cleared: {error.what}")
     until_s, unmade = record.since_s + terms.policy.node_timeout_s, clears.fleet.unmade
-    if unmade and terms.now_s >= until_s:
-        return failing(member, record, terms, f"it could not be cleared: {unmade}")
+    if terms.now_s >= until_s and (unmade or record.reason == TAKEN_AGAIN):
+        return failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
     why = f"is to be cleared{': ' if unmade else ''}{unmade}"
     untouched = replace(found, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
     return Verdict(Place.UNDER_WAY, why, until_s=until_s, untouched=untouched)
+
+
+def _is_alive(pod: TaskPod) -> bool:
+    """Whether nobody has told it to end: told so, it gives the node back."""
+    return not pod.has_ended and not pod.is_deleting
+
+
+def _is_back(record: NodeRecord, driver: DriverPod, terms: Terms) -> bool:
+    """Whether the node was taken for a revision that is not wanted any more, and has the one that is."""
+    return driver.revision == terms.target != record.revision
 
 
 def _message(pod: TaskPod) -> str:

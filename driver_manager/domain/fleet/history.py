@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain import events
-from driver_manager.domain.fleet.acts import Announce, Phase
+from driver_manager.domain.fleet.acts import Announce, Phase, Place
 from driver_manager.domain.fleet.model import Memory, Past
-from driver_manager.domain.fleet.outlook import Caption
+from driver_manager.domain.fleet.outlook import Caption, View
 from driver_manager.domain.fleet.undo import COMPLETE
 
 HALTED, SUPERSEDED = "halted", "superseded"
@@ -18,14 +18,15 @@ MOST_KEPT = 10
 
 
 def remember(
-    memory: Memory, target: str, shown: Caption, now_s: float, *, is_good: bool
+    memory: Memory, view: View, shown: Caption, now_s: float, failed_of_s: float
 ) -> tuple[Memory, list[Announce]]:
     """The memory after this decision, and what has to be told because it changes.
 
-    `is_good`: every node of the fleet serves the target, and there are some.
+    `failed_of_s` is when the last of the nodes that failed was taken, 0 without one: whoever decides once more because
+    the memory was not kept tells of the same halt.
     """
     told: list[Announce] = []
-    phase, message = shown.phase, shown.message
+    phase, message, target = shown.phase, shown.message, view.target
     if memory.target != target:
         past = tuple(_ended(one, now_s, SUPERSEDED) for one in memory.history)
         key = f"{target}/{past[-1].began_s if past else 0:.0f}"
@@ -33,14 +34,16 @@ def remember(
         if phase is not Phase.COMPLETE:
             told.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
     last = memory.history[-1] if memory.history else Past(target, now_s)
-    if is_good:
+    if phase is Phase.COMPLETE and view.by_place[Place.DONE]:
         if last.outcome != COMPLETE or memory.good != target:
             told.append(Announce(events.ROLLOUT_COMPLETE, message, f"{target}/{last.began_s:.0f}"))
             last = replace(last, ended_s=now_s, outcome=COMPLETE)
         failed = tuple(name for name in memory.failed if name != target)
         memory = replace(memory, good=target, failed=failed)
     elif phase is Phase.HALTED and last.ended_s is None and last.outcome != HALTED:
-        told.append(Announce(events.ROLLOUT_HALTED, message, f"{target}/{now_s:.0f}", is_warning=True))
+        before_s = memory.history[-2].began_s if len(memory.history) > 1 else 0
+        key = f"{target}/{int(before_s)}/{failed_of_s:.3f}"
+        told.append(Announce(events.ROLLOUT_HALTED, message, key, is_warning=True))
         last = replace(last, outcome=HALTED)
     elif phase is not Phase.HALTED and last.outcome == HALTED:
         last = replace(last, outcome="")

@@ -52,6 +52,12 @@ class Scene:
         """Whether as many nodes have failed as end the rollout."""
         return len(self.failed) + len(self.failing) >= max(1, self.terms.policy.failure_threshold)
 
+    @property
+    def failed_of_s(self) -> float:
+        """When the last of those was taken, 0 without one."""
+        found = (one.member.record for one in (*self.failed, *self.failing))
+        return max((record.began_s for record in found if record is not None), default=0.0)
+
 
 def hold(scene: Scene) -> Hold | None:
     """Why nothing may begin, None where nodes may."""

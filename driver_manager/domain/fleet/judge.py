@@ -15,13 +15,8 @@ from driver_manager.domain.fleet.acts import Place
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.model import UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
-from driver_manager.domain.fleet.verdict import Terms, Untouched, Verdict, failing, mark
+from driver_manager.domain.fleet.verdict import TAKEN_AGAIN, Terms, Untouched, Verdict, failing, mark
 from driver_manager.domain.node_state import NodeState
-
-TAKEN_AGAIN = "taken again: its driver pod was not deleted the first time"
-"""As a record's reason. Where a taken node's pod stays for as long as a node has time, its controller was away, or the
-pod cannot be deleted. The node is taken again once, which tells the two apart.
-"""
 
 _BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
 

@@ -6,15 +6,11 @@ revision, whoever dies on the way.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from driver_manager.domain.fleet import clearing, obstacles
-from driver_manager.domain.fleet.acts import Act, MarkNode, RestartPod
+from driver_manager.domain.fleet.acts import Act, RestartPod
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.holds import Hold
-from driver_manager.domain.fleet.judge import TAKEN_AGAIN
-from driver_manager.domain.fleet.model import UpgradeState
-from driver_manager.domain.fleet.verdict import Terms, Untouched, release
+from driver_manager.domain.fleet.verdict import Terms, Untouched, again, release
 
 STALE_S = 60.0
 """A node that was taken this long ago and has its pod still was taken by a controller that has died since.
@@ -25,24 +21,26 @@ Before that, the pod may be gone without having been seen to go: a node in that 
 
 def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -> tuple[tuple[Act, ...], float | None]:
     """What to do with a taken node that is untouched, and when time alone changes that."""
-    record = found.record
+    record, is_aside = found.record, hold is not None and hold.stands_aside
     if found.has_begun:
-        return (() if hold is not None and hold.stands_aside else (_next(member, found, terms),)), None
+        return (() if is_aside else (_next(member, found, terms),)), None
     stale_s = record.since_s + STALE_S
     is_stale = terms.now_s >= stale_s
     is_unwanted = record.revision != terms.target or bool(obstacles.why_unfit(member))
     if is_stale and (is_unwanted or hold is not None):
         return (release(member),), None
-    if is_unwanted or (hold is not None and hold.stands_aside):
+    if is_unwanted or is_aside:
         return (), stale_s
-    if terms.now_s >= record.since_s + terms.policy.node_timeout_s:
-        again = replace(record, began_s=terms.now_s, since_s=terms.now_s, reason=TAKEN_AGAIN)
-        return (MarkNode(member.node.name, member.node.resource_version, UpgradeState.RESTART, again),), None
+    if found.is_at_work:
+        return (), stale_s if hold is not None else None
     return (_next(member, found, terms),), stale_s if hold is not None else None
 
 
 def _next(member: Member, found: Untouched, terms: Terms) -> Act:
-    """What is done to the node now: it is cleared, where that comes first, or loses its pod."""
+    """What is done to the node now: it is cleared, where that comes first, or loses its pod; late it is taken again."""
+    is_late = terms.now_s >= found.record.since_s + terms.policy.node_timeout_s
+    if is_late and (found.is_to_be_cleared or not found.has_begun):
+        return again(member, found.record, terms)
     if found.is_to_be_cleared and terms.clears is not None:
         return clearing.made(member, found.record, terms.clears)
     pod = found.pod

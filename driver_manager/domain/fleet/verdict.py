@@ -6,7 +6,7 @@ Pure. The judging itself is in `places` and `judge`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from driver_manager.domain import events, timestamps
 from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, NodePreflight, Place
@@ -17,6 +17,12 @@ from driver_manager.domain.fleet.task_pods import Clears
 
 GOING = frozenset({Place.WAITING, Place.UNDER_WAY})
 """The places of nodes that a wave has not ended for."""
+
+
+TAKEN_AGAIN = "taken again: its driver pod was not deleted the first time"
+"""As a record's reason. Where a taken node's pod stays for as long as a node has time, its controller was away, or the
+pod cannot be deleted. The node is taken again once, which tells the two apart.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +57,14 @@ class Untouched:
     """What a node was taken for, and the pod that is to go and has not gone.
 
     `is_to_be_cleared`: before that. `has_begun`: somebody was disturbed for it, so that it is not let go any more.
+    `is_at_work`: a pod is clearing the node, and there is nothing to do but to let it go.
     """
 
     record: NodeRecord
     pod: DriverPod
     is_to_be_cleared: bool = False
     has_begun: bool = False
+    is_at_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,12 @@ def mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, 
         NodeRecord(record.rollout, revision, wave, record.pod, record.boot_id, record.began_s, terms.now_s, reason),
         consumes_retry=node.wants_retry and state is UpgradeState.DONE,
     )
+
+
+def again(member: Member, record: NodeRecord, terms: Terms) -> MarkNode:
+    """The node is taken once more, with all the time that a node has."""
+    found = replace(record, began_s=terms.now_s, since_s=terms.now_s, reason=TAKEN_AGAIN)
+    return MarkNode(member.node.name, member.node.resource_version, UpgradeState.RESTART, found)
 
 
 def release(member: Member) -> MarkNode:

@@ -92,9 +92,23 @@ def test_once_it_is_cleared_its_driver_pod_is_deleted(how: str) -> None:
     assert due == RestartPod("npu", "driver-a-before", "a-before", "a")
 
 
-def test_a_mark_of_a_pod_that_has_died_since_is_not_believed() -> None:
-    died = ended(137)
-    assert acts(facts(taken(cleared_by=died.uid, is_taken_by_run=True), died)) == []
+@pytest.mark.parametrize("gone", [ended(137), clear(is_deleting=True)], ids=["died", "told-to-end"])
+def test_a_mark_of_a_pod_that_has_died_since_is_not_believed(gone: TaskPod) -> None:
+    assert acts(facts(taken(cleared_by=gone.uid, is_taken_by_run=True), gone)) == []
+
+
+@pytest.mark.parametrize("is_taken_by_run", [False, True])
+def test_a_node_whose_pods_vanish_is_taken_once_more_and_not_for_ever(is_taken_by_run: bool) -> None:
+    end_s = BEGAN_S + policy().node_timeout_s
+    one = taken(is_taken_by_run=is_taken_by_run)
+    (mark,) = acts(facts(one), end_s)
+    assert isinstance(mark, MarkNode)
+    assert mark.state is RESTART
+    (made,) = acts(facts(replace(one, record=mark.record)), end_s + 1.0)
+    assert isinstance(made, CreatePod)
+    (failed,) = acts(facts(replace(one, record=mark.record)), end_s + policy().node_timeout_s)
+    assert isinstance(failed, MarkNode)
+    assert failed.state is FAILED
 
 
 @pytest.mark.parametrize(
@@ -167,6 +181,44 @@ def test_a_newer_target_finishes_what_has_begun() -> None:
 def test_who_stands_aside_touches_nothing() -> None:
     found = facts(taken(cleared_by=clear().uid), clear(), rivals=("older",))
     assert acts(found) == []
+
+
+def test_a_pod_that_does_not_have_the_node_yet_holds_nobody_in_a_pause_and_no_skipped_node() -> None:
+    for said, one in (({"policy": policy(paused=True)}, taken()), ({}, taken(is_skipped=True))):
+        (let_go,) = acts(facts(one, clear(), **said))
+        assert isinstance(let_go, MarkNode)
+        assert let_go.state is None
+    at_work = taken(is_skipped=True, is_taken_by_run=True, driver_state=NodeState.UPGRADING)
+    assert acts(facts(at_work, clear())) == [], "its users are leaving: it is finished"
+    (gone,) = acts(facts(node("a"), clear(), policy=policy(paused=True)))
+    assert isinstance(gone, DeletePod)
+
+
+@pytest.mark.parametrize("cleared_by", ["", clear().uid])
+def test_a_node_whose_revision_is_taken_back_gets_back_what_it_had(cleared_by: str) -> None:
+    back = (*REVISIONS[::2], Revision("driver-old", OLD, 4, TEMPLATE))
+    held = taken(is_taken_by_run=True, cleared_by=cleared_by, driver_state=NodeState.UPGRADING)
+    (let_go,) = acts(facts(held, clear(), revisions=back))
+    assert isinstance(let_go, MarkNode)
+    assert let_go.state is None
+    again = replace(held, record=record(pod="a-now"), cleared_by=clear().uid)
+    (due,) = acts(facts(again, clear(), pods=[pod("a", NEW, uid="a-now", is_ready=False)]))
+    assert isinstance(due, RestartPod), "one more attempt with the revision that it has"
+
+
+def test_the_driver_pod_of_a_cleared_node_waits_for_its_kubelet_and_not_for_ever() -> None:
+    away = taken(is_taken_by_run=True, cleared_by=clear().uid, is_ready=False)
+    assert acts(facts(away, clear())) == []
+    (mark,) = acts(facts(away, clear()), BEGAN_S + policy().node_timeout_s)
+    assert isinstance(mark, MarkNode)
+    assert mark.state is FAILED
+
+
+def test_where_nobody_had_to_leave_a_pause_and_a_skip_count_as_ever() -> None:
+    for said, one in (({"policy": policy(paused=True)}, taken()), ({}, taken(is_skipped=True))):
+        (let_go,) = acts(facts(one, ended(0), **said))
+        assert isinstance(let_go, MarkNode)
+        assert let_go.state is None
 
 
 def test_the_pod_stays_while_the_driver_pod_goes_and_is_gone_after_that() -> None:

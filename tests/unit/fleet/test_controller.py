@@ -9,11 +9,13 @@ import pytest
 
 from driver_manager.domain.errors import ApiRefused, Terminated
 from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
+from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
 from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
-from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE
+from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
 
+UNDER_WAY = "pod-restart-required"
 REFUSED = ApiRefused("may not create pods", "Give the right.")
 
 
@@ -278,4 +280,38 @@ def test_a_refused_pod_is_asked_for_seldom_and_said_to_everybody() -> None:
     assert message == f"no preflight can be made: {REFUSED.what}"
     run.cluster.refuse = lambda _: None
     run.until_complete(new)
+    check_each_once(scene, new)
+
+
+def left_behind() -> tuple[FleetScene, ControllerRun, str]:
+    """A rollout of which two nodes are marked and keep their pods still; the new revision."""
+    scene = fleet(3, maxParallel=2)
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    new = scene.set_driver("driver:2")
+    run.until(lambda: UNDER_WAY in scene.upgrades().values(), "some are under way")
+    return scene, run, new
+
+
+def test_nodes_that_a_deleted_rollout_has_left_behind_are_let_go() -> None:
+    scene, run, _ = left_behind()
+    before = scene.serving()
+    scene.store.delete(PLURAL, "driver", namespace=NAMESPACE)
+    run.until(lambda: UNDER_WAY not in scene.upgrades().values(), "none is")
+    run.idle_for(60.0)
+    assert scene.serving() == before
+    assert {subject.kind for subject in run.cluster.subjects} == {FactKind.ROLLOUTS}
+
+
+def test_nodes_of_a_rollout_that_cannot_be_read_stay_and_those_of_one_that_is_gone_are_found() -> None:
+    scene, run, new = left_behind()
+    scene.edit_rollout(waves=[{"name": "bad", "nodeSelector": "a=b,="}])
+    run.until_phase("Stalled")
+    scene.add_rollout("other", daemonSet="other")
+    run.until(lambda: scene.phase("other") == "Stalled", "it has no DaemonSet")
+    assert UNDER_WAY in scene.upgrades().values()
+    for name in ("driver", "other"):
+        scene.store.delete(PLURAL, name, namespace=NAMESPACE)
+    scene.add_rollout("after")
+    ControllerRun(scene).until(lambda: set(scene.serving().values()) == {new}, "all are upgraded")
     check_each_once(scene, new)

@@ -10,9 +10,9 @@ import pytest
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.acts import Announce, MarkNode, Place, RestartPod
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.judge import TAKEN_AGAIN
 from driver_manager.domain.fleet.model import ConditionGate, DriverPod, Fleet, FleetNode, GatePod, PodGate, UpgradeState
 from driver_manager.domain.fleet.restarts import STALE_S
+from driver_manager.domain.fleet.verdict import TAKEN_AGAIN
 from driver_manager.domain.node_state import NodeState
 from tests.fakes.fleet_builders import (
     NEW,

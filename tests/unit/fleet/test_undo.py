@@ -10,7 +10,7 @@ import pytest
 from driver_manager.domain.fleet.acts import Announce, SetTemplate
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import Fleet, Memory, OnHalt, Past, Revision, UpgradeState, Wishes
-from tests.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, OLD, begun, fleet, new_pod, node, pod, policy
+from tests.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, OLD, begun, fleet, new_pod, node, pod, policy, record
 
 DONE, FAILED = UpgradeState.DONE, UpgradeState.FAILED
 REVISIONS = (Revision("driver-0", "r0", 1), Revision("driver-1", OLD, 2), Revision("driver-2", NEW, 3))
@@ -153,6 +153,16 @@ def test_a_revision_that_no_node_serves_is_not_good(desired: int) -> None:
     facts = fleet([], memory=MEMORY, revisions=REVISIONS, daemon_set=replace(DAEMON_SET, desired=desired))
     decision = advance(facts, NOW_S)
     assert (decision.acts, decision.memory) == ((), MEMORY)
+
+
+def test_a_halt_is_told_by_one_key_until_it_is_kept_and_the_next_one_by_another() -> None:
+    def key(began_s: float, now_s: float) -> str:
+        facts = fleet([node("a", FAILED, record=record(began_s=began_s))], revisions=REVISIONS, memory=MEMORY)
+        (told,) = [act for act in advance(facts, now_s).acts if isinstance(act, Announce)]
+        return told.key
+
+    assert key(NOW_S - 90.0, NOW_S) == key(NOW_S - 90.0, NOW_S + 1.0)
+    assert key(NOW_S - 90.0, NOW_S) != key(NOW_S - 10.0, NOW_S)
 
 
 def test_a_halt_is_told_once_and_stands_in_the_history_until_it_is_over() -> None:
