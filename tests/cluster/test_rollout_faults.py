@@ -38,6 +38,8 @@ WRITES = (
 )
 EVERY = (*LISTS, *WATCHES, *LEASES, *WRITES)
 ASKED_S = 2
+ENDED = (Answer(410), ErrorEvent(), ErrorEvent(Answer(500)))
+"""Of a watch; where lines come soon, it is cut in one, too."""
 
 Cells = Mapping[tuple[str, str], tuple[Action, ...]]
 
@@ -46,7 +48,8 @@ MATRIX: dict[str, Cells] = {
     "cut": dict.fromkeys(EVERY, (Drop(), Drop(applied=True), Gone(0.1))),
     "other": {
         **dict.fromkeys(LISTS, (Answer(410), Answer(504))),
-        **dict.fromkeys(WATCHES, (Answer(410), ErrorEvent(), ErrorEvent(Answer(500)), CutLine(), CutLine(clean=True))),
+        **dict.fromkeys(WATCHES, ENDED),
+        **dict.fromkeys((("watch", "nodes"), ("watch", "pods")), (*ENDED, CutLine(), CutLine(clean=True))),
         **dict.fromkeys((*LEASES, *WRITES), (Answer(409), Answer(504))),
     },
     "hanging": dict.fromkeys(EVERY, (Hold(), Hold(applied=True))),
