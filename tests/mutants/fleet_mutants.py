@@ -356,8 +356,8 @@ _MUTANTS = (
         "fleet-touches-aside",
         "who stands aside deletes no pod",
         PATH + "restarts.py",
-        "    if is_unwanted or (hold is not None and hold.stands_aside):",
-        "    if is_unwanted:",
+        "    if is_unwanted or is_aside:\n",
+        "    if is_unwanted:\n",
         (OUTLOOK + "test_who_stands_aside_notes_what_ended_and_touches_nothing",),
     ),
     Mutant(

@@ -274,7 +274,7 @@ def test_the_history_shows_how_each_rollout_went(place: Open) -> None:
         ("r1", 1, "complete"),
         ("r2", 2, "halted"),
     ]
-    assert found["history"][1]["images"] == ["driver:2"]
+    assert found["history"][1]["images"] == ["driver:2", "manager"]
     out = desk.says("history")[1].splitlines()
     assert out[0].split() == ["REVISION", "NUMBER", "OUTCOME", "BEGAN", "TOOK", "IMAGES"]
     assert out[2].split()[:3] == ["r2*", "2", "halted"]
