@@ -36,23 +36,25 @@ WRITES = (
     ("patch", "daemonsets"),
     ("create", "events"),
 )
-EVERY = (*LISTS, *WATCHES, *LEASES, *WRITES)
-ASKED_S = 2
+FOLLOWING = (*LISTS, *WATCHES)
+EVERY = (*FOLLOWING, *LEASES, *WRITES)
+BUSY = (Answer(500), Answer(503), Answer(429, retry_after_s=1))
+CUT = (Drop(), Drop(applied=True))
 ENDED = (Answer(410), ErrorEvent(), ErrorEvent(Answer(500)))
 """Of a watch; where lines come soon, it is cut in one, too."""
 
 Cells = Mapping[tuple[str, str], tuple[Action, ...]]
 
 MATRIX: dict[str, Cells] = {
-    "busy": dict.fromkeys(EVERY, (Answer(500), Answer(503), Answer(429, retry_after_s=ASKED_S))),
-    "cut": dict.fromkeys(EVERY, (Drop(), Drop(applied=True), Gone(0.1))),
+    "busy": {**dict.fromkeys((*FOLLOWING, *WRITES), BUSY), **dict.fromkeys(LEASES, (Answer(503),))},
+    "cut": {**dict.fromkeys(EVERY, CUT), **dict.fromkeys(WRITES, (*CUT, Gone(0.1)))},
     "other": {
         **dict.fromkeys(LISTS, (Answer(410), Answer(504))),
         **dict.fromkeys(WATCHES, ENDED),
         **dict.fromkeys((("watch", "nodes"), ("watch", "pods")), (*ENDED, CutLine(), CutLine(clean=True))),
         **dict.fromkeys((*LEASES, *WRITES), (Answer(409), Answer(504))),
     },
-    "hanging": dict.fromkeys(EVERY, (Hold(), Hold(applied=True))),
+    "hanging": {**dict.fromkeys(EVERY, (Hold(),)), **dict.fromkeys(WRITES, (Hold(), Hold(applied=True)))},
 }
 """Each kind of request with the faults that meet it one after the other: one of it each."""
 
