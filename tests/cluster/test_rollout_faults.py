@@ -40,6 +40,8 @@ FOLLOWING = (*LISTS, *WATCHES)
 EVERY = (*FOLLOWING, *LEASES, *WRITES)
 BUSY = (Answer(500), Answer(503), Answer(429, retry_after_s=1))
 CUT = (Drop(), Drop(applied=True))
+"""What the server has done is not asked for again, so that is the last fault of a request."""
+
 ENDED = (Answer(410), ErrorEvent(), ErrorEvent(Answer(500)))
 """Of a watch; where lines come soon, it is cut in one, too."""
 
@@ -47,7 +49,7 @@ Cells = Mapping[tuple[str, str], tuple[Action, ...]]
 
 MATRIX: dict[str, Cells] = {
     "busy": {**dict.fromkeys((*FOLLOWING, *WRITES), BUSY), **dict.fromkeys(LEASES, (Answer(503),))},
-    "cut": {**dict.fromkeys(EVERY, CUT), **dict.fromkeys(WRITES, (*CUT, Gone(0.1)))},
+    "cut": {**dict.fromkeys(EVERY, CUT), **dict.fromkeys(WRITES, (Drop(), Gone(0.1), Drop(applied=True)))},
     "other": {
         **dict.fromkeys(LISTS, (Answer(410), Answer(504))),
         **dict.fromkeys(WATCHES, ENDED),
