@@ -150,6 +150,14 @@ FLEET_CONTROL_MUTANTS = (
         (FAULTS + "test_what_a_busy_server_is_asked_for_is_left_alone_for_as_long_as_it_says",),
     ),
     Mutant(
+        "complete-told-anew",
+        "whoever dies before it is kept that a rollout ended is followed by one who does not tell of it again",
+        "domain/fleet/history.py",
+        'message, f"{target}/{before_s}"))',
+        'message, f"{target}/{last.began_s:.0f}"))',
+        ("unit/fleet/test_undo.py::test_the_end_of_a_rollout_is_told_by_one_key_until_it_is_kept",),
+    ),
+    Mutant(
         "retry-after-lost",
         "whoever asks once is told for how long to leave the server alone",
         "adapters/kube/retries.py",

@@ -165,7 +165,7 @@ def test_a_halt_is_told_by_one_key_until_it_is_kept_and_the_next_one_by_another(
     assert key(NOW_S - 90.0, NOW_S) != key(NOW_S - 10.0, NOW_S)
 
 
-def test_the_end_of_a_rollout_is_told_by_one_key_until_it_is_kept_and_the_next_one_by_another() -> None:
+def test_the_end_of_a_rollout_is_told_by_one_key_until_it_is_kept() -> None:
     def key(before_s: float, now_s: float) -> str:
         memory = replace(MEMORY, target=OLD, good=OLD, history=(Past(OLD, before_s, NOW_S - 60.0, "complete"),))
         facts = fleet([node("a")], [new_pod("a")], revisions=REVISIONS, memory=memory)
