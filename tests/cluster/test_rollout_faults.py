@@ -55,6 +55,7 @@ MATRIX: dict[str, Cells] = {
         **dict.fromkeys(WATCHES, ENDED),
         **dict.fromkeys((("watch", "nodes"), ("watch", "pods")), (*ENDED, CutLine(), CutLine(clean=True))),
         **dict.fromkeys((*LEASES, *WRITES), (Answer(409), Answer(504))),
+        ("delete", "pods"): (Answer(504),),  # a 409 says that the pod of that uid is gone, and is believed
     },
     "hanging": {**dict.fromkeys(EVERY, (Hold(),)), **dict.fromkeys(WRITES, (Hold(), Hold(applied=True)))},
 }
