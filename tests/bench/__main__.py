@@ -167,7 +167,7 @@ def of_served(plane: ControlPlane) -> list[Figure]:
     return [
         Figure("rollout: most nodes unavailable", "", (float(served.most_unavailable),), size / 10, budget),
         Figure(f"rollout: writes for each of {size:,} nodes", "", (served.writes_per_node,), 4, rate),
-        Figure(f"rollout: most memory with {size:,} nodes", "MiB", (served.peak_mib,), 80.0, f"VmHWM, {how}"),
+        Figure(f"rollout: most memory with {size:,} nodes", "MiB", (served.peak_mib,), 110.0, f"VmHWM, {how}"),
     ]
 
 
