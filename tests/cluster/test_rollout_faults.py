@@ -57,7 +57,7 @@ MATRIX: dict[str, Cells] = {
         **dict.fromkeys((*LEASES, *WRITES), (Answer(409), Answer(504))),
         ("delete", "pods"): (Answer(504),),  # a 409 says that the pod of that uid is gone, and is believed
     },
-    "hanging": {**dict.fromkeys(EVERY, (Hold(),)), **dict.fromkeys(WRITES, (Hold(), Hold(applied=True)))},
+    "hanging": {**dict.fromkeys(EVERY, (Hold(),)), **dict.fromkeys(WRITES, (Hold(applied=True),))},
 }
 """Each kind of request with the faults that meet it one after the other: one of it each."""
 
