@@ -109,9 +109,16 @@ class ApiRefused(ManagerError):
 
 
 class ApiUnavailable(ManagerError):
-    """The API server could not be reached, or kept failing, for the whole retry budget."""
+    """The API server could not be reached, or kept failing, for the whole retry budget.
+
+    `asked_s` is for how many seconds it asked to be left alone, 0 where it did not.
+    """
 
     exit_code = ExitCode.API_UNAVAILABLE
+
+    def __init__(self, what: str, remedy: str, asked_s: float = 0.0) -> None:
+        super().__init__(what, remedy)
+        self.asked_s = asked_s
 
 
 class Conflict(ManagerError):

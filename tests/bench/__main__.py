@@ -153,6 +153,21 @@ def of_rollout(plane: ControlPlane) -> list[Figure]:
             f"audit log, {rollout.FEW} nodes in the default waves, 4 at a time; Events aside",
         ),
         Figure("rollout: requests while nothing changes", "", (float(rolled.idle),), 0, idle_how),
+        *of_served(plane),
+    ]
+
+
+def of_served(plane: ControlPlane) -> list[Figure]:
+    """What a rollout over many nodes costs before a real API server."""
+    size = rollout.MANY
+    served = in_a_folder(f"rollout over {size} nodes of a real API server", lambda f: rollout.measure_served(plane, f))
+    how = f"{size:,} nodes of 15 KiB in the default waves, a tenth unavailable at most, real API server"
+    budget = f"{how}; a watch's view, write by write"
+    rate = f"audit log, {how}; {served.requests_per_s:.0f} requests/s on the mean over {served.seconds:.0f} s"
+    return [
+        Figure("rollout: most nodes unavailable", "", (float(served.most_unavailable),), size / 10, budget),
+        Figure(f"rollout: writes for each of {size:,} nodes", "", (served.writes_per_node,), 4, rate),
+        Figure(f"rollout: most memory with {size:,} nodes", "MiB", (served.peak_mib,), 110.0, f"VmHWM, {how}"),
     ]
 
 

@@ -19,7 +19,8 @@ from driver_manager.domain.fleet.status_form import status_of
 from driver_manager.fleet_ports import FactKind, Listed, Subject
 from driver_manager.sandbox.revisions import REVISION_LABEL
 from tests.bench.big_fleet import NAME, NAMESPACE, BigFleet, big_fleet, slim_node
-from tests.control_plane.rollout_fleet import RolloutFleet, serve_rollouts, writes
+from tests.control_plane.fleet_witness import Witness
+from tests.control_plane.rollout_fleet import RolloutFleet, peak_mib, serve_rollouts, writes
 from tests.control_plane.servers import ControlPlane
 from tests.docs.rollout_object import definition
 from tests.fakes.builders import PROFILE
@@ -32,6 +33,9 @@ SETTLED_S = 7.0
 MANY, MOST = 1_000, 5_000
 LIMIT_S = 900.0
 DONE_OF_MOST = 100
+NODE_BYTES = 14_000
+"""With what it has anyway a Node of some 15 KiB."""
+
 NOW_S = 1_800_000_000.0
 
 
@@ -135,6 +139,46 @@ def measure_decisions(size: int, times: int) -> list[float]:
     if not decision.acts or status["counts"]["total"] != size:
         raise SystemExit(f"that was no decision about {size} nodes: {json.dumps(status)[:500]}")
     return found
+
+
+@dataclass(frozen=True)
+class Served:
+    """A rollout over many nodes before a real API server: its seconds, the controller's requests, and what it needs."""
+
+    seconds: float
+    writes_per_node: float
+    requests_per_s: float
+    peak_mib: float
+    most_unavailable: int
+
+
+def measure_served(plane: ControlPlane, folder: Path, size: int = MANY) -> Served:
+    """The default waves, a tenth of the nodes out of service at the most, as somebody sees it who only watches."""
+    with plane.api(plane.admin) as api:
+        serve_rollouts(api, definition())
+        with RolloutFleet(plane, api, folder, size, weight=NODE_BYTES) as fleet:
+            (first,) = set(fleet.serving().values())
+            controller = fleet.start()
+            fleet.make_rollout(maxParallel=0, maxUnavailable="10%")
+            fleet.wait_complete(first, LIMIT_S)
+            mark, begun_s = plane.audit_mark(), time.monotonic()
+            with Witness(api, fleet.name) as witness:
+                fleet.wait_complete(fleet.set_driver("driver:2"), LIMIT_S)
+                took_s = time.monotonic() - begun_s
+                witness.caught_up()
+            records = fleet.requests(mark)
+            found = writes(records)
+            peak = peak_mib(controller.process.pid)
+            ended = controller.terminate()
+            if ended.code:
+                raise SystemExit(f"the controller did not end as it has to: {ended.err}")
+    return Served(
+        took_s,
+        (sum(found.values()) - found["events"]) / size,
+        len(records) / took_s,
+        peak,
+        witness.most_unavailable(),
+    )
 
 
 @dataclass(frozen=True)

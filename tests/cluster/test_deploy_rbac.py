@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,16 @@ from tests.control_plane.api import Api, Json, gone, wait_until
 from tests.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.control_plane.loops import Loop
 from tests.control_plane.old_server import PodClaim
-from tests.control_plane.pod_process import request_token
 from tests.control_plane.processes import RUN_TIMEOUT_S, Ended, Running
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.runner import PREFIX, CommandRunner, node_of, start_and_take
 from tests.control_plane.scene import open_world
-from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.servers import ControlPlane
 from tests.control_plane.watched_node import WatchedNode, watched_node
 from tests.control_plane.workloads import Shape, Workloads, WorkloadsFactory
-from tests.deploy.apply import Right, applied, apply, may, rights_of, rules_of
+from tests.deploy.apply import Right, applied, apply, rights_of
 from tests.deploy.kustomize import only, render
+from tests.deploy.rights import BOUND_KINDS, shown, user, without
 
 pytestmark = pytest.mark.long
 
@@ -36,7 +35,6 @@ UPGRADE = "rebellions.ai/npu-driver-upgrade"
 ASCEND = "npu.openfuyao.com/"
 WARNING = '"level": "warning"'
 MANAGED = "the operator manages upgrades on this node"  # a warning that has nothing to do with rights
-BOUND_KINDS = ("Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 AGENT = render("rebellions", "safe-load")
 REBOOTER = render("ascend", "rebooter-eviction")
@@ -45,54 +43,12 @@ REBOOTER_ACCOUNT = only(REBOOTER, "ServiceAccount", "ascend-driver-rebooter")
 ASCEND_ACCOUNT = only(REBOOTER, "ServiceAccount", "ascend-driver")
 
 
-def shown(right: Right) -> str:
-    """For the test's name."""
-    _, group, resource, _, verb = right
-    return f"{verb}-{resource}{f'.{group}' if group else ''}"
-
-
 @pytest.fixture(scope="module")
 def shipped(admin_api: Api) -> Iterator[None]:
     """The rights of the overlays, in force."""
     rights = [one for one in (*AGENT, *REBOOTER) if one["kind"] in BOUND_KINDS]
     with applied(admin_api, rights):
         yield
-
-
-@contextmanager
-def without(api: Api, objects: list[Json], account: Json, right: Right) -> Iterator[None]:
-    """The account lacks this one right on the API server."""
-    _, group, resource, name, verb = right
-    (role,) = [
-        one
-        for one in objects
-        if one["kind"] in ("Role", "ClusterRole")
-        and (group, resource, name, verb) in rules_of(one)
-        and right in rights_of([one, *(other for other in objects if _binds(other, one))], account)
-    ]
-    less = copy.deepcopy(role)
-    for rule in less["rules"]:
-        if group in rule["apiGroups"] and resource in rule["resources"] and name in rule.get("resourceNames", [""]):
-            rule["verbs"] = [known for known in rule["verbs"] if known != verb]
-    less["rules"] = [rule for rule in less["rules"] if rule["verbs"]]
-    apply(api, less)
-    try:
-        wait_until(lambda: not may(api, account, right), f"the server denies {shown(right)}")
-        yield
-    finally:
-        apply(api, role)
-        wait_until(lambda: may(api, account, right), f"the server grants {shown(right)} again")
-
-
-def _binds(binding: Json, role: Json) -> bool:
-    reference = binding.get("roleRef", {})
-    return (reference.get("kind"), reference.get("name")) == (role["kind"], role["metadata"]["name"])
-
-
-def user(api: Api, account: Json) -> User:
-    """Who a token of this service account stands for."""
-    namespace, name = account["metadata"]["namespace"], account["metadata"]["name"]
-    return User(f"system:serviceaccount:{namespace}:{name}", (), request_token(api, namespace, name))
 
 
 class Case:

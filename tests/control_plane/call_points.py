@@ -1,7 +1,7 @@
 """Owns the gate at the product's calls to the outside, in a process of its own: each is recorded, and can stop it.
 
-A point is a call of the API server, an effect on the host or the log line of a step: by its name, or by its number in
-the run, before or after it. The process
+A point is a call of the API server, an effect on the host or the log line of a step, of a rollout's controller a write:
+by its name, or by its number in the run, before or after it. The process
 stops itself with SIGSTOP right there, so what a test does meanwhile happens at a known moment.
 """
 
@@ -16,9 +16,11 @@ from typing import Any
 
 from driver_manager.adapters.host import fence as host_fence
 from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.kube import retries
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.fleet import KubeFleet
 from driver_manager.adapters.report.log import LogReporter
-from tests.control_plane.call_names import API, EFFECTS, LOG
+from tests.control_plane.call_names import API, EFFECTS, FLEET, LOG
 
 
 class Gate:
@@ -31,7 +33,7 @@ class Gate:
 
     def install(self) -> None:
         """Stand before the product's adapters."""
-        for kind, names in ((KubeCluster, API), (LinuxHost, EFFECTS), (LogReporter, LOG)):
+        for kind, names in ((KubeCluster, API), (KubeFleet, FLEET), (LinuxHost, EFFECTS), (LogReporter, LOG)):
             for name in names:
                 setattr(kind, name, self._gated(name, getattr(kind, name)))
 
@@ -52,8 +54,13 @@ class Gate:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def gate(record: Path, stops: list[str], turn_s: float | None) -> None:
-    """Install a gate in this process; `turn_s` shortens what it waits for another run's effect."""
+def gate(record: Path, stops: list[str], turn_s: float | None, attempt_s: float | None = None) -> None:
+    """Install a gate in this process.
+
+    `turn_s` shortens what it waits for another run's effect, `attempt_s` what it waits for an answer that hangs.
+    """
     if turn_s is not None:
         host_fence.TURN_S = turn_s
+    if attempt_s is not None:
+        retries.ATTEMPT_S = attempt_s
     Gate(record, frozenset(stops)).install()

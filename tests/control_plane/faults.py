@@ -169,11 +169,12 @@ class Armed:
         self.taken = 0  # of those, how many it is to meet, or has met
         self.fired = 0
         self.is_released = False
+        self.is_over = False  # meets nothing any more
 
     @property
     def is_due(self) -> bool:
         """Whether the request just counted is its."""
-        return self.seen >= self.fault.nth and self.taken < self.fault.times
+        return not self.is_over and self.seen >= self.fault.nth and self.taken < self.fault.times
 
     @property
     def has_fired(self) -> bool:
@@ -235,6 +236,12 @@ class Script:
                 if not faults or armed.fault in faults:
                     armed.is_released = True
             self._changed.notify_all()
+
+    def lift(self, fault: Fault) -> None:
+        """From now on it meets no request."""
+        with self._changed:
+            for armed in self._armed:
+                armed.is_over |= armed.fault == fault
 
     def wait_released(self, armed: Armed, limit_s: float) -> bool:
         """Whether it was released within `limit_s` seconds."""

@@ -18,7 +18,15 @@ from typing import Any
 from kubernetes import client, config  # noqa: F401  # imported here so that no child has to
 
 from driver_manager.adapters.kube import cluster as kube_cluster  # noqa: F401  # likewise
-from driver_manager.cli import main, options, reconcile, restore, status, wiring  # noqa: F401  # likewise
+from driver_manager.cli import (  # noqa: F401  # likewise
+    main,
+    options,
+    reconcile,
+    restore,
+    rollout_controller,
+    status,
+    wiring,
+)
 from tests.control_plane import call_points, mutants
 from tests.control_plane.pod_transport import enter_pod
 
@@ -93,7 +101,7 @@ def _be_command(order: dict[str, Any]) -> None:
             os.dup2(opened, descriptor)
             os.close(opened)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-        call_points.gate(Path(order["record"]), order["stops"], order["turn_s"])
+        call_points.gate(Path(order["record"]), order["stops"], order["turn_s"], order["attempt_s"])
         mutants.apply(order["mutant"])
         code = main.run(order["argv"])
         sys.stdout.flush()

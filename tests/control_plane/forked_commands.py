@@ -48,6 +48,11 @@ class ForkedCommand:
         """Whether it is over."""
         return self._code is not None
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it stopped itself, and nobody has had it go on."""
+        return bool(self._stops) and not self.has_ended
+
     def wait_log(self, text: str) -> None:
         """Wait until it has logged `text`. AssertionError where it ends before."""
         wait_until(lambda: text in self.log or self.has_ended, f"logged: {text}", RUN_TIMEOUT_S)
@@ -135,9 +140,13 @@ class ForkServer:
         *,
         stops: tuple[str, ...] = (),
         turn_s: float | None = None,
+        attempt_s: float | None = None,
         mutant: str = "",
     ) -> ForkedCommand:
-        """Start `driver-manager` with `argv`; it stops itself at the points in `stops`; `mutant` breaks it."""
+        """Start `driver-manager` with `argv`; it stops itself at the points in `stops`; `mutant` breaks it.
+
+        `turn_s` and `attempt_s`: see `call_points.gate`.
+        """
         assert self._process.stdin is not None
         with self._lock:
             self._count += 1
@@ -147,7 +156,8 @@ class ForkServer:
             err = str(folder / "err")
             self._by_log[err] = run
             order: dict[str, object] = {"argv": argv, "env": dict(env), "out": str(folder / "out"), "err": err}
-            order |= {"record": str(folder / "calls"), "stops": list(stops), "turn_s": turn_s, "mutant": mutant}
+            order |= {"record": str(folder / "calls"), "stops": list(stops), "turn_s": turn_s}
+            order |= {"attempt_s": attempt_s, "mutant": mutant}
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
             assert self._began.wait_for(lambda: run.pid, 75.0), "the fork server does not begin"

@@ -114,6 +114,10 @@ class Proxy:
         """Let the requests held by these faults (by all, if none is named) go on."""
         self._script.release(*faults)
 
+    def lift(self, fault: Fault) -> None:
+        """From now on the fault meets no request."""
+        self._script.lift(fault)
+
     def fired(self, fault: Fault) -> int:
         """How often the fault has acted."""
         return self._script.fired(fault)

@@ -6,6 +6,7 @@ product.
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -20,10 +21,13 @@ import urllib3
 
 from tests.control_plane.api import Api, ApiError, Json, gone, wait_until
 from tests.control_plane.audit import AuditRecord
+from tests.control_plane.forked_commands import ForkedCommand, ForkServer
 from tests.control_plane.kubelet import binding, running, wanted_node
 from tests.control_plane.objects import node_body
 from tests.control_plane.processes import Running
 from tests.control_plane.servers import NAMESPACE, ControlPlane
+from tests.control_plane.shown import LAST_OUTCOME
+from tests.control_plane.shown import STATE as SHOWN
 
 GROUP = "driver-manager.rebellions.ai"
 STATE = "rebellions.ai/npu-driver-upgrade-state"
@@ -31,6 +35,7 @@ RECORD = "rebellions.ai/npu-driver-manager.rollout"
 REVISION = "controller-revision-hash"
 UNDER_WAY = ("pod-restart-required", "reboot-required", "validation-required")
 ROLLOUTS = f"/apis/{GROUP}/v1alpha1/namespaces/{NAMESPACE}/driverrollouts"
+PATIENCE_S = 900.0
 READY_S = 0.3
 """From a driver pod's binding until it is ready."""
 
@@ -40,7 +45,10 @@ class Kubelets:
 
     def __init__(self, api: Api, app: str) -> None:
         self.broken: set[str] = set()
+        self.wedging: set[tuple[str, str]] = set()
+        """Nodes with the image that does not serve on them: the pod stays as it is, and the node says so."""
         self._api, self._app = api, app
+        self._wedged: set[str] = set()
         self._stopping = threading.Event()
         self._pods: dict[str, Json] = {}
         self._due: dict[str, float] = {}
@@ -91,26 +99,50 @@ class Kubelets:
                 if pod["spec"]["nodeName"] in self.broken:
                     continue
                 del self._due[uid]
+                if not self._serves(pod):
+                    continue
                 path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
                 gone(lambda path=path, pod=pod: self._api.patch(f"{path}/status", running(pod)), 409)  # type: ignore[misc]
+
+    def _serves(self, pod: Json) -> bool:
+        """Whether the pod's driver does; its Node says so, as the pod's run would."""
+        node, image = pod["spec"]["nodeName"], pod["spec"]["containers"][0]["image"]
+        is_wedged = (node, image) in self.wedging
+        if is_wedged is not (node in self._wedged):
+            word = "wedged" if is_wedged else "ready"
+            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1.0))  # no run ends as it begins
+            outcome = {"v": 1, "state": word, "exitCode": 0, "what": word, "ended": moment, "since": moment}
+            notes = {"labels": {SHOWN: word}, "annotations": {LAST_OUTCOME: json.dumps(outcome)}}
+            self._api.patch(f"/api/v1/nodes/{node}", {"metadata": notes})
+            self._wedged = {*self._wedged, node} if is_wedged else self._wedged - {node}
+        return not is_wedged
 
 
 class RolloutFleet:
     """Nodes with the driver's DaemonSet, and a DriverRollout of it, while the context lasts."""
 
-    def __init__(self, plane: ControlPlane, api: Api, folder: Path, size: int) -> None:
+    def __init__(  # what may differ from fleet to fleet
+        self, plane: ControlPlane, api: Api, folder: Path, size: int, lease: str = "", weight: int = 0
+    ) -> None:
+        """Controllers lead by the Lease `lease`, or else by one of the fleet's own.
+
+        `weight`: bytes that each Node has beside what a rollout looks at, as a real one has.
+        """
         self.plane, self.api, self.folder = plane, api, folder
         self.name = f"fleet-{uuid.uuid4().hex[:6]}"
+        self.lease = lease or self.name
+        self._notes = {"cluster-tests/weight": "x" * weight} if weight else {}
         self.nodes = [f"{self.name}-{number}" for number in range(size)]
         self.kubelets = Kubelets(api, self.name)
         self._controllers: list[Running] = []
 
     def __enter__(self) -> Self:
         for node in self.nodes:
-            self.api.post("/api/v1/nodes", node_body(node, {"fleet": self.name}, {}, f"boot-{node}"))
+            self.api.post("/api/v1/nodes", node_body(node, {"fleet": self.name}, self._notes, f"boot-{node}"))
         self.kubelets.__enter__()
         self.api.post(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", self._daemon_set("driver:1"))
-        wait_until(lambda: len(self.serving()) == len(self.nodes), "the first driver is everywhere")
+        everywhere = "the first driver is everywhere"
+        wait_until(lambda: len(self.serving()) == len(self.nodes), everywhere, PATIENCE_S, self._pace_s)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -120,7 +152,7 @@ class RolloutFleet:
         gone(lambda: self.api.delete(f"{ROLLOUTS}/{self.name}"))
         gone(lambda: self.api.delete(self._path))
         self.kubelets.broken.clear()
-        wait_until(lambda: not self.pods(), f"no pod of {self.name}")
+        wait_until(lambda: not self.pods(), f"no pod of {self.name}", PATIENCE_S, self._pace_s)
         self.kubelets.__exit__(kind, error, at)
         for node in self.nodes:
             gone(lambda node=node: self.api.delete(f"/api/v1/nodes/{node}"))  # type: ignore[misc]
@@ -156,15 +188,53 @@ class RolloutFleet:
 
         return wait_until(hashed, f"a revision of {image}")
 
-    def start(self, name: str = "controller") -> Running:
-        """One controller more, in a process of its own."""
-        last_line = self.folder / f"{name}-{uuid.uuid4().hex[:6]}"
-        last_line.touch()
-        argv = [sys.executable, "-m", "driver_manager", "rollout", "controller", "--profile", "rebellions"]
-        argv += ["--namespace", NAMESPACE, "--lease-name", self.name, "--log-format", "text"]
-        env = {"PATH": "/usr/bin:/bin", **self.plane.service_account(self.plane.rollout.token)}
-        found = Running(argv, env, last_line)
+    def start(self, name: str = "controller", server: str | None = None) -> Running:
+        """One controller more, in a process of its own, which reaches the API server at `server`, if that is given."""
+        argv = [sys.executable, "-m", "driver_manager", *self._command]
+        found = Running(argv, {"PATH": "/usr/bin:/bin", **self._environment(server)}, self._last_line(name))
         self._controllers.append(found)
+        return found
+
+    def fork(
+        self,
+        fork_server: ForkServer,
+        server: str | None = None,
+        *,
+        stops: tuple[str, ...] = (),
+        attempt_s: float | None = None,
+        token: str = "",
+    ) -> ForkedCommand:
+        """As `start`, sooner, and it stops itself at those of its effects. Whoever forks it ends it."""
+        last_line = self._last_line("forked")
+        environ = self._environment(server, token)
+        return fork_server.start(self._command, environ, last_line, stops=stops, attempt_s=attempt_s)
+
+    def free_lease(self) -> None:
+        """The lead is nobody's: whoever has it is known to be dead, and nobody waits until it runs out."""
+        spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
+        gone(lambda: self.api.patch(self.lease_path, {"spec": spec}))
+
+    @property
+    def lease_path(self) -> str:
+        """Of the Lease by which the fleet's controllers lead."""
+        return f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.lease}"
+
+    @property
+    def _pace_s(self) -> float:
+        """Between two looks at all pods, which are many in a large fleet."""
+        return 0.02 + len(self.nodes) / 1000
+
+    @property
+    def _command(self) -> list[str]:
+        options = ["--profile", "rebellions", "--namespace", NAMESPACE, "--lease-name", self.lease]
+        return ["rollout", "controller", *options, "--log-format", "text"]
+
+    def _environment(self, server: str | None, token: str = "") -> dict[str, str]:
+        return self.plane.service_account(token or self.plane.rollout.token, server)
+
+    def _last_line(self, name: str) -> Path:
+        found = self.folder / f"{name}-{uuid.uuid4().hex[:6]}"
+        found.touch()
         return found
 
     def status(self) -> Json:
@@ -234,6 +304,12 @@ def serve_rollouts(api: Api, definition: Json) -> None:
         if error.status != 409:
             raise
     wait_until(lambda: api.answers(ROLLOUTS), "DriverRollouts are served", timeout_s=150)
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process had so far (proc(5), VmHWM)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def writes(records: list[AuditRecord]) -> Counter[str]:

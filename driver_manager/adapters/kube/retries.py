@@ -94,7 +94,8 @@ class Retries:
             return self._repeated(lambda: _with_fresh_credentials(attempt, renewed), first, end)
         except Transient as error:
             spent = "" if only_once else f" for {self._budget_s:g} s"
-            raise ApiUnavailable(f"the API server did not answer usefully{spent}: {error}", error.remedy) from error
+            what = f"the API server did not answer usefully{spent}: {error}"
+            raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error
 
     def _repeated(self, attempt: Callable[[], T], first: Transient, end: float) -> T:
         """What `attempt` gives after it failed as `first`. Raises Transient after `end`, in monotonic seconds."""

@@ -126,11 +126,12 @@ class Acting:
     def _announce(self, act: Announce, rollout: RolloutObject) -> None:
         """An Event is worth a warning where it cannot be posted, and no more."""
         key = f"{act.reason}/{act.key}"
-        if key in self.posted or self.rests.is_resting(key):
+        alone = f"{rollout.uid}/{key}"  # another object may tell the same of the same revision
+        if alone in self.posted or self.rests.is_resting(key):
             return
         about = EventAbout(act.node) if act.node else EventAbout(rollout.name, rollout.namespace, rollout.uid)
         try:
-            self.cluster.post_event(about, act.reason, act.message, warning=act.is_warning, key=key)
+            self.cluster.post_event(about, act.reason, act.message, warning=act.is_warning, key=alone)
         except Terminated:
             raise
         except ApiUnavailable as error:
@@ -140,7 +141,7 @@ class Acting:
             self.reporter.warn(f"no event was recorded: {error.what}. {error.remedy}")
         if len(self.posted) >= MAX_POSTED:  # the server itself has each only once
             self.posted.clear()
-        self.posted.add(key)
+        self.posted.add(alone)
         self._went_well(key, act)
 
 

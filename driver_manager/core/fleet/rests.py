@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from driver_manager.domain.backoff import retry_s
-from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, ManagerError
 from driver_manager.ports import Clock, Reporter
 
 REFUSED_S = 30.0
@@ -42,7 +42,8 @@ class Rests:
         """`key` failed once more: it rests, the longer the more often. That somebody else was faster is no news."""
         before = self._found.get(key)
         times = before.times + 1 if before is not None else 1
-        pause_s = retry_s(times, 0.0, self._clock.random())
+        asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0
+        pause_s = retry_s(times, asked_s, self._clock.random())
         pause_s = max(pause_s, REFUSED_S) if isinstance(error, ApiRefused) else pause_s
         self._found[key] = _Rest(times, self._clock.monotonic() + pause_s, error.what)
         if (before is None or before.why != error.what) and not isinstance(error, Conflict):

@@ -34,15 +34,16 @@ def remember(
         if phase is not Phase.COMPLETE:
             told.append(Announce(events.ROLLOUT_STARTED, f"Rollout of revision {target} started", key))
     last = memory.history[-1] if memory.history else Past(target, now_s)
+    # When this one began may not be kept yet; when the one before it did, is.
+    before_s = int(memory.history[-2].began_s) if len(memory.history) > 1 else 0
     if phase is Phase.COMPLETE and view.by_place[Place.DONE]:
         if last.outcome != COMPLETE or memory.good != target:
-            told.append(Announce(events.ROLLOUT_COMPLETE, message, f"{target}/{last.began_s:.0f}"))
+            told.append(Announce(events.ROLLOUT_COMPLETE, message, f"{target}/{before_s}"))
             last = replace(last, ended_s=now_s, outcome=COMPLETE)
         failed = tuple(name for name in memory.failed if name != target)
         memory = replace(memory, good=target, failed=failed)
     elif phase is Phase.HALTED and last.ended_s is None and last.outcome != HALTED:
-        before_s = memory.history[-2].began_s if len(memory.history) > 1 else 0
-        key = f"{target}/{int(before_s)}/{failed_of_s:.3f}"
+        key = f"{target}/{before_s}/{failed_of_s:.3f}"
         told.append(Announce(events.ROLLOUT_HALTED, message, key, is_warning=True))
         last = replace(last, outcome=HALTED)
     elif phase is not Phase.HALTED and last.outcome == HALTED:

@@ -15,7 +15,7 @@ from urllib3.exceptions import NewConnectionError
 from driver_manager.adapters.kube import client as own_client
 from driver_manager.adapters.kube import in_pod
 from driver_manager.adapters.kube.answers import retry_after_s
-from driver_manager.adapters.kube.client import load_client
+from driver_manager.adapters.kube.client import KubeApi, load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.library import Library
 from driver_manager.adapters.kube.retries import AGAIN, ASKED_MOST_S, END_SHARE
@@ -202,6 +202,16 @@ def test_an_absurd_retry_after_is_bounded(api: Scripted, absurd: str) -> None:
     api.cluster.node()
     assert api.clock.slept == [retry_s(1, ASKED_MOST_S, api.clock.random())]
     assert api.clock.slept <= [LONGEST_PAUSE_S]
+
+
+@pytest.mark.parametrize(("said", "asked_s"), [("7", 7.0), ("1e9", ASKED_MOST_S)])
+def test_whoever_asks_once_is_told_for_how_long_to_leave_it_alone(api: Scripted, said: str, asked_s: float) -> None:
+    api.answer(Answer(429, status("later"), {"Retry-After": said}))
+    asking = KubeApi(api.api, api.clock, api.reporter, 8.0)
+    with pytest.raises(ApiUnavailable) as caught:
+        asking.call("PATCH", "/api/v1/nodes/n", "patch nodes", {}, only_once=True)
+    assert caught.value.asked_s == asked_s
+    assert len(api.requests) == 1
 
 
 # 401: credentials are read anew

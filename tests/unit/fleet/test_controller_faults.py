@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from driver_manager.adapters.kube.client import KubeApi
 from driver_manager.adapters.kube.leadership import LeaseLeadership
-from driver_manager.domain.errors import ApiRefused
-from driver_manager.domain.fleet.acts import Act, FleetDecision, MarkNode, RestartPod
+from driver_manager.domain.errors import ApiRefused, ApiUnavailable
+from driver_manager.domain.fleet.acts import Act, Announce, FleetDecision, MarkNode, RestartPod
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.fleet_ports import FactKind
 from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet, killed_again_and_again
@@ -169,6 +169,38 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(what: str) -> None:
     run.until(lambda: set(scene.serving().values()) == {new}, "all serve it")
     run.until_complete(new)
     check_each_once(scene, new)
+
+
+def test_what_a_busy_server_is_asked_for_is_left_alone_for_as_long_as_it_says() -> None:
+    scene, new = upgrading(1)
+    run = ControllerRun(scene)
+    asked: list[float] = []
+
+    def busy(what: str) -> ApiUnavailable | None:
+        if not what.startswith("patch node"):
+            return None
+        asked.append(scene.clock.monotonic())
+        return ApiUnavailable("429", "Wait.", 20.0) if len(asked) <= 3 else None
+
+    run.cluster.refuse = busy
+    run.until_complete(new)
+    pauses_s = [after - before for before, after in itertools.pairwise(asked[:4])]
+    assert len(pauses_s) == 3
+    assert min(pauses_s) >= 20.0
+    check_each_once(scene, new)
+
+
+def test_two_objects_that_tell_the_same_of_one_revision_have_an_event_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, _ = upgrading(1)
+    run, keys = ControllerRun(scene), set[str]()
+    run.until(lambda: bool(run.controller._world.rollouts()), "it knows the object")
+    (rollout,) = run.controller._world.rollouts()
+    assert rollout.policy is not None
+    monkeypatch.setattr(run.cluster, "post_event", lambda *_, key, **__: keys.add(key))
+    for uid in ("first", "first", "second"):
+        act = Announce("RolloutStarted", "it started", "revision/0")
+        run.controller._acting.do(act, replace(rollout, uid=uid), rollout.policy)
+    assert len(keys) == 2
 
 
 def test_a_watch_that_lags_behind_our_own_writes_makes_no_second_restart() -> None:

@@ -165,6 +165,18 @@ def test_a_halt_is_told_by_one_key_until_it_is_kept_and_the_next_one_by_another(
     assert key(NOW_S - 90.0, NOW_S) != key(NOW_S - 10.0, NOW_S)
 
 
+def test_the_end_of_a_rollout_is_told_by_one_key_until_it_is_kept() -> None:
+    def key(before_s: float, now_s: float) -> str:
+        memory = replace(MEMORY, target=OLD, good=OLD, history=(Past(OLD, before_s, NOW_S - 60.0, "complete"),))
+        facts = fleet([node("a")], [new_pod("a")], revisions=REVISIONS, memory=memory)
+        (complete,) = [act for act in advance(facts, now_s).acts if isinstance(act, Announce)]
+        assert complete.reason == "RolloutComplete"
+        return complete.key
+
+    assert key(NOW_S - 90.0, NOW_S) == key(NOW_S - 90.0, NOW_S + 1.0)
+    assert key(NOW_S - 90.0, NOW_S) != key(NOW_S - 80.0, NOW_S)
+
+
 def test_a_halt_is_told_once_and_stands_in_the_history_until_it_is_over() -> None:
     facts = fleet([node("a", FAILED), node("b")], revisions=REVISIONS, memory=MEMORY)
     kept = advance(facts, NOW_S).memory
