@@ -18,12 +18,15 @@ import pytest
 from tests.control_plane.fixtures import control_plane  # noqa: F401  # a fixture, used by its name
 from tests.control_plane.servers import ControlPlane
 from tests.image import builder
-from tests.kernel import guest, tools
+from tests.kernel import guest, guest_images, guest_node, tools
 from tests.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
 from tests.kernel.inside import REBOOT_VARIABLE
 from tests.kernel.replay import GuestModule, ReplayedCase, refuse
+from tests.node import images, machine
+from tests.tiers import TierError
 
 IN_IMAGE = "test_image_in_guest.py"
+ASSETS = (machine.ASSETS_VARIABLE, machine.KUBELET_VARIABLE)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -40,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(tools.SOURCES):
             item.add_marker(pytest.mark.kernel)
+        if item.path.is_relative_to(tools.ON_NODE):
+            item.add_marker(pytest.mark.node)
 
 
 @pytest.fixture
@@ -47,6 +52,11 @@ def guest_kernel(request: pytest.FixtureRequest) -> None:
     """Stands in for the guest's fixture of this name where a case is only replayed; anything else must not run here."""
     if not isinstance(request.node, ReplayedCase):
         pytest.fail("a guest test was about to run on the host", pytrace=False)
+
+
+@pytest.fixture
+def guest_kernel_of_module(guest_kernel: None) -> None:
+    """The same for the other one."""
 
 
 class _Probe(BaseHTTPRequestHandler):
@@ -95,14 +105,18 @@ def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
     # Only now: what the environment starts on the host is of no use without a guest.
     environment = request.getfixturevalue("guest_environment")
     items = request.session.items
-    node_ids = [item.nodeid for item in items if isinstance(item, ReplayedCase)]
+    replayed = [item for item in items if isinstance(item, ReplayedCase)]
     if any(item.path.name == "test_reboot.py" for item in items):
         environment = {**environment, REBOOT_VARIABLE: "true"}
-    if any(isinstance(item, ReplayedCase) and item.path.name == IN_IMAGE for item in items):
-        environment = {**environment, **_image_environment()}
+    needed: list[Path] = []
     try:
-        return guest.run(node_ids, environment)
-    except tools.KernelTierError as error:
+        if any(item.path.name == IN_IMAGE for item in replayed):
+            environment = {**environment, **_image_environment()}
+        if any(item.path.is_relative_to(tools.ON_NODE) for item in replayed):
+            environment = {**environment, **_node_environment()}
+            needed = [Path(environment[name]) for name in ASSETS if name in environment]
+        return guest.run([item.nodeid for item in replayed], environment, needed)
+    except TierError as error:
         pytest.fail(str(error), pytrace=False)
 
 
@@ -110,10 +124,25 @@ def _image_environment() -> dict[str, str]:
     """Where the guest finds the image's files, which it sees with the rest of the host's; or why there are none."""
     lacking = builder.missing()
     if lacking:
-        reason = "image tier: missing " + "; ".join(lacking)
-        refuse([reason] if os.environ.get("CI") == "true" else [], is_ci=True)
-        return {WITHOUT_IMAGE_VARIABLE: reason}
-    try:
-        return {IMAGE_VARIABLE: str(builder.built().root())}
-    except builder.ImageTierError as error:
-        pytest.fail(str(error), pytrace=False)
+        return {WITHOUT_IMAGE_VARIABLE: _reason("image", lacking)}
+    return {IMAGE_VARIABLE: str(builder.built().root())}
+
+
+def _node_environment() -> dict[str, str]:
+    """Where the guest finds what its node is made of; or why there is nothing."""
+    lacking = machine.missing()
+    if lacking:
+        return {guest_node.WITHOUT_VARIABLE: _reason("node", lacking)}
+    archives = [*images.tiny_archives(), images.driver_archive(guest_images.with_modules(guest.prepare()))]
+    folders = (Path(os.environ[machine.ASSETS_VARIABLE]), machine.kubelet_program().parent)
+    return {
+        guest_node.ARCHIVES_VARIABLE: os.pathsep.join(map(str, archives)),
+        **{name: str(folder.resolve()) for name, folder in zip(ASSETS, folders, strict=True)},
+    }
+
+
+def _reason(tier: str, lacking: list[str]) -> str:
+    """Why a part of the guest's tests is skipped; where nothing may be, they fail with it."""
+    reason = f"{tier} tier: missing {'; '.join(lacking)}"
+    refuse([reason] if os.environ.get("CI") == "true" else [], is_ci=True)
+    return reason

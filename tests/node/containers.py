@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.node import node_keeper
 from tests.node.images import PAUSE
 from tests.node.namespaces import Daemon, Namespaces
 from tests.node.patience import wait_until
@@ -80,18 +81,21 @@ class Containers:
 
         def answers() -> bool:
             self.daemon.check_alive()
-            return self._namespaces.run("ctr", "--timeout=2s", "version").returncode == 0
+            return self._namespaces.run("ctr", "--timeout=10s", "version").returncode == 0
 
         wait_until(answers, f"containerd answers; its log is {self.daemon.log}", READY_S)
+        self._namespaces.place.say("containerd answers")
 
     def load(self, archives: Iterable[Path]) -> None:
         """Put the images of docker archives into the node. Raises NodeTierError."""
         for archive in archives:
             self._namespaces.checked("ctr", "-n", "k8s.io", "images", "import", str(archive))
+            self._namespaces.place.say(f"images of {archive.name} are loaded")
 
     def processes(self, pod_uid: str) -> list[int]:
         """The pids, as this process sees them, in a pod's control groups."""
-        hierarchy = Path("/sys/fs/cgroup/pids")
+        roots = node_keeper.hierarchies()
+        hierarchy = next((one for one in roots if one.name == "pids"), roots[0])
         found = set[int]()
         for folder, _, _ in os.walk(hierarchy / self._namespaces.group):  # which passes over what goes meanwhile
             if f"pod{pod_uid}" in folder:

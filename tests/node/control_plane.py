@@ -20,9 +20,10 @@ from tests.control_plane import audit
 from tests.control_plane.api import Api
 from tests.control_plane.certificates import Authority
 from tests.node.doorway import Doorway
-from tests.node.namespaces import CHECKOUT, Daemon, Namespaces, NodeTierError
+from tests.node.namespaces import Daemon, Namespaces, NodeTierError
 from tests.node.node_init import ADDRESS, NAME, SERVICE_ADDRESS
 from tests.node.patience import wait_until
+from tests.node.place import CHECKOUT
 
 NAMESPACE = "rbln-system"
 """Of the driver's pods, whose requests are in the audit log."""
@@ -182,3 +183,4 @@ class ControlPlane:
             wait_until(checked, what, READY_S)
         except AssertionError as error:
             raise NodeTierError(f"{error}; logs are in {self._namespaces.logs}\n{daemons[0].tail()}") from error
+        self._namespaces.place.say(what)

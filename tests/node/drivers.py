@@ -25,6 +25,8 @@ PREFIX = "rebellions.ai/npu.deploy."
 PAUSED = "paused-for-driver-upgrade"
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
 RESOURCE = "rebellions.ai/ATOM"
+MODULE = "rebellions"
+DEVICE = "/dev/rbln0"
 DIGEST = "driver-config-digest"
 MANAGER = "k8s-driver-manager"
 WATCH = "health-watch"
@@ -76,6 +78,7 @@ class Drivers:
         self.machine = machine
         self.api = machine.api
         self._run = machine.namespaces.root / "run"
+        self.modules = machine.place.modules(machine.namespaces.root)
         self.version = ""
         self._extra: frozenset[str] = frozenset()
         self._objects = render("rebellions")
@@ -199,7 +202,7 @@ class Drivers:
     def loaded(self) -> str:
         """The version of the module that is loaded, "" without one."""
         with contextlib.suppress(OSError):
-            return (self._run / "rbln/.stand-ins/sys/module/rebellions/version").read_text().strip()
+            return (self.modules / MODULE / "version").read_text().strip()
         return ""
 
     def wait_given_back(self) -> None:
@@ -239,11 +242,15 @@ class Drivers:
             if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
         ]
 
-    def add_operand(self, name: str, line: str, *, grace_s: int = 30) -> None:
-        """A DaemonSet that a deploy label places, whose containers run this line of shell; waits for its pod."""
+    def add_operand(self, name: str, line: str, *, grace_s: int = 30, is_privileged: bool = False) -> None:
+        """A DaemonSet that a deploy label places, whose containers run this line of shell; waits for its pod.
+
+        A privileged one has the device nodes that are there when its container is made.
+        """
         labels = {"app": name, "node-tests": "operand"}
         container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [line]}
         container["volumeMounts"] = [{"name": "gate", "mountPath": GATE}]
+        container["securityContext"] = {"privileged": is_privileged}
         spec: Json = {
             "nodeSelector": {f"{PREFIX}{name}": "true"},
             "tolerations": [{"operator": "Exists"}],
@@ -361,6 +368,7 @@ class Drivers:
             wait_until(check, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
+        self.machine.place.say(what)
 
     def story(self) -> str:
         """What there is to see, for a test that failed."""

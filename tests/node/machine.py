@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,8 @@ from tests.node import containers, control_plane, images
 from tests.node.containers import Containers
 from tests.node.control_plane import ControlPlane
 from tests.node.kubelet import Kubelet
-from tests.node.namespaces import CHECKOUT, Namespaces
+from tests.node.namespaces import Namespaces
+from tests.node.place import CHECKOUT, HERE, Place
 from tests.tiers import answer
 
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
@@ -44,13 +46,22 @@ PACKAGE_OF = {
 }
 
 
+def own_archives() -> list[Path]:
+    """The images of a node on this machine."""
+    return [*images.tiny_archives(), images.driver_archive(images.with_stand_ins())]
+
+
 class Machine:
-    """A node that is Ready, for as long as the context lasts."""
+    """A node that is Ready, with the images of `archives`, for as long as the context lasts."""
+
+    def __init__(self, place: Place = HERE, archives: Callable[[], list[Path]] = own_archives) -> None:
+        self.place = place
+        self._archives = archives
 
     def __enter__(self) -> Self:
         with ThreadPoolExecutor() as threads, contextlib.ExitStack() as stack:
-            archives = threads.submit(lambda: [*images.tiny_archives(), *images.driver_archives()])
-            self.namespaces = stack.enter_context(Namespaces())
+            archives = threads.submit(self._archives)
+            self.namespaces = stack.enter_context(Namespaces(self.place))
             self.containers = Containers(self.namespaces)
             self.containers.start()
             loading = threads.submit(lambda: self.containers.load(archives.result()))
@@ -91,4 +102,4 @@ def missing() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer("node", missing(), lambda: images.driver_archives()[0].name))
+    sys.exit(answer("node", missing(), lambda: images.driver_archive(images.with_stand_ins()).name))

@@ -1,0 +1,83 @@
+"""Owns the node tier's node inside of the guest: modules and devices are its kernel's, images come from the host.
+
+Runs in the guest only. Must not import the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.control_plane.api import Api, Json
+from tests.kernel.inside import require_guest
+from tests.node.control_plane import NAMESPACE
+from tests.node.drivers import Drivers
+from tests.node.machine import Machine
+from tests.node.place import Place
+
+ARCHIVES_VARIABLE = "GUEST_NODE_ARCHIVES"
+WITHOUT_VARIABLE = "GUEST_WITHOUT_NODE"
+
+FOLDER = Path("/node")
+"""A tmpfs: the guest's other files are in an overlay, which can hold no other one's upper folder."""
+
+CONSOLE = Path("/dev/console")
+WATCH_S = 3600
+
+
+def say(what: str) -> None:
+    """To the console, past pytest: the host ends a guest that says nothing for too long."""
+    with CONSOLE.open("w") as console:
+        console.write(f"node: {what}\n")
+
+
+@contextlib.contextmanager
+def driver_node() -> Iterator[Drivers]:
+    """The node with the driver of deploy/ installed, as long as the context lasts. The modules stay loaded."""
+    require_guest()
+    archives = [Path(one) for one in os.environ[ARCHIVES_VARIABLE].split(os.pathsep)]
+    place = Place(FOLDER, has_stand_ins=False, say=say)
+    with _tmpfs(), Machine(place, lambda: archives) as machine, _told_of_pods(machine.api):
+        drivers = Drivers(machine)
+        drivers.install()
+        yield drivers
+
+
+@contextlib.contextmanager
+def _tmpfs() -> Iterator[None]:
+    FOLDER.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755,size=2g", "tmpfs", str(FOLDER)], check=True, timeout=150)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(FOLDER)], check=True, timeout=150)
+
+
+@contextlib.contextmanager
+def _told_of_pods(api: Api) -> Iterator[None]:
+    """Says what the kubelet reports of the driver's and the operands' pods: one wait for them has many steps."""
+    watch = api.watch(f"/api/v1/namespaces/{NAMESPACE}/pods", timeout_s=WATCH_S)
+
+    def tell() -> None:
+        for kind, pod in watch:
+            say(f"{kind} {pod['metadata']['name']}: {_states(pod)}")
+
+    thread = threading.Thread(target=tell, name="pods", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        watch.stop()
+        thread.join()
+        watch.close()
+
+
+def _states(pod: Json) -> str:
+    status = pod["status"]
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    states = [f"{one['name']} {next(iter(one['state']), 'unknown')}" for one in containers]
+    return ", ".join([status.get("phase", ""), *states])
