@@ -6,6 +6,7 @@ In the guest this file is not loaded.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ import pytest
 from tests.control_plane.fixtures import control_plane  # noqa: F401  # a fixture, used by its name
 from tests.control_plane.servers import ControlPlane
 from tests.image import builder
-from tests.kernel import guest, guest_images, guest_node, tools
+from tests.kernel import far_plane, guest, guest_images, guest_node, tools
 from tests.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
 from tests.kernel.inside import REBOOT_VARIABLE
 from tests.kernel.replay import GuestModule, ReplayedCase, refuse
@@ -26,7 +27,6 @@ from tests.node import images, machine
 from tests.tiers import TierError
 
 IN_IMAGE = "test_image_in_guest.py"
-ASSETS = (machine.ASSETS_VARIABLE, machine.KUBELET_VARIABLE)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -110,12 +110,13 @@ def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
         environment = {**environment, REBOOT_VARIABLE: "true"}
     needed: list[Path] = []
     try:
-        if any(item.path.name == IN_IMAGE for item in replayed):
-            environment = {**environment, **_image_environment()}
-        if any(item.path.is_relative_to(tools.ON_NODE) for item in replayed):
-            environment = {**environment, **_node_environment()}
-            needed = [Path(environment[name]) for name in ASSETS if name in environment]
-        return guest.run([item.nodeid for item in replayed], environment, needed)
+        with contextlib.ExitStack() as stack:
+            if any(item.path.name == IN_IMAGE for item in replayed):
+                environment = {**environment, **_image_environment()}
+            if any(item.path.is_relative_to(tools.ON_NODE) for item in replayed):
+                environment = {**environment, **_node_environment(stack)}
+                needed = [machine.kubelet_program().parent]
+            return guest.run([item.nodeid for item in replayed], environment, needed)
     except TierError as error:
         pytest.fail(str(error), pytrace=False)
 
@@ -128,16 +129,16 @@ def _image_environment() -> dict[str, str]:
     return {IMAGE_VARIABLE: str(builder.built().root())}
 
 
-def _node_environment() -> dict[str, str]:
-    """Where the guest finds what its node is made of; or why there is nothing."""
+def _node_environment(stack: contextlib.ExitStack) -> dict[str, str]:
+    """Where the guest finds what its node is made of, its control plane until `stack` ends; or why there is nothing."""
     lacking = machine.missing()
     if lacking:
         return {guest_node.WITHOUT_VARIABLE: _reason("node", lacking)}
     archives = [*images.tiny_archives(), images.driver_archive(guest_images.with_modules(guest.prepare()))]
-    folders = (Path(os.environ[machine.ASSETS_VARIABLE]), machine.kubelet_program().parent)
     return {
         guest_node.ARCHIVES_VARIABLE: os.pathsep.join(map(str, archives)),
-        **{name: str(folder.resolve()) for name, folder in zip(ASSETS, folders, strict=True)},
+        far_plane.VARIABLE: stack.enter_context(far_plane.on_host(Path(os.environ[machine.ASSETS_VARIABLE]))),
+        machine.KUBELET_VARIABLE: str(machine.kubelet_program().parent),
     }
 
 

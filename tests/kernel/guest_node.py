@@ -9,14 +9,16 @@ import contextlib
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.control_plane.api import Api, Json
+from tests.kernel import far_plane
 from tests.kernel.inside import require_guest
 from tests.node.control_plane import NAMESPACE
 from tests.node.drivers import Drivers
 from tests.node.machine import Machine
+from tests.node.patience import wait_until
 from tests.node.place import Place
 
 ARCHIVES_VARIABLE = "GUEST_NODE_ARCHIVES"
@@ -25,6 +27,7 @@ WITHOUT_VARIABLE = "GUEST_WITHOUT_NODE"
 FOLDER = Path("/node")
 """A tmpfs: the guest's other files are in an overlay, which can hold no other one's upper folder."""
 
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CONSOLE = Path("/dev/console")
 WATCH_S = 3600
 
@@ -41,7 +44,7 @@ def driver_node() -> Iterator[Drivers]:
     require_guest()
     archives = [Path(one) for one in os.environ[ARCHIVES_VARIABLE].split(os.pathsep)]
     place = Place(FOLDER, has_stand_ins=False, say=say)
-    with _tmpfs(), Machine(place, lambda: archives) as machine, _told_of_pods(machine.api):
+    with _tmpfs(), Machine(place, lambda: archives, far_plane.in_guest) as machine, _heeding(machine.api, PODS, _tell):
         drivers = Drivers(machine)
         drivers.install()
         yield drivers
@@ -57,16 +60,31 @@ def _tmpfs() -> Iterator[None]:
         subprocess.run(["umount", str(FOLDER)], check=True, timeout=150)
 
 
+def _tell(kind: str, pod: Json) -> None:
+    """Says what the kubelet reports of a pod: one wait for it has many steps."""
+    say(f"{kind} {pod['metadata']['name']}: {_states(pod)}")
+
+
 @contextlib.contextmanager
-def _told_of_pods(api: Api) -> Iterator[None]:
-    """Says what the kubelet reports of the driver's and the operands' pods: one wait for them has many steps."""
-    watch = api.watch(f"/api/v1/namespaces/{NAMESPACE}/pods", timeout_s=WATCH_S)
+def node_states(drivers: Drivers) -> Iterator[list[Json]]:
+    """Every state of the Node while the context lasts; all of them are there when it ends."""
+    seen: list[Json] = []
+    with _heeding(drivers.api, "/api/v1/nodes", lambda _, node: seen.append(node)):
+        yield seen
+        last = drivers.machine.kubelet.node()["metadata"]["resourceVersion"]
+        wait_until(lambda: any(node["metadata"]["resourceVersion"] == last for node in seen), "the Node's last state")
 
-    def tell() -> None:
-        for kind, pod in watch:
-            say(f"{kind} {pod['metadata']['name']}: {_states(pod)}")
 
-    thread = threading.Thread(target=tell, name="pods", daemon=True)
+@contextlib.contextmanager
+def _heeding(api: Api, path: str, heed: Callable[[str, Json], None]) -> Iterator[None]:
+    """Gives every event of a watch to `heed`, in order, while the context lasts."""
+    watch = api.watch(path, timeout_s=WATCH_S)
+
+    def read() -> None:
+        for kind, body in watch:
+            heed(kind, body)
+
+    thread = threading.Thread(target=read, name=path, daemon=True)
     thread.start()
     try:
         yield

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tests.control_plane.api import Json
 from tests.control_plane.audit import AuditRecord
 from tests.control_plane.shown import of_others
 from tests.node.control_plane import NAMESPACE
-from tests.node.drivers import DEVICE, Drivers
+from tests.node.drivers import DEVICE, JOURNAL, PAUSED, Drivers
 from tests.node.namespaces import Daemon
 from tests.node.patience import wait_until
 
@@ -40,10 +41,20 @@ class Bystanders:
     def assert_undisturbed(self, since: int) -> None:
         """Nothing was changed in the cluster since that place in the audit log, and all are still there."""
         assert not [str(one) for one in self.drivers.machine.plane.requests(since) if disturbs(one)]
-        assert not self.drivers.is_paused()
-        assert not self.drivers.machine.kubelet.node()["spec"].get("unschedulable")
+        self.assert_there()
+
+    def assert_there(self) -> None:
+        """All are still the same, none on its way out, and the node is as it was."""
+        assert not is_disturbed(self.drivers.machine.kubelet.node())
         assert _present(self.drivers) == (self.operands, self.users)
         assert self.drivers.loaded() == self.version
+
+
+def is_disturbed(node: Json) -> bool:
+    """Whether this state of the Node has a journal, a cordon or a paused label."""
+    meta = node["metadata"]
+    notes, labels = meta.get("annotations", {}), meta.get("labels", {})
+    return JOURNAL in notes or PAUSED in labels.values() or bool(node["spec"].get("unschedulable"))
 
 
 def _present(drivers: Drivers) -> tuple[frozenset[str], frozenset[str]]:
