@@ -23,7 +23,7 @@ from tests.kernel import far_plane, guest, guest_images, guest_node, tools
 from tests.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
 from tests.kernel.inside import REBOOT_VARIABLE
 from tests.kernel.replay import GuestModule, ReplayedCase, refuse
-from tests.node import images, machine
+from tests.node import machine
 from tests.tiers import TierError
 
 IN_IMAGE = "test_image_in_guest.py"
@@ -134,9 +134,8 @@ def _node_environment(stack: contextlib.ExitStack) -> dict[str, str]:
     lacking = machine.missing()
     if lacking:
         return {guest_node.WITHOUT_VARIABLE: _reason("node", lacking)}
-    archives = [*images.tiny_archives(), images.driver_archive(guest_images.with_modules(guest.prepare()))]
     return {
-        guest_node.ARCHIVES_VARIABLE: os.pathsep.join(map(str, archives)),
+        guest_node.STOCK_VARIABLE: str(guest_images.stock(guest.prepare())),
         far_plane.VARIABLE: stack.enter_context(far_plane.on_host(Path(os.environ[machine.ASSETS_VARIABLE]))),
         machine.KUBELET_VARIABLE: str(machine.kubelet_program().parent),
     }

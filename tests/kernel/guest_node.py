@@ -9,6 +9,7 @@ import contextlib
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.node.machine import Machine
 from tests.node.patience import wait_until
 from tests.node.place import Place
 
-ARCHIVES_VARIABLE = "GUEST_NODE_ARCHIVES"
+STOCK_VARIABLE = "GUEST_NODE_STOCK"
 WITHOUT_VARIABLE = "GUEST_WITHOUT_NODE"
 
 FOLDER = Path("/node")
@@ -35,16 +36,15 @@ WATCH_S = 3600
 def say(what: str) -> None:
     """To the console, past pytest: the host ends a guest that says nothing for too long."""
     with CONSOLE.open("w") as console:
-        console.write(f"node: {what}\n")
+        console.write(f"node, {time.monotonic():.0f} s: {what}\n")
 
 
 @contextlib.contextmanager
 def driver_node() -> Iterator[Drivers]:
     """The node with the driver of deploy/ installed, as long as the context lasts. The modules stay loaded."""
     require_guest()
-    archives = [Path(one) for one in os.environ[ARCHIVES_VARIABLE].split(os.pathsep)]
-    place = Place(FOLDER, has_stand_ins=False, say=say)
-    with _tmpfs(), Machine(place, lambda: archives, far_plane.in_guest) as machine, _heeding(machine.api, PODS, _tell):
+    place = Place(FOLDER, has_stand_ins=False, stock=Path(os.environ[STOCK_VARIABLE]), say=say)
+    with _tmpfs(), Machine(place, list, far_plane.in_guest) as machine, _heeding(machine.api, PODS, _tell):
         drivers = Drivers(machine)
         drivers.install()
         yield drivers

@@ -24,12 +24,14 @@ class Place:
     """Where a node is, and whose kernel it runs on.
 
     `folder` holds its state, on a file system that overlayfs can write to, and its logs. With `has_stand_ins` its
-    modules and devices are made up, because the kernel belongs to others; without, they are the kernel's. `say` is told
-    what has come about on the node.
+    modules and devices are made up, because the kernel belongs to others; without, they are the kernel's. `stock` is
+    what `Containers.packed_to` has packed: images that need not be loaded. `say` is told what has come about on the
+    node.
     """
 
     folder: Path
     has_stand_ins: bool
+    stock: Path | None = None
     say: Callable[[str], None] = _nothing
 
     def modules(self, root: Path) -> Path:
