@@ -43,7 +43,8 @@ def say(what: str) -> None:
 def driver_node() -> Iterator[Drivers]:
     """The node with the driver of deploy/ installed, as long as the context lasts. The modules stay loaded."""
     require_guest()
-    place = Place(FOLDER, has_stand_ins=False, stock=Path(os.environ[STOCK_VARIABLE]), say=say)
+    stock = Path(os.environ[STOCK_VARIABLE])
+    place = Place(FOLDER, has_stand_ins=False, stock=stock, node_status_every="10s", say=say)
     with _tmpfs(), Machine(place, list, far_plane.in_guest) as machine, _heeding(machine.api, PODS, _tell):
         drivers = Drivers(machine)
         drivers.install()

@@ -98,7 +98,12 @@ def holding_device(drivers: Drivers) -> Iterator[Daemon]:
 
 
 def last_words(drivers: Drivers) -> str:
-    """The termination message of the init container's last run; "" where there was none."""
+    """The termination message of the init container's last run, waited for."""
+    drivers.wait(lambda: _told(drivers), "the kubelet reports what the run said last")
+    return _told(drivers)
+
+
+def _told(drivers: Drivers) -> str:
     pod = drivers.pod()
     if pod is None:
         return ""
@@ -108,4 +113,4 @@ def last_words(drivers: Drivers) -> str:
 
 def wait_retried(drivers: Drivers, times: int) -> None:
     """Wait until the kubelet has started the run so often again."""
-    wait_until(lambda: (pod := drivers.pod()) and pod.restarts >= times, f"{times} retries")
+    drivers.wait(lambda: (pod := drivers.pod()) and pod.restarts >= times, f"{times} retries")

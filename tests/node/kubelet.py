@@ -32,7 +32,7 @@ class Kubelet:
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{namespaces.group}",
             "failSwapOn": False,
-            "nodeStatusUpdateFrequency": "1s",  # the default, 10 s, is waited for at every start
+            "nodeStatusUpdateFrequency": namespaces.place.node_status_every,
             "nodeStatusReportFrequency": "5m",  # the default where the other one is not set
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,

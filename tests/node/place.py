@@ -25,13 +25,14 @@ class Place:
 
     `folder` holds its state, on a file system that overlayfs can write to, and its logs. With `has_stand_ins` its
     modules and devices are made up, because the kernel belongs to others; without, they are the kernel's. `stock` is
-    what `Containers.packed_to` has packed: images that need not be loaded. `say` is told what has come about on the
-    node.
+    what `Containers.packed_to` has packed: images that need not be loaded. `node_status_every` is how often the kubelet
+    looks at its Node. `say` is told what has come about on the node.
     """
 
     folder: Path
     has_stand_ins: bool
     stock: Path | None = None
+    node_status_every: str = "1s"  # the kubelet's default, 10 s, is waited for at every start
     say: Callable[[str], None] = _nothing
 
     def modules(self, root: Path) -> Path:
