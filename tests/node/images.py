@@ -7,6 +7,7 @@ the product.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -14,7 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,10 +52,9 @@ int main(void) { signal(SIGTERM, leave); signal(SIGINT, leave); signal(SIGCHLD, 
 def tiny_archives() -> list[Path]:
     """The sandbox's image, and one whose containers do what they are told by a busybox shell."""
     archive = FOLDER / "images/tiny.tar"
-    archive.parent.mkdir(parents=True, exist_ok=True)
     busybox = shutil.which("busybox")
     assert busybox
-    with tempfile.TemporaryDirectory() as made:
+    with _alone(archive.parent), tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         source, program = folder / "pause.c", folder / "pause"
         source.write_text(_PAUSE_SOURCE)
@@ -99,9 +99,7 @@ def driver_archive(laid: Laid) -> Path:
     image = builder.built()
     state = image.name.rpartition(":")[2]
     archive = FOLDER / "images" / f"{laid.kind}-{state}-{laid.key()}.tar"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with (archive.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _alone(archive.parent):
         if not archive.exists():
             for old in archive.parent.glob(f"{laid.kind}-*.tar"):
                 old.unlink()
@@ -110,6 +108,15 @@ def driver_archive(laid: Laid) -> Path:
                 _export(image, plain)
             _write_archive(plain, laid, archive)
     return archive
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """In this folder; two tiers that need images may run beside each other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _export(image: builder.Image, plain: Path) -> None:

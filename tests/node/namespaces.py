@@ -169,15 +169,17 @@ def _locked(path: Path) -> IO[str]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What nodes of this folder left whose keeper was killed, and all but the youngest logs."""
+    """What nodes of this folder left whose keeper was killed, and all but the youngest logs of those that ended."""
+    alive = set()
     for lock_file in (folder / "states").glob("*.lock"):
         with lock_file.open("r+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                alive.add(lock_file.stem)
                 continue
             node_keeper.remove_groups(f"{GROUP_PREFIX}{lock_file.stem}")
             shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
             lock_file.unlink()
-    for old in sorted((folder / "logs").iterdir())[:-LOGS_KEPT]:
+    for old in sorted(one for one in (folder / "logs").iterdir() if one.name not in alive)[:-LOGS_KEPT]:
         shutil.rmtree(old)
