@@ -232,6 +232,30 @@ REBOOTER = (
     REBOOT_GRACE,
 )
 
+ROLLOUT_NAMESPACE = text(
+    "ROLLOUT_NAMESPACE",
+    "Namespace of the rollouts, of their DaemonSets and of the Lease. Default: that of the pod or of the kubeconfig's "
+    "context, else the profile's.",
+    name="namespace",
+    short="-n",
+)
+ROLLOUT_LEASE = text(
+    "ROLLOUT_LEASE",
+    "Lease that the leading controller holds. Controllers with different Leases do not exclude each other.",
+    default="driver-manager-rollout",
+    name="lease_name",
+)
+ROLLOUT_STATUS_ADDR = text(
+    "ROLLOUT_STATUS_ADDR",
+    "Serve /metrics, /healthz and /readyz here, e.g. :9402. Default: off.",
+    name="status_addr",
+)
+ROLLOUT = (
+    ROLLOUT_NAMESPACE,
+    ROLLOUT_LEASE,
+    ROLLOUT_STATUS_ADDR,
+)
+
 LOG_FORMAT = choice("LOG_FORMAT", ("auto", "text", "json"), "auto: text on a terminal, else JSON.", default="auto")
 LOG_LEVEL = choice("LOG_LEVEL", ("debug", "info", "warning", "error"), "Least level.", default="info")
 TERMINATION_LOG = file(
@@ -258,6 +282,7 @@ HEADINGS: tuple[tuple[str, tuple[AnySetting, ...]], ...] = (
     ("Pods that use the accelerator", WORKLOADS),
     ("Health", HEALTH),
     ("Reboots", REBOOTER),
+    ("Rollouts", ROLLOUT),
     ("Node, cluster and host", (*CLUSTER, *HOST)),
     ("Log", LOGGING),
 )
@@ -284,6 +309,9 @@ COMMON: frozenset[AnySetting] = frozenset(
         MAX_CONCURRENT_REBOOTS,
         REBOOT_WINDOWS,
         REBOOT_EVICT,
+        ROLLOUT_NAMESPACE,
+        ROLLOUT_LEASE,
+        ROLLOUT_STATUS_ADDR,
         NODE_NAME,
         KUBECONFIG,
         DRIVER_PROFILE,

@@ -44,7 +44,8 @@ class SettingOption(click.Option):
         notes = ", ".join([setting.env, *setting.also]) if is_whole else setting.env
         if setting.default not in (None, False):
             notes += f"; default: {setting.default}"
-        return setting.flag + takes, f"{text}  [{notes}]"
+        flag = ", ".join(filter(None, (setting.short, setting.flag)))
+        return flag + takes, f"{text}  [{notes}]"
 
 
 class ScreenCommand(click.Command):

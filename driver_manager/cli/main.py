@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ import click
 
 from driver_manager import schemas
 from driver_manager.adapters.report.log import LogForm
+from driver_manager.cli.lazy import LazyGroup
 from driver_manager.cli.printing import is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
 from driver_manager.domain.setting import Setting
@@ -28,6 +28,7 @@ COMMANDS = {
     "holders": ("driver_manager.cli.holders", "holders_command"),
     "restore": ("driver_manager.cli.restore", "restore_command"),
     "health-watch": ("driver_manager.cli.health_watch", "health_watch_command"),
+    "rollout": ("driver_manager.cli.rollout", "rollout_group"),
     "sandbox": ("driver_manager.cli.sandbox", "sandbox_command"),
     "completion": ("driver_manager.cli.completion", "completion_command"),
 }
@@ -35,26 +36,23 @@ COMMANDS = {
 EPILOG = "Exit codes: " + " · ".join(f"{code.value} {text}" for code, text in EXIT_MEANINGS.items())
 
 
-class LazyGroup(click.Group):
-    """Imports a command when it is used: a small command must not pay for the others' libraries."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table."""
-        return list(COMMANDS)
+class Commands(LazyGroup):
+    """All commands, also by the names that vendors' own managers have for them."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now; None if there is none of that name, be it a vendor's."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             from driver_manager.cli import vendor_commands  # noqa: PLC0415  # our own names need no profiles
 
             return vendor_commands.find(cmd_name, lambda ours: self.get_command(ctx, ours))
-        module, attribute = COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(
-    cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands,
+    table=COMMANDS,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="driver-manager", prog_name="driver-manager")
 def cli() -> None:

@@ -83,7 +83,7 @@ def with_options(*groups: tuple[AnySetting, ...]) -> Callable[[Callable[..., R]]
         made: Callable[..., R] = with_values
         for setting in reversed(settings):
             made = click.option(
-                setting.flag,
+                *filter(None, (setting.short, setting.flag)),
                 setting.name,
                 cls=SettingOption,
                 setting=setting,

@@ -12,10 +12,8 @@ import signal
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
-from zoneinfo import ZoneInfo
 
 import click
 
@@ -40,6 +38,7 @@ from driver_manager.cli.wiring import (
     refuse_zero,
     with_shown_state,
 )
+from driver_manager.cli.zones import zone
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.core.reboot.node_drain import NodeDrain
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
@@ -153,14 +152,13 @@ def _profile(values: Values, roots: HostRoots) -> Profile:
 
 def _schedule(values: Values) -> Schedule:
     name = values[settings.REBOOT_TIME_ZONE]
-    try:
-        zone: tzinfo = UTC if name == "UTC" else ZoneInfo(name)
-    except (KeyError, OSError, ValueError) as error:
+    there = zone(name)
+    if there is None:
         raise ConfigError(
             f"there is no time zone {name!r} here", "Set REBOOT_TIME_ZONE to a name such as Europe/Berlin, or UTC."
-        ) from error
+        )
     try:
-        return windows.parse(values[settings.REBOOT_WINDOWS], zone)
+        return windows.parse(values[settings.REBOOT_WINDOWS], there)
     except ValueError as error:
         raise ConfigError(str(error), "Mend REBOOT_WINDOWS (--reboot-windows).") from error
 

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import json
-import shutil
+import sys
 from typing import Any
 
 import click
 
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, styled
+from driver_manager.cli.screens import FleetScreen, Screen
 from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.sandbox.fleet_runner import run_fleet_story
+from driver_manager.sandbox.fleet_scenarios import FLEET_STORIES
 from driver_manager.sandbox.reboot_runner import run_reboot_story
 from driver_manager.sandbox.reboot_scenarios import REBOOT_STORIES
 from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Story, run_scenario
 from driver_manager.sandbox.scenarios import SCENARIOS
 
-STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES}
+STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES, **FLEET_STORIES}
 
 
 def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """The scenarios that begin so, for a shell's completion."""
     return [name for name in STORIES if name.startswith(incomplete)]
-
-
-class Screen:
-    """Shows the story as plain lines; on standard error where standard output is for machines."""
-
-    def __init__(self, *, to_stderr: bool) -> None:
-        self._err = to_stderr
-
-    def chapter(self, title: str) -> None:
-        """A new part begins."""
-        self.line("")
-        width = min(100, shutil.get_terminal_size().columns)
-        click.echo(styled(f"── {title} ", bold=True) + "─" * max(0, width - len(title) - 4), err=self._err)
-
-    def line(self, text: str) -> None:
-        """One line of it."""
-        click.echo(text, err=self._err)
 
 
 @click.command(cls=ScreenCommand, name="sandbox", short_help="Play a scenario without a cluster and without a device.")
@@ -49,8 +35,9 @@ class Screen:
 def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str) -> int:
     """Play SCENARIO (default: upgrade) on an embedded API server and host tree. Needs no cluster, device or root.
 
-    The real command line runs as its own process, as it would in an init container; only the kernel's tools are
-    stand-ins. Shows the plan, the progress, what the API server saw, and the final state beside the first.
+    The real command line runs as its own process, as it would in a container; only the kernel's tools are stand-ins.
+    Shows the plan, the progress, what the API server saw, and the final state beside the first. In the scenario `fleet`
+    the controller is real, and the runs of one node; the other nodes are played.
     """
     if wants_list:
         listed = [{"name": scenario.name, "tells": scenario.tells} for scenario in STORIES.values()]
@@ -73,20 +60,24 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
 
 
 def _play(name: str, output: str) -> ScenarioReport:
-    screen = Screen(to_stderr=output == "json")
+    screen = FleetScreen(sys.stderr if output == "json" else sys.stdout)
     screen.line(f"sandbox: {name}: {STORIES[name].tells}")
-    report = (
-        run_scenario(SCENARIOS[name], screen) if name in SCENARIOS else run_reboot_story(REBOOT_STORIES[name], screen)
-    )
+    if name in FLEET_STORIES:
+        report = run_fleet_story(FLEET_STORIES[name], screen)
+    elif name in REBOOT_STORIES:
+        report = run_reboot_story(REBOOT_STORIES[name], screen)
+    else:
+        report = run_scenario(SCENARIOS[name], screen)
     _show(report, screen)
     return report
 
 
 def _show(report: ScenarioReport, screen: Screen) -> None:
-    screen.chapter("timeline: what the API server saw (… stands for the deploy labels' common prefix)")
-    for happening in report.timeline:
-        screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
-    screen.chapter("the end beside the beginning")
+    if not report.is_told:
+        screen.chapter("timeline: what the API server saw (… stands for the deploy labels' common prefix)")
+        for happening in report.timeline:
+            screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
+    screen.chapter(f"the end beside the beginning{': ' + report.node if report.node else ''}")
     for row in _rows(report.before, report.after or report.before):
         screen.line(row)
     screen.line("")

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-LOOPS = frozenset({"health-watch", "rebooter"})
+LOOPS = frozenset({"health-watch", "rebooter", "rollout controller"})
 """Commands that take signals by themselves, and end well when told to."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -20,16 +20,23 @@ FIRST_PID = 1
 
 def entry() -> None:
     """The console script: run, and end with the exit code of the wire contract."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _kept(sys.argv[1] if len(sys.argv) > 1 else ""))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _kept(sys.argv[1:3]))
     _fill_streams()
     from driver_manager.cli import main  # noqa: PLC0415  # a tenth of a second, in which a signal may come
 
     main.entry()
 
 
-def _kept(command: str) -> tuple[signal.Signals, ...]:
-    """Signals that wait from now on until the command takes them."""
-    if command in LOOPS:
+def plugin_entry() -> None:
+    """The console script by which kubectl finds `kubectl driver-rollout`: the commands about rollouts."""
+    sys.argv.insert(1, "rollout")
+    entry()
+
+
+def _kept(words: list[str]) -> tuple[signal.Signals, ...]:
+    """Signals that wait from now on until the command takes them, whose first words these are."""
+    command = words[0] if words else ""
+    if {command, " ".join(words)} & LOOPS:
         return SIGNALS
     # Otherwise a run whose pod is deleted as it starts would go on to take the node, until it is killed.
     return (signal.SIGTERM,) if os.getpid() == FIRST_PID and command != NEVER_TAKES else ()

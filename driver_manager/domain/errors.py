@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
     REBOOT_REQUIRED = 9
     STANDING_DOWN = 10
     OWNED_ELSEWHERE = 11
+    ROLLOUT_STUCK = 12
 
 
 EXIT_MEANINGS: dict[ExitCode, str] = {
@@ -39,6 +40,7 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
     ExitCode.REBOOT_REQUIRED: "reboot required",
     ExitCode.STANDING_DOWN: "standing down (host-installed driver, or told to terminate)",
     ExitCode.OWNED_ELSEWHERE: "another run owns the node",
+    ExitCode.ROLLOUT_STUCK: "rollout halted or stalled",
 }
 
 

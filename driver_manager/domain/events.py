@@ -1,4 +1,7 @@
-"""The Events on a Node by their reasons, each with what it says: names that people alert on. Pure."""
+"""The Events on a Node and on a DriverRollout by their reasons, with what each says: people alert on these names.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,15 @@ REBOOT_ESCALATED = "RebootEscalated"
 REBOOT_COMPLETED = "RebootCompleted"
 REBOOT_WITHDRAWN = "RebootWithdrawn"
 REBOOT_FAILED = "RebootFailed"
+NODE_UPGRADE_FAILED = "NodeUpgradeFailed"
+ROLLOUT_STARTED = "RolloutStarted"
+ROLLOUT_WAVE_ENDED = "RolloutWaveEnded"
+ROLLOUT_SOAKING = "RolloutSoaking"
+ROLLOUT_APPROVAL_REQUIRED = "RolloutApprovalRequired"
+ROLLOUT_HALTED = "RolloutHalted"
+ROLLOUT_UNDO = "RolloutUndo"
+ROLLOUT_CANNOT_UNDO = "RolloutCannotUndo"
+ROLLOUT_COMPLETE = "RolloutComplete"
 
 EVENTS: dict[str, str] = {
     DRIVER_RECONCILED: "a run changed something and ended well; what was done and why",
@@ -26,5 +38,18 @@ EVENTS: dict[str, str] = {
     REBOOT_COMPLETED: "the node rebooted, is Ready, and its driver is loaded; how long that took",
     REBOOT_WITHDRAWN: "nothing asks for the reboot any more; what was taken for it was given back",
     REBOOT_FAILED: "the host refused to reboot, or nothing rebooted it; the slot was given back",
+    NODE_UPGRADE_FAILED: "a rollout: the node did not get a ready driver of the new revision; which revision, and why",
 }
-"""Every reason that this program posts."""
+"""Every reason that this program posts on a Node."""
+
+ROLLOUT_EVENTS: dict[str, str] = {
+    ROLLOUT_STARTED: "the DaemonSet has a new revision, and its nodes begin to get it",
+    ROLLOUT_WAVE_ENDED: "no node of the wave waits or is under way any more; how many are done, and how many failed",
+    ROLLOUT_SOAKING: "the soak time after a wave has begun; when it ends",
+    ROLLOUT_APPROVAL_REQUIRED: "somebody has to approve the next wave (`Warning`)",
+    ROLLOUT_HALTED: "no further node starts: too many failed, or the revision failed before (`Warning`)",
+    ROLLOUT_UNDO: "the DaemonSet gets the template of an earlier revision, after a halt or as asked (`Warning`)",
+    ROLLOUT_CANNOT_UNDO: "an undo was asked for, and there is no revision to go back to (`Warning`)",
+    ROLLOUT_COMPLETE: "every node of the rollout runs the revision; how many",
+}
+"""Every reason that this program posts on a DriverRollout."""

@@ -76,8 +76,8 @@ def is_safe_root(path: str) -> bool:
 class NodeKeys:
     """Full names of the label and annotation keys on the Node; empty where the vendor has none.
 
-    `state` and `last_outcome` follow from `journal` where a profile's file does not name them. Without them the Node
-    shows nothing of the driver's state.
+    `state`, `last_outcome` and `rollout` follow from `journal` where a profile's file does not name them. Without the
+    first two the Node shows nothing of the driver's state.
     """
 
     journal: str
@@ -95,6 +95,7 @@ class NodeKeys:
     state: str = ""
     last_outcome: str = ""
     mute_until: str = ""
+    rollout: str = ""
 
     @property
     def names(self) -> frozenset[str]:
@@ -246,6 +247,27 @@ class VendorCommands:
 
 
 @dataclass(frozen=True)
+class UpgradeMetrics:
+    """Names of the metrics that the vendor's operator has for upgrades; empty where it has none.
+
+    `by_state` is one metric with the label `state`, the others are numbers without labels.
+    """
+
+    enabled: str = ""
+    in_progress: str = ""
+    done: str = ""
+    failed: str = ""
+    available: str = ""
+    pending: str = ""
+    by_state: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that there are."""
+        return tuple(name for name in vars(self).values() if name)
+
+
+@dataclass(frozen=True)
 class Profile:
     """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing."""
 
@@ -267,6 +289,7 @@ class Profile:
     host_services: tuple[str, ...] = ()
     probe: Probe | None = field(default=None)
     commands: VendorCommands = field(default_factory=VendorCommands)
+    upgrade_metrics: UpgradeMetrics = field(default_factory=UpgradeMetrics)
 
     @property
     def expected_nodes(self) -> tuple[str, ...]:
@@ -299,6 +322,7 @@ def decode(text: str) -> Profile:
             "deploy": DeployLabels(**body["deploy"]),
             "probe": None if probe is None else Probe(**probe),
             "commands": VendorCommands(**body["commands"]),
+            "upgrade_metrics": UpgradeMetrics(**body["upgrade_metrics"]),
         }
     )
 

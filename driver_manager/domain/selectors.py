@@ -10,7 +10,8 @@ _TERM = re.compile(
     r"(?P<absent>!)?\s*(?P<key>[^\s!=(),]+)\s*"
     r"(?:(?P<op>!=|==|=)\s*(?P<value>[^\s!=(),]*)|\s(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?"
 )
-_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+KEY_PATTERN = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_KEY = re.compile(KEY_PATTERN)
 _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 """Names and values of labels (k8s.io/apimachinery validation.IsQualifiedName, IsValidLabelValue)."""
 

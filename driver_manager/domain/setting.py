@@ -31,7 +31,8 @@ class SettingKind(Enum):
 class Setting(Generic[T_co]):
     """One option whose value is a T. `default` is in the option's written form; `unset` is its value without one.
 
-    `name` is the flag's, with underscores. `also` are other names of the variable, read after it.
+    `name` is the flag's, with underscores; `short` is its one letter, with the dash, "" without one. `also` are other
+    names of the variable, read after it.
     """
 
     env: str
@@ -42,6 +43,7 @@ class Setting(Generic[T_co]):
     default: str | bool | None = None
     choices: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    short: str = ""
 
     @property
     def flag(self) -> str:
@@ -52,11 +54,17 @@ class Setting(Generic[T_co]):
 AnySetting = Setting[Any]
 
 
-def text(
-    env: str, meaning: str, *, default: str | None = None, name: str = "", also: tuple[str, ...] = ()
+def text(  # noqa: PLR0913  # what an option may have; all but two by keyword
+    env: str,
+    meaning: str,
+    *,
+    default: str | None = None,
+    name: str = "",
+    also: tuple[str, ...] = (),
+    short: str = "",
 ) -> Setting[str]:
     """An option that takes a text; "" when unset."""
-    return Setting(env, SettingKind.TEXT, meaning, name or env.lower(), "", default, also=also)
+    return Setting(env, SettingKind.TEXT, meaning, name or env.lower(), "", default, also=also, short=short)
 
 
 def file(env: str, meaning: str, *, default: str | None = None, name: str = "") -> Setting[str]:

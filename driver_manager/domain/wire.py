@@ -66,11 +66,11 @@ class Form:
         called = "version" if self.key == "v" else self.key
         version = value.get(self.key)
         if type(version) is not int or version < 1:
-            raise self.refused(f"{called} is {_shown(version)}, expected a whole number from 1")
+            raise self.refused(f"{called} is {in_brief(version)}, expected a whole number from 1")
         if version > self.version:
             raise self.unreadable(
-                f"{self.name} cannot be read: version {_shown(version)} is newer than this driver-manager, "
-                f"which knows up to {self.version} ({called} is {_shown(version)})",
+                f"{self.name} cannot be read: version {in_brief(version)} is newer than this driver-manager, "
+                f"which knows up to {self.version} ({called} is {in_brief(version)})",
                 "Run a driver-manager at least as new as the one that wrote it; nothing was changed.",
             )
         return Fields(self, value)
@@ -173,7 +173,7 @@ class Fields:
 
     def bad(self, key: str, expected: str) -> ConfigError:
         """The error for a field that is not what was expected."""
-        return self._refused(f"{self.at}{key} is {_shown(self.body.get(key))}, expected {expected}")
+        return self._refused(f"{self.at}{key} is {in_brief(self.body.get(key))}, expected {expected}")
 
     def _items(self, key: str, kind: type, of: str, default: tuple[Any, ...] | None = None) -> tuple[Any, ...]:
         if default is not None and key not in self.body:
@@ -192,7 +192,8 @@ class Fields:
         return self.form.refused(why)
 
 
-def _shown(value: Any) -> str:
+def in_brief(value: Any) -> str:
+    """A JSON value for a message, cut where it is long."""
     match value:
         case dict():
             return OBJECT

@@ -19,6 +19,7 @@ from typing import Any
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.probe_output import PARSERS
+from driver_manager.domain.metrics import PREFIX
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.profile import Profile, Strategy, is_safe_root
 
@@ -99,7 +100,7 @@ def parse(text: str, where: str) -> Profile:
     return profile
 
 
-_DERIVED = ("state", "last_outcome", "mute_until")
+_DERIVED = ("state", "last_outcome", "mute_until", "rollout")
 _JOURNAL_END = ".journal"
 _OWN_NAME = "driver-manager"
 
@@ -124,6 +125,9 @@ _PREFIXED_KEY = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A
 
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_][A-Za-z0-9_.*?\[\]!:-]*(/[A-Za-z0-9_.*?\[\]!:-]+)*")
 _MODULE = re.compile(r"[A-Za-z0-9_]{3}")
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+"""Names of metrics (prometheus.io, Data model)."""
+
 _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]*\.service")
 
 
@@ -198,6 +202,12 @@ def _check_names(profile: Profile, where: str) -> None:
     for name in profile.host_services:
         if not _SERVICE.fullmatch(name):
             raise _bad(where, "host_services", name, "the name of a systemd service")
+    metrics = profile.upgrade_metrics.names
+    for name in metrics:
+        if not _METRIC.fullmatch(name) or name.startswith(PREFIX):
+            raise _bad(where, "upgrade_metrics", name, "the name of a metric of somebody else's")
+    if len(set(metrics)) != len(metrics):
+        raise _bad(where, "upgrade_metrics", metrics, "a different name for each")
 
 
 def may_pause(key: str) -> bool:

@@ -1,13 +1,14 @@
 """The sandbox cluster's HTTP side: routes, authentication, patches, watches, and a record of the requests.
 
-Owns what a real API server decides about a request; what it decides about an object is the store's. Lists come whole
-(`limit` is ignored); server-side apply, delete-collection and protobuf are not served.
+Owns what a real API server decides about a request; what it decides about an object is the store's. Later pages of a
+list show what is there by then; server-side apply, delete-collection and protobuf are not served.
 Must not import anything but the standard library and the sandbox.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import threading
 import time
@@ -18,9 +19,10 @@ from typing import Any, Self
 
 from driver_manager.sandbox.controllers import refuse_eviction
 from driver_manager.sandbox.http import HttpServer
-from driver_manager.sandbox.patches import PATCHES, json_patch
+from driver_manager.sandbox.kinds import ResourceKind
+from driver_manager.sandbox.patches import PATCHES, STRATEGIC, json_patch
 from driver_manager.sandbox.requests import NOT_ALLOWED, REVIEW, RequestRecord, SandboxRequest
-from driver_manager.sandbox.store import ApiError, Event, Match, Obj, ResourceKind, Store, conflict, selection
+from driver_manager.sandbox.store import ApiError, Event, Match, Obj, Store, conflict, selection
 
 _WATCH_LIMIT_S = 1800.0
 
@@ -129,6 +131,8 @@ class ApiServer:
             return self._review(body, request.user)
         if request.kind.plural == "pods":
             body["status"] = {"phase": "Pending"}
+        elif request.kind.is_custom:
+            body.pop("status", None)
         return self.store.create(request.kind.plural, body, dry_run=request.is_dry_run)
 
     def _change(self, request: SandboxRequest) -> Obj:
@@ -143,12 +147,13 @@ class ApiServer:
 
     def _list(self, request: SandboxRequest) -> Obj:
         kind, fields, labels = request.kind, request.option("fieldSelector"), request.option("labelSelector")
-        found, revision = self.store.list_objects(
+        found, revision = self.store.find_objects(
             kind.plural, namespace=request.namespace, fields=fields, labels=labels
         )
-        # Items of a typed list carry neither kind nor apiVersion on the real server.
-        items = [{key: value for key, value in obj.items() if key not in ("kind", "apiVersion")} for obj in found]
-        metadata = {"resourceVersion": str(revision)}
+        found, metadata = _page(found, revision, request.option("limit"), request.option("continue"))
+        # Items of a typed list carry neither kind nor apiVersion on the real server, those of a user's kind do.
+        left_out = () if kind.is_custom else ("kind", "apiVersion")
+        items = [{key: value for key, value in obj.items() if key not in left_out} for obj in found]
         return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
 
     def _review(self, review: Obj, user: str) -> Obj:
@@ -250,14 +255,38 @@ _ACTIONS: dict[tuple[str, str], Callable[[ApiServer, SandboxRequest], Obj]] = {
 }
 
 
+def _page(found: list[Obj], revision: int, limit: str, token: str) -> tuple[list[Obj], Obj]:
+    """The objects of one page, and the list's metadata. Raises ApiError 400.
+
+    A token is the revision of the first page, which is that of the whole list, and the last object of the page before.
+    """
+    if not (limit or "0").isdigit() or not re.fullmatch(r"(\d+ \S* \S+)?", token):
+        raise ApiError(400, "BadRequest", f"limit is a number and continue a token of ours, not {limit}, {token}")
+    if token:
+        first, *last = token.split(" ")
+        revision, found = int(first), [obj for obj in found if _place(obj) > tuple(last)]
+    size = int(limit or 0) or len(found)
+    page, metadata = found[:size], {"resourceVersion": str(revision)}
+    if len(found) > size:
+        metadata["continue"] = " ".join((str(revision), *_place(page[-1])))
+    return page, metadata
+
+
+def _place(obj: Obj) -> tuple[str, str]:
+    """Where an object stands in a list."""
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
 def _change_of(request: SandboxRequest) -> Callable[[Obj], Obj]:
     if request.verb == "update":
         body = request.object()
         return lambda _: body
-    apply = PATCHES.get(request.content_type)
+    # Of a user's kind nobody knows how lists are merged.
+    served = {kind: apply for kind, apply in PATCHES.items() if not (request.kind.is_custom and kind == STRATEGIC)}
+    apply = served.get(request.content_type)
     if apply is None:
         message = "the body of the request was in an unknown format - accepted media types include: "
-        raise ApiError(415, "UnsupportedMediaType", message + ", ".join(PATCHES))
+        raise ApiError(415, "UnsupportedMediaType", message + ", ".join(served))
     if not isinstance(request.body, dict | list) or (apply is not json_patch and isinstance(request.body, list)):
         raise ApiError(400, "BadRequest", "the patch is not of the form its content type says")
     return lambda obj: apply(obj, request.body)

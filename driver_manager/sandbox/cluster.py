@@ -213,20 +213,8 @@ class SandboxCluster:
         return {"metadata": {"name": NODE, "labels": labels}, "status": _status(self.tree, is_ready=True)}
 
     def _daemonset(self, name: str, key: str, digest: str | None = None) -> None:
-        spec: dict[str, Any] = {
-            "nodeSelector": {key: "true"},
-            "containers": [{"name": "main", "image": f"sandbox/{name}:1"}],
-            "terminationGracePeriodSeconds": 30,
-        }
-        if digest is not None:
-            environment = [{"name": "DRIVER_CONFIG_DIGEST", "value": digest}]
-            spec["initContainers"] = [{"name": "k8s-driver-manager", "image": "driver-manager", "env": environment}]
-        template = {"metadata": {"labels": {"app": name}}, "spec": spec}
-        body = {
-            "metadata": {"name": name, "namespace": self.namespace},
-            "spec": {"selector": {"matchLabels": {"app": name}}, "template": template},
-        }
-        self.store.create("daemonsets", body)
+        env = {"DRIVER_CONFIG_DIGEST": digest} if digest is not None else None
+        self.store.create("daemonsets", daemon_set(name, self.namespace, {key: "true"}, pod_template(name, env)))
 
     def _await_pods(self) -> None:
         """Wait until every pod runs; the driver's stays Pending in its init container. Raises RuntimeError."""
@@ -251,6 +239,31 @@ class SandboxCluster:
         """Take a pod away at once, as a kubelet does when its containers have ended."""
         with contextlib.suppress(ApiError):
             self.store.delete("pods", name, namespace=self.namespace, grace_s=0)
+
+
+def pod_template(name: str, env: dict[str, str] | None = None, version: str = "1") -> dict[str, Any]:
+    """The template of pods with one container; with `env` an init container before it, which has that environment."""
+    spec: dict[str, Any] = {
+        "containers": [{"name": "main", "image": f"sandbox/{name}:{version}"}],
+        "terminationGracePeriodSeconds": 30,
+    }
+    if env is not None:
+        listed = [{"name": variable, "value": value} for variable, value in env.items()]
+        spec["initContainers"] = [{"name": "k8s-driver-manager", "image": "driver-manager", "env": listed}]
+    return {"metadata": {"labels": {"app": name}}, "spec": spec}
+
+
+def daemon_set(name: str, namespace: str, nodes: dict[str, str], template: dict[str, Any]) -> dict[str, Any]:
+    """A DaemonSet of pods from `template` on the `nodes` with these labels, which change when they are deleted."""
+    spec = {**template["spec"], "nodeSelector": nodes}
+    return {
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "selector": {"matchLabels": template["metadata"]["labels"]},
+            "updateStrategy": {"type": "OnDelete"},
+            "template": {**template, "spec": spec},
+        },
+    }
 
 
 def _status(tree: HostTree, *, is_ready: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Stand-ins for the parties that act on a cluster's objects: DaemonSet controller, kubelets, disruption controller.
 
 Owns when operand pods come and go in the sandbox. Each controller is one thread that blocks on the store's events.
-Must not import the API server, a client, or anything outside the standard library and the store.
+Must not import the API server, a client, or anything else than the standard library, the store and the revisions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from driver_manager.sandbox.revisions import REVISION_LABEL, hash_of, observe, owned_by
 from driver_manager.sandbox.store import ApiError, Event, Obj, Store, timestamp
 
 STOP_SECONDS_ANNOTATION = "sandbox/stop-seconds"
@@ -56,8 +57,10 @@ class Controller:
 class DaemonSetController(Controller):
     """Keeps one pod of each DaemonSet on every node that the template's nodeSelector matches.
 
-    As the real one, it waits for a terminating pod to be gone before it makes the next. Affinity, taints, updates of
-    the template and the DaemonSet's own status are not looked at. Pods of a deleted DaemonSet or node go too.
+    As the real one, it waits for a terminating pod to be gone before it makes the next, from the newest template then,
+    and keeps a ControllerRevision of each template. A pod of an older one stays until somebody deletes it, as
+    `OnDelete` has it; no other updateStrategy is played. Affinity and taints are not looked at, and of the status only
+    the nodes that should have a pod are counted. Pods of a deleted DaemonSet or node go too.
     """
 
     resources = ("daemonsets", "nodes", "pods")
@@ -65,23 +68,28 @@ class DaemonSetController(Controller):
     def _handle(self, events: Sequence[Event]) -> float:
         names = {event.obj["metadata"]["name"] for event in events if event.resource == "nodes"}
         names |= {event.obj["spec"].get("nodeName", "") for event in events if event.resource == "pods"}
-        daemonsets, _ = self._store.list_objects("daemonsets")
-        nodes = {node["metadata"]["name"]: node for node in self._store.list_objects("nodes")[0]}
+        # Without copies, which would cost more than all the rest where there are thousands of nodes.
+        found = [(event.resource, event.obj) for event in self._store.snapshot(self.resources)[0]]
+        daemonsets = [obj for resource, obj in found if resource == "daemonsets"]
+        nodes = {obj["metadata"]["name"]: obj for resource, obj in found if resource == "nodes"}
+        pods: dict[str, list[Obj]] = {}
+        for pod in (obj for resource, obj in found if resource == "pods"):
+            pods.setdefault(pod["spec"].get("nodeName", ""), []).append(pod)
         if any(event.resource == "daemonsets" for event in events):
             names |= set(nodes)
+        if any(event.resource != "pods" for event in events):
+            for daemonset in daemonsets:
+                desired = sum(_is_wanted(daemonset, node) for node in nodes.values())
+                with contextlib.suppress(ApiError):  # gone already
+                    observe(self._store, daemonset, desired)
         for name in filter(None, names):
-            self._reconcile(name, nodes.get(name), daemonsets)
+            self._reconcile(name, nodes.get(name), daemonsets, pods.get(name, ()))
         return _IDLE_S
 
-    def _reconcile(self, name: str, node: Obj | None, daemonsets: Iterable[Obj]) -> None:
-        labels = node["metadata"].get("labels", {}) if node else {}
-        wanted = {}
-        for daemonset in daemonsets:
-            selector = daemonset["spec"]["template"].get("spec", {}).get("nodeSelector") or {}
-            if node and selector.items() <= labels.items():
-                wanted[daemonset["metadata"]["uid"]] = daemonset
+    def _reconcile(self, name: str, node: Obj | None, daemonsets: Iterable[Obj], pods: Iterable[Obj]) -> None:
+        wanted = {one["metadata"]["uid"]: one for one in daemonsets if node and _is_wanted(one, node)}
         present = set()
-        for pod in self._store.list_objects("pods", fields=f"spec.nodeName={name}")[0]:
+        for pod in pods:
             owner = _daemonset_uid(pod)
             present.add(owner)
             if owner and owner not in wanted and "deletionTimestamp" not in pod["metadata"]:
@@ -91,6 +99,12 @@ class DaemonSetController(Controller):
                 self._store.create("pods", _daemon_pod(daemonset, name))
 
 
+def _is_wanted(daemonset: Obj, node: Obj) -> bool:
+    """Whether a pod of the DaemonSet should be on the node."""
+    selector = daemonset["spec"]["template"].get("spec", {}).get("nodeSelector") or {}
+    return bool(selector.items() <= node["metadata"].get("labels", {}).items())
+
+
 def _daemonset_uid(pod: Obj) -> str:
     owners = pod["metadata"].get("ownerReferences", [])
     return next((owner["uid"] for owner in owners if owner.get("controller") and owner["kind"] == "DaemonSet"), "")
@@ -98,18 +112,12 @@ def _daemonset_uid(pod: Obj) -> str:
 
 def _daemon_pod(daemonset: Obj, node: str) -> Obj:
     metadata, template = daemonset["metadata"], daemonset["spec"]["template"]
-    owner = {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    copied = {key: template.get("metadata", {}).get(key, {}) for key in ("labels", "annotations")}
-    place = {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"], "ownerReferences": [owner]}
+    told = template.get("metadata", {})
+    labels = {**told.get("labels", {}), REVISION_LABEL: hash_of(template)}
+    place = {"generateName": f"{metadata['name']}-", "namespace": metadata["namespace"]}
+    named = {"labels": labels, "annotations": told.get("annotations", {}), "ownerReferences": [owned_by(daemonset)]}
     spec = {**template.get("spec", {}), "nodeName": node}
-    return {"metadata": copied | place, "spec": spec, "status": {"phase": "Pending"}}
+    return {"metadata": named | place, "spec": spec, "status": {"phase": "Pending"}}
 
 
 def _delete(store: Store, pod: Obj, *, grace_s: int | None) -> None:
@@ -150,7 +158,7 @@ class Kubelet(Controller):
             if due.action == "stop":
                 _delete(self._store, due.pod, grace_s=0)
             else:
-                self._start(due.pod)
+                run_pod(self._store, due.pod)
         return max(0.0, min([_IDLE_S, *(due.at_s - now_s for due in self._due.values())]))
 
     def _consider(self, event: Event) -> None:
@@ -167,23 +175,29 @@ class Kubelet(Controller):
         elif not known and _may_start(pod):
             self._due[uid] = _Due(time.monotonic() + self._start_s, "start", "", pod)
 
-    def _start(self, pod: Obj) -> None:
-        now, metadata = timestamp(), pod["metadata"]
-        containers = [
-            {"name": container["name"], "ready": True, "restartCount": 0, "state": {"running": {"startedAt": now}}}
-            for container in pod["spec"].get("containers", [])
-        ]
-        conditions = [
-            {"type": kind, "status": "True", "lastTransitionTime": now} for kind in ("Ready", "ContainersReady")
-        ]
-        status = {"phase": "Running", "startTime": now, "conditions": conditions, "containerStatuses": containers}
 
-        def run(current: Obj) -> Obj:
-            current["metadata"]["uid"] = metadata["uid"]
-            return current | {"status": status}
+def run_pod(store: Store, pod: Obj) -> None:
+    """Let all containers of the pod run and be ready, unless it is gone."""
+    now = timestamp()
+    containers = [
+        {"name": container["name"], "ready": True, "restartCount": 0, "state": {"running": {"startedAt": now}}}
+        for container in pod["spec"].get("containers", [])
+    ]
+    conditions = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in ("Ready", "ContainersReady")]
+    status = {"phase": "Running", "startTime": now, "conditions": conditions, "containerStatuses": containers}
+    set_status(store, pod, status)
 
-        with contextlib.suppress(ApiError):  # gone already, or another pod of that name
-            self._store.patch("pods", metadata["name"], run, namespace=metadata["namespace"], status=True)
+
+def set_status(store: Store, pod: Obj, status: Obj) -> None:
+    """Let the pod, by its uid, have this status, unless it is gone."""
+    metadata = pod["metadata"]
+
+    def change(current: Obj) -> Obj:
+        current["metadata"]["uid"] = metadata["uid"]
+        return current | {"status": status}
+
+    with contextlib.suppress(ApiError):  # gone already, or another pod of that name
+        store.patch("pods", metadata["name"], change, namespace=metadata["namespace"], status=True)
 
 
 def _may_start(pod: Obj) -> bool:

@@ -15,8 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+from driver_manager.sandbox.kinds import ResourceKind
 from driver_manager.sandbox.requests import SERVED, VERBS, RequestRecord, SandboxRequest, route
-from driver_manager.sandbox.store import ApiError, Obj, ResourceKind
+from driver_manager.sandbox.store import ApiError, Obj
 
 _OPEN_PATHS = ("/version", "/readyz", "/livez", "/healthz")
 

@@ -73,8 +73,9 @@ def _apply_operation(document: Obj, operation: Obj) -> None:
             raise ValueError(operation)
 
 
+STRATEGIC = "application/strategic-merge-patch+json"
 PATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "application/merge-patch+json": merge_patch,
     "application/json-patch+json": json_patch,
-    "application/strategic-merge-patch+json": strategic_merge_patch,
+    STRATEGIC: strategic_merge_patch,
 }

@@ -5,12 +5,9 @@ Owns what the hardware, the kubelet and the administrator do. Prints nothing: a 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +22,7 @@ from driver_manager.domain.reboot.patches import APPROVED
 from driver_manager.domain.reboot.record import Record, decode
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
+from driver_manager.sandbox.containers import Container, environment
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.reboot_scenarios import RebootStory
 from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Show
@@ -53,49 +51,26 @@ class Machine:
         self.marker = self.tree.root / self.tree.profile.paths.reboot_marker.lstrip("/")
         self._show = show
         self._prefix = prefix
-        self._processes: list[tuple[subprocess.Popen[str], threading.Thread]] = []
+        self._loops: list[Container] = []
 
     def environment(self, kubeconfig: Path, env: dict[str, str]) -> dict[str, str]:
         """What the container of a driver-manager has here."""
-        return {
-            "PATH": f"{self.tree.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            "LC_ALL": "C.UTF-8",
-            "KUBECONFIG": str(kubeconfig),
-            "NODE_NAME": self.name,
-            "HOST_ROOT": str(self.tree.root),
-            "LOG_FORMAT": "text",
-            "TERMINATION_LOG": str(self.tree.root / "termination-log"),
-            **env,
-        }
+        return environment(self.tree, kubeconfig, self.name, env)
 
     def start(self, command: list[str], env: dict[str, str]) -> None:
         """The container of a loop starts."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "driver_manager", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-            cwd=self.tree.root,
-        )
-        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
-        reader.start()
-        self._processes.append((process, reader))
+        self._loops.append(Container(command, env, self.tree.root, lambda line: self._show.line(self._prefix + line)))
 
     def stop(self) -> None:
         """The loops are gone, as everything is when the power is."""
-        for process, reader in self._processes:
-            process.kill()
-            process.wait()
-            reader.join()
-        self._processes.clear()
+        for loop in self._loops:
+            loop.kill()
+        self._loops.clear()
 
     @property
     def has_ended(self) -> bool:
         """Whether a loop ended by itself, which it never should."""
-        return any(process.poll() is not None for process, _ in self._processes)
+        return any(loop.has_ended for loop in self._loops)
 
     @property
     def is_watched(self) -> bool:
@@ -131,12 +106,6 @@ class Machine:
     def is_settled(self) -> bool:
         """Whether its rebooter has nothing under way."""
         return self.record.is_empty and not self.marker.exists()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None  # noqa: S101  # a pipe was asked for
-        with contextlib.suppress(BrokenPipeError):  # nobody reads any more: the story's own next line says so
-            for line in process.stdout:
-                self._show.line(self._prefix + line.rstrip())
 
 
 def run_reboot_story(story: RebootStory, show: Show) -> ScenarioReport:

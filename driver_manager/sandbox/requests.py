@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from driver_manager.sandbox.store import KINDS, ApiError, Obj, ResourceKind
+from driver_manager.sandbox.kinds import KINDS, ResourceKind
+from driver_manager.sandbox.store import ApiError, Obj
 
 REVIEW = ResourceKind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
 SERVED = (*KINDS.values(), REVIEW)

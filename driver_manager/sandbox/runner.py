@@ -5,7 +5,6 @@ Owns the processes, the timeline and the comparison with how it has to end. Prin
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from driver_manager.domain.errors import ExitCode
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
+from driver_manager.sandbox.containers import environment
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenarios import NEW_DIGEST, Interference, Scenario
 
@@ -65,7 +65,10 @@ class Story(Protocol):
 
 @dataclass
 class ScenarioReport:
-    """How a scenario went. `problems` is empty when it ended as it has to."""
+    """How a scenario went. `problems` is empty when it ended as it has to.
+
+    `is_told`: what is in the timeline was shown while it happened. `node` is named where there are several.
+    """
 
     scenario: Story
     before: NodeSummary
@@ -75,6 +78,8 @@ class ScenarioReport:
     requests: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
+    is_told: bool = False
+    node: str = ""
 
 
 def run_scenario(scenario: Scenario, show: Show) -> ScenarioReport:
@@ -165,21 +170,13 @@ class _Play:
         return status
 
     def _environment(self) -> dict[str, str]:
-        return {
-            "PATH": f"{self._tree.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            "LC_ALL": "C.UTF-8",
-            "KUBECONFIG": str(self._cluster.kubeconfig),
-            "NODE_NAME": NODE,
+        pod = {
             "POD_NAME": self._pod,
             "POD_NAMESPACE": self._cluster.namespace,
             "OPERATOR_NAMESPACE": self._cluster.namespace,
-            "HOST_ROOT": str(self._tree.root),
             "DRIVER_CONFIG_DIGEST": NEW_DIGEST,
-            "LOG_FORMAT": "text",
-            "TERMINATION_LOG": str(self._tree.root / "termination-log"),
-            **self._scenario.env,
         }
+        return environment(self._tree, self._cluster.kubeconfig, NODE, {**pod, **self._scenario.env})
 
     def _time_out(self, process: subprocess.Popen[str]) -> None:
         try:

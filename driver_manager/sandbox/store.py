@@ -1,8 +1,8 @@
-"""The sandbox cluster's objects: kinds, selectors, resource versions, deletion, and the log that watches read.
+"""The sandbox cluster's objects: selectors, resource versions, deletion, and the log that watches read.
 
 Owns what a real API server decides about an object, with no transport. Stored objects are never changed in place: a
 write stores a new one, so events may share them. Namespaces are not required to exist, and specs are not validated.
-Must not import anything but the standard library and the selectors of the domain.
+Must not import anything but the standard library, the kinds and, of the domain, selectors.
 """
 
 from __future__ import annotations
@@ -21,53 +21,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from driver_manager.domain import selectors
+from driver_manager.sandbox.kinds import KINDS, ResourceKind
 
 Obj = dict[str, Any]
 Match = Callable[[Obj], bool]
 
 _SUFFIX_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_SERVER_OWNED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
-
-
-@dataclass(frozen=True)
-class ResourceKind:
-    """One served resource: its names, its scope, and the field selectors and subresources it answers to."""
-
-    plural: str
-    kind: str
-    group: str = ""
-    version: str = "v1"
-    namespaced: bool = True
-    fields: tuple[str, ...] = ()
-    subresources: tuple[str, ...] = ()
-
-    @property
-    def api_version(self) -> str:
-        return f"{self.group}/{self.version}" if self.group else self.version
-
-    @property
-    def qualified(self) -> str:
-        """The resource as the real server's messages spell it, such as `daemonsets.apps`."""
-        return f"{self.plural}.{self.group}" if self.group else self.plural
-
-
-_POD_FIELDS = ("spec.nodeName", "status.phase")
-_EVENT_FIELDS = tuple(f"involvedObject.{field}" for field in ("kind", "namespace", "name", "uid"))
-KINDS: dict[str, ResourceKind] = {
-    kind.plural: kind
-    for kind in (
-        ResourceKind("nodes", "Node", namespaced=False, subresources=("status",)),
-        ResourceKind("namespaces", "Namespace", namespaced=False),
-        ResourceKind(
-            "pods", "Pod", fields=("spec.nodeName", "status.phase"), subresources=("status", "eviction", "binding")
-        ),
-        ResourceKind("events", "Event", fields=(*_EVENT_FIELDS, "reason", "type")),
-        ResourceKind("daemonsets", "DaemonSet", "apps", subresources=("status",)),
-        ResourceKind("leases", "Lease", "coordination.k8s.io"),
-        ResourceKind("poddisruptionbudgets", "PodDisruptionBudget", "policy"),
-        ResourceKind("resourceclaims", "ResourceClaim", "resource.k8s.io", subresources=("status",)),
-    )
-}
+_SERVER_OWNED = (
+    "name",
+    "namespace",
+    "uid",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+)
 
 
 class ApiError(Exception):
@@ -207,21 +175,25 @@ class Store:
         """
         kind = KINDS[resource]
         new = {"apiVersion": kind.api_version, "kind": kind.kind} | copy.deepcopy(obj)
-        metadata = _metadata_of(new)
+        metadata, prefix = _metadata_of(new), ""
         if not metadata.get("name"):
             if not metadata.get("generateName"):
                 why = f'{kind.kind} "" is invalid: metadata.name: Required value: name or generateName is required'
                 raise _refusal(422, "Invalid", kind, "", why)
-            metadata["name"] = metadata["generateName"] + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(5))
+            prefix = metadata["generateName"]
         if kind.namespaced:
             metadata.setdefault("namespace", "default")
         else:
             metadata.pop("namespace", None)
         metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
+        if kind.counts_specs:
+            metadata["generation"] = 1
         for field in ("deletionTimestamp", "deletionGracePeriodSeconds"):
             metadata.pop(field, None)
-        name = metadata["name"]
         with self.changed:
+            while not metadata.get("name") or (prefix and _key(new) in self._objects[resource]):
+                metadata["name"] = prefix + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(5))
+            name = metadata["name"]
             if _key(new) in self._objects[resource]:
                 raise _refusal(409, "AlreadyExists", kind, name, f'{kind.qualified} "{name}" already exists')
             return self._commit(kind, "ADDED", None, new, dry_run)
@@ -236,10 +208,17 @@ class Store:
         self, resource: str, *, namespace: str = "", fields: str = "", labels: str = ""
     ) -> tuple[list[Obj], int]:
         """Copies of the matching objects by namespace and name, and the revision they were read at. Raises 400."""
+        found, revision = self.find_objects(resource, namespace=namespace, fields=fields, labels=labels)
+        return copy.deepcopy(found), revision
+
+    def find_objects(
+        self, resource: str, *, namespace: str = "", fields: str = "", labels: str = ""
+    ) -> tuple[list[Obj], int]:
+        """As `list_objects`, without copies: to be read only. Thousands of objects are listed page by page."""
         matches = selection(resource, namespace=namespace, fields=fields, labels=labels)
         with self.changed:
             found, revision = [obj for obj in self._objects[resource].values() if matches(obj)], self._revision
-        return copy.deepcopy(sorted(found, key=_key)), revision
+        return sorted(found, key=_key), revision
 
     def patch(  # noqa: PLR0913  # an API call's options, by keyword
         self,
@@ -275,6 +254,8 @@ class Store:
             if new == old:
                 return copy.deepcopy(old)
             metadata = new["metadata"]
+            if kind.counts_specs and new.get("spec") != old.get("spec"):
+                metadata["generation"] += 1
             is_done = metadata.get("deletionGracePeriodSeconds") == 0 and not metadata.get("finalizers")
             return self._commit(kind, "DELETED" if is_done else "MODIFIED", old, new, dry_run)
 

@@ -8,7 +8,7 @@ from typing import Any
 VERSION = 1
 """Of every form: where a field is taken away, or means something else, a new one begins."""
 
-NAMES = ("status", "plan", "preflight", "holders", "failure")
+NAMES = ("status", "plan", "preflight", "holders", "failure", "rollout", "rollout-request", "rollout-history")
 
 
 def schema(name: str) -> dict[str, Any]:

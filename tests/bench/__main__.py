@@ -16,18 +16,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from tests.bench import demo, figure, idle, reconcile, scale
+from tests.bench import demo, figure, idle, reconcile, rollout, scale
 from tests.bench.figure import Figure
 from tests.bench.floor import floor_s
 from tests.bench.health_watch import measure_watch
 from tests.bench.holders import measure_holders
-from tests.control_plane.rights import EVENTS, GENERATION_1, REBOOTER, bind_rights
+from tests.control_plane.rights import EVENTS, GENERATION_1, REBOOTER, ROLLOUT, bind_rights
 from tests.control_plane.servers import NAMESPACE, ControlPlane, missing_assets
 
 RUNS = 10
 HOLDER_RUNS = 5
 PEAK_RUNS = 3
 DEMO_RUNS = 3
+DECISIONS = 10
 OVER = "median of {}"
 
 T = TypeVar("T")
@@ -56,10 +57,10 @@ def main() -> int:
 def figures() -> list[Figure]:
     """All of them, each part said before it begins."""
     with running_plane() as plane:
-        found = [*of_reconcile(plane), *of_holders(plane), *of_idle(plane)]
+        found = [*of_reconcile(plane), *of_holders(plane), *of_idle(plane), *of_rollout(plane)]
     with running_plane(scale.UNLIMITED) as plane:
         found += of_scale(plane)
-    return [*found, *of_storm(), *of_watch(), *of_demo()]
+    return [*found, *of_big_fleets(), *of_storm(), *of_watch(), *of_demo()]
 
 
 @contextlib.contextmanager
@@ -74,6 +75,7 @@ def running_plane(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane
             api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
             bind_rights(api, plane.agent_with_events, GENERATION_1 + EVENTS)
             bind_rights(api, plane.rebooter, REBOOTER)
+            bind_rights(api, plane.rollout, ROLLOUT)
         yield plane
 
 
@@ -138,6 +140,59 @@ def of_idle(plane: ControlPlane) -> list[Figure]:
     ]
 
 
+def of_rollout(plane: ControlPlane) -> list[Figure]:
+    """What a rollout costs the API server."""
+    rolled = in_a_folder(f"rollout over {rollout.FEW} nodes", lambda f: rollout.measure_rolled(plane, f))
+    idle_how = f"audit log over {rollout.IDLE_S:.0f} s after a rollout; watches and its Lease aside"
+    return [
+        Figure(
+            "rollout: writes for each node",
+            "",
+            (rolled.writes_per_node,),
+            4,
+            f"audit log, {rollout.FEW} nodes in the default waves, 4 at a time; Events aside",
+        ),
+        Figure("rollout: requests while nothing changes", "", (float(rolled.idle),), 0, idle_how),
+    ]
+
+
+def of_big_fleets() -> list[Figure]:
+    """What a rollout costs with thousands of nodes."""
+    say(f"decisions about {rollout.MOST} nodes")
+    decisions = tuple(rollout.measure_decisions(rollout.MOST, DECISIONS))
+    floors = tuple(floor_s() for _ in decisions)
+    at_once = in_a_folder(f"rollout over {rollout.MANY} nodes at once", rollout.measure_at_once)
+    peak = in_a_folder(f"rollout with {rollout.MOST} nodes", rollout.measure_peak)
+    server = "the sandbox's API server behind TLS, which shares the processors"
+    return [
+        Figure(
+            f"rollout: one decision about {rollout.MOST:,} nodes",
+            "s",
+            decisions,
+            0.1,
+            f"processor time from facts to status, in the middle of a rollout; {OVER.format(DECISIONS)}",
+            floors,
+            2,
+        ),
+        Figure(
+            f"rollout: most memory with {rollout.MOST:,} nodes",
+            "MiB",
+            (peak,),
+            150.0,
+            f"VmHWM in a pod, Nodes of 15 KiB, until {rollout.DONE_OF_MOST} are upgraded; {server}",
+        ),
+        Figure(
+            f"rollout: {rollout.MANY:,} nodes without a limit",
+            "s",
+            (at_once.seconds,),
+            60.0,
+            f"from the template to Complete, {at_once.writes_per_node:.2f} writes for each node; {server}",
+            (floor_s(),),
+            900,
+        ),
+    ]
+
+
 def of_scale(plane: ControlPlane) -> list[Figure]:
     """What many nodes at once cost."""
     say(f"{scale.NODES} nodes at once")
@@ -197,10 +252,17 @@ def of_watch() -> list[Figure]:
 
 def of_demo() -> list[Figure]:
     """What the first look costs."""
-    say("demo")
-    seconds = tuple(demo.measure_demo(DEMO_RUNS))
+    return [
+        *_of_story("the sandbox's demo", 10.0, 140),
+        *_of_story("the sandbox's story of a fleet", 20.0, 300, "fleet"),
+    ]
+
+
+def _of_story(what: str, target_s: float, target_floors: float, *name: str) -> list[Figure]:
+    say(what)
+    seconds = tuple(demo.measure_demo(DEMO_RUNS, *name))
     floors = tuple(floor_s() for _ in seconds)
-    return [Figure("the sandbox's demo", "s", seconds, 10.0, f"whole command; {OVER.format(DEMO_RUNS)}", floors, 140)]
+    return [Figure(what, "s", seconds, target_s, f"whole command; {OVER.format(DEMO_RUNS)}", floors, target_floors)]
 
 
 def in_a_folder(what: str, measure: Callable[[Path], T]) -> T:

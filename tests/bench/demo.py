@@ -8,13 +8,13 @@ import sys
 import time
 
 
-def measure_demo(runs: int) -> list[float]:
+def measure_demo(runs: int, *name: str) -> list[float]:
     """Seconds of `driver-manager sandbox`, what scripts/demo runs, start of the process included."""
     seconds = []
     for _ in range(runs):
         begun_s = time.monotonic()
         done = subprocess.run(
-            [sys.executable, "-m", "driver_manager", "sandbox"],
+            [sys.executable, "-m", "driver_manager", "sandbox", *name],
             env={"PATH": os.environ["PATH"]},
             capture_output=True,
             text=True,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.transport import Transport
 from tests.contract.cluster_port import ClusterContract, Target
+from tests.contract.fleet_objects import FleetObjectsContract, Ground
 from tests.contract.slot_store import SlotContract
 from tests.contract.workloads_port import WorkloadsContract
 from tests.control_plane.api import Api
+from tests.control_plane.kubelet import NodeFactory
 from tests.control_plane.pod_transport import pod_transport
 from tests.control_plane.proxy import Proxy
-from tests.control_plane.servers import ControlPlane
+from tests.control_plane.rollout_fleet import serve_rollouts
+from tests.control_plane.servers import NAMESPACE, ControlPlane
+from tests.docs.rollout_object import definition
 
 
 def reached(plane: ControlPlane, api: Api, server: str | None = None, *, in_pod: bool) -> Target:
@@ -49,3 +55,15 @@ class TestSlotsOnRealServer(SlotContract):
     def target(self, control_plane: ControlPlane, admin_api: Api) -> Target:
         """See above."""
         return reached(control_plane, admin_api, in_pod=True)
+
+
+class TestFleetObjectsOnRealServer(FleetObjectsContract):
+    """See FleetObjectsContract."""
+
+    @pytest.fixture
+    def ground(self, admin_api: Api, node: NodeFactory) -> Ground:
+        """The session's control plane, with the definition from deploy/, and a node of its own."""
+        serve_rollouts(admin_api, definition())
+        label = {"contract": f"fleet-{uuid.uuid4().hex[:8]}"}
+        node(label)
+        return Ground(admin_api, NAMESPACE, label)

@@ -40,7 +40,7 @@ class Target:
     way: Callable[[], Transport]
     refused_way: Callable[[], Transport]
 
-    def cluster(self, node: str, *, refused: bool = False, budget_s: float = 5.0) -> KubeCluster:
+    def cluster(self, node: str, *, refused: bool = False, budget_s: float = 60.0) -> KubeCluster:
         """The adapter for `node`, with a retry budget of so many seconds, half of which one answer may take."""
         clock = SystemClock()
         way = self.refused_way if refused else self.way

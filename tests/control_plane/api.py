@@ -99,10 +99,17 @@ class Api:
         self._pool = urllib3.PoolManager(ssl_context=context, maxsize=8, retries=False, timeout=_REQUEST_TIMEOUT)
 
     def request(
-        self, method: str, path: str, body: Any = None, *, params: Json | None = None, content_type: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Json | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Json:
         """The decoded answer. ApiError for every status from 400 on; urllib3's HTTPError when there is no answer."""
-        headers = self._headers | {"Content-Type": content_type or "application/json"}
+        headers = self._headers | {"Content-Type": content_type, "Accept": accept}
         data = None if body is None else json.dumps(body).encode()
         response = self._pool.request(method, self._url + path + _query(params), body=data, headers=headers)
         answer = _decoded(response.data)

@@ -25,7 +25,7 @@ from tests.control_plane.objects import (
 )
 from tests.control_plane.old_server import DRA_GROUP, dra_definitions
 from tests.control_plane.proxy import Proxy
-from tests.control_plane.rights import EVENTS, GENERATION_1, READ_ONLY, REBOOTER, WORKLOADS, bind_rights
+from tests.control_plane.rights import EVENTS, GENERATION_1, READ_ONLY, REBOOTER, ROLLOUT, WORKLOADS, bind_rights
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User, missing_assets
 from tests.control_plane.workloads import Workloads, WorkloadsFactory
 
@@ -43,6 +43,7 @@ def control_plane() -> Iterator[ControlPlane]:
             bind_rights(api, running.agent, GENERATION_1)
             bind_rights(api, running.reader, READ_ONLY)
             bind_rights(api, running.rebooter, REBOOTER)
+            bind_rights(api, running.rollout, ROLLOUT)
             bind_rights(api, running.agent_with_events, GENERATION_1 + EVENTS)
             bind_rights(api, running.agent_for_workloads, WORKLOADS + EVENTS)
         yield running

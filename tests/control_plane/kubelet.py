@@ -116,7 +116,7 @@ class Kubelet:
     def report_running(self, pod: Json) -> None:
         """Its init containers are done, and its containers are up and ready."""
         meta = pod["metadata"]
-        self._api.patch(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status", _running(pod))
+        self._api.patch(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status", running(pod))
 
     def release(self, *keys: str) -> None:
         """Drop the stop time of these keys, or all of them: held pods go at once."""
@@ -156,7 +156,7 @@ class Kubelet:
     def _handle(self, pod: Json) -> None:
         """Take one pod a step further: bound, running, or noted as terminating."""
         meta, bound = pod["metadata"], pod["spec"].get("nodeName")
-        if self._node not in (bound, _wanted_node(pod)):
+        if self._node not in (bound, wanted_node(pod)):
             return
         app = meta.get("labels", {}).get("app", "")
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
@@ -169,9 +169,9 @@ class Kubelet:
                 return
         # 404 and 409: the pod is gone, is another one of that name, or is bound by now. The next event tells.
         if not bound:
-            gone(lambda: self._api.post(f"{path}/binding", _binding(meta, self._node)), 409)
+            gone(lambda: self._api.post(f"{path}/binding", binding(meta, self._node)), 409)
         elif pod["status"].get("phase") == "Pending" and not meta["name"].startswith(self._by_hand):
-            gone(lambda: self._api.patch(f"{path}/status", _running(pod)), 409)
+            gone(lambda: self._api.patch(f"{path}/status", running(pod)), 409)
 
     def _forget(self, uid: str) -> None:
         with self._changed:
@@ -311,7 +311,7 @@ def _is_ready(pod: Json) -> bool:
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
 
 
-def _wanted_node(pod: Json) -> str | None:
+def wanted_node(pod: Json) -> str | None:
     """The node the DaemonSet controller made an unbound pod for: a matchFields affinity on metadata.name."""
     affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
@@ -322,7 +322,7 @@ def _wanted_node(pod: Json) -> str | None:
     return None
 
 
-def _binding(meta: Json, node: str) -> Json:
+def binding(meta: Json, node: str) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Binding",
@@ -331,7 +331,7 @@ def _binding(meta: Json, node: str) -> Json:
     }
 
 
-def _running(pod: Json) -> Json:
+def running(pod: Json) -> Json:
     """The status patch of a pod whose init containers are done and whose containers are up and ready."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     spec = pod["spec"]

@@ -23,7 +23,7 @@ def create_node(
 ) -> Node:
     """A node of a unique name with its kubelet; `stack` removes it and its pods."""
     name = f"node-{uuid.uuid4().hex[:10]}"
-    api.post("/api/v1/nodes", _node_body(name, labels, annotations or {}, boot_id))
+    api.post("/api/v1/nodes", node_body(name, labels, annotations or {}, boot_id))
     made = Node(name, api, stack.enter_context(Kubelet(api, name)))
     stack.callback(_remove_node, made)
     return made
@@ -77,7 +77,8 @@ def _remove_node(node: Node) -> None:
     gone(_deleting(node.api, node.path))
 
 
-def _node_body(name: str, labels: Mapping[str, str], annotations: Json, boot_id: str | None) -> Json:
+def node_body(name: str, labels: Mapping[str, str], annotations: Json, boot_id: str | None) -> Json:
+    """A Node that is Ready."""
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the stand-in is ready"}
     info = {
         "bootID": boot_id or str(uuid.uuid4()),

@@ -29,6 +29,23 @@ REBOOTER = [
 ]
 
 
+# What deploy/components/rollout gives the controller, over all namespaces.
+ROLLOUT = [
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch", "patch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch", "delete"]},
+    {
+        "apiGroups": ["driver-manager.rebellions.ai"],
+        "resources": ["driverrollouts"],
+        "verbs": ["list", "watch"],
+    },
+    {"apiGroups": ["driver-manager.rebellions.ai"], "resources": ["driverrollouts/status"], "verbs": ["patch"]},
+    {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["list", "watch", "patch"]},
+    {"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch"]},
+]
+
+
 READ_ONLY = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
 
 

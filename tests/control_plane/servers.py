@@ -98,11 +98,12 @@ class ControlPlane:
         self.agent_with_events = _service_account("driver-manager-events")
         self.rebooter = _service_account("rebooter")
         self.agent_for_workloads = _service_account("driver-manager-workloads")
+        self.rollout = _service_account("driver-rollout")
         self.nobody = _service_account("nobody")
         self.reader = _service_account("reader")
         self._controllers = _user("system:kube-controller-manager", "system:masters")
         # The agents have no rights of their own: the fixtures bind roles to them.
-        agents = (self.agent, self.agent_with_events, self.agent_for_workloads, self.rebooter)
+        agents = (self.agent, self.agent_with_events, self.agent_for_workloads, self.rebooter, self.rollout)
         self.users = (self.admin, *agents, self.nobody, self.reader, self._controllers)
 
     def __enter__(self) -> Self:

@@ -21,6 +21,10 @@ _PLURALS = {
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
     "DaemonSet": "daemonsets",
+    "Deployment": "deployments",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "CustomResourceDefinition": "customresourcedefinitions",
+    "DriverRollout": "driverrollouts",
     "PodMonitor": "podmonitors",
     "PrometheusRule": "prometheusrules",
 }

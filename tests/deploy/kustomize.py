@@ -18,10 +18,15 @@ Json = dict[str, Any]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OVERLAYS = ("ascend", "nvidia", "rebellions")
+ROLLOUTS = tuple(f"{overlay}/rollout" for overlay in OVERLAYS)
+"""What each overlay has for its fleet, to be applied beside it."""
 
 _KINDS = ("Kustomization", "Component")
 _KEYS = {"apiVersion", "kind", "resources", "components", "patches", "namePrefix", "transformers", "images"}
-_CLUSTER_WIDE = ("Namespace", "ClusterRole", "ClusterRoleBinding")
+_CLUSTER_WIDE = ("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
+_FIXED = ("Namespace", "CustomResourceDefinition")
+"""Kinds whose names are never prefixed."""
+
 _BINDINGS = ("RoleBinding", "ClusterRoleBinding")
 
 _MERGE_KEYS = {
@@ -95,11 +100,11 @@ def _merged(old: Any, new: Any, key: str) -> Any:
 
 
 def _prefixed(objects: list[Json], prefix: str) -> list[Json]:
-    """Every name with the prefix but those of namespaces, and what refers to one of them."""
+    """Every name with the prefix but those that are fixed, and what refers to one of them."""
     objects = copy.deepcopy(objects)
     own = {(one["kind"], one["metadata"]["name"]) for one in objects}
     for one in objects:
-        if one["kind"] != "Namespace":
+        if one["kind"] not in _FIXED:
             one["metadata"]["name"] = prefix + one["metadata"]["name"]
         for reference in (*one.get("subjects", []), *([one["roleRef"]] if "roleRef" in one else [])):
             if (reference["kind"], reference["name"]) in own:
@@ -136,5 +141,5 @@ def _with_image(one: Json, image: Json) -> Json:
 
 
 def _pod_spec(one: Json) -> Json:
-    spec: Json = one["spec"]["template"]["spec"] if one["kind"] == "DaemonSet" else {}
+    spec: Json = one["spec"]["template"]["spec"] if one["kind"] in ("DaemonSet", "Deployment") else {}
     return spec

@@ -10,7 +10,7 @@ from pathlib import Path
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap import plan
 from driver_manager.domain.swap.plan import Decision
-from tests.docs import health_picture, plan_picture, reboot_picture
+from tests.docs import fleet_picture, health_picture, plan_picture, reboot_picture
 from tests.docs.markdown import DOCS, main
 
 SCRIPT = "scripts/pictures"
@@ -47,6 +47,38 @@ are those seen when the rebooter played {count} stories on simulated nodes.
 """
 FOLLOWERS = """Which act followed which on one node in those stories, one process after the other:"""
 
+ROLLOUT = """## rollout controller
+
+One decision is a pure function of what the watches show: the object, the Nodes, the driver's pods and the DaemonSet's
+revisions. It is made anew at every change, and what it is made from is on the objects: a controller that dies anywhere
+is followed by one that decides the same. The examples are those seen in {count} stories of seven simulated nodes, in
+which anything happens in the middle of a rollout and the controller dies between any two acts.
+
+The state on a Node is a label with the operators' words; this is how the rollout changed it:
+"""
+PLACE = """### Where a node stands
+
+The first of these that has something to say about a node decides. A node that is taken is in one of the cases below.
+A node that has failed holds no place of others, and is done once its driver serves after all.
+"""
+CASE = """### What a node is in that was taken
+
+Its record names the pod that was to go. As long as that pod is there, nothing has been done to the node; whatever other
+pod is there came after it, and is never deleted for the same revision.
+"""
+OBSTACLE = """### Why a node is left out
+
+Nothing is ever done to such a node, and nobody waits for it.
+"""
+HOLD = """### Why no node begins
+
+The first of these that applies holds all nodes; those that are under way are brought to their end.
+"""
+PHASE = """### What is shown
+
+The phase of the object, the reason of its conditions, and the message for people.
+"""
+
 
 def _mermaid(text: str) -> str:
     return f"```mermaid\n{text}\n```"
@@ -70,6 +102,18 @@ def _parts() -> Iterator[str]:
     yield reboot_picture.guards()
     yield FOLLOWERS
     yield _mermaid(reboot_picture.picture())
+    yield ROLLOUT.format(count=fleet_picture.STORIES)
+    yield _mermaid(fleet_picture.picture())
+    yield PLACE
+    yield fleet_picture.place_table()
+    yield CASE
+    yield fleet_picture.case_table()
+    yield OBSTACLE
+    yield fleet_picture.obstacle_table()
+    yield HOLD
+    yield fleet_picture.hold_table()
+    yield PHASE
+    yield fleet_picture.phase_table()
 
 
 def what_steps_do() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""docs/reference.md and the tables of docs/profiles.md and docs/reliability.md: `scripts/reference` writes them."""
+"""What `scripts/reference` writes: docs/reference.md, tables of other pages, and manifests made from the code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import click
 from driver_manager import schemas, settings
 from driver_manager.adapters.kube.leases import LEASE
 from driver_manager.cli.help_screen import SettingOption
-from driver_manager.cli.main import COMMANDS, cli
+from driver_manager.cli.lazy import LazyGroup
+from driver_manager.cli.main import cli
 from driver_manager.domain import run_figures
 from driver_manager.domain.errors import EXIT_MEANINGS
-from driver_manager.domain.events import EVENTS
+from driver_manager.domain.events import EVENTS, ROLLOUT_EVENTS
+from driver_manager.domain.fleet import metrics as fleet_metrics
+from driver_manager.domain.fleet.acts import Phase
+from driver_manager.domain.fleet.figures import RolloutFigures
+from driver_manager.domain.fleet.metrics import FleetReport
+from driver_manager.domain.fleet.operator_metrics import operator_families
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.metrics import PREFIX, Family
@@ -26,7 +32,7 @@ from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.run_figures import RunFigures, RunReport
 from driver_manager.domain.setting import AnySetting, SettingKind
 from driver_manager.profiles import builtin
-from tests.docs import profile_keys
+from tests.docs import profile_keys, rollout_object
 from tests.docs.markdown import DOCS, code, codes, main, table, with_block
 from tests.fakes.night import NIGHTS
 from tests.mutants.catalogue import MUTANTS
@@ -49,13 +55,15 @@ EXITS = """
 Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
 Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
 `exitCode` as JSON.
-`plan` exits as the run would where it is blocked; `health-watch` and `rebooter` end with 0 when told to terminate;
-`health-watch --once`: 5 unhealthy, 6 cannot be told.
+`plan` exits as the run would where it is blocked; `health-watch`, `rebooter` and `rollout controller` end with 0 when
+told to terminate; `health-watch --once`: 5 unhealthy, 6 cannot be told. `rollout status` and `rollout plan` end with 12
+where the rollout is halted or stalled, and with 0 otherwise.
 """
 KEYS = """## Labels and annotations
 
 On the Node, by profile. Nothing else on it is ever changed but `spec.unschedulable`, and no label key is created but
-that of the driver's state, those of a reboot and `…driver=pre-installed` on a host with its own driver.
+that of the driver's state, those of a reboot, that of an upgrade's state by a rollout, and `…driver=pre-installed` on
+a host with its own driver.
 """
 STATES = """### The driver's state
 
@@ -90,10 +98,13 @@ DERIVED = {
 METRICS = """## Metrics
 
 Prefix `{prefix}`. `METRICS_TEXTFILE` of health-watch, of a run and of the rebooter writes its own; `METRICS_ADDR` of
-health-watch serves all of them.
+health-watch serves all three. Those of `rollout controller` are served by its `ROLLOUT_STATUS_ADDR`. Names that begin
+with `gpu_operator_` or `rbln_operator_` have no such prefix: they are what the vendor's operator calls the same, and
+only the controller that leads serves them.
 
 """
 METRICS_COMPONENT = DOCS.parent / "deploy/components/metrics"
+ROLLOUT_COMPONENT = DOCS.parent / "deploy/components/rollout"
 ALERTS_HEAD = f"""\
 # Made from rules.yaml by {SCRIPT}; a test fails when it says something else.
 apiVersion: monitoring.coreos.com/v1
@@ -106,13 +117,17 @@ metadata:
 spec:
 """
 ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0})
+ONE_REPORT = FleetReport(leads=True, rollouts={"": RolloutFigures(Phase.COMPLETE, {}, 0.0)})
 DEVICE_METRIC = ProbeResult(Health.HEALTHY, "", devices=(DeviceVerdict("0", Health.HEALTHY, ""),))
+
+
+assert isinstance(cli, LazyGroup)
+GROUP: LazyGroup = cli
 
 
 def commands() -> dict[str, click.Command]:
     """Every command by its name."""
-    context = click.Context(cli)
-    return {name: command for name in COMMANDS if (command := cli.get_command(context, name)) is not None}
+    return dict(GROUP.each())
 
 
 def takers(setting: AnySetting) -> list[str]:
@@ -243,8 +258,11 @@ def _type_of(one: Mapping[str, Any]) -> str:
 
 
 def _events() -> str:
-    rows = [(code(reason), text) for reason, text in EVENTS.items()]
-    return "## Events\n\nOn the Node, in the namespace `default`.\n\n" + table(("reason", "what it says"), rows)
+    def rows(found: Mapping[str, str]) -> str:
+        return table(("reason", "what it says"), [(code(reason), text) for reason, text in found.items()])
+
+    on_nodes = f"## Events\n\nOn the Node, in the namespace `default`.\n\n{rows(EVENTS)}"
+    return f"{on_nodes}\n\nOn the DriverRollout, in its namespace.\n\n{rows(ROLLOUT_EVENTS)}"
 
 
 def every_family() -> dict[str, tuple[Family, ...]]:
@@ -253,6 +271,11 @@ def every_family() -> dict[str, tuple[Family, ...]]:
         "health-watch": families(HealthReport(History(), DEVICE_METRIC)),
         "the runs of `reconcile-driver-state`": run_figures.families(RunFigures().with_run(ONE_RUN)),
         "the rebooter": reboot_metrics.families(Record()),
+        "`rollout controller`": fleet_metrics.families(ONE_REPORT),
+        **{
+            f"`rollout controller`, profile {name}": operator_families(ONE_REPORT, profile.upgrade_metrics)
+            for name, profile in builtin().items()
+        },
     }
 
 
@@ -312,13 +335,15 @@ def _alerts() -> str:
 
 def pages() -> Mapping[Path, str]:
     """Every page that is made here, with its text."""
-    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files(), *_forms()]
+    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
+    parts += [*_forms(), *rollout_object.reference()]
     profiles, reliability, operate = DOCS / "profiles.md", DOCS / "reliability.md", DOCS / "operate.md"
     return {
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
         profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
         operate: with_block(operate.read_text(encoding="utf-8"), SCRIPT, _nights()),
         METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
+        ROLLOUT_COMPONENT / "crd.yaml": rollout_object.manifest(SCRIPT),
         reliability: with_block(
             with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
             NODE_BLOCK,

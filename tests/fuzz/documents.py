@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -17,6 +18,9 @@ from driver_manager.domain import profile as profile_form
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
 from driver_manager.domain.failure import PastFailure
+from driver_manager.domain.fleet import reading
+from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.fleet.status_form import status_of_problems
 from driver_manager.domain.health import probe_output
 from driver_manager.domain.health import record as health_record
 from driver_manager.domain.health.machine import History
@@ -33,7 +37,9 @@ from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot import slots, windows
 from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.reboot.slots import Slots
+from driver_manager.domain.wire import parsed
 from driver_manager.sandbox.fake_tools import NPU_SMI_TABLE
+from tests.fakes import rollout_objects
 from tests.fakes.builders import PAUSED
 from tests.fuzz.oracle import assert_conforms
 from tests.fuzz.target import Form, Target, text_of
@@ -165,6 +171,21 @@ PROBES = (
 )
 
 
+def read_rollout(data: bytes) -> None:
+    """A DriverRollout as the API server sends it: a policy, or what is wrong with it."""
+    try:
+        body = parsed(text_of(data))
+    except ValueError:
+        return
+    found = reading.read(body, rollout_objects.zones)
+    assert_conforms(found, RolloutObject)
+    assert (found.policy is None) == bool(found.problems)
+    assert all(problem.isprintable() for problem in found.problems)
+    status = status_of_problems(found.problems, found.status, found.generation, 0.0)
+    assert_speakable(json.dumps(status))
+    assert status_of_problems(found.problems, status, found.generation, 1.0) == status
+
+
 def read_labels(data: bytes) -> None:
     """Lines `key=now=journaled`."""
     rows = [line.split("=", 2) for line in text_of(data).split("\n") if line.count("=") == 2]
@@ -230,6 +251,11 @@ HEALTH = health_record.encode(
     BOOT,
 ).encode()  # fmt: skip
 
+ROLLOUTS = tuple(
+    json.dumps({**rollout_objects.rollout(spec, undo="1:a"), "status": json.loads(status)}).encode()
+    for spec, status in itertools.product((rollout_objects.SPEC, rollout_objects.FULL), golden("rollout-status-*.json"))
+)
+
 TARGETS = (
     Target(
         "profile",
@@ -242,6 +268,7 @@ TARGETS = (
     Target("rebooter-record", read_record, golden("rebooter-*.json"), Form.JSON),
     Target("slots", read_slots, golden("slots-*.json"), Form.JSON),
     Target("health-record", read_health_record, (HEALTH,), Form.JSON, allowed=()),
+    Target("rollout", read_rollout, ROLLOUTS, Form.JSON, allowed=()),
     Target("probe-output", read_probe_output, PROBES, allowed=(), runs=2_000),
     Target("labels", read_labels, (f"a=true=x\nb={PAUSED}=true\nc=v_{PAUSED}=v\nd=false=\n".encode(),), allowed=()),
     Target("selector", read_selector, (b"a=b,c!=d,e in (x,y),!f", b"k8s.io/a notin (b)"), allowed=(ValueError,)),

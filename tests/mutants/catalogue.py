@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from tests.mutants.driver_mutants import DRIVER_MUTANTS
+from tests.mutants.fleet_control_mutants import FLEET_CONTROL_MUTANTS
+from tests.mutants.fleet_metrics_mutants import FLEET_METRICS_MUTANTS
+from tests.mutants.fleet_mutants import FLEET_MUTANTS
+from tests.mutants.fleet_object_mutants import FLEET_OBJECT_MUTANTS
+from tests.mutants.fleet_verbs_mutants import FLEET_VERBS_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
 from tests.mutants.patience_mutants import PATIENCE_MUTANTS
+from tests.mutants.sandbox_mutants import SANDBOX_MUTANTS
 from tests.mutants.state_mutants import STATE_MUTANTS
 from tests.mutants.watch_mutants import WATCH_MUTANTS
 
@@ -19,6 +25,12 @@ _EVERY = (
     *WATCH_MUTANTS,
     *STATE_MUTANTS,
     *FORM_MUTANTS,
+    *FLEET_CONTROL_MUTANTS,
+    *FLEET_VERBS_MUTANTS,
+    *FLEET_MUTANTS,
+    *FLEET_OBJECT_MUTANTS,
+    *SANDBOX_MUTANTS,
+    *FLEET_METRICS_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

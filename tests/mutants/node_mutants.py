@@ -175,9 +175,9 @@ NODE_MUTANTS = (
     Mutant(
         "precondition-not-sent",
         "a stale patch is refused by the API server",
-        "adapters/kube/cluster.py",
-        '            metadata["resourceVersion"] = resource_version\n',
-        "            pass\n",
+        "adapters/kube/bodies.py",
+        '        metadata["resourceVersion"] = resource_version\n',
+        "        pass\n",
         ("unit/adapters/test_kube_adapter.py::test_a_change_is_one_merge_patch",),
     ),
     Mutant(

@@ -78,14 +78,14 @@ class Table:
 
     @contextlib.contextmanager
     def row(self, action: Action) -> Iterator[Row]:
-        """A row, timed until the context ends; none where that ends with an error.
+        """A row, timed until the context ends; none where that ends with an error. Of several the shortest is kept.
 
         AssertionError where its end state is not the one that the docs show.
         """
         row, began_s = Row(action), time.monotonic()
         yield row
         row.seconds = time.monotonic() - began_s
-        self.rows[action] = row
+        self.rows[action] = min(self.rows.get(action, row), row, key=lambda one: one.seconds)
         Table.last = as_markdown(self.to_json())
         shown = [one["end"] for one in recorded()["rows"] if one["action"] == action.value]
         assert shown in ([], [row.end]), f"{action.value} ends with {row.end!r}, and docs/reliability.md shows {shown}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from tests.fakes.pace import patient
 from tests.node.drivers import MANAGER, OPERANDS, Drivers
@@ -24,16 +25,34 @@ OURS_S = {"old containers stop": 1.0, "run starts and pauses": 1.0, "run ends": 
 TRIES = 3
 """The kubelet's own parts of the time differ by seconds; ours is held in each try, the whole in one of them."""
 
+TICK_S = 10.0
+"""A kubelet removes the objects of pods that have ended at the ticks of this period, which begins with the kubelet
+(pkg/kubelet/status/status_manager.go, syncPeriod)."""
+
+AHEAD_S = 1.5
+"""The pod is deleted this long before a tick: its containers, volumes and control groups are gone by then."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """Seconds until the driver was ready again, those of them until the old pod was removed, and when that was."""
+
+    whole_s: float
+    removal_s: float
+    removed_at: float
+
 
 def test_six_operands_leave_and_come_back(with_operands: Drivers, table: Table) -> None:
-    tried: list[float] = []
-    while not tried or (min(tried) > patient(READY_S) and len(tried) < TRIES):
+    tried: list[Try] = []
+    while not tried or (min(one.whole_s for one in tried) > patient(READY_S) and len(tried) < TRIES):
+        if tried:
+            time.sleep((tried[-1].removed_at - AHEAD_S - time.time()) % TICK_S)
         tried.append(upgraded(with_operands, table))
-    assert min(tried) <= patient(READY_S), tried
+    assert min(one.whole_s - one.removal_s for one in tried) <= patient(READY_S), tried
 
 
-def upgraded(drivers: Drivers, table: Table) -> float:
-    """Seconds until the driver was ready again, but for the removal of the old pod's object."""
+def upgraded(drivers: Drivers, table: Table) -> Try:
+    """One upgrade with its operands; the table keeps the shortest."""
     before = {name: drivers.running(name)[0]["metadata"]["uid"] for name in OPERANDS}
     drivers.want(drivers.other_version())
     with Timeline(drivers.machine) as seen:
@@ -44,8 +63,11 @@ def upgraded(drivers: Drivers, table: Table) -> float:
             row.kubelet = "new pod"
             row.end = "driver ready"
         pod = drivers.a_pod()
-        table.parts = parts_of(seen, drivers, begin_s, old.uid, pod.uid, list(before.values()))
+        parts = parts_of(seen, drivers, begin_s, old.uid, pod.uid, list(before.values()))
+        removed_at = seen.gone(old.uid)
         requests = seen.requests()
+    if table.rows[row.action] is row:
+        table.parts = parts
     drivers.wait_serving()
     assert pod.uid != old.uid
     assert pod.restarts == 0
@@ -53,10 +75,10 @@ def upgraded(drivers: Drivers, table: Table) -> float:
         assert before[name] not in [one["metadata"]["uid"] for one in drivers.running(name)]
     asked = [f"{one.verb} {one.resource}" for one in requests]
     assert [one for one in asked if one not in BESIDE] == REQUESTS, [str(one) for one in requests]
-    took = {part.what: part.seconds for part in table.parts}
+    took = {part.what: part.seconds for part in parts}
     slow = {what: took[what] for what, bound_s in OURS_S.items() if took[what] > patient(bound_s)}
     assert not slow, took
-    return sum(took.values()) - took["old pod's object is removed"]
+    return Try(sum(took.values()), took["old pod's object is removed"], removed_at)
 
 
 def parts_of(

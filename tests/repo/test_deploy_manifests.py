@@ -21,7 +21,7 @@ from driver_manager.cli.main import cli
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.profiles import builtin
 from tests.deploy import kustomize
-from tests.deploy.kustomize import DEPLOY, OVERLAYS, Json, only, render
+from tests.deploy.kustomize import DEPLOY, OVERLAYS, ROLLOUTS, Json, only, render
 
 PROFILES = builtin()
 COMPONENTS = sorted(path.name for path in (DEPLOY / "components").iterdir())
@@ -31,6 +31,7 @@ SETS = [
     ("nvidia", ("safe-load", "metrics")),
     ("ascend", ("rebooter-eviction", "metrics")),
 ]
+FLEETS: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in ROLLOUTS]
 KNOWN = {
     name
     for group in (
@@ -40,6 +41,7 @@ KNOWN = {
         settings.WORKLOADS,
         settings.HEALTH,
         settings.REBOOTER,
+        settings.ROLLOUT,
     )
     for setting in group
     for name in (setting.env, *setting.also)
@@ -95,7 +97,7 @@ def canonical(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
 def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tuple[str, ...], tmp_path: Path) -> None:
     tool = kubectl()
     shutil.copytree(DEPLOY, tmp_path / "deploy")
@@ -120,7 +122,7 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_component_is_offered_by_an_overlay() -> None:
-    texts = [(DEPLOY / "overlays" / overlay / "kustomization.yaml").read_text() for overlay in OVERLAYS]
+    texts = [(DEPLOY / "overlays" / name / "kustomization.yaml").read_text() for name in (*OVERLAYS, *ROLLOUTS)]
     offered = {name for text in texts for name in re.findall(r"components/(\S+)", text)}
     assert offered == set(COMPONENTS)
 
@@ -232,30 +234,36 @@ def test_readiness_is_asked_by_the_port_where_there_is_one_and_else_by_the_file(
     assert "emptyDir" in volume, "it outlives the container, and not the pod"
 
 
-@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+def ours(overlay: str, further: tuple[str, ...]) -> list[Json]:
+    """Every container that runs this program."""
+    specs = [
+        one["spec"]["template"]["spec"]
+        for one in render(overlay, *further)
+        if one["kind"] in ("DaemonSet", "Deployment")
+    ]
+    found = [one for spec in specs for one in (*spec.get("initContainers", []), *spec["containers"])]
+    return [one for one in found if one["name"] != "driver"]
+
+
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
 def test_every_variable_of_ours_is_a_declared_option(overlay: str, further: tuple[str, ...]) -> None:
-    objects = render(overlay, *further)
-    for daemon_set in (one for one in objects if one["kind"] == "DaemonSet"):
-        spec = daemon_set["spec"]["template"]["spec"]
-        for container in (*spec.get("initContainers", []), *spec["containers"]):
-            if container["name"] != "driver":
-                assert {one["name"] for one in container["env"]} <= KNOWN, container["name"]
+    for container in ours(overlay, further):
+        assert {one["name"] for one in container["env"]} <= KNOWN, container["name"]
 
 
-@pytest.mark.parametrize(("overlay", "further"), SETS, ids=lambda part: "+".join(part) if part else "")
+@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
 def test_every_command_line_of_ours_is_understood(overlay: str, further: tuple[str, ...]) -> None:
-    for daemon_set in (one for one in render(overlay, *further) if one["kind"] == "DaemonSet"):
-        spec = daemon_set["spec"]["template"]["spec"]
-        for container in (*spec.get("initContainers", []), *spec["containers"]):
-            if container["name"] == "driver":
-                continue
-            words: list[str] = [*container["command"], *container.get("args", [])]
-            assert words[0] == "driver-manager"
-            command = cli.get_command(click.Context(cli), words[1])
-            assert command is not None, words
-            address = command.make_context(words[1], words[2:]).params.get("metrics_addr")
-            ports = [one["containerPort"] for one in container.get("ports", [])]
-            assert ports == ([parse_address(address)[1]] if address else [])
+    for container in ours(overlay, further):
+        words: list[str] = [*container["command"], *container.get("args", [])]
+        assert words.pop(0) == "driver-manager"
+        command: click.Command | None = cli
+        while isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), words.pop(0))
+        assert command is not None, container["args"]
+        told = command.make_context(str(command.name), words).params
+        address = told.get("metrics_addr") or env(container).get(settings.ROLLOUT_STATUS_ADDR.env)
+        ports = [one["containerPort"] for one in container.get("ports", [])]
+        assert ports == ([parse_address(address)[1]] if address else [])
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -266,27 +274,35 @@ def test_images_have_the_version_of_the_package(overlay: str) -> None:
 
 
 def test_no_right_is_given_twice_or_by_a_star() -> None:
-    for overlay, further in SETS:
+    for overlay, further in SETS + FLEETS:
         rights = []
         for role in render(overlay, *further):
             for rule in role.get("rules", []):
                 for group in rule["apiGroups"]:
                     for resource in rule["resources"]:
-                        rights += [(role["metadata"]["name"], group, resource, verb) for verb in rule["verbs"]]
+                        rights += [(role["metadata"], group, resource, verb) for verb in rule["verbs"]]
         assert rights
-        assert not [right for right in rights if "*" in "".join(right)]
+        assert not [right for right in rights if "*" in "".join(right[1:])]
         # The rebooter's own account may hold what the agent's holds too.
-        by_account = [("rebooter" in name, *rest) for name, *rest in rights]
-        assert len(by_account) == len(set(by_account))
+        given = [("rebooter" in role["name"], role.get("namespace", ""), *rest) for role, *rest in rights]
+        assert len(given) == len(set(given))
+        wide = {(account, *rest) for account, namespace, *rest in given if not namespace}
+        assert not [right for right in given if right[1] and (right[0], *right[2:]) in wide]
 
 
 def test_both_drivers_that_are_swapped_in_place_get_the_same_rights() -> None:
     # So what the cluster tier proves of one holds for the other.
-    rules = [
-        sorted((one["metadata"]["name"].partition("-")[2], str(one["rules"])) for one in render(name) if "rules" in one)
-        for name in ("rebellions", "nvidia")
-    ]
-    assert rules[0] == rules[1]
+    assert rules("rebellions") == rules("nvidia")
+
+
+def test_every_controller_of_rollouts_gets_the_same_rights() -> None:
+    assert rules("rebellions/rollout") == rules("nvidia/rollout") == rules("ascend/rollout")
+
+
+def rules(overlay: str) -> list[tuple[str, str]]:
+    """Every role by its name without the overlay's prefix, with what it allows."""
+    roles = [one for one in render(overlay) if "rules" in one]
+    return sorted((one["metadata"]["name"].partition("-")[2], str(one["rules"])) for one in roles)
 
 
 def test_the_lease_that_a_rule_names_is_the_one_that_is_used() -> None:

@@ -12,6 +12,9 @@ import pytest
 from driver_manager import settings
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.events import EVENTS
+from driver_manager.domain.fleet import holds, judge, obstacles, outlook, places
+from driver_manager.domain.fleet.acts import Phase, Place
+from driver_manager.domain.fleet.model import UpgradeState
 from driver_manager.domain.health import machine
 from driver_manager.domain.health.machine import Finding, HealthState
 from driver_manager.domain.health.marks import MarkChange
@@ -20,7 +23,16 @@ from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap import plan
 from driver_manager.domain.swap.plan import Decision
 from driver_manager.profiles import builtin
-from tests.docs import health_picture, markdown, pictures, plan_picture, profile_keys, reboot_picture, reference
+from tests.docs import (
+    fleet_picture,
+    health_picture,
+    markdown,
+    pictures,
+    plan_picture,
+    profile_keys,
+    reboot_picture,
+    reference,
+)
 from tests.docs.markdown import Drift
 from tests.fakes.builders import ASCEND, PROFILE
 
@@ -74,6 +86,26 @@ def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     assert set(re.findall(r"^    (\w+): ", reboot_picture.picture(), re.MULTILINE)) == {
         act.name.lower() for act in set(RebootAct) - ASKS
     }
+
+
+def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> None:
+    seen = fleet_picture.seen()
+    assert len(seen.places) == len(places.CASES)
+    assert len(seen.cases) == len(judge.CASES)
+    assert len(seen.obstacles) == len(obstacles.FOREIGN) + len(obstacles.UNFIT)
+    assert len(seen.holds) == len(holds.GUARDS)
+    assert len(seen.phases) == len(outlook.GUARDS)
+    assert {place for found in seen.places.values() for place in found} == {place.value for place in Place}
+    phases = {result.split(":")[0] for found in seen.phases.values() for result in found}
+    assert phases == {phase.value for phase in Phase}
+    words = {state.value for state in UpgradeState}
+    assert {word for found in seen.followers.values() for word in found} - {fleet_picture.NONE} == words
+
+
+def test_cases_of_the_rollout_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holds, "GUARDS", tuple(reversed(holds.GUARDS)))
+    with pytest.raises(Drift, match=r"docs/states\.md"):
+        markdown.check(pictures.pages())
 
 
 def test_the_reference_has_every_option_event_key_and_path() -> None:

@@ -25,8 +25,9 @@ STARTERS = {
     "adapters/process/forked.py": {"os.fork"},
     "cli/lean.py": {"os.execv"},
     "cli/rebooter_idle.py": {"os.execv"},
+    "sandbox/containers.py": {"subprocess.Popen"},
     "sandbox/runner.py": {"subprocess.Popen"},
-    "sandbox/reboot_runner.py": {"subprocess.Popen", "subprocess.run"},
+    "sandbox/reboot_runner.py": {"subprocess.run"},
 }
 """Who may start what. The two `execv` are this process itself, going on as another program of ours."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-ROOMS = {"adapters", "cli", "domain", "harness", "health", "pods", "reboot", "sandbox", "status", "swap"}
+ROOMS = {"adapters", "cli", "domain", "fleet", "harness", "health", "pods", "reboot", "sandbox", "status", "swap"}
 
 
 def borrowed(file: Path) -> set[str]:

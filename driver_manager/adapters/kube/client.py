@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,12 +112,15 @@ class KubeApi:
         request = _Request(method, path, _named(what, path), body, content_type, passing, may_end)
         return self._retries.run(lambda: self._answer(request), self._renewed, only_once=only_once)
 
-    def stream(self, path: str, what: str, silence_s: float) -> Generator[bytes, None, None]:
+    def stream(
+        self, path: str, what: str, silence_s: float, opened: Callable[[], None] = lambda: None
+    ) -> Generator[bytes, None, None]:
         """Whole lines of a watch, which is taken for dead after `silence_s` seconds without a byte.
 
-        Raises as `call`, WatchExpired, and WatchBroken when it is cut.
+        `opened` is called once the server has taken it. Raises as `call`, WatchExpired, and WatchBroken when it is cut.
         """
         response = self._retries.run(lambda: self._open(path, _named(what, path), silence_s), self._renewed)
+        opened()
         try:
             yield from self._lines(response)
         finally:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 from driver_manager.adapters.kube.answers import (
@@ -19,30 +18,23 @@ from driver_manager.adapters.kube.answers import (
     Answer,
     refused,
 )
+from driver_manager.adapters.kube.bodies import about_node, event, node_patch
+from driver_manager.adapters.kube.claims import claims_in
 from driver_manager.adapters.kube.client import JSON_PATCH, MERGE_PATCH, Body, KubeApi
-from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod, as_versioned, understood
+from driver_manager.adapters.kube.objects import as_node, as_pod, as_versioned, understood
 from driver_manager.adapters.kube.transport import Transport
-from driver_manager.domain import timestamps
+from driver_manager.adapters.kube.watching import BOOKMARK, DELETED, PRESENT, events, sent
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
     Conflict,
     ManagerError,
     NodeMissing,
-    WatchBroken,
-    WatchExpired,
 )
-from driver_manager.domain.escaping import shortened
 from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.model import FIELD_MANAGER, Claim, Node, NodeChange, Pod, PodList
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome, PodEvent, PodEventKind
 from driver_manager.ports import Clock, Reporter
-
-WATCH_SILENCE_S = 90.0
-"""Servers send bookmarks about once a minute; a stream silent for longer is taken for dead."""
-
-MAX_MESSAGE_CHARS = 1000
-"""Of an Event, which holds 1,024 characters."""
 
 FROM_MEMORY = {"resourceVersion": "0"}
 """Lets the API server answer from its memory, where pods are sorted by node, as it does for kubelets.
@@ -52,13 +44,6 @@ Otherwise servers before 1.31 read every pod of the cluster from etcd, for each 
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _EVENTS = "/api/v1/namespaces/default/events"
-_POD_EVENTS = {
-    "ADDED": PodEventKind.PRESENT,
-    "MODIFIED": PodEventKind.PRESENT,
-    "DELETED": PodEventKind.GONE,
-}
-_DRA = "/apis/resource.k8s.io"
-_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 _EVICTION_STATUSES = frozenset({400, FORBIDDEN, NOT_FOUND, CONFLICT, EXPIRED, INVALID, 429, 500})
 _EVICT = "create pods/eviction"
 _LACKS_RIGHT = 'cannot create resource "pods/eviction"'
@@ -69,8 +54,6 @@ _OTHER_UID = re.compile(r"\bUID in (the )?precondition")
 
 Of its resource version, which the server itself adds as a precondition, it speaks in the same words.
 """
-
-T = TypeVar("T")
 
 
 class KubeCluster:
@@ -111,11 +94,11 @@ class KubeCluster:
     def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
         """See the port."""
         query = {"fieldSelector": f"metadata.name={self._node_name}"}
-        for kind, thing in self._watch("/api/v1/nodes", "watch nodes", query, resource_version, timeout_s):
-            if kind == "DELETED":
+        for kind, thing in events(self._api, "/api/v1/nodes", "watch nodes", query, resource_version, timeout_s):
+            if kind == DELETED:
                 raise self._missing()
-            if kind in _POD_EVENTS:
-                yield _sent(as_node, thing)
+            if kind in PRESENT:
+                yield sent(as_node, thing)
 
     def pods(self, *, recent: bool = False) -> PodList:
         """See the port."""
@@ -146,30 +129,17 @@ class KubeCluster:
 
     def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
         """See the port."""
-        for kind, thing in self._watch(self._pods, "watch pods", self._on_node, resource_version, timeout_s):
-            version, _ = _sent(as_versioned, thing)
-            if kind == "BOOKMARK":
+        for kind, thing in events(self._api, self._pods, "watch pods", self._on_node, resource_version, timeout_s):
+            version, _ = sent(as_versioned, thing)
+            if kind == BOOKMARK:
                 yield PodEvent(PodEventKind.BOOKMARK, None, version)
-            elif kind in _POD_EVENTS:
-                yield PodEvent(_POD_EVENTS[kind], _sent(as_pod, thing), version)
+            elif kind in PRESENT or kind == DELETED:
+                what = PodEventKind.PRESENT if kind in PRESENT else PodEventKind.GONE
+                yield PodEvent(what, sent(as_pod, thing), version)
 
     def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
         """See the port."""
-        # It is asked for pods that hold claims, so a 404 is not believed: a pod would lose its device unseen.
-        group = self._api.call("GET", _DRA, "get the versions of resource.k8s.io")
-        served = understood(lambda body: {str(one["version"]) for one in body.get("versions") or []}, group)
-        version = next((known for known in _DRA_VERSIONS if known in served), None)
-        if version is None:
-            raise ApiUnavailable(
-                f"the API server serves resource.k8s.io in {', '.join(sorted(served))}, none of which is known here",
-                f"Use a Kubernetes that serves one of {', '.join(_DRA_VERSIONS)}.",
-            )
-        found: list[Claim] = []
-        for namespace in namespaces:
-            path = f"{_DRA}/{version}/namespaces/{namespace}/resourceclaims"
-            body = self._api.call("GET", path, "list resourceclaims.resource.k8s.io")
-            found += understood(lambda listed: [as_claim(item) for item in listed.get("items") or []], body)
-        return tuple(found)
+        return claims_in(self._api, namespaces)
 
     def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
         """See the port."""
@@ -190,14 +160,7 @@ class KubeCluster:
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         """See the port."""
-        metadata: dict[str, Any] = {"labels": dict(change.labels), "annotations": dict(change.annotations)}
-        metadata = {key: value for key, value in metadata.items() if value}
-        if resource_version is not None:
-            metadata["resourceVersion"] = resource_version
-        body: dict[str, Any] = {"metadata": metadata}
-        if change.unschedulable is not None:
-            # null rather than false: an uncordoned Node carries no such field.
-            body["spec"] = {"unschedulable": True if change.unschedulable else None}
+        body = node_patch(change, resource_version)
         return understood(as_node, self._node_call("PATCH", "patch nodes", body))
 
     def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
@@ -220,7 +183,8 @@ class KubeCluster:
 
     def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
         """See the port."""
-        body = _event(self._node_name, reason, message, self._clock.wall(), warning=warning, key=key)
+        about = about_node(self._node_name)
+        body = event(about, reason, message, self._clock.wall(), warning=warning, key=key)
         # An Answer, of the only status that passes: there is one of that name.
         with suppress(Answer):
             self._api.call("POST", _EVENTS, "create events", body, passing=frozenset({CONFLICT}), only_once=True)
@@ -241,22 +205,6 @@ class KubeCluster:
         return NodeMissing(
             f"node {self._node_name} does not exist", "Set NODE_NAME (or --node-name) to the node this runs on."
         )
-
-    def _watch(
-        self, path: str, what: str, query: Mapping[str, str], resource_version: str, timeout_s: float
-    ) -> Generator[tuple[str, dict[str, Any]], None, None]:
-        """Type and object of each event. Raises WatchExpired, WatchBroken."""
-        options = {
-            **query,
-            "watch": "1",
-            "resourceVersion": resource_version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(max(1, round(timeout_s))),
-        }
-        silence_s = min(WATCH_SILENCE_S, timeout_s + 1.0)
-        with closing(self._api.stream(f"{path}?{urlencode(options)}", what, silence_s)) as lines:
-            for line in lines:
-                yield _as_event(line)
 
     def _may(self, verb: str, resource: str) -> bool:
         qualified, _, subresource = resource.partition("/")
@@ -307,33 +255,6 @@ def _as_pod_list(body: Mapping[str, Any]) -> PodList:
     return PodList(tuple(as_pod(item) for item in body.get("items") or []), version)
 
 
-def _as_event(line: bytes) -> tuple[str, dict[str, Any]]:
-    """Type and object of one line of a watch. Raises WatchExpired, WatchBroken."""
-    try:
-        body = json.loads(line)
-        kind, thing = str(body["type"]), body["object"]
-        thing.get("metadata")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _strange(error) from error
-    if kind == "ERROR":
-        if thing.get("code") == EXPIRED:
-            raise WatchExpired("the resourceVersion is too old", "")
-        raise WatchBroken(f"the watch reported an error: {thing.get('message', 'no message')}", "")
-    return kind, thing
-
-
-def _sent(read: Callable[[Mapping[str, Any]], T], thing: Mapping[str, Any]) -> T:
-    """`read(thing)` of a watch's object. Raises WatchBroken for what is not such an object."""
-    try:
-        return read(thing)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _strange(error) from error
-
-
-def _strange(error: Exception) -> WatchBroken:
-    return WatchBroken(f"the watch sent something that is not an event ({type(error).__name__})", "")
-
-
 def _refused_eviction(answer: Answer) -> Eviction:
     """What the API server's refusal of an eviction means (kubernetes, pkg/registry/core/pod/storage/eviction.go).
 
@@ -345,26 +266,3 @@ def _refused_eviction(answer: Answer) -> Eviction:
         return Eviction(EvictionOutcome.GONE)
     why = "; ".join((answer.message, *answer.causes))
     return Eviction(EvictionOutcome.BLOCKED, why, answer.retry_after_s)
-
-
-def _event(  # noqa: PLR0913  # the fields of one object
-    node: str, reason: str, message: str, wall_s: float, *, warning: bool, key: str
-) -> dict[str, Any]:
-    """A core/v1 Event about the Node; such events live in the namespace default. A `key` makes its name."""
-    name = (
-        {"name": f"{node[:150].rstrip('.-')}.driver-manager-{key}"}
-        if key
-        else {"generateName": f"{node}.driver-manager-"}
-    )
-    stamp = timestamps.written(wall_s)
-    return {
-        "metadata": {**name, "namespace": "default"},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
-        "reason": reason,
-        "message": shortened(message, MAX_MESSAGE_CHARS),
-        "type": "Warning" if warning else "Normal",
-        "source": {"component": "driver-manager", "host": node},
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
-        "count": 1,
-    }

@@ -120,6 +120,19 @@ def load(kubeconfig: str | None) -> Library:
     return Library(_client(kubeconfig), lambda: _client(kubeconfig))
 
 
+def namespace_of(kubeconfig: str | None) -> str:
+    """The namespace that the current context of `kubeconfig`, or of ~/.kube/config, names; "" where there is none."""
+    from kubernetes import config as kube_config  # noqa: PLC0415  # as below
+
+    try:
+        with _unlogged():
+            _, context = kube_config.list_kube_config_contexts(config_file=kubeconfig)
+        found = (context.get("context") or {}).get("namespace")
+    except Exception:  # noqa: BLE001  # as below; who connects by the same file says what is wrong with it
+        return ""
+    return found if type(found) is str else ""
+
+
 def _client(kubeconfig: str | None) -> Any:
     from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
     from kubernetes import config as kube_config  # noqa: PLC0415  # likewise

@@ -42,16 +42,18 @@ def understood(read: Callable[[Mapping[str, Any]], T], body: Mapping[str, Any]) 
 def as_versioned(item: Mapping[str, Any]) -> tuple[str, Mapping[str, str]]:
     """The resourceVersion of any object, "" if it has none, and its annotations."""
     metadata = item.get("metadata") or {}
-    return _text(metadata, "resourceVersion"), _texts(metadata, "annotations")
+    return text_of(metadata, "resourceVersion"), texts_of(metadata, "annotations")
 
 
-def _text(body: Mapping[str, Any], key: str, default: str = "") -> str:
-    return _typed(body.get(key), str, default)
+def text_of(body: Mapping[str, Any], key: str, default: str = "") -> str:
+    """The text in a field. Raises TypeError."""
+    return typed(body.get(key), str, default)
 
 
-def _texts(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
-    found = _typed(body.get(key), dict, {})
-    return {_typed(name, str, ""): _typed(value, str, "") for name, value in found.items()}
+def texts_of(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
+    """The texts in a field by their names. Raises TypeError."""
+    found = typed(body.get(key), dict, {})
+    return {typed(name, str, ""): typed(value, str, "") for name, value in found.items()}
 
 
 def _seconds(stamp: str) -> float | None:
@@ -62,7 +64,7 @@ def _seconds(stamp: str) -> float | None:
         return None
 
 
-def _typed(value: Any, kind: type[T], default: T) -> T:
+def typed(value: Any, kind: type[T], default: T) -> T:
     """`value`, `default` where it is null. Raises TypeError."""
     if value is None:
         return default
@@ -73,7 +75,7 @@ def _typed(value: Any, kind: type[T], default: T) -> T:
 
 def _named(metadata: Mapping[str, Any]) -> str:
     """The name of an object. Raises KeyError, TypeError."""
-    return _typed(metadata["name"], str, "")
+    return typed(metadata["name"], str, "")
 
 
 def as_node(item: Mapping[str, Any]) -> Node:
@@ -84,15 +86,15 @@ def as_node(item: Mapping[str, Any]) -> Node:
     ready = _ready(status.get("conditions") or [])
     return Node(
         name=_named(metadata),
-        uid=_text(metadata, "uid"),
-        resource_version=_text(metadata, "resourceVersion"),
-        labels=_texts(metadata, "labels"),
-        annotations=_texts(metadata, "annotations"),
+        uid=text_of(metadata, "uid"),
+        resource_version=text_of(metadata, "resourceVersion"),
+        labels=texts_of(metadata, "labels"),
+        annotations=texts_of(metadata, "annotations"),
         unschedulable=bool((item.get("spec") or {}).get("unschedulable")),
         cordon_manager=cordon_manager,
         cordon_record=cordon_record,
-        boot_id=_text(info, "bootID"),
-        machine_id=_text(info, "machineID"),
+        boot_id=text_of(info, "bootID"),
+        machine_id=text_of(info, "machineID"),
         is_ready=ready.get("status") == "True" if ready else None,
         has_heartbeat=bool(ready.get("lastHeartbeatTime")),
     )
@@ -109,35 +111,35 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
     owners, volumes = metadata.get("ownerReferences") or [], spec.get("volumes") or []
     controller: Mapping[str, Any] = next((owner for owner in owners if owner.get("controller")), {})
     containers = spec.get("containers") or [{}]
-    annotations = _texts(metadata, "annotations")
+    annotations = texts_of(metadata, "annotations")
     grace = metadata.get("deletionGracePeriodSeconds")
     return Pod(
-        namespace=_text(metadata, "namespace"),
+        namespace=text_of(metadata, "namespace"),
         name=_named(metadata),
-        uid=_text(metadata, "uid"),
-        phase=_text(status, "phase", "Pending"),
+        uid=text_of(metadata, "uid"),
+        phase=text_of(status, "phase", "Pending"),
         selector_keys=_selector_keys(spec),
-        owner_kind=_text(controller, "kind"),
+        owner_kind=text_of(controller, "kind"),
         is_mirror=MIRROR_ANNOTATION in annotations,
         static_uid=annotations.get(MIRROR_ANNOTATION, ""),
         deleting=bool(metadata.get("deletionTimestamp")),
-        grace_period_s=None if grace is None else _typed(grace, int, 0),
-        due_s=_seconds(_text(metadata, "deletionTimestamp")),
-        finalizers=tuple(_typed(one, str, "") for one in _typed(metadata.get("finalizers"), list, [])),
-        reason=_text(status, "reason"),
-        host_paths=tuple(_text(volume["hostPath"], "path") for volume in volumes if volume.get("hostPath")),
+        grace_period_s=None if grace is None else typed(grace, int, 0),
+        due_s=_seconds(text_of(metadata, "deletionTimestamp")),
+        finalizers=tuple(typed(one, str, "") for one in typed(metadata.get("finalizers"), list, [])),
+        reason=text_of(status, "reason"),
+        host_paths=tuple(text_of(volume["hostPath"], "path") for volume in volumes if volume.get("hostPath")),
         config_digest=_config_digest(
             (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())), annotations
         ),
         main_digest=_config_digest(containers[:1], annotations),
         main_container=_canonical(containers[0]),
         main_started=_main_started(containers[0], status),
-        created=_text(metadata, "creationTimestamp"),
-        labels=_texts(metadata, "labels"),
+        created=text_of(metadata, "creationTimestamp"),
+        labels=texts_of(metadata, "labels"),
         resources=_resources(spec),
         claims=_claims(spec, status),
         has_empty_dir=any("emptyDir" in volume for volume in volumes),
-        termination_grace_s=_typed(spec.get("terminationGracePeriodSeconds"), int, 0),
+        termination_grace_s=typed(spec.get("terminationGracePeriodSeconds"), int, 0),
         have_ended=_have_ended(spec, status),
     )
 
@@ -147,10 +149,10 @@ def as_claim(item: Mapping[str, Any]) -> Claim:
     metadata, devices = item["metadata"], (item.get("spec") or {}).get("devices") or {}
     allocated = (((item.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or []
     return Claim(
-        namespace=_text(metadata, "namespace"),
+        namespace=text_of(metadata, "namespace"),
         name=_named(metadata),
         device_classes=_device_classes(devices.get("requests") or [], allocated),
-        drivers=tuple(dict.fromkeys(name for result in allocated if (name := _text(result, "driver")))),
+        drivers=tuple(dict.fromkeys(name for result in allocated if (name := text_of(result, "driver")))),
     )
 
 
@@ -161,9 +163,9 @@ def _device_classes(requests: Iterable[Mapping[str, Any]], allocated: Iterable[M
         name = str(request.get("name"))
         # v1beta1 has the class in the request itself, later versions one level down.
         one = {**request, **(request.get("exactly") or {})}
-        found.append((name, _text(one, "deviceClassName")))
+        found.append((name, text_of(one, "deviceClassName")))
         choices = request.get("firstAvailable") or []
-        found += [(f"{name}/{choice.get('name')}", _text(choice, "deviceClassName")) for choice in choices]
+        found += [(f"{name}/{choice.get('name')}", text_of(choice, "deviceClassName")) for choice in choices]
     given = {str(result.get("request")) for result in allocated} & {name for name, _ in found}
     # One of several choices is named with its request, or by its request alone.
     is_given = [not given or name in given or name.partition("/")[0] in given for name, _ in found]
@@ -177,7 +179,7 @@ def _cordon_manager(metadata: Mapping[str, Any]) -> tuple[str, int]:
     """
     for number, entry in enumerate(metadata.get("managedFields") or []):
         if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
-            return _text(entry, "manager"), number
+            return text_of(entry, "manager"), number
     return "", 0
 
 
@@ -195,9 +197,9 @@ def _resources(spec: Mapping[str, Any]) -> tuple[str, ...]:
 def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the pod's ResourceClaims; one that its template has not made yet has none, and holds nothing."""
     statuses, asked = status.get("resourceClaimStatuses") or [], spec.get("resourceClaims") or []
-    made = {_text(entry, "name"): _text(entry, "resourceClaimName") for entry in statuses}
-    names = [_text(entry, "resourceClaimName") or made.get(_text(entry, "name")) for entry in asked]
-    extended = _text(status.get("extendedResourceClaimStatus") or {}, "resourceClaimName")
+    made = {text_of(entry, "name"): text_of(entry, "resourceClaimName") for entry in statuses}
+    names = [text_of(entry, "resourceClaimName") or made.get(text_of(entry, "name")) for entry in asked]
+    extended = text_of(status.get("extendedResourceClaimStatus") or {}, "resourceClaimName")
     return tuple(dict.fromkeys(name for name in (*names, extended) if name))
 
 
@@ -212,7 +214,7 @@ def _selector_keys(spec: Mapping[str, Any]) -> frozenset[str]:
         for expression in term.get("matchExpressions") or []
         if expression.get("operator") not in ("NotIn", "DoesNotExist")
     )
-    return frozenset(_texts(spec, "nodeSelector")) | {_typed(expression["key"], str, "") for expression in expressions}
+    return frozenset(texts_of(spec, "nodeSelector")) | {typed(expression["key"], str, "") for expression in expressions}
 
 
 def _config_digest(containers: Iterable[Mapping[str, Any]], annotations: Mapping[str, str]) -> str:
@@ -227,8 +229,8 @@ def _config_digest(containers: Iterable[Mapping[str, Any]], annotations: Mapping
 def _value(variable: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
     """What a variable is set to, be it from an annotation of the pod; "" for what only the kubelet can tell."""
     field = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath") or ""
-    named = _ANNOTATION.fullmatch(_typed(field, str, ""))
-    return _text(variable, "value") or (annotations.get(named[1], "") if named else "")
+    named = _ANNOTATION.fullmatch(typed(field, str, ""))
+    return text_of(variable, "value") or (annotations.get(named[1], "") if named else "")
 
 
 def _canonical(container: Mapping[str, Any]) -> str:
@@ -260,7 +262,7 @@ def _have_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool | No
     states = [one.get("state") or {} for one in (*mains, *further)]
     was_running = status.get("phase") == "Running"
     return all(
-        "terminated" in state or (was_running and _text(state.get("waiting") or {}, "reason") in NOT_MADE)
+        "terminated" in state or (was_running and text_of(state.get("waiting") or {}, "reason") in NOT_MADE)
         for state in states
     )
 

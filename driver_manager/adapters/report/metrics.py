@@ -35,7 +35,7 @@ class Heartbeat:
         self._patience_s = patience_s
         self._at_s = clock.monotonic()
 
-    def beat(self, _: HealthReport) -> None:
+    def beat(self, _: object = None) -> None:
         """The loop went round."""
         self._at_s = self._clock.monotonic()
 

@@ -134,7 +134,7 @@ def test_a_junk_ca_is_a_configuration_error(content: bytes, tmp_path: Path) -> N
 
 def test_a_newline_behind_the_token_is_not_sent(api: Scripted, tmp_path: Path) -> None:
     transport = PlainInPod(make_account(tmp_path, "t\n"), variables(api.server.server_port))
-    assert KubeCluster(transport, "n", FakeClock(), RecordingReporter(), 1.0).node().uid == "u"
+    assert KubeCluster(transport, "n", FakeClock(), RecordingReporter(), 60.0).node().uid == "u"
     assert api.requests[0].headers["authorization"] == "Bearer t"
     transport.renew()
 

@@ -144,7 +144,7 @@ def test_reads_end_with_sigterm_and_writes_do_not(running: Scripted, monkeypatch
         return real(self, method, *rest, **options)
 
     monkeypatch.setattr(KubeApi, "_send", send)
-    cluster = KubeCluster(running.api, "n", clock, RecordingReporter(), 1.0)
+    cluster = KubeCluster(running.api, "n", clock, RecordingReporter(), 60.0)
     running.answer(*[Answer(body={**NODE, "items": []})] * 4, Answer(body=b""))
     cluster.node()
     cluster.pods()

@@ -18,7 +18,7 @@ from tests.fakes.signals import signals_kept
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""
 
-NODE_COMMANDS = [name for name in COMMANDS if name not in ("sandbox", "completion", *LOOPS)]
+NODE_COMMANDS = [name for name in COMMANDS if name not in ("sandbox", "completion", "rollout", *LOOPS)]
 """Those that ask the API server and print."""
 
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]

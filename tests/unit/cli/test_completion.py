@@ -71,6 +71,8 @@ def test_another_shell_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> No
         (("plan", "--profile", "as"), ["ascend"]),
         (("plan", "--kubeconfig", ""), ["compopt default", ""]),
         (("completion", "z"), ["zsh"]),
+        (("rollout", "c"), ["controller"]),
+        (("rollout", "controller", "--lea"), ["--lease-name"]),
         (("sandbox", "busy"), ["busy-module"]),
     ],
 )

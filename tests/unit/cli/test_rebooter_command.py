@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -41,6 +41,7 @@ class Node:
     tree: HostTree
     cluster: SandboxCluster
     folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:
@@ -70,7 +71,16 @@ class Node:
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-m", "driver_manager", "rebooter", *arguments]
-        return subprocess.Popen(argv, env={**self.env, **env}, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(argv, env={**self.env, **env}, stderr=subprocess.PIPE, text=True)
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Kill what a test that failed has left running."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def command(self, *arguments: str) -> str:
         argv = [sys.executable, "-m", "driver_manager", *arguments]
@@ -90,7 +100,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
     tree.add_driver(ROOT, "25.2.0")
     tree.load(ROOT)
     with SandboxCluster(tree.profile, tree, tmp_path) as cluster:
-        yield Node(tree, cluster, tmp_path)
+        running = Node(tree, cluster, tmp_path)
+        yield running
+        running.end()
 
 
 def wait_until(check: Callable[[], bool], what: str) -> None:

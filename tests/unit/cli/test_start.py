@@ -82,8 +82,9 @@ def host(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", sorted(LOOPS))
 def test_a_loop_that_is_told_to_end_while_it_starts_ends_well(command: str, host: list[str], tmp_path: Path) -> None:
-    rest = ["--kubeconfig", str(tmp_path / "kubeconfig")] if command == "rebooter" else []
-    done = start(command, *host, *rest, code=SIGNALLED)
+    way = ["--kubeconfig", str(tmp_path / "kubeconfig")]
+    options = {"health-watch": host, "rebooter": [*host, *way], "rollout controller": [*way, *host[-4:]]}
+    done = start(*command.split(), *options[command], code=SIGNALLED)
     assert done.returncode == ExitCode.DONE, done.stderr
     assert "told to end by SIGTERM" in done.stderr
 

@@ -102,6 +102,13 @@ def test_a_small_profile_is_enough() -> None:
         ),
         ("[modules]", '[modules]\nown = ["*"]', "modules is '*'"),
         ("[keys]", 'host_services = ["/etc"]\n[keys]', "host_services is '/etc'"),
+        (
+            "[keys]",
+            '[upgrade_metrics]\ndone = "a-b"\n[keys]',
+            "upgrade_metrics is 'a-b', expected the name of a metric",
+        ),
+        ("[keys]", '[upgrade_metrics]\ndone = "driver_manager_x"\n[keys]', "upgrade_metrics is 'driver_manager_x'"),
+        ("[keys]", '[upgrade_metrics]\ndone = "a"\nfailed = "a"\n[keys]', "expected a different name for each"),
         ('name = "own"', 'name = "o wn"', "name is 'o wn', expected letters, digits, dots and dashes"),
         ('"in-place"', '"reboot"', 'paths.reboot_marker is missing, and strategy = "reboot" needs it'),
     ],

@@ -13,8 +13,10 @@ import pytest
 from driver_manager.adapters.kube.client import load_client
 from driver_manager.adapters.kube.transport import Transport
 from driver_manager.sandbox.apiserver import ApiServer, Deny
+from driver_manager.sandbox.controllers import DaemonSetController, Kubelet
 from driver_manager.sandbox.store import Store
 from tests.contract.cluster_port import ClusterContract, Target
+from tests.contract.fleet_objects import FleetObjectsContract, Ground
 from tests.contract.slot_store import SlotContract
 from tests.contract.workloads_port import WorkloadsContract
 from tests.control_plane.api import Api
@@ -52,3 +54,21 @@ class TestWorkloadsOnSandbox(WorkloadsContract):
 
 class TestSlotsOnSandbox(SlotContract):
     """See SlotContract."""
+
+
+class TestFleetObjectsOnSandbox(FleetObjectsContract):
+    """See FleetObjectsContract."""
+
+    @pytest.fixture
+    def ground(self) -> Iterator[Ground]:
+        """A fresh server with its controllers, and one node."""
+        store, label = Store(), {"contract": "fleet"}
+        store.create("nodes", {"metadata": {"name": "contract-1", "labels": label}})
+        store.create("nodes", {"metadata": {"name": "contract-2", "labels": {}}})
+        with (
+            ApiServer(store, tokens={"admin": "admin"}) as server,
+            Kubelet(store, start_s=0.01, stop_s=0.01),
+            DaemonSetController(store),
+            Api(server.url, None, "admin") as api,
+        ):
+            yield Ground(api, "default", label)

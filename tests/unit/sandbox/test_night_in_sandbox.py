@@ -82,7 +82,7 @@ class SandboxPlace:
         assert notice is not None
         clock = SystemClock()
         client = load_client(str(self.by_hand.kubeconfig))
-        announce(KubeCluster(client, NODE, clock, RecordingReporter(), 5.0), RecordingReporter(), profile.keys, notice)
+        announce(KubeCluster(client, NODE, clock, RecordingReporter(), 60.0), RecordingReporter(), profile.keys, notice)
 
     def without_pods(self) -> dict[str, str]:
         self.by_hand.cluster.server.deny = [Deny("list", "pods")]

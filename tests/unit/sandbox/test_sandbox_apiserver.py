@@ -12,6 +12,8 @@ from urllib.parse import quote
 import kubernetes
 import pytest
 
+from driver_manager.domain.fleet.fields import PLURAL
+from driver_manager.sandbox import store as store_module
 from driver_manager.sandbox.apiserver import ApiServer, Deny
 from driver_manager.sandbox.patches import merge_patch
 from driver_manager.sandbox.store import Obj, Store
@@ -167,6 +169,43 @@ def test_a_list_holds_what_the_selectors_match(server: ApiServer, selector: str,
         server.store.create("nodes", item)
     code, found = call(server, "GET", f"/api/v1/nodes?{quote(selector, safe='=&')}")
     assert (code, found["kind"], [item["metadata"]["name"] for item in found["items"]]) == (200, "NodeList", names)
+
+
+@pytest.mark.parametrize(("limit", "pages"), [(1, 3), (2, 2), (3, 1), (0, 1)])
+def test_a_list_comes_in_pages_of_one_version(server: ApiServer, limit: int, pages: int) -> None:
+    for name in ("n2", "n1", "n3"):
+        server.store.create("nodes", node(name))
+    names: list[str] = []
+    versions: list[str] = []
+    token = ""
+    while not versions or token:
+        _, found = call(server, "GET", f"/api/v1/nodes?limit={limit}&continue={quote(token)}")
+        names += [item["metadata"]["name"] for item in found["items"]]
+        versions.append(found["metadata"]["resourceVersion"])
+        token = found["metadata"].get("continue", "")
+        server.store.create("nodes", node(f"a-later-one-{len(versions)}"))
+    assert names == ["n1", "n2", "n3"]
+    assert (len(versions), len(set(versions))) == (pages, 1)
+
+
+def test_a_page_that_was_never_begun_is_a_bad_request(server: ApiServer) -> None:
+    assert call(server, "GET", "/api/v1/nodes?limit=2&continue=x")[0] == 400
+    assert call(server, "GET", "/api/v1/nodes?limit=many")[0] == 400
+
+
+@pytest.mark.parametrize("resource", ["daemonsets", PLURAL])
+def test_a_generation_counts_the_changes_of_the_spec_alone(server: ApiServer, resource: str) -> None:
+    server.store.create(resource, {"metadata": {"name": "x"}, "spec": {"a": 1}})
+
+    def generation(patch: Obj, *, status: bool = False) -> int:
+        changed = server.store.patch(
+            resource, "x", lambda one: merge_patch(one, patch), namespace="default", status=status
+        )
+        return int(changed["metadata"]["generation"])
+
+    patches: list[Obj] = [{"spec": {"a": 2}}, {"spec": {"a": 2}}, {"metadata": {"labels": {"b": "c"}}}]
+    assert [generation(patch) for patch in patches] == [2, 2, 2]
+    assert generation({"status": {"s": 1}, "spec": {"a": 3}}, status=True) == 2
 
 
 def test_a_watch_from_a_list_sees_every_later_change_exactly_once(server: ApiServer) -> None:
@@ -341,3 +380,10 @@ def test_the_official_client_lists_watches_patches_and_reports(server: ApiServer
     with pytest.raises(kubernetes.client.ApiException, match="NotFound"):
         core.read_node("no")
     api_client.rest_client.pool_manager.clear()
+
+
+def test_generated_names_do_not_collide(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_SUFFIX_ALPHABET", "ab")
+    bodies = [call(server, "POST", PODS, {"metadata": {"generateName": "p-"}, "spec": {}}) for _ in range(32)]
+    assert [code for code, _ in bodies] == [201] * 32
+    assert len({body["metadata"]["name"] for _, body in bodies}) == 32

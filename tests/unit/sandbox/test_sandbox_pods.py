@@ -87,7 +87,7 @@ def test_a_daemonset_follows_the_node_label_both_ways(server: ApiServer) -> None
         until(store, lambda: [item["status"]["phase"] for item in pods_of(store)] == ["Running"])
         (first,) = pods_of(store)
         assert re.fullmatch(r"plugin-[a-z0-9]{5}", first["metadata"]["name"])
-        assert (first["spec"]["nodeName"], first["metadata"]["labels"]) == ("n1", {"app": "plugin"})
+        assert (first["spec"]["nodeName"], first["metadata"]["labels"]["app"]) == ("n1", "plugin")
         (reference,) = first["metadata"]["ownerReferences"]
         assert (reference["kind"], reference["uid"], reference["controller"]) == ("DaemonSet", owner["uid"], True)
         call(server, "PATCH", "/api/v1/nodes/n1", label_patch(deploy="paused"), content_type=MERGE)

@@ -1,0 +1,103 @@
+"""`rollout controller`: wires the controller of rollouts and runs it until it is told to end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import click
+
+from driver_manager import profiles, settings
+from driver_manager.adapters.kube.client import KubeApi, load_client
+from driver_manager.adapters.kube.fleet import KubeFleet, Letter
+from driver_manager.adapters.kube.fleet_objects import readers
+from driver_manager.adapters.kube.leadership import ATTEMPT_S, LeaseLeadership
+from driver_manager.adapters.kube.transport import Transport
+from driver_manager.adapters.process.inbox import Inbox
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.report.fleet_status import FleetEndpoint
+from driver_manager.adapters.report.http import StatusServer
+from driver_manager.adapters.report.metrics import Heartbeat
+from driver_manager.cli.help_screen import ScreenCommand
+from driver_manager.cli.options import with_options
+from driver_manager.cli.rollout_way import namespace_of, refuse_without_state
+from driver_manager.cli.wiring import log_form
+from driver_manager.cli.zones import zone
+from driver_manager.core.fleet.controller import FleetController, FleetPorts
+from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
+from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.metrics import FleetReport
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.setting import Values
+
+BUDGET_S = 2 * ATTEMPT_S
+"""Of one request, half of which one attempt may take: see `driver_manager.adapters.kube.retries`."""
+
+LATE_S = 60.0
+"""A loop that has not gone round for so long is held for hung: it looks at its Lease every few seconds."""
+
+
+@click.command(
+    cls=ScreenCommand, name="controller", short_help="Run the rollouts of a namespace for ever; in the cluster."
+)
+@with_options(
+    settings.ROLLOUT,
+    (settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE),
+    settings.LOGGING,
+)
+def controller_command(*, values: Values) -> int:
+    """Watch the DriverRollouts of a namespace, and restart driver pods as their rules allow.
+
+    Runs for ever, in two replicas or more: one leads and the others stand by, as the Lease says. All state is on the
+    Nodes and on the objects, so it may be killed at any moment. It never cordons a node, evicts a pod or touches a
+    module: the init container of each driver pod does that on its own node. SIGTERM hands over at once.
+    """
+    profile = _profile(values)
+    namespace = namespace_of(values, profile)
+    clock = LoopClock()
+    clock.install()
+    reporter = log_form(values).reporter(clock.wall)
+
+    def connect() -> Transport:
+        return load_client(values[settings.KUBECONFIG] or None)
+
+    api = KubeApi(connect(), clock, reporter, BUDGET_S)
+    inbox: Inbox[Letter] = Inbox(clock)
+    identity = f"{socket.gethostname()}_{os.urandom(4).hex()}"
+    ports = FleetPorts(
+        KubeFleet(api, connect, inbox, clock, readers(profile.keys, zone)),
+        LeaseLeadership(api, clock, namespace, values[settings.ROLLOUT_LEASE], identity),
+        clock,
+        reporter,
+    )
+    publish = _publisher(values, profile, clock)
+    reporter.info(f"rollouts of namespace {namespace}, as {identity}, profile {profile.name}")
+    try:
+        FleetController(ports, namespace, profile.keys, advance, publish).run()
+    except Terminated as ended:
+        reporter.info(ended.what)
+        return ExitCode.DONE
+
+
+def _profile(values: Values) -> Profile:
+    """The profile whose keys the Nodes carry. Raises ConfigError."""
+    if values[settings.DRIVER_PROFILE] == profiles.AUTO:
+        raise ConfigError(
+            "no profile is named, and a controller is on none of the nodes that it could tell one from",
+            f"Name it with {settings.DRIVER_PROFILE.flag} ({settings.DRIVER_PROFILE.env}).",
+        )
+    known = profiles.known(values[settings.PROFILE_FILE])
+    profile = profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda _: False)
+    refuse_without_state(profile)
+    return profile
+
+
+def _publisher(values: Values, profile: Profile, clock: LoopClock) -> Callable[[FleetReport], None]:
+    """Who is told of each turn; it listens from now on, where that is wanted. Raises ConfigError."""
+    address = values[settings.ROLLOUT_STATUS_ADDR]
+    if not address:
+        return lambda _: None
+    endpoint = FleetEndpoint(Heartbeat(clock, LATE_S), profile.upgrade_metrics)
+    StatusServer(clock, address, endpoint.respond)
+    return endpoint.publish

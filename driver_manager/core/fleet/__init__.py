@@ -1,0 +1,1 @@
+"""The controller of rollouts: facts in, one decision, acts out."""

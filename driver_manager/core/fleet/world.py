@@ -1,0 +1,276 @@
+"""What is known of the cluster: facts by subject, kept up to date by changes and by the answers to our own writes.
+
+Owns which facts are older than others, and what is news. Decides nothing, sends nothing. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from driver_manager.domain.fleet.model import (
+    DriverPod,
+    Fleet,
+    FleetNode,
+    GatePod,
+    Policy,
+    Revision,
+)
+from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.fleet_ports import (
+    Change,
+    Fact,
+    FactKind,
+    FollowedDaemonSet,
+    Found,
+    Gone,
+    Item,
+    Listed,
+    Lost,
+    Seen,
+    Subject,
+)
+
+F = TypeVar("F", bound=Fact)
+NODES = Subject(FactKind.NODES)
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether a resourceVersion is older than another one of the same object.
+
+    Both are numbers that grow (kubernetes.io, API concepts, Resource versions); one that is none is believed.
+    """
+    return version.isdigit() and than.isdigit() and int(version) < int(than)
+
+
+@dataclass
+class _Room:
+    """The objects of one subject by name. `is_listed`: all that there are have been told. `lost` says why it is old."""
+
+    items: dict[str, Item] = field(default_factory=dict)
+    is_listed: bool = False
+    lost: str = ""
+
+
+class FleetWorld:
+    """Facts of one namespace's rollouts. What is told late never replaces what is known to be newer."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._rooms: dict[Subject, _Room] = {}
+        self._ended: set[str] = set()
+        self._doubted: set[str] = set()
+
+    # what is told
+
+    def apply(self, change: Change) -> bool:
+        """Whether it is news: a decision that was made before may be another one now."""
+        room = self._rooms.setdefault(change.subject, _Room())
+        match change:
+            case Listed():
+                return self._list(room, change)
+            case Seen():
+                return self._see(room, change.item)
+            case Gone():
+                return self._end(room, change)
+            case Lost():
+                is_news, room.lost = not room.lost, change.why
+                return is_news
+            case Found():
+                is_news, room.lost = bool(room.lost), ""
+                return is_news
+
+    def learn(self, subject: Subject, item: Item) -> None:
+        """Our own write was answered with `item`: what is decided next is decided on that."""
+        self._see(self._rooms.setdefault(subject, _Room()), item)
+
+    def end_pod(self, uid: str) -> None:
+        """The pod was deleted by us, or is gone: until the watch has said so, it counts as being deleted."""
+        self._ended.add(uid)
+
+    def doubt(self, subject: Subject, name: str) -> None:
+        """Something else than what is known by this name is on the server: whatever comes of it next is news."""
+        room = self._rooms.get(subject)
+        if room is not None and name in room.items:
+            self._doubted.add(room.items[name].uid)
+
+    def _list(self, room: _Room, change: Listed) -> bool:
+        is_news = not room.is_listed or bool(room.lost)
+        room.is_listed, room.lost = True, ""
+        there = {item.name for item in change.items}
+        for item in change.items:
+            is_news |= self._see(room, item)
+        # One that is newer than the list has come since: the watch tells of it.
+        absent = [
+            item
+            for name, item in room.items.items()
+            if name not in there and not is_older(change.version, item.version)
+        ]
+        for item in absent:
+            self._forget(room, item)
+        return is_news or bool(absent)
+
+    def _see(self, room: _Room, item: Item) -> bool:
+        known = room.items.get(item.name)
+        if known is not None and is_older(item.version, known.version):
+            return False
+        room.items[item.name] = item
+        if known is None:
+            return True
+        if known.uid != item.uid:
+            self._drop(known.uid)
+            return True
+        if known.version == item.version:
+            return False
+        is_doubted = item.uid in self._doubted
+        self._doubted.discard(item.uid)
+        return is_doubted or not _is_same(known.fact, item.fact)
+
+    def _end(self, room: _Room, change: Gone) -> bool:
+        known = room.items.get(change.name)
+        if known is None or is_older(change.version, known.version):
+            return False
+        self._forget(room, known)
+        return True
+
+    def _forget(self, room: _Room, item: Item) -> None:
+        del room.items[item.name]
+        self._drop(item.uid)
+
+    def _drop(self, uid: str) -> None:
+        self._ended.discard(uid)
+        self._doubted.discard(uid)
+
+    # what is asked
+
+    def subjects(self) -> frozenset[Subject]:
+        """Of what the controller has to be told. Where there is no rollout, of rollouts alone."""
+        policies = [one.policy for one in self.rollouts() if one.policy is not None]
+        found = {self.of(FactKind.ROLLOUTS)}
+        for policy in policies:
+            found |= self.needed(policy)
+        return frozenset(found)
+
+    def needed(self, policy: Policy) -> frozenset[Subject]:
+        """Of what one has to be told for one rollout, as far as that is known by now."""
+        return frozenset((*self._base, *self._needed(policy)))
+
+    def keep_only(self, subjects: frozenset[Subject]) -> None:
+        """Forget what nobody tells of any more."""
+        for subject in self._rooms.keys() - subjects:
+            del self._rooms[subject]
+
+    def rollouts(self) -> tuple[RolloutObject, ...]:
+        """All of them, the oldest first; of one that is being deleted nothing is left to be done."""
+        known = self._facts(self.of(FactKind.ROLLOUTS), RolloutObject)
+        found = (one for one in known if not one.is_deleting)
+        return tuple(sorted(found, key=lambda one: (one.created_s or 0.0, one.uid)))
+
+    def rivals(self, rollout: RolloutObject, policy: Policy) -> tuple[str, ...]:
+        """The names of older rollouts of the same DaemonSet: the oldest has it."""
+        older = itertools.takewhile(lambda one: one.uid != rollout.uid, self.rollouts())
+        return tuple(one.name for one in older if one.policy is not None and one.policy.daemon_set == policy.daemon_set)
+
+    def why_blind(self, policy: Policy) -> str:
+        """What of a rollout is not seen now, and why; "" where all of it is. Nothing may be decided without."""
+        for subject in (*self._base, *self._needed(policy)):
+            room = self._rooms.get(subject)
+            if room is None or not room.is_listed:
+                return room.lost if room is not None and room.lost else f"{subject} are not listed yet"
+            if room.lost:
+                return room.lost
+        return ""
+
+    def is_listed(self, subject: Subject) -> bool:
+        """Whether all objects of the subject have been told."""
+        return subject in self._rooms and self._rooms[subject].is_listed
+
+    def why_not_listed(self) -> str:
+        """What of all that is followed is still to come, "" where nothing is."""
+        waiting = (subject for subject in self.subjects() if not self._rooms.get(subject, _Room()).is_listed)
+        return next((f"{subject} are not listed yet" for subject in waiting), "")
+
+    def lost(self) -> tuple[str, ...]:
+        """Why which subjects cannot be seen now."""
+        return tuple(sorted({room.lost for room in self._rooms.values() if room.lost}))
+
+    def fleet(self, rollout: RolloutObject, policy: Policy) -> Fleet:
+        """All that one decision about `rollout` is made from."""
+        daemon_set = self._daemon_set(policy)
+        uid = daemon_set.facts.uid if daemon_set is not None else None
+        return Fleet(
+            policy=policy,
+            memory=rollout.memory,
+            wishes=rollout.wishes,
+            nodes=tuple(self._facts(NODES, FleetNode)),
+            pods=tuple(self._pods(daemon_set)),
+            revisions=tuple(self._facts(self.of(FactKind.REVISIONS), Revision, uid)) if uid else (),
+            daemon_set=daemon_set.facts if daemon_set is not None else None,
+            gate_pods=tuple(pod for gate in self._gates(policy) for pod in self._facts(gate, GatePod)),
+            rivals=self.rivals(rollout, policy),
+            rollout=rollout.key,
+        )
+
+    def template(self, policy: Policy, revision: str) -> str:
+        """The pod template of a revision by its hash, "" where there is none."""
+        daemon_set = self._daemon_set(policy)
+        if daemon_set is None:
+            return ""
+        known = self._facts(self.of(FactKind.REVISIONS), Revision, daemon_set.facts.uid)
+        return next((one.template for one in known if one.hash == revision), "")
+
+    @property
+    def _base(self) -> tuple[Subject, ...]:
+        """What every rollout needs."""
+        named = (FactKind.ROLLOUTS, FactKind.DAEMON_SETS, FactKind.REVISIONS)
+        return (*(self.of(kind) for kind in named), NODES)
+
+    def of(self, kind: FactKind) -> Subject:
+        """The subject of a kind that is in our namespace."""
+        return Subject(kind, self._namespace)
+
+    def _needed(self, policy: Policy) -> tuple[Subject, ...]:
+        """What one rollout needs beside the others."""
+        daemon_set = self._daemon_set(policy)
+        pods = (self._driver_pods(daemon_set),) if daemon_set is not None else ()
+        return (*pods, *self._gates(policy))
+
+    def _driver_pods(self, daemon_set: FollowedDaemonSet) -> Subject:
+        return Subject(FactKind.DRIVER_PODS, self._namespace, daemon_set.pods)
+
+    @staticmethod
+    def _gates(policy: Policy) -> tuple[Subject, ...]:
+        named = (Subject(FactKind.GATE_PODS, gate.namespace, gate.selector.text) for gate in policy.pod_gates)
+        return tuple(dict.fromkeys(named))
+
+    def _daemon_set(self, policy: Policy) -> FollowedDaemonSet | None:
+        known = self._facts(self.of(FactKind.DAEMON_SETS), FollowedDaemonSet)
+        return next((one for one in known if one.facts.name == policy.daemon_set), None)
+
+    def _pods(self, daemon_set: FollowedDaemonSet | None) -> Iterable[DriverPod]:
+        if daemon_set is None:
+            return
+        for pod in self._facts(self._driver_pods(daemon_set), DriverPod, daemon_set.facts.uid):
+            yield replace(pod, is_deleting=True) if pod.uid in self._ended and not pod.is_deleting else pod
+
+    def _facts(self, subject: Subject, kind: type[F], owner: str | None = None) -> Iterable[F]:
+        """The facts of a subject, of those that `owner` controls where one is given."""
+        room = self._rooms.get(subject)
+        for item in room.items.values() if room is not None else ():
+            if isinstance(item.fact, kind) and owner in (None, item.owner):
+                yield item.fact
+
+
+def _is_same(known: Fact, found: Fact) -> bool:
+    """Whether two facts of one object differ in its version alone: a node reports now and then that it lives."""
+    match known, found:
+        case FleetNode(), FleetNode():
+            return replace(known, resource_version=found.resource_version) == found
+        case FollowedDaemonSet(), FollowedDaemonSet():
+            facts = replace(known.facts, resource_version=found.facts.resource_version)
+            return replace(known, facts=facts) == found
+        case RolloutObject(), RolloutObject():
+            return False
+    return known == found

@@ -1,0 +1,1 @@
+"""The fleet: which node of a rollout goes next, and why the others wait. Pure."""

@@ -1,0 +1,301 @@
+"""What a DriverRollout asks for, field by field: name, kind, default, bounds, meaning and example, each once.
+
+Owns the names of the custom resource and the table of its spec. The definition that the API server checks by, the
+reader (`reading`) and the reference are made from it. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from driver_manager.domain import selectors
+from driver_manager.domain.fleet.model import OnHalt, UnitMode
+from driver_manager.domain.reboot import windows
+
+GROUP = "driver-manager.rebellions.ai"
+VERSION = "v1alpha1"
+KIND = "DriverRollout"
+PLURAL = "driverrollouts"
+SHORT_NAME = "dro"
+
+APPROVED = f"{GROUP}/approved"
+RETRY = f"{GROUP}/retry"
+UNDO = f"{GROUP}/undo"
+
+
+class Kind(Enum):
+    """What a field holds; the words are those of the reference."""
+
+    OBJECT = "object"
+    LIST = "list of objects"
+    TEXTS = "list of texts"
+    FLAG = "true or false"
+    WHOLE = "whole number"
+    AMOUNT = "number or percent"
+    CHOICE = "word"
+    TEXT = "text"
+    TIME = "time"
+    DURATION = "duration"
+    NAME = "name"
+    SELECTOR = "label selector"
+    LABEL_KEY = "label key"
+    CONDITION = "condition type"
+    WINDOWS = "maintenance windows"
+    ZONE = "time zone"
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """How a text of some kind is written: the pattern that it matches as a whole, and the same in words."""
+
+    pattern: str
+    expected: str
+    most_chars: int
+
+
+WINDOW = r"([A-Za-z]{3}([,-][A-Za-z]{3})* +)?[0-2][0-9]:[0-5][0-9]-[0-2][0-9]:[0-5][0-9]"
+GRAMMARS = {
+    Kind.AMOUNT: Grammar(r"^([1-9][0-9]?|100)%$", "a whole number from 1, or a percent such as 10%", 4),
+    Kind.DURATION: Grammar(
+        r"^([0-9]{1,9}|([0-9]{1,9}(\.[0-9]{1,9})?[hms])+)$", "a duration such as 90, 30s, 5m or 1h30m", 40
+    ),
+    Kind.NAME: Grammar(
+        r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "a name of lower-case letters, digits, '-' and '.' such as driver", 253
+    ),
+    Kind.SELECTOR: Grammar(r"^[ -~]*$", "a label selector such as 'rack=a,tier!=prod'", 1000),
+    Kind.LABEL_KEY: Grammar(
+        f"^{selectors.KEY_PATTERN}$", "the key of a label such as topology.kubernetes.io/zone", 317
+    ),
+    Kind.CONDITION: Grammar(
+        f"^{selectors.KEY_PATTERN}$", "the type of a condition of the Node such as NetworkReady", 317
+    ),
+    Kind.WINDOWS: Grammar(f"^( *({WINDOW}( *; *{WINDOW})* *;?)? *)$", windows.EXPECTED, 1000),
+    Kind.ZONE: Grammar(r"^[A-Za-z0-9][-+A-Za-z0-9_/]*$", "a time zone such as Europe/Berlin, or UTC", 64),
+}
+"""Kinds of texts that are checked. The patterns mean the same to Go's and to Python's reader of them."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the object. `default` is in the field's written form; None where there is none.
+
+    `least` and `most` bound a number, the entries of a list, the seconds of a duration or the characters of a text;
+    None where only the kind does. `fields` are those of an object, or of each entry of a list; there `apart` are fields
+    of which an entry has at most one, and `key` is a field that no two entries share.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    default: Any = None
+    example: Any = None
+    is_required: bool = False
+    least: int | None = None
+    most: int | None = None
+    choices: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+    apart: tuple[str, ...] = ()
+    key: str = ""
+
+
+DAY_S = 24 * 3600
+MAX_WAVES = 20
+MAX_GATES = 20
+MAX_NODES = 100_000
+
+WAVE = (
+    Field("name", Kind.NAME, "what the wave is called", example="canary", is_required=True, most=63),
+    Field("nodeSelector", Kind.SELECTOR, "takes only nodes that match; without it any node", example="rack=a"),
+    Field("count", Kind.WHOLE, "takes at most so many nodes", example=1, least=1, most=MAX_NODES),
+    Field(
+        "percent",
+        Kind.WHOLE,
+        "takes at most this share of the nodes that match, rounded up; not together with `count`",
+        example=10,
+        least=1,
+        most=100,
+    ),
+    Field(
+        "soak",
+        Kind.DURATION,
+        "time from the end of this wave to the start of the next",
+        default="0s",
+        example="30m",
+        least=0,
+        most=30 * DAY_S,
+    ),
+    Field(
+        "approval",
+        Kind.FLAG,
+        "whether the next wave waits until somebody has approved it (`driver-manager rollout approve`)",
+        default=False,
+        example=True,
+    ),
+)
+UNITS = (
+    Field(
+        "topologyKey",
+        Kind.LABEL_KEY,
+        "nodes with the same value of this label are one unit; a node without it is a unit of its own",
+        example="topology.kubernetes.io/rack",
+        is_required=True,
+    ),
+    Field(
+        "mode",
+        Kind.CHOICE,
+        "whether the nodes of a unit go one after the other, or start together",
+        default=UnitMode.ONE_AT_A_TIME.value,
+        example=UnitMode.TOGETHER.value,
+        choices=tuple(mode.value for mode in UnitMode),
+    ),
+)
+GATES = (
+    Field(
+        "pods",
+        Kind.LIST,
+        "pods that must be ready on a node, at least one for each entry, before its upgrade counts as done",
+        most=MAX_GATES,
+        fields=(
+            Field(
+                "namespace", Kind.NAME, "where the pods are; without it the object's own", example="monitoring", most=63
+            ),
+            Field("selector", Kind.SELECTOR, "which pods", example="app=validator", is_required=True, least=1),
+        ),
+    ),
+    Field(
+        "conditions",
+        Kind.LIST,
+        "conditions of the Node that must have this status before its upgrade counts as done",
+        most=MAX_GATES,
+        fields=(
+            Field("type", Kind.CONDITION, "type of the condition", example="NetworkReady", is_required=True),
+            Field(
+                "status",
+                Kind.CHOICE,
+                "status that it must have",
+                default="True",
+                example="False",
+                choices=("True", "False", "Unknown"),
+            ),
+        ),
+    ),
+)
+SPEC = (
+    Field(
+        "daemonSet",
+        Kind.NAME,
+        "name of the driver's DaemonSet, in the object's namespace; its `updateStrategy` has to be `OnDelete`",
+        example="driver",
+        is_required=True,
+    ),
+    Field(
+        "paused",
+        Kind.FLAG,
+        "while true no node starts; nodes that have started are finished",
+        default=False,
+        example=True,
+    ),
+    Field(
+        "maxParallel",
+        Kind.WHOLE,
+        "number of nodes that may be upgraded at the same time; 0 is no limit",
+        default=1,
+        example=4,
+        least=0,
+        most=MAX_NODES,
+    ),
+    Field(
+        "maxUnavailable",
+        Kind.AMOUNT,
+        "number or percent of the rollout's nodes that may be out of service at the same time, for whatever reason: "
+        "cordoned, not Ready, without a ready driver pod, or being upgraded; without it there is no such limit",
+        example="10%",
+        least=1,
+        most=MAX_NODES,
+    ),
+    Field(
+        "waves",
+        Kind.LIST,
+        "which nodes go in which order; a node belongs to the first wave that takes it, and is left out if none does",
+        default=[{"name": "canary", "count": 1}, {"name": "tenth", "percent": 10}, {"name": "rest"}],
+        least=1,
+        most=MAX_WAVES,
+        fields=WAVE,
+        apart=("count", "percent"),
+        key="name",
+    ),
+    Field("units", Kind.OBJECT, "nodes that depend on each other; without it every node stands alone", fields=UNITS),
+    Field(
+        "windows",
+        Kind.WINDOWS,
+        "when nodes may start; without it at any time",
+        example="Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00",
+    ),
+    Field("timezone", Kind.ZONE, "time zone of `windows`", default="UTC", example="Europe/Berlin"),
+    Field("gates", Kind.OBJECT, "what a node must show, beside a ready driver pod, to count as done", fields=GATES),
+    Field(
+        "failureThreshold",
+        Kind.WHOLE,
+        "number of failed nodes at which the rollout of a revision halts",
+        default=1,
+        example=3,
+        least=1,
+        most=MAX_NODES,
+    ),
+    Field(
+        "onHalt",
+        Kind.CHOICE,
+        "what follows a halt: `hold` waits for somebody, `undo` gives the DaemonSet its last good template again",
+        default=OnHalt.HOLD.value,
+        example=OnHalt.UNDO.value,
+        choices=tuple(word.value for word in OnHalt),
+    ),
+    Field(
+        "nodeTimeout",
+        Kind.DURATION,
+        "time from a node's start to a ready driver pod, after which the node has failed",
+        default="30m",
+        example="1h",
+        least=1,
+        most=30 * DAY_S,
+    ),
+    Field(
+        "validationTimeout",
+        Kind.DURATION,
+        "time from a ready driver pod to passed `gates`, after which the node has failed",
+        default="10m",
+        example="5m",
+        least=1,
+        most=30 * DAY_S,
+    ),
+    Field(
+        "approveReboots",
+        Kind.FLAG,
+        "whether the rollout approves the reboot of a node that it has started and whose driver needs one",
+        default=False,
+        example=True,
+    ),
+)
+"""The spec. What has no example is an object or a list, and has one in its fields."""
+
+
+@dataclass(frozen=True)
+class WishField:
+    """An annotation of the object by which people ask for something: its key, how it is written, what it asks for."""
+
+    key: str
+    form: str
+    meaning: str
+
+
+WISHES = (
+    WishField(APPROVED, "REVISION:WAVE", "waves of this revision up to this number, from 1, may begin"),
+    WishField(RETRY, "REVISION", "this revision, which failed, may be tried again"),
+    WishField(
+        UNDO,
+        "ID or ID:REVISION",
+        "go back to the last good revision, or to this one; each ID, a text of your choice, counts once",
+    ),
+)

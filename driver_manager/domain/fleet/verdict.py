@@ -1,0 +1,113 @@
+"""Owns what one node's facts mean for the rollout, as a value, and the terms that it is judged by.
+
+Pure. The judging itself is in `places` and `judge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from driver_manager.domain import events, timestamps
+from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, Place
+from driver_manager.domain.fleet.census import Member
+from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, UpgradeState
+from driver_manager.domain.fleet.record import NodeRecord
+
+GOING = frozenset({Place.WAITING, Place.UNDER_WAY})
+"""The places of nodes that a wave has not ended for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for every node in one decision. `gate_pods` are those of each node that is under way or has failed."""
+
+    policy: Policy
+    target: str
+    rollout: str
+    now_s: float
+    daemon_set: DaemonSetFacts | None = None
+    gate_pods: Mapping[str, Sequence[GatePod]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """What a node was taken for, and the pod that is to go and has not gone."""
+
+    record: NodeRecord
+    pod: DriverPod
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Where a node stands, why, and what its facts call for.
+
+    `until_s`: from when on time alone may change that. `wants_turn`: it may begin as soon as the fleet allows it.
+    `fails`: `acts` note that it has failed. `untouched` is there for one that is taken and has its old pod still.
+    """
+
+    place: Place
+    reason: str
+    acts: tuple[Act, ...] = ()
+    until_s: float | None = None
+    wants_turn: bool = False
+    fails: bool = False
+    untouched: Untouched | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A node with its verdict and the number of its wave, from 1; 0 where it is in none."""
+
+    member: Member
+    verdict: Verdict
+    wave: int
+
+    @property
+    def is_unavailable(self) -> bool:
+        """Whether the node counts for maxUnavailable."""
+        return self.verdict.place is Place.UNDER_WAY or self.member.is_away
+
+
+def mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, reason: str = "") -> MarkNode:
+    """The next state of a node that has a record: the same record, since now.
+
+    A node whose pod has the target revision by now serves that one, whatever it was taken for; no wave had it there.
+    """
+    pod, node = member.pod, member.node
+    revision, wave = record.revision, record.wave
+    is_ahead = state is UpgradeState.DONE and pod is not None and pod.revision == terms.target != revision
+    if is_ahead:
+        revision, wave = terms.target, 0
+    return MarkNode(
+        node.name,
+        node.resource_version,
+        state,
+        NodeRecord(record.rollout, revision, wave, record.pod, record.boot_id, record.began_s, terms.now_s, reason),
+        consumes_retry=node.wants_retry and state is UpgradeState.DONE,
+    )
+
+
+def release(member: Member) -> MarkNode:
+    """State and record go, as if the node had never been taken."""
+    return MarkNode(member.node.name, member.node.resource_version, None, None)
+
+
+def failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> Verdict:
+    """The node has failed for the reason `why`: it is noted, and told once."""
+    told = Announce(
+        events.NODE_UPGRADE_FAILED,
+        f"Driver upgrade to revision {record.revision} failed: {why}",
+        f"{member.node.uid or member.node.name}/{record.revision}/{record.began_s:.0f}",
+        is_warning=True,
+        node=member.node.name,
+    )
+    return Verdict(Place.UNDER_WAY, why, (mark(member, record, terms, UpgradeState.FAILED, why), told), fails=True)
+
+
+def moment(wall_s: float) -> str:
+    """A moment in a reason."""
+    try:
+        return timestamps.written(wall_s)
+    except (OverflowError, ValueError, OSError):  # a record written by a clock that is off by ages
+        return "a moment that no calendar shows"

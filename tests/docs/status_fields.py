@@ -1,0 +1,78 @@
+"""What the status of a DriverRollout shows, field by field: for its definition and for the reference.
+
+`driver_manager.domain.fleet.status_form` writes it; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from driver_manager.domain.fleet.acts import Phase
+from driver_manager.domain.fleet.fields import Field, Kind
+
+COUNTS = (
+    Field("total", Kind.WHOLE, "nodes in all"),
+    Field("updated", Kind.WHOLE, "nodes that run the target revision"),
+    Field("underWay", Kind.WHOLE, "nodes that are being upgraded"),
+    Field("waiting", Kind.WHOLE, "nodes that will be upgraded"),
+    Field("leftOut", Kind.WHOLE, "nodes that are left alone as they are"),
+    Field("failed", Kind.WHOLE, "nodes whose upgrade failed"),
+)
+NODE = (
+    Field("node", Kind.TEXT, "name of the node"),
+    Field("wave", Kind.WHOLE, "number of its wave, from 1; 0 for none"),
+    Field("since", Kind.TIME, "since when it is in this state"),
+    Field("reason", Kind.TEXT, "why"),
+)
+GROUP = (
+    Field("reason", Kind.TEXT, "why these nodes do not start"),
+    Field("count", Kind.WHOLE, "number of nodes"),
+    Field("nodes", Kind.TEXTS, "some of their names"),
+)
+CONDITION = (
+    Field("type", Kind.TEXT, "`Ready`, `Reconciling` or `Stalled`", is_required=True),
+    Field("status", Kind.TEXT, "`True` or `False`", is_required=True),
+    Field("observedGeneration", Kind.WHOLE, "generation of the object that it is about"),
+    Field("lastTransitionTime", Kind.TIME, "when its status changed"),
+    Field("reason", Kind.TEXT, "the cause in one word"),
+    Field("message", Kind.TEXT, "the cause in a sentence"),
+)
+WAVE = (
+    Field("number", Kind.WHOLE, "number of the wave, from 1"),
+    Field("name", Kind.TEXT, "name of the wave"),
+    *COUNTS,
+    Field("ended", Kind.TIME, "when its last node was done, once it has ended"),
+)
+PAST = (
+    Field("revision", Kind.TEXT, "revision that was rolled out"),
+    Field("began", Kind.TIME, "when that began"),
+    Field("ended", Kind.TIME, "when it ended, if it has"),
+    Field("outcome", Kind.TEXT, "how it ended"),
+)
+BACK = (
+    Field("from", Kind.TEXT, "revision that the DaemonSet leaves"),
+    Field("to", Kind.TEXT, "revision whose template it gets"),
+)
+STATUS = (
+    Field("observedGeneration", Kind.WHOLE, "generation of the object that this status is about"),
+    Field("phase", Kind.TEXT, f"one of {', '.join(f'`{phase.value}`' for phase in Phase)}"),
+    Field(
+        "conditions",
+        Kind.LIST,
+        "`Ready`: every node runs the target revision; `Reconciling`: the rollout is on its way; `Stalled`: it waits "
+        "for somebody to act",
+        fields=CONDITION,
+    ),
+    Field("targetRevision", Kind.TEXT, "revision of the DaemonSet that is rolled out: the hash that its pods carry"),
+    Field("goodRevision", Kind.TEXT, "last revision that all nodes ran"),
+    Field("failedRevisions", Kind.TEXTS, "revisions that were halted; none is tried again unless somebody asks for it"),
+    Field("undone", Kind.TEXT, "ID of the last wish to go back that was met"),
+    Field("announced", Kind.TEXT, "the last turn of the waves that an Event was posted for"),
+    Field("undoing", Kind.OBJECT, "the way back that is being gone, as long as it is", fields=BACK),
+    Field("wave", Kind.WHOLE, "number of the current wave, from 1"),
+    Field("counts", Kind.OBJECT, "nodes by where they stand", fields=COUNTS),
+    Field("waves", Kind.LIST, "the waves with their nodes", fields=WAVE),
+    Field("underWay", Kind.LIST, "nodes that are being upgraded, the longest first, at most 20", fields=NODE),
+    Field("failures", Kind.LIST, "nodes whose upgrade failed, the earliest first, at most 20", fields=NODE),
+    Field("waiting", Kind.LIST, "nodes that will be upgraded, by what they wait for, at most 10 groups", fields=GROUP),
+    Field("leftOut", Kind.LIST, "nodes that are left alone, by the reason, at most 10 groups", fields=GROUP),
+    Field("history", Kind.LIST, "the last 10 revisions, the newest last", fields=PAST),
+)

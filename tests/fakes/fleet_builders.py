@@ -1,0 +1,117 @@
+"""Facts of a fleet, with the least said: nodes on an old revision that a rollout to a new one is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from driver_manager.domain import selectors
+from driver_manager.domain.fleet.acts import MarkNode, NodeView, Place
+from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.model import (
+    DaemonSetFacts,
+    DriverPod,
+    Fleet,
+    FleetNode,
+    Memory,
+    Policy,
+    Revision,
+    UpgradeState,
+    Wave,
+    Wishes,
+)
+from driver_manager.domain.fleet.record import NodeRecord
+
+NOW_S = 1_800_000_000.0
+ROLLOUT = "npu/driver"
+OLD, NEW, OTHER = "old", "new", "other"
+REVISIONS = (Revision("driver-old", OLD, 1), Revision("driver-new", NEW, 2))
+ONE_WAVE = (Wave("all"),)
+DAEMON_SET = DaemonSetFacts("npu", "driver", "ds-uid", "9", "OnDelete")
+
+
+def policy(**said: Any) -> Policy:
+    """One wave for all nodes, one node at a time."""
+    return Policy(**{"daemon_set": "driver", "waves": ONE_WAVE, **said})
+
+
+def node(name: str, state: UpgradeState | None = None, **said: Any) -> FleetNode:
+    """A node that nothing is wrong with; `state` with a record of the new revision, unless another one is said."""
+    if state is not None:
+        said = {"upgrade": state.value, "record": record(name), **said}
+    return FleetNode(**{"name": name, "uid": f"uid-{name}", "resource_version": "1", "boot_id": "boot-1", **said})
+
+
+def pod(of: str, revision: str = OLD, uid: str = "", **said: Any) -> DriverPod:
+    """The driver's pod of a node: ready, on the old revision; of before a restart where no `uid` is said."""
+    uid = uid or f"{of}-before"
+    known = {"namespace": "npu", "name": f"driver-{uid}", "uid": uid, "node": of, "revision": revision}
+    return DriverPod(**{**known, "is_ready": True, **said})
+
+
+def new_pod(of: str, revision: str = NEW, **said: Any) -> DriverPod:
+    """The one that came after it."""
+    return pod(of, revision, f"{of}-after", **said)
+
+
+def record(of: str = "a", **said: Any) -> NodeRecord:
+    """The node `of` was taken a minute ago, for the new revision, in the first wave."""
+    return NodeRecord(
+        **{
+            "rollout": ROLLOUT,
+            "revision": NEW,
+            "wave": 1,
+            "pod": f"{of}-before",
+            "boot_id": "boot-1",
+            "began_s": NOW_S - 60.0,
+            "since_s": NOW_S - 60.0,
+            **said,
+        }
+    )
+
+
+def fleet(nodes: Iterable[FleetNode], pods: Iterable[DriverPod] | None = None, **said: Any) -> Fleet:
+    """Those nodes; with an old pod on each, unless others are said."""
+    nodes = tuple(nodes)
+    return Fleet(
+        **{
+            "policy": policy(),
+            "memory": Memory(target=NEW),
+            "wishes": Wishes(),
+            "nodes": nodes,
+            "pods": tuple(pod(node.name) for node in nodes) if pods is None else tuple(pods),
+            "revisions": REVISIONS,
+            "daemon_set": DAEMON_SET,
+            "rollout": ROLLOUT,
+            **said,
+        }
+    )
+
+
+def views(facts: Fleet, now_s: float = NOW_S) -> Mapping[str, NodeView]:
+    """How each node is shown."""
+    return {view.name: view for view in advance(facts, now_s).outlook.nodes}
+
+
+def places(facts: Fleet, now_s: float = NOW_S) -> dict[str, Place]:
+    """Where each node stands."""
+    return {name: view.place for name, view in views(facts, now_s).items()}
+
+
+def marks(facts: Fleet, now_s: float = NOW_S) -> dict[str, MarkNode]:
+    """What is written on nodes."""
+    return {act.node: act for act in advance(facts, now_s).acts if isinstance(act, MarkNode)}
+
+
+def begun(facts: Fleet, now_s: float = NOW_S) -> list[str]:
+    """The nodes that begin."""
+    return [
+        name
+        for name, mark in marks(facts, now_s).items()
+        if mark.state is UpgradeState.RESTART and mark.record is not None and mark.record.began_s == now_s
+    ]
+
+
+def matching(text: str) -> selectors.Selector:
+    """A selector as it is written."""
+    return selectors.parse(text)

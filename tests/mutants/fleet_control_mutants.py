@@ -1,0 +1,151 @@
+"""Mutants of what is promised for a rollout's controller: who may act, on which facts, and what one error stops."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+CONTROLLER = "unit/fleet/test_controller.py::"
+FAULTS = "unit/fleet/test_controller_faults.py::"
+WORLD = "unit/fleet/test_world.py::"
+LEASE = "unit/adapters/test_leadership.py::"
+CLUSTER = "unit/adapters/test_fleet_cluster.py::"
+
+FLEET_CONTROL_MUTANTS = (
+    Mutant(
+        "lead-asked-once-a-pass",
+        "before every single act the lead has to be sure",
+        "core/fleet/controller.py",
+        "            if not self._may_act():\n                self._wake(UNSURE_S)\n                return\n",
+        "",
+        (CONTROLLER + "test_each_act_asks_whether_it_may_still_be_done",),
+    ),
+    Mutant(
+        "lead-kept-at-the-end",
+        "SIGTERM gives the lead back at once",
+        "core/fleet/controller.py",
+        "                self._ports.leadership.release()\n",
+        "                pass\n",
+        (CONTROLLER + "test_told_to_end_it_hands_over_at_once_even_in_the_middle",),
+    ),
+    Mutant(
+        "decided-in-the-dark",
+        "nothing is decided on facts that cannot be seen to be current",
+        "core/fleet/controller.py",
+        "            elif not self._world.why_blind(rollout.policy):\n",
+        "            else:\n",
+        (FAULTS + "test_what_cannot_be_seen_is_not_decided_on",),
+    ),
+    Mutant(
+        "heartbeat-is-news",
+        "nodes that report that they live cause no decision",
+        "core/fleet/world.py",
+        "            return replace(known, resource_version=found.resource_version) == found\n",
+        "            return False\n",
+        (CONTROLLER + "test_nodes_that_report_that_they_live_cause_no_decision",),
+    ),
+    Mutant(
+        "stale-event-believed",
+        "a change from before our own write is not believed",
+        "core/fleet/world.py",
+        "        if known is not None and is_older(item.version, known.version):\n            return False\n",
+        "",
+        (WORLD + "test_a_change_from_before_our_own_write_is_not_believed",),
+    ),
+    Mutant(
+        "write-not-learned",
+        "a controller never decides on facts older than its own writes",
+        "core/fleet/acting.py",
+        "                self.world.learn(NODES, item)\n",
+        "",
+        (FAULTS + "test_after_its_own_write_it_goes_on_without_waiting_for_the_watch",),
+    ),
+    Mutant(
+        "deleted-pod-still-there",
+        "a pod that was deleted counts as leaving before the watch says so",
+        "core/fleet/acting.py",
+        "                self.world.end_pod(act.uid)\n",
+        "",
+        (FAULTS + "test_a_deletion_that_the_watch_has_not_shown_is_not_sent_again",),
+    ),
+    Mutant(
+        "act-behind-a-failed-one",
+        "what comes after an act that failed for the same node is dropped",
+        "core/fleet/acting.py",
+        "        if self.rests.is_resting(key):\n            return\n        try:\n            self._do(",
+        "        try:\n            self._do(",
+        (FAULTS + "test_of_a_nodes_acts_none_is_done_after_one_that_failed",),
+    ),
+    Mutant(
+        "one-error-ends-the-pass",
+        "what one node is refused keeps no other node back",
+        "core/fleet/acting.py",
+        "            if isinstance(error, Conflict):\n                self._doubt(act, policy)\n",
+        "            raise\n",
+        (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
+    ),
+    Mutant(
+        "no-rest-after-a-refusal",
+        "what was refused is not asked again at once",
+        "core/fleet/rests.py",
+        "        pause_s = max(pause_s, REFUSED_S) if isinstance(error, ApiRefused) else pause_s\n",
+        "",
+        (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
+    ),
+    Mutant(
+        "doubt-forgotten",
+        "after a conflict the next version of the node is looked at, whatever changed in it",
+        "core/fleet/world.py",
+        "        return is_doubted or not _is_same(known.fact, item.fact)\n",
+        "        return not _is_same(known.fact, item.fact)\n",
+        (WORLD + "test_what_was_doubted_is_news_with_its_next_version",),
+    ),
+    Mutant(
+        "lease-counted-from-the-answer",
+        "a leader counts its time from before the request that renewed",
+        "adapters/kube/leadership.py",
+        "        self._ours, self._renewed_s = understood(_as_record, answer), before\n",
+        "        self._ours = understood(_as_record, answer)\n"
+        "        self._renewed_s = (self._clock.monotonic(), self._clock.wall())\n",
+        (LEASE + "test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answer",),
+    ),
+    Mutant(
+        "lead-too-long",
+        "a leader that cannot renew stops before anybody can follow",
+        "adapters/kube/leadership.py",
+        "ACT_S = 10.0\n",
+        "ACT_S = 20.0\n",
+        (LEASE + "test_a_leader_that_cannot_renew_stops_before_anybody_can_follow",),
+    ),
+    Mutant(
+        "lease-taken-early",
+        "a Lease is taken only once its record has not changed for a whole term",
+        "adapters/kube/leadership.py",
+        "        if seen is None or not seen.holder:\n            return True\n",
+        "        if seen is None or not seen.holder or self._clock.wall() > 0:\n            return True\n",
+        (LEASE + "test_never_two_may_act_at_once",),
+    ),
+    Mutant(
+        "lead-after-a-sleep",
+        "a machine that slept does not act before it has renewed",
+        "adapters/kube/leadership.py",
+        " and self._clock.wall() - wall_s < ACT_S",
+        "",
+        (LEASE + "test_a_machine_that_slept_may_not_act_though_its_monotonic_clock_stood_still",),
+    ),
+    Mutant(
+        "pod-by-name",
+        "exactly the pod that was meant is deleted",
+        "adapters/kube/fleet.py",
+        '"preconditions": {"uid": uid}}',
+        '"preconditions": {}}',
+        (CLUSTER + "test_exactly_the_pod_that_was_meant_is_deleted",),
+    ),
+    Mutant(
+        "first-page-only",
+        "a list that comes in pages is read to its end",
+        "adapters/kube/fleet_lists.py",
+        "        if not token:\n",
+        "        if body:\n",
+        (CLUSTER + "test_a_list_comes_in_pages_and_is_told_as_one",),
+    ),
+)

@@ -1,0 +1,269 @@
+"""The Lease: of any controllers, whatever their clocks and the network do, never two may act at once."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.adapters.kube.client import KubeApi
+from driver_manager.adapters.kube.leadership import ACT_S, ATTEMPT_S, LEASE_S, RENEW_S, LeaseLeadership
+from driver_manager.domain.errors import ApiUnavailable
+from tests.fakes.clock import FakeClock
+from tests.fakes.lease_api import LeaseApi, LeaseServer
+
+
+def one(clock: FakeClock, server: LeaseServer, name: str) -> tuple[LeaseLeadership, LeaseApi]:
+    """A controller with a way to the server of its own."""
+    api = LeaseApi(clock, server)
+    return LeaseLeadership(cast(KubeApi, api), clock, "rbln-system", "rollout", name), api
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def server() -> LeaseServer:
+    return LeaseServer()
+
+
+def test_the_first_to_come_leads_and_the_lease_says_so_to_people(clock: FakeClock, server: LeaseServer) -> None:
+    first, _ = one(clock, server, "first")
+    assert first.hold()
+    assert first.may_act()
+    assert server.lease is not None
+    spec = server.lease["spec"]
+    assert (spec["holderIdentity"], spec["leaseDurationSeconds"], spec["leaseTransitions"]) == ("first", 15, 0)
+    assert spec["renewTime"].endswith("Z")
+    second, _ = one(clock, server, "second")
+    assert not second.hold()
+    assert not second.may_act()
+    assert (first.leader, second.leader) == ("first", "first")
+
+
+def test_a_leader_renews_with_one_request_every_five_seconds(clock: FakeClock, server: LeaseServer) -> None:
+    first, api = one(clock, server, "first")
+    first.hold()
+    api.requests.clear()
+    for _ in range(600):
+        clock.sleep(0.1)
+        assert first.hold()
+        assert first.may_act()
+    assert set(api.requests) == {"PATCH"}
+    assert len(api.requests) == pytest.approx(12, abs=1)
+
+
+def test_a_lease_that_is_not_renewed_is_taken_after_it_has_run_out_and_not_before(
+    clock: FakeClock, server: LeaseServer
+) -> None:
+    first, _ = one(clock, server, "first")
+    second, _ = one(clock, server, "second")
+    first.hold()
+    second.hold()
+    began = clock.monotonic()
+    while not second.hold():
+        clock.sleep(0.1)
+    assert LEASE_S <= clock.monotonic() - began <= LEASE_S + 3.0
+    assert not first.may_act()
+    assert not first.hold()
+    assert first.leader == "second"
+    assert server.lease is not None
+    assert server.lease["spec"]["leaseTransitions"] == 1
+
+
+def test_whoever_comes_late_waits_a_whole_lease_whatever_time_is_written_in_it(
+    clock: FakeClock, server: LeaseServer
+) -> None:
+    first, _ = one(clock, server, "first")
+    first.hold()
+    assert server.lease is not None
+    server.lease["spec"]["renewTime"] = "1999-01-01T00:00:00.000000Z"
+    second, _ = one(clock, server, "second")
+    assert not second.hold()
+    clock.sleep(LEASE_S - 1.0)
+    assert not second.hold()
+
+
+def test_a_lease_given_back_is_taken_at_the_next_look(clock: FakeClock, server: LeaseServer) -> None:
+    first, _ = one(clock, server, "first")
+    second, _ = one(clock, server, "second")
+    first.hold()
+    second.hold()
+    first.release()
+    assert not first.may_act()
+    clock.sleep(max(0.0, second.due_s - clock.monotonic()))
+    assert second.hold()
+    assert second.may_act()
+
+
+def test_giving_back_what_another_has_by_now_changes_nothing(clock: FakeClock, server: LeaseServer) -> None:
+    first, _ = one(clock, server, "first")
+    second, _ = one(clock, server, "second")
+    first.hold()
+    second.hold()
+    while not second.hold():
+        clock.sleep(1.0)
+    first.release()
+    assert server.lease is not None
+    assert server.lease["spec"]["holderIdentity"] == "second"
+
+
+def test_a_leader_that_cannot_renew_stops_before_anybody_can_follow(clock: FakeClock, server: LeaseServer) -> None:
+    first, api = one(clock, server, "first")
+    first.hold()
+    began = clock.monotonic()
+    api.is_away = True
+    while first.may_act():
+        clock.sleep(0.1)
+        try:
+            first.hold()
+        except ApiUnavailable:
+            continue
+    assert clock.monotonic() - began <= ACT_S + 0.2
+    assert ACT_S + ATTEMPT_S < LEASE_S
+    api.is_away = False
+    clock.sleep(3.0)
+    assert first.hold(), "nobody has taken it"
+    assert first.may_act()
+
+
+def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answer(
+    clock: FakeClock, server: LeaseServer
+) -> None:
+    first, api = one(clock, server, "first")
+    first.hold()
+    clock.sleep(RENEW_S)
+    api.delays = [(0.0, 4.0)]
+    assert first.hold()
+    clock.sleep(ACT_S - 4.1)
+    assert first.may_act()
+    clock.sleep(0.2)
+    assert not first.may_act()
+
+
+def test_a_machine_that_slept_may_not_act_though_its_monotonic_clock_stood_still(
+    clock: FakeClock, server: LeaseServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = one(clock, server, "first")
+    first.hold()
+    now_s = clock.wall()
+    monkeypatch.setattr(clock, "wall", lambda: now_s + 3600.0)
+    assert not first.may_act()
+
+
+def test_a_renewal_whose_answer_is_lost_counts_from_the_next_one(clock: FakeClock, server: LeaseServer) -> None:
+    first, api = one(clock, server, "first")
+    first.hold()
+    clock.sleep(RENEW_S)
+    api.is_lost = [True]
+    with pytest.raises(ApiUnavailable):
+        first.hold()
+    clock.sleep(3.0)
+    api.requests.clear()
+    assert first.hold()
+    assert api.requests == ["PATCH", "GET", "PATCH"], "our own write was the other one"
+    assert first.may_act()
+
+
+def test_an_edit_of_the_lease_by_somebody_else_costs_nobody_the_lead(clock: FakeClock, server: LeaseServer) -> None:
+    first, _ = one(clock, server, "first")
+    first.hold()
+    assert server.lease is not None
+    version = server.lease["metadata"]["resourceVersion"]
+    server.answer("PATCH", {"metadata": {"resourceVersion": version, "annotations": {"a": "b"}}})
+    clock.sleep(RENEW_S)
+    assert first.hold()
+
+
+def test_a_lease_that_was_deleted_is_not_made_again_while_who_had_it_may_act(
+    clock: FakeClock, server: LeaseServer
+) -> None:
+    first, _ = one(clock, server, "first")
+    second, _ = one(clock, server, "second")
+    first.hold()
+    second.hold()
+    server.lease = None
+    clock.sleep(RENEW_S - 1.0)
+    assert not second.hold()
+    assert first.may_act()
+    clock.sleep(LEASE_S)
+    assert not first.may_act()
+    assert second.hold()
+
+
+PERIOD = st.floats(0.05, 6.0)
+DELAY = st.one_of(st.just((0.0, 0.0)), st.tuples(st.floats(0.0, ATTEMPT_S), st.floats(0.0, ATTEMPT_S)))
+HAPPENING = st.sampled_from(["nothing", "nothing", "nothing", "lost", "away", "release", "slept"])
+
+
+class Apart:
+    """A controller whose clocks have their own zero, on one common time."""
+
+    def __init__(self, common: FakeClock, server: LeaseServer, name: str, offset_s: float) -> None:
+        self.clock = Offset(common, offset_s)
+        self.leadership, self.api = one(cast(FakeClock, self.clock), server, name)
+        self.api.clock = common
+
+
+class Offset:
+    """A clock that shows another time than the common one, and goes as fast."""
+
+    def __init__(self, common: FakeClock, offset_s: float) -> None:
+        self._common, self._offset_s = common, offset_s
+
+    def monotonic(self) -> float:
+        return self._common.monotonic() + abs(self._offset_s)
+
+    def wall(self) -> float:
+        return self._common.wall() + self._offset_s
+
+    def random(self) -> float:
+        return self._common.random()
+
+
+@given(
+    offsets=st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=4),
+    steps=st.lists(st.tuples(st.integers(0, 3), PERIOD, DELAY, HAPPENING), min_size=5, max_size=120),
+)
+def test_never_two_may_act_at_once(
+    offsets: list[float], steps: list[tuple[int, float, tuple[float, float], str]]
+) -> None:
+    common, server = FakeClock(), LeaseServer()
+    controllers = [Apart(common, server, f"c{number}", offset) for number, offset in enumerate(offsets)]
+
+    def check() -> None:
+        assert sum(each.leadership.may_act() for each in controllers) <= 1
+
+    def watch(at_s: float) -> None:
+        check()
+        if at_s > 0:
+            common.after(0.5, lambda: watch(at_s - 0.5))
+
+    watch(sum(period + sum(delay) for _, period, delay, _ in steps))  # also while a request is under way
+    for which, period_s, delay, happens in steps:
+        common.sleep(period_s)
+        each = controllers[which % len(controllers)]
+        each.api.delays, each.api.is_lost = [delay], [happens == "lost"]
+        each.api.is_away = happens == "away"
+        if happens == "slept":
+            common.sleep(LEASE_S * 2)
+        with contextlib.suppress(ApiUnavailable):
+            if happens == "release":
+                each.leadership.release()
+            else:
+                each.leadership.hold()
+        check()
+
+
+def test_in_the_end_somebody_leads(clock: FakeClock, server: LeaseServer) -> None:
+    controllers = [one(clock, server, f"c{number}")[0] for number in range(3)]
+    for _ in range(100):
+        clock.sleep(0.5)
+        for each in controllers:
+            each.hold()
+    assert sum(each.may_act() for each in controllers) == 1

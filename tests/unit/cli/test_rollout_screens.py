@@ -1,0 +1,123 @@
+"""What `rollout status` and `rollout plan` look like, word for word, and that both forms hold for whatever is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from driver_manager.cli import rollout_plan_text, rollout_text
+from driver_manager.cli.rollout_body import Json, Shown, body, outlook_of
+from driver_manager.cli.rollout_plan import plan_body
+from driver_manager.core.fleet.looking import Sight
+from driver_manager.domain.fleet.acts import Phase, Place
+from driver_manager.domain.fleet.forecast import plan
+from driver_manager.domain.fleet.model import Amount, Fleet, Memory, Past, UpgradeState, Wave
+from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.fleet_ports import Leader
+from driver_manager.schemas import schema
+from tests.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
+from tests.fakes.schemas import conforms
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HISTORY = (Past(OLD, NOW_S - 9000.0, NOW_S - 8000.0, "complete"), Past(NEW, NOW_S - 600.0))
+LEADER = Leader("controller-7_ab", NOW_S - 3.0, 15.0)
+WAVES = (
+    Wave("canary", amount=Amount(1), soak_s=300.0),
+    Wave("some", amount=Amount(3)),
+    Wave("night-shift", amount=Amount(2), needs_approval=True),
+    Wave("rest"),
+)
+
+
+def busy() -> Fleet:
+    """One of everything: done, failed, under way, waiting for two reasons, left out."""
+    nodes = [
+        node("a", UpgradeState.DONE, record=record("a", began_s=NOW_S - 580.0, since_s=NOW_S - 340.0)),
+        node("b", UpgradeState.FAILED, record=record("b", wave=2, since_s=NOW_S - 20.0, reason="driver is held: busy")),
+        node("c", UpgradeState.RESTART, record=record("c", wave=2)),
+        node("d"),
+        node("e", unschedulable=True),
+        *(node(name) for name in "fghij"),
+    ]
+    pods = [
+        new_pod("a"),
+        new_pod("b", is_ready=False),
+        new_pod("c", is_ready=False),
+        *(pod(name) for name in "defghij"),
+    ]
+    rules = policy(waves=WAVES, failure_threshold=2, max_parallel=1)
+    return fleet(nodes, pods, policy=rules, memory=Memory(target=NEW, good=OLD, history=HISTORY))
+
+
+def shown(facts: Fleet, leader: Leader | None = LEADER) -> tuple[Json, Json]:
+    """Both forms: that of `status`, and that of `plan`, with a pod on each node but the first."""
+    rollout = RolloutObject("npu", "driver", "uid", "7", 1, None, facts.policy, memory=facts.memory)
+    seen = Shown(Sight(rollout, facts), "rebellions", NOW_S, leader)
+    forecast = plan(facts, NOW_S)
+    pods = {one.name: 1 for one in forecast.nodes[1:]}
+    found = outlook_of(seen)
+    return body(seen, found), body(seen, found, plan_body(facts, forecast, NOW_S, pods))
+
+
+FLEETS = {
+    "busy": busy(),
+    "halted": replace(busy(), policy=replace(busy().policy, failure_threshold=1)),
+    "paused": replace(busy(), policy=replace(busy().policy, paused=True, waves=(Wave("all"),))),
+    "undone": replace(busy(), memory=Memory(target=NEW, good=OLD, failed=(NEW,), history=HISTORY)),
+    "complete": fleet([node("a"), node("b")], [new_pod("a"), new_pod("b")], memory=Memory(target=NEW, good=NEW)),
+    "nobody": fleet([], daemon_set=None),
+}
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_the_screens_are_as_they_were(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    status, planned = shown(FLEETS[name])
+    screens = [rollout_text.text(status, NOW_S), rollout_plan_text.text(planned, NOW_S)]
+    assert "\n\n".join(screens) + "\n" == (GOLDEN / f"rollout-screens-{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_both_forms_are_as_documented(name: str) -> None:
+    for one in shown(FLEETS[name]):
+        conforms("rollout", json.dumps(one))
+
+
+def test_a_lease_that_ran_out_is_nobodys_though_clocks_may_differ_by_less_than_a_minute() -> None:
+    facts = FLEETS["complete"]
+    for age_s, is_leading in ((14.0, True), (70.0, True), (80.0, False)):
+        status, _ = shown(facts, replace(LEADER, renewed_s=NOW_S - age_s))
+        assert status["controller"]["isLeading"] is is_leading
+    assert shown(facts, Leader(""))[0]["controller"]["isLeading"] is False
+    assert shown(facts, None)[0]["controller"] is None
+
+
+def test_text_from_elsewhere_moves_no_cursor_and_begins_no_line() -> None:
+    reason = "\x1b[2Jdone\nComplete: all is well"
+    facts = fleet([node("a", UpgradeState.FAILED, record=record("a", reason=reason))], [new_pod("a", is_ready=False)])
+    for one, render in zip(shown(facts), (rollout_text.text, rollout_plan_text.text), strict=True):
+        drawn = render(one, NOW_S)
+        assert "\x1b[2J" not in drawn
+        assert not [line for line in drawn.splitlines() if line.startswith("Complete")]
+
+
+def test_many_nodes_of_one_reason_are_one_line_and_failed_ones_have_an_end() -> None:
+    names = [f"n{number:03}" for number in range(100)]
+    failed = [node(name, UpgradeState.FAILED, record=record(name, reason="broken")) for name in names[:30]]
+    facts = fleet([*failed, *(node(name) for name in names[30:])], policy=policy(failure_threshold=5, max_parallel=1))
+    drawn = rollout_text.text(shown(facts)[0], NOW_S).splitlines()
+    assert len([line for line in drawn if line.endswith("(for 1 min): broken")]) == 20
+    assert [line for line in drawn if "and 10 more" in line]
+    assert [line for line in drawn if "and 60 more (70): " in line]
+
+
+@pytest.mark.parametrize("form", ["rollout", "rollout-request"])
+def test_the_forms_name_every_phase_and_place(form: str) -> None:
+    known = schema(form)["properties"]
+    phase = known["phase"] if form == "rollout" else known["next"]["properties"]["phase"]
+    assert phase["enum"] == [one.value for one in Phase]
+    if form == "rollout":
+        assert known["nodes"]["items"]["properties"]["place"]["enum"] == [one.value for one in Place]

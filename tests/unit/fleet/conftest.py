@@ -1,0 +1,16 @@
+"""What the fleet's tests share."""
+
+from __future__ import annotations
+
+import pytest
+
+from driver_manager.domain.reboot import windows
+from tests.fakes.fleet_builders import NOW_S
+
+
+@pytest.fixture
+def closed() -> windows.Schedule:
+    """A schedule with one window that opens in two hours."""
+    minute = int((NOW_S + 7200) // 60 % 1440)
+    start, end = (f"{at // 60 % 24:02}:{at % 60:02}" for at in (minute, minute + 60))
+    return windows.parse(f"{start}-{end}")

@@ -1,0 +1,207 @@
+"""What a verb asks for, and when it is refused because nothing would change: decided from facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.fleet import asking
+from driver_manager.domain.fleet.acts import Phase
+from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.fields import APPROVED, UNDO
+from driver_manager.domain.fleet.model import Fleet, Memory, Past, Policy, UpgradeState, Wave, Wishes
+from tests.fakes.fleet_builders import (
+    DAEMON_SET,
+    NEW,
+    NOW_S,
+    OLD,
+    OTHER,
+    begun,
+    fleet,
+    matching,
+    new_pod,
+    node,
+    pod,
+    policy,
+    record,
+)
+
+HISTORY = (Past(OLD, NOW_S - 900.0, NOW_S - 800.0, "complete"), Past(NEW, NOW_S - 600.0))
+GOOD = Memory(target=NEW, good=OLD, history=HISTORY)
+NOTHING_WAITS = "nothing waits for an approval now"
+
+
+def waves(*approvals: bool) -> Policy:
+    """A wave for each node a, b, c ..., of which those that are True ask for an approval at their end."""
+    named = zip("abcd", approvals, strict=False)
+    return policy(waves=tuple(Wave(f"wave-{name}", matching(f"w={name}"), needs_approval=one) for name, one in named))
+
+
+def gated(*approvals: bool, done: str = "a", wishes: Wishes | None = None) -> Fleet:
+    """One node for each wave, of which those in `done` serve the new revision."""
+    names = "abcd"[: len(approvals)]
+    nodes = [
+        node(name, *((UpgradeState.DONE,) if name in done else ()), labels={"w": name}, **_record(name, done))
+        for name in names
+    ]
+    pods = [new_pod(name) if name in done else pod(name) for name in names]
+    return fleet(nodes, pods, policy=waves(*approvals), memory=GOOD, wishes=wishes or Wishes())
+
+
+def _record(name: str, done: str) -> dict[str, Any]:
+    return {"record": record(name, wave="abcd".index(name) + 1)} if name in done else {}
+
+
+def refused(ask: Callable[[], object], what: str) -> str:
+    """The remedy of the refusal that says `what`."""
+    with pytest.raises(ConfigError) as caught:
+        ask()
+    assert what in caught.value.what
+    return caught.value.remedy
+
+
+# approve
+
+
+def test_an_approval_is_for_the_next_wave_and_this_revision_alone() -> None:
+    request = asking.approve(gated(True, False), NOW_S, None)
+    assert request.annotations == {APPROVED: "new:2"}
+    assert begun(request.after) == ["b"]
+
+
+def test_waves_are_approved_ahead_and_only_as_far_as_is_said() -> None:
+    facts = gated(True, True, False, done="")
+    ahead = asking.approve(facts, NOW_S, 2)
+    assert ahead.annotations == {APPROVED: "new:2"}
+    assert asking.approve(ahead.after, NOW_S, 3).annotations == {APPROVED: "new:3"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "wave", "what", "remedy"),
+    [
+        (gated(False, False), None, NOTHING_WAITS, "No wave to come asks for one."),
+        (gated(True, False, done=""), None, NOTHING_WAITS, "Approve ahead with --wave 2."),
+        (gated(True, False, done="ab"), None, NOTHING_WAITS, "No wave to come asks for one."),
+        (gated(False, True), None, NOTHING_WAITS, "No wave to come asks for one."),
+        (gated(True, False), 3, "there is no wave 3", "The waves are: 1 (wave-a), 2 (wave-b)."),
+        (gated(True, False), 1, "wave 1 waits for no approval", ""),
+        (gated(False, True, False, done=""), 2, "wave 2 waits for no approval", ""),
+        (gated(True, False, wishes=Wishes(NEW, 2)), 2, "wave 2 is approved already for revision new", ""),
+        (gated(True, False, wishes=Wishes(NEW, 2)), None, NOTHING_WAITS, "No wave to come asks for one."),
+        (replace(gated(True, False), daemon_set=None), None, "the rollout does nothing now: DaemonSet driver", ""),
+    ],
+)
+def test_where_nothing_waits_nothing_is_approved(facts: Fleet, wave: int | None, what: str, remedy: str) -> None:
+    assert remedy in refused(lambda: asking.approve(facts, NOW_S, wave), what)
+
+
+def test_an_approval_of_another_revision_counts_for_nothing() -> None:
+    facts = gated(True, False, wishes=Wishes(OLD, 2))
+    assert asking.approve(facts, NOW_S, 2).annotations == {APPROVED: "new:2"}
+
+
+# retry
+
+
+def failed(**said: Any) -> Fleet:
+    """Node a has failed for the new revision, b is done, c waits."""
+    nodes = [node("a", UpgradeState.FAILED), node("b", UpgradeState.DONE), node("c")]
+    pods = [new_pod("a", is_ready=False), new_pod("b"), pod("c")]
+    return fleet(nodes, pods, **{"memory": GOOD, **said})
+
+
+def test_a_failed_node_begins_again_and_it_is_told_when() -> None:
+    request = asking.retry_nodes(failed(), NOW_S, ["a", "a"])
+    assert [one.name for one in request.nodes] == ["a"]
+    assert request.did == ("node a may try once more, begins now",)
+    paused = asking.retry_nodes(failed(policy=policy(paused=True)), NOW_S, ["a"])
+    assert paused.did[0].startswith("node a may try once more, failureThreshold is 1")
+    assert begun(request.after) == ["a"]
+
+
+def test_a_node_that_left_the_target_again_may_be_retried() -> None:
+    facts = fleet([node("a", UpgradeState.DONE)], [pod("a", OTHER, "a-third")], memory=GOOD)
+    assert begun(facts) == []
+    assert begun(asking.retry_nodes(facts, NOW_S, ["a"]).after) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("b", "b: it has not failed, it is done (serves the target revision)"),
+        ("c", "c: it has not failed, it is waiting"),
+        ("z", "z: it is not in this rollout"),
+    ],
+)
+def test_a_node_that_has_not_failed_is_not_retried(name: str, what: str) -> None:
+    refused(lambda: asking.retry_nodes(failed(), NOW_S, ["a", name]), what)
+
+
+def test_one_more_attempt_is_not_asked_for_twice() -> None:
+    once = asking.retry_nodes(failed(), NOW_S, ["a"]).after
+    refused(lambda: asking.retry_nodes(once, NOW_S, ["a"]), "a: one more attempt was asked for already")
+
+
+def test_a_failed_revision_may_be_tried_again_once_it_is_asked_for() -> None:
+    facts = fleet([node("a")], memory=replace(GOOD, failed=(NEW,)))
+    assert asking.outlook_after(asking.retry_revision(facts, NOW_S), NOW_S).phase is Phase.PROGRESSING
+    again = asking.retry_revision(facts, NOW_S).after
+    refused(lambda: asking.retry_revision(again, NOW_S), "revision new may be tried again already")
+    going = replace(facts, memory=replace(facts.memory, undo_from=NEW, undo_to=OLD))
+    refused(lambda: asking.retry_revision(going, NOW_S), "the rollout goes back from revision new now")
+
+
+# undo
+
+
+def test_undo_leads_to_the_last_good_revision_and_says_so() -> None:
+    request = asking.undo(failed(), NOW_S, "", "wish-1")
+    assert request.annotations == {UNDO: "wish-1"}
+    assert request.did == ("goes back from revision new to old by the same rules; 2 nodes run another revision now",)
+    after = asking.outlook_after(request, NOW_S)
+    assert (after.phase, after.reason) == (Phase.HALTED, "Undoing")
+
+
+@pytest.mark.parametrize("to", [OLD, "1", "driver-old"])
+def test_undo_knows_a_revision_by_hash_number_or_name(to: str) -> None:
+    request = asking.undo(failed(memory=Memory(target=NEW)), NOW_S, to, "w")
+    assert request.annotations == {UNDO: "w:old"}
+    assert advance(request.after, NOW_S).memory.undo_to == OLD
+
+
+def test_undo_without_a_way_back_is_refused() -> None:
+    none = failed(memory=Memory(target=NEW))
+    assert "--to: 1 (old)" in refused(
+        lambda: asking.undo(none, NOW_S, "", "w"), "no earlier revision is known to be good"
+    )
+    refused(lambda: asking.undo(none, NOW_S, "9", "w"), "there is no revision 9")
+    refused(lambda: asking.undo(none, NOW_S, "2", "w"), "revision new is the target already")
+    going = failed(memory=replace(GOOD, undo_from=NEW, undo_to=OLD))
+    refused(lambda: asking.undo(going, NOW_S, "", "w"), "goes back from revision new to old already")
+
+
+def test_a_rollout_that_stands_aside_heeds_no_wish() -> None:
+    aside = replace(failed(), daemon_set=replace(DAEMON_SET, update_strategy="RollingUpdate"))
+    for ask in (
+        lambda: asking.approve(aside, NOW_S, None),
+        lambda: asking.retry_nodes(aside, NOW_S, ["a"]),
+        lambda: asking.retry_revision(aside, NOW_S),
+        lambda: asking.undo(aside, NOW_S, "", "w"),
+    ):
+        refused(ask, "the rollout does nothing now: DaemonSet driver has updateStrategy RollingUpdate")
+
+
+# pause and resume
+
+
+def test_pause_and_resume_change_one_field_and_are_refused_where_it_has_that_value() -> None:
+    facts = fleet([node("a")])
+    paused = asking.pause(facts)
+    assert (paused.spec, begun(paused.after)) == ({"paused": True}, [])
+    assert (asking.resume(paused.after).spec, begun(asking.resume(paused.after).after)) == ({"paused": False}, ["a"])
+    refused(lambda: asking.pause(paused.after), "the rollout is paused already")
+    refused(lambda: asking.resume(facts), "the rollout is not paused")

@@ -1,0 +1,234 @@
+"""What the controller reports of itself and of its rollouts, under our names and under those of the operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from driver_manager.adapters.report.fleet_status import FleetEndpoint
+from driver_manager.adapters.report.metrics import Heartbeat
+from driver_manager.domain.fleet.acts import Phase
+from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.figures import Pace, RolloutFigures, figures, pace
+from driver_manager.domain.fleet.forecast import Forecast, plan
+from driver_manager.domain.fleet.metrics import FleetReport, families
+from driver_manager.domain.fleet.model import Amount, Fleet, Memory, Past, UpgradeState
+from driver_manager.domain.fleet.operator_metrics import operator_families
+from driver_manager.domain.metrics import exposition
+from driver_manager.domain.profile import UpgradeMetrics
+from driver_manager.profiles import builtin
+from tests.fakes.clock import FakeClock
+from tests.fakes.fleet_builders import NEW, NOW_S, fleet, new_pod, node, pod, policy, record
+
+DONE, FAILED, RESTART, REBOOT = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART, UpgradeState.REBOOT
+PROFILES = builtin()
+NVIDIA, REBELLIONS = PROFILES["nvidia"].upgrade_metrics, PROFILES["rebellions"].upgrade_metrics
+OURS = UpgradeMetrics()
+"""No names of anybody else."""
+
+
+def some() -> Fleet:
+    """Two done, one failed, one restarting, one that waits for a reboot, two waiting, one cordoned, one operated."""
+    nodes = [
+        node("a", DONE),
+        node("b", DONE, record=record("b", since_s=NOW_S - 20.0)),
+        node("c", FAILED),
+        node("d", RESTART),
+        node("e", REBOOT, record=record("e", since_s=NOW_S - 40.0)),
+        node("f"),
+        node("g"),
+        node("h", unschedulable=True),
+        node("i", is_operated=True),
+    ]
+    pods = [new_pod("a"), new_pod("b"), new_pod("c", is_ready=False), new_pod("d", is_ready=False)]
+    pods += [new_pod("e", is_ready=False), pod("f"), pod("g"), pod("h"), new_pod("i")]
+    rules = policy(max_parallel=3, failure_threshold=2, node_timeout_s=1200.0)
+    return fleet(nodes, pods, policy=rules, memory=Memory(target=NEW, history=(Past(NEW, NOW_S - 900.0),)))
+
+
+def counted(facts: Fleet, decision_s: float = 0.25) -> RolloutFigures:
+    """Its figures, with the pace."""
+    return replace(figures(facts, advance(facts, NOW_S), decision_s), pace=pace(plan(facts, NOW_S)))
+
+
+def report(*found: RolloutFigures, leads: bool = True) -> FleetReport:
+    """Of a controller that is well."""
+    return FleetReport(leads, "", {f"npu/{number}": one for number, one in enumerate(found)})
+
+
+def read(text: str) -> dict[tuple[object, ...], float]:
+    """What Prometheus reads: values by name and labels."""
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def of_operator(names: UpgradeMetrics, *found: RolloutFigures, leads: bool = True) -> dict[tuple[object, ...], float]:
+    """What is served under these names."""
+    return read(exposition(operator_families(report(*found, leads=leads), names)))
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def endpoint(clock: FakeClock) -> FleetEndpoint:
+    return FleetEndpoint(Heartbeat(clock, 60.0), REBELLIONS)
+
+
+def test_a_node_is_counted_where_it_stands_and_by_the_operators_word_for_that() -> None:
+    found = counted(some())
+    assert {place.value: count for place, count in found.places.items()} == {
+        "done": 3,
+        "failed": 1,
+        "under way": 2,
+        "waiting": 2,
+        "left out": 1,
+    }
+    assert found.words == {
+        "upgrade-done": 2,
+        "upgrade-failed": 1,
+        "pod-restart-required": 1,
+        "reboot-required": 1,
+        "validation-required": 0,
+        "upgrade-required": 2,
+        "unknown": 1,
+    }, "the node of the operator is in none of them"
+    assert (found.phase, found.target, found.decision_s, found.is_paused) == (Phase.PROGRESSING, NEW, 0.25, False)
+
+
+def test_a_rollout_moves_when_a_node_comes_to_another_state_or_when_it_begins() -> None:
+    found = counted(some())
+    assert (found.progress_s, found.patience_s) == (NOW_S - 20.0, 1200.0)
+    waits = fleet([node("a", unschedulable=True)], memory=Memory(target=NEW, history=(Past(NEW, NOW_S - 900.0),)))
+    assert counted(waits).progress_s == NOW_S - 900.0
+
+
+def test_the_pace_is_that_of_the_plan_and_0_where_there_is_none() -> None:
+    facts = some()
+    forecast = plan(facts, NOW_S)
+    assert forecast.typical_s == 40.0, "b took so long; a took no time that is known"
+    assert forecast.ends_s is not None
+    assert counted(facts).pace == Pace(40.0, forecast.ends_s, 1)
+    assert pace(Forecast(forecast.outlook, ())) == Pace(0.0, 0.0, 0)
+
+
+def test_what_is_served_is_what_prometheus_reads(endpoint: FleetEndpoint) -> None:
+    told = FleetReport(True, "", {'npu/"odd"': counted(some())}, {"MarkNode": 4, "RestartPod": 2})
+    endpoint.publish(told)
+    answer = endpoint.respond("/metrics", "")
+    assert (answer.status, answer.content_type.partition(";")[0]) == (200, "text/plain")
+    found, rollout = read(answer.body.decode()), ("rollout", 'npu/"odd"')
+    assert found["driver_manager_rollout_leader",] == 1
+    assert found["driver_manager_rollout_ready",] == 1
+    assert found["driver_manager_rollout_nodes", ("place", "failed"), rollout] == 1
+    assert found["driver_manager_rollout_phase", ("phase", "Progressing"), rollout] == 1
+    assert found["driver_manager_rollout_phase", ("phase", "Complete"), rollout] == 0
+    assert found["driver_manager_rollout_decision_seconds", rollout] == 0.25
+    assert found["driver_manager_rollout_progress_timestamp_seconds", rollout] == NOW_S - 20.0
+    assert found["driver_manager_rollout_patience_seconds", rollout] == 1200.0
+    assert found["driver_manager_rollout_node_seconds", rollout] == 40.0
+    assert found["driver_manager_rollout_expected_end_timestamp_seconds", ("revision", NEW), rollout] > NOW_S
+    assert found["driver_manager_rollout_acts_total", ("act", "RestartPod")] == 2
+    assert found["driver_manager_rollout_acts_total", ("act", "SetTemplate")] == 0
+    assert found["rbln_operator_driver_upgrade_nodes", ("state", "upgrade-failed")] == 1
+    every = (*families(told), *operator_families(told, REBELLIONS))
+    assert {name for name, *_ in found} == {one.name for one in every}
+
+
+# the operators' names
+
+
+def test_nvidias_operator_has_a_number_for_each() -> None:
+    assert of_operator(NVIDIA, counted(some())) == {
+        ("gpu_operator_driver_auto_upgrade_enabled",): 1,
+        ("gpu_operator_nodes_upgrades_in_progress",): 2,
+        ("gpu_operator_nodes_upgrades_done",): 2,
+        ("gpu_operator_nodes_upgrades_failed",): 1,
+        ("gpu_operator_nodes_upgrades_available",): 1,
+        ("gpu_operator_nodes_upgrades_pending",): 2,
+    }
+
+
+def test_rebellions_operator_has_one_metric_by_state_zeros_included() -> None:
+    assert of_operator(REBELLIONS, counted(some())) == {
+        ("rbln_operator_driver_upgrade_nodes", ("state", word)): count for word, count in counted(some()).words.items()
+    }
+
+
+def test_several_rollouts_are_one_number() -> None:
+    found = of_operator(NVIDIA, counted(some()), counted(some()))
+    assert found["gpu_operator_nodes_upgrades_pending",] == 4
+    assert found["gpu_operator_nodes_upgrades_available",] == 2
+
+
+def test_upgrades_are_on_unless_every_rollout_is_paused() -> None:
+    facts = some()
+    paused = counted(replace(facts, policy=replace(facts.policy, paused=True)))
+    name = "gpu_operator_driver_auto_upgrade_enabled"
+    assert of_operator(NVIDIA)[name,] == 0
+    assert of_operator(NVIDIA, paused)[name,] == 0
+    assert of_operator(NVIDIA, paused, counted(facts))[name,] == 1
+
+
+@pytest.mark.parametrize(
+    ("rules", "available"),
+    [
+        ({}, 1),
+        ({"max_parallel": 2}, 0),
+        ({"max_parallel": 0}, 2),
+        ({"max_parallel": 9, "max_unavailable": Amount(5)}, 1),
+        ({"max_parallel": 0, "paused": True}, 0),
+        ({"max_parallel": 0, "failure_threshold": 1}, 0),
+    ],
+)
+def test_an_upgrade_can_start_where_somebody_waits_and_there_is_room(rules: dict[str, object], available: int) -> None:
+    facts = some()
+    found = counted(replace(facts, policy=policy(**{"failure_threshold": 2, "max_parallel": 3, **rules})))
+    assert of_operator(NVIDIA, found)["gpu_operator_nodes_upgrades_available",] == available
+
+
+def test_who_stands_by_says_nothing_under_these_names() -> None:
+    assert of_operator(NVIDIA, counted(some()), leads=False) == {}
+    assert of_operator(REBELLIONS, leads=False) == {}
+
+
+def test_a_vendor_without_such_an_operator_has_no_such_metrics() -> None:
+    assert PROFILES["ascend"].upgrade_metrics == OURS
+    assert of_operator(OURS, counted(some())) == {}
+
+
+# over HTTP
+
+
+def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by(endpoint: FleetEndpoint) -> None:
+    assert endpoint.respond("/readyz", "").status == 503, "it has not looked yet"
+    endpoint.publish(FleetReport(leads=False, why_not_ready=""))
+    assert (endpoint.respond("/readyz", "").status, endpoint.respond("/readyz", "").body) == (200, b"stands by\n")
+    endpoint.publish(report(counted(some())))
+    assert endpoint.respond("/readyz", "").body == b"leads\n"
+    endpoint.publish(FleetReport(leads=True, why_not_ready="no answer"))
+    assert (endpoint.respond("/readyz", "").status, endpoint.respond("/readyz", "").body) == (503, b"no answer\n")
+
+
+def test_a_loop_that_hangs_is_not_well(endpoint: FleetEndpoint, clock: FakeClock) -> None:
+    endpoint.publish(report(counted(some())))
+    assert endpoint.respond("/healthz", "").status == 200
+    clock.sleep(61.0)
+    assert endpoint.respond("/healthz", "").status == 503
+    assert endpoint.respond("/", "").status == 404
+
+
+def test_a_loop_that_hangs_does_no_work_whatever_it_said_before(endpoint: FleetEndpoint, clock: FakeClock) -> None:
+    endpoint.publish(report(counted(some())))
+    clock.sleep(61.0)
+    assert endpoint.respond("/readyz", "").body == b"its loop hangs\n"
+    assert read(endpoint.respond("/metrics", "").body.decode())["driver_manager_rollout_ready",] == 0
+    endpoint.publish(report())
+    assert endpoint.respond("/readyz", "").body == b"leads\n"

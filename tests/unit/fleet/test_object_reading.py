@@ -1,0 +1,247 @@
+"""A DriverRollout is read as it was meant, or refused with one line for each bad value; nothing else ever happens."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.domain import selectors
+from driver_manager.domain.fleet.fields import SPEC, Field, Kind
+from driver_manager.domain.fleet.model import (
+    Amount,
+    ConditionGate,
+    Memory,
+    OnHalt,
+    Past,
+    PodGate,
+    Policy,
+    UnitMode,
+    Units,
+    Wave,
+    Wishes,
+)
+from driver_manager.domain.fleet.reading import RolloutObject, memory_of, read
+from driver_manager.domain.reboot import windows
+from tests.fakes.rollout_objects import BAD, BAD_WISHES, BLANK, FULL, Bad, Json, but, rollout, zones
+from tests.fakes.rollout_objects import SPEC as SHORTEST
+from tests.fuzz.oracle import assert_conforms
+
+ZERO_WIDTH = "\u2028"
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["1", "5m", "a=b", "UTC"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.sampled_from(sorted(FULL)), inner),
+    max_leaves=12,
+)
+SHORT_TEXTS = st.sampled_from(
+    ["", "a", "rack", "10%", "30s", "a=b,=", "Sat 02:00-03:00", "UTC", "True", "off", ZERO_WIDTH]
+)
+
+
+def near(fields: tuple[Field, ...]) -> st.SearchStrategy[Json]:
+    """Objects with these fields, most of them good."""
+    return st.fixed_dictionaries({}, optional={one.name: value_near(one) for one in fields})
+
+
+def value_near(one: Field) -> st.SearchStrategy[Any]:
+    match one.kind:
+        case Kind.OBJECT:
+            return near(one.fields) | st.integers()
+        case Kind.LIST:
+            return st.lists(near(one.fields), max_size=3) | st.text(max_size=2)
+    good = [value for value in (one.example, one.default) if value is not None]
+    return st.sampled_from([*good, *one.choices]) | SHORT_TEXTS | st.integers(-2, 200) | st.booleans()
+
+
+def policy_of(spec: Json) -> Policy:
+    found = read(rollout(spec), zones)
+    assert found.problems == ()
+    assert found.policy is not None
+    return found.policy
+
+
+def test_what_is_not_said_is_as_the_policy_has_it_by_default() -> None:
+    assert policy_of(SHORTEST) == Policy("driver")
+
+
+def test_what_is_blank_or_null_is_as_if_it_were_not_said() -> None:
+    assert policy_of(BLANK) == Policy("driver", waves=(Wave("rest"),))
+
+
+def test_everything_that_can_be_said_is_understood() -> None:
+    assert policy_of(FULL) == Policy(
+        daemon_set="driver",
+        paused=True,
+        max_parallel=0,
+        max_unavailable=Amount(25, is_percent=True),
+        waves=(
+            Wave("canary", selectors.parse("rack=a,tier!=prod"), Amount(2), 5400.0, True),
+            Wave("half", amount=Amount(50, is_percent=True), soak_s=90.0),
+            Wave("rest"),
+        ),
+        units=Units("topology.kubernetes.io/rack", UnitMode.TOGETHER),
+        schedule=windows.parse("Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00", ZoneInfo("Europe/Berlin")),
+        pod_gates=(
+            PodGate("monitoring", selectors.parse("app=validator")),
+            PodGate("rbln-system", selectors.parse("app in (a,b)")),
+        ),
+        condition_gates=(ConditionGate("NetworkReady"), ConditionGate("example.com/Broken", "False")),
+        failure_threshold=3,
+        on_halt=OnHalt.UNDO,
+        node_timeout_s=3600.0,
+        validation_timeout_s=90.0,
+        approves_reboots=True,
+    )
+
+
+def leaves(fields: tuple[Field, ...], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Field]]:
+    """Every field that holds a value, with its path."""
+    found = []
+    for one in fields:
+        found += leaves(one.fields, (*path, one.name)) if one.fields else [((*path, one.name), one)]
+    return found
+
+
+ENTRIES: Json = {
+    "waves": {"name": "rest"},
+    "units": {"topologyKey": "rack"},
+    "pods": {"selector": "app=a"},
+    "conditions": {"type": "Fine"},
+}
+"""What has to be in an entry or an object beside the one field that is looked at."""
+
+
+def with_example(path: tuple[str, ...], one: Field) -> Json:
+    """A spec that says, beside what it must, this one field as in its example."""
+    value: Any = one.example
+    for name, inner in reversed(list(itertools.pairwise(path))):
+        entry = {**ENTRIES.get(name, {}), inner: value}
+        value = [entry] if name in ("waves", "pods", "conditions") else entry
+    return {**SHORTEST, "daemonSet": "other", path[0]: value}
+
+
+def test_each_field_changes_the_policy_in_a_way_of_its_own() -> None:
+    plain = policy_of({**SHORTEST, "daemonSet": "other"})
+    changed = {path: repr(policy_of(with_example(path, one))) for path, one in leaves(SPEC)}
+    assert [path for path, policy in changed.items() if policy == repr(plain)] == []
+    assert len(set(changed.values())) == len(changed)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_a_bad_value_is_one_line_with_field_value_and_expectation(bad: Bad) -> None:
+    found = read(rollout(bad.spec), zones)
+    assert found.policy is None
+    assert found.problems == (bad.reader,)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    spec = but(paused="no", units={"mode": "x"}, waves=[{"name": "a", "count": 0}, {"soak": "x"}], gates=7)
+    fields = [problem.partition(" ")[0] for problem in read(rollout(spec, undo=""), zones).problems]
+    assert fields[:-1] == [
+        "spec.paused",
+        "spec.waves[0].count",
+        "spec.waves[1].name",
+        "spec.waves[1].soak",
+        "spec.units.topologyKey",
+        "spec.units.mode",
+        "spec.gates",
+    ]
+    assert fields[-1] == "the"
+
+
+@pytest.mark.parametrize("body", [None, [], "rollout", 7, {}, {"spec": None}, {"metadata": [], "spec": 1}])
+def test_what_is_no_rollout_at_all_is_refused(body: Any) -> None:
+    found = read(body, zones)
+    assert found.policy is None
+    assert found.problems
+
+
+@pytest.mark.parametrize(
+    ("annotations", "wishes"),
+    [
+        ({}, Wishes()),
+        ({"approved": "5d8c9f:2"}, Wishes(approved_for="5d8c9f", approved=2)),
+        ({"retry": "5d8c9f"}, Wishes(retry="5d8c9f")),
+        ({"undo": "7f3a"}, Wishes(undo="7f3a")),
+        ({"undo": "2026-01-02T03.04:5d8c9f"}, Wishes(undo="2026-01-02T03.04", undo_to="5d8c9f")),
+        ({"someone-elses": "x"}, Wishes()),
+    ],
+)
+def test_wishes_are_read_from_annotations(annotations: Json, wishes: Wishes) -> None:
+    assert read(rollout(SHORTEST, **annotations), zones).wishes == wishes
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), BAD_WISHES)
+def test_a_wish_that_cannot_be_read_is_a_problem_and_not_no_wish(key: str, value: Any, expected: str) -> None:
+    found = read(rollout(SHORTEST, **{key.partition("/")[2]: value}), zones)
+    assert found.policy is None
+    assert found.problems == (f"the annotation {key} is {value!r}, expected {expected}",)
+
+
+def test_who_the_object_is() -> None:
+    body = rollout(SHORTEST)
+    body["metadata"] |= {
+        "uid": "u",
+        "resourceVersion": "7",
+        "generation": 3,
+        "creationTimestamp": "2026-01-02T03:04:05Z",
+    }
+    body["status"] = {"goodRevision": "a"}
+    found = read(body, zones)
+    assert (found.namespace, found.name, found.uid, found.resource_version) == ("rbln-system", "drivers", "u", "7")
+    assert (found.generation, found.created_s, found.key) == (3, 1767323045.0, "rbln-system/drivers")
+    assert not found.is_deleting
+    assert (found.memory, found.status) == (Memory(good="a"), {"goodRevision": "a"})
+
+
+def test_an_object_that_is_being_deleted_is_known_as_such() -> None:
+    body = rollout(SHORTEST)
+    body["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    assert read(body, zones).is_deleting
+
+
+def test_what_cannot_be_read_of_a_status_is_as_if_it_were_not_there() -> None:
+    past = {"revision": "a", "began": "2026-01-02T03:04:05Z", "ended": 7, "outcome": []}
+    status = {
+        "targetRevision": 1,
+        "goodRevision": "g",
+        "failedRevisions": ["a", 2, "b"],
+        "undone": None,
+        "history": [past, 3, {"revision": "b"}, {"revision": "", "began": past["began"]}],
+    }
+    assert memory_of(status) == Memory(good="g", failed=("a", "b"), history=(Past("a", 1767323045.0),))
+
+
+def judged(found: RolloutObject) -> None:
+    """Either a policy or problems, each of one line that can be shown."""
+    assert (found.policy is None) == bool(found.problems)
+    assert_conforms(found, RolloutObject)
+    assert all(problem.isprintable() and len(problem) < 500 for problem in found.problems)
+
+
+@given(JSON)
+def test_any_json_is_a_policy_or_problems(body: Any) -> None:
+    judged(read(body, zones))
+    judged(read({"spec": body, "metadata": {"annotations": body}, "status": body}, zones))
+
+
+@given(near(SPEC), st.dictionaries(st.sampled_from(["approved", "retry", "undo"]), SHORT_TEXTS | JSON))
+def test_what_is_almost_a_rollout_is_a_policy_or_problems(spec: Json, annotations: Json) -> None:
+    judged(read(rollout({**SHORTEST, **spec}, **annotations), zones))
+
+
+@given(JSON)
+def test_any_status_is_a_memory(status: Any) -> None:
+    assert_conforms(read({"status": {"history": status, "failedRevisions": status}}, zones).memory, Memory)
+
+
+def test_reading_changes_nothing() -> None:
+    body = rollout(FULL, approved="a:1")
+    before = copy.deepcopy(body)
+    read(body, zones)
+    assert body == before

@@ -1,0 +1,317 @@
+"""The status says how a rollout stands, in a bounded size, keeps what has to be remembered, and is written seldom."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fastjsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.domain.fleet.acts import FleetDecision, NodeView, Outlook, Phase, Place, WaveView
+from driver_manager.domain.fleet.fields import Kind
+from driver_manager.domain.fleet.model import Memory, Past
+from driver_manager.domain.fleet.reading import memory_of
+from driver_manager.domain.fleet.status_form import (
+    MAX_GROUPS,
+    MAX_KEPT,
+    MAX_NAMED,
+    MAX_NAMED_OF_GROUP,
+    OTHERS,
+    Worth,
+    status_of,
+    status_of_problems,
+    worth,
+)
+from tests.docs.rollout_object import definition
+from tests.docs.status_fields import STATUS
+from tests.fakes.schemas import closed
+
+Json = dict[str, Any]
+GOLDEN = Path(__file__).parents[1] / "golden/rollout-status-v1alpha1.json"
+NOW_S = 1_767_323_045.0
+LATER_S = NOW_S + 600
+SCHEMA = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+FORM = fastjsonschema.compile(closed({key: value for key, value in SCHEMA.items() if key != "description"}))
+
+MEMORY = Memory(
+    target="7d9c5b8f6",
+    good="5c6f7d8e9",
+    failed=("6b7a8c9d0",),
+    history=(
+        Past("6b7a8c9d0", NOW_S - 7200, NOW_S - 3600, "halted: 1 node failed"),
+        Past("7d9c5b8f6", NOW_S - 600),
+    ),
+    undone="2026-01-02.1",
+    undo_from="6b7a8c9d0",
+    undo_to="5c6f7d8e9",
+    announced="7d9c5b8f6/1/",
+)
+OUTLOOK = Outlook(
+    Phase.PROGRESSING,
+    "NodesUnderWay",
+    "wave 2 of 2 (rest): 2 of 6 nodes updated",
+    target="7d9c5b8f6",
+    wave=2,
+    nodes=(
+        NodeView("node-1", Place.DONE, 1, "", NOW_S - 300),
+        NodeView("node-2", Place.UNDER_WAY, 2, "the driver pod restarts", NOW_S - 20),
+        NodeView("node-3", Place.FAILED, 2, "the driver is not ready after 30 min", NOW_S - 5),
+        NodeView("node-4", Place.WAITING, 2, "maxParallel is reached"),
+        NodeView("node-5", Place.WAITING, 2, "maxParallel is reached"),
+        NodeView("node-6", Place.LEFT_OUT, 2, "cordoned by somebody else"),
+    ),
+    waves=(
+        WaveView(1, "canary", {Place.DONE: 1}, NOW_S - 300),
+        WaveView(2, "rest", {Place.UNDER_WAY: 1, Place.FAILED: 1, Place.WAITING: 2, Place.LEFT_OUT: 1}),
+    ),
+)
+DECISION = FleetDecision((), MEMORY, OUTLOOK)
+GENERATION = 4
+
+TEXTS = st.text(max_size=30)
+SECONDS = st.none() | st.floats(allow_nan=False)
+NODES = st.builds(NodeView, TEXTS, st.sampled_from(Place), st.integers(0, 20), TEXTS, SECONDS)
+DECISIONS = st.builds(
+    FleetDecision,
+    st.just(()),
+    st.builds(
+        Memory,
+        TEXTS,
+        TEXTS,
+        st.lists(TEXTS, max_size=20).map(tuple),
+        st.lists(st.builds(Past, TEXTS, st.floats(allow_nan=False), SECONDS, TEXTS), max_size=20).map(tuple),
+        *[TEXTS] * 3,
+    ),
+    st.builds(
+        Outlook,
+        st.sampled_from(Phase),
+        TEXTS,
+        TEXTS,
+        TEXTS,
+        st.integers(0, 20),
+        st.lists(NODES, max_size=40).map(tuple),
+        st.lists(
+            st.builds(
+                WaveView, st.integers(1, 20), TEXTS, st.dictionaries(st.sampled_from(Place), st.integers(0, 9)), SECONDS
+            ),
+            max_size=4,
+        ).map(tuple),
+    ),
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS | st.sampled_from(["type", "status"]), inner),
+    max_leaves=10,
+)
+STATUSES = st.dictionaries(st.sampled_from([one.name for one in STATUS]), JSON)
+
+
+def written(decision: FleetDecision = DECISION, old: Json | None = None, now_s: float = NOW_S) -> Json:
+    return status_of(decision, old or {}, GENERATION, now_s)
+
+
+def in_phase(phase: Phase, reason: str = "Because") -> FleetDecision:
+    return replace(DECISION, outlook=replace(OUTLOOK, phase=phase, reason=reason))
+
+
+def with_nodes(*nodes: NodeView) -> FleetDecision:
+    return replace(DECISION, outlook=replace(OUTLOOK, nodes=nodes))
+
+
+def conditions(status: Json) -> dict[str, str]:
+    return {one["type"]: one["status"] for one in status["conditions"]}
+
+
+def since(status: Json) -> dict[str, str]:
+    return {one["type"]: one["lastTransitionTime"] for one in status["conditions"]}
+
+
+def test_a_status_is_written_as_it_ever_was() -> None:
+    assert written() == json.loads(GOLDEN.read_text())
+
+
+def test_every_status_ever_written_is_remembered() -> None:
+    assert memory_of(json.loads(GOLDEN.read_text())) == MEMORY
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "reconciling", "stalled"),
+    [
+        (Phase.COMPLETE, "True", "False", "False"),
+        (Phase.PROGRESSING, "False", "True", "False"),
+        (Phase.SOAKING, "False", "True", "False"),
+        (Phase.WAITING_FOR_APPROVAL, "False", "True", "False"),
+        (Phase.WAITING_FOR_WINDOW, "False", "True", "False"),
+        (Phase.WAITING_FOR_NODES, "False", "True", "False"),
+        (Phase.PAUSED, "False", "False", "False"),
+        (Phase.HALTED, "False", "False", "True"),
+        (Phase.STALLED, "False", "False", "True"),
+    ],
+)
+def test_conditions_follow_the_phase(phase: Phase, ready: str, reconciling: str, stalled: str) -> None:
+    status = written(in_phase(phase))
+    assert status["phase"] == phase.value
+    assert conditions(status) == {"Ready": ready, "Reconciling": reconciling, "Stalled": stalled}
+    assert {one["reason"] for one in status["conditions"]} == {"Because"}
+    assert {one["observedGeneration"] for one in (status, *status["conditions"])} == {GENERATION}
+
+
+def test_a_condition_keeps_its_time_while_its_status_stays_whatever_else_changes() -> None:
+    first = written(in_phase(Phase.PROGRESSING, "One"))
+    second = status_of(in_phase(Phase.SOAKING, "Two"), first, GENERATION + 1, LATER_S)
+    assert since(second) == since(first)
+    third = status_of(in_phase(Phase.COMPLETE), second, GENERATION + 1, LATER_S)
+    assert since(third) == {
+        "Ready": "2026-01-02T03:14:05Z",
+        "Reconciling": "2026-01-02T03:14:05Z",
+        "Stalled": "2026-01-02T03:04:05Z",
+    }
+
+
+@pytest.mark.parametrize("broken", [None, 7, "soon", "2026-01-02"])
+def test_a_time_that_is_none_is_not_kept(broken: Any) -> None:
+    old = written()
+    for one in old["conditions"]:
+        one["lastTransitionTime"] = broken
+    assert set(since(status_of(DECISION, old, GENERATION, LATER_S)).values()) == {"2026-01-02T03:14:05Z"}
+
+
+def test_what_cannot_be_read_says_why_and_keeps_the_rest() -> None:
+    old = written()
+    status = status_of_problems(("spec.a is 1, expected 2", "spec.b is missing"), old, GENERATION + 1, LATER_S)
+    assert (status["phase"], status["observedGeneration"]) == ("Stalled", GENERATION + 1)
+    assert conditions(status) == {"Ready": "False", "Reconciling": "False", "Stalled": "True"}
+    (stalled,) = [one for one in status["conditions"] if one["type"] == "Stalled"]
+    assert stalled["reason"] == "InvalidSpec"
+    assert stalled["message"] == "spec.a is 1, expected 2; spec.b is missing"
+    head = ("phase", "observedGeneration", "conditions")
+    assert {key: status[key] for key in status if key not in head} == {key: old[key] for key in old if key not in head}
+
+
+def test_a_new_object_that_cannot_be_read_has_a_whole_status() -> None:
+    status = status_of_problems(("spec.a is missing",), {"counts": [], "history": "x"}, 1, NOW_S)
+    assert status.keys() == {one.name for one in STATUS}
+    assert set(status["counts"].values()) == {0}
+
+
+def test_nodes_that_wait_are_grouped_by_their_reason_the_most_first() -> None:
+    nodes = [NodeView(f"node-{number:02}", Place.WAITING, 1, "few" if number < 3 else "many") for number in range(20)]
+    assert written(with_nodes(*reversed(nodes)))["waiting"] == [
+        {"reason": "many", "count": 17, "nodes": [f"node-{number:02}" for number in range(3, 3 + MAX_NAMED_OF_GROUP)]},
+        {"reason": "few", "count": 3, "nodes": ["node-00", "node-01", "node-02"]},
+    ]
+
+
+def test_no_node_that_waits_is_uncounted_however_many_reasons_there_are() -> None:
+    nodes = [NodeView(f"node-{number:03}", Place.LEFT_OUT, 1, f"reason {number // 2}") for number in range(101)]
+    groups = written(with_nodes(*nodes))["leftOut"]
+    assert len(groups) == MAX_GROUPS
+    assert sum(group["count"] for group in groups) == 101
+    assert groups[-1]["reason"] == OTHERS
+
+
+def test_of_many_failures_the_first_are_named() -> None:
+    nodes = [NodeView(f"node-{number:02}", Place.FAILED, 1, "why", NOW_S - number) for number in range(50)]
+    named = [one["node"] for one in written(with_nodes(*nodes, NodeView("a", Place.FAILED, 1, "why")))["failures"]]
+    assert named == [f"node-{number:02}" for number in range(49, 49 - MAX_NAMED, -1)]
+
+
+def test_the_newest_is_remembered_of_what_is_bounded() -> None:
+    history = tuple(Past(f"r{number}", NOW_S + number, NOW_S + number + 1, "done") for number in range(30))
+    memory = replace(MEMORY, failed=tuple(past.revision for past in history), history=history)
+    kept = memory_of(written(replace(DECISION, memory=memory)))
+    assert kept == replace(memory, failed=memory.failed[-MAX_KEPT:], history=history[-MAX_KEPT:])
+
+
+def test_five_thousand_nodes_fit_into_one_object() -> None:
+    places = itertools.cycle(Place)
+    nodes = [
+        NodeView(f"node-{number:04}.{'n' * 200}", next(places), 1, f"{number} {'why ' * 500}", NOW_S)
+        for number in range(5_000)
+    ]
+    assert len(json.dumps(written(with_nodes(*nodes)))) < 64 * 1024
+
+
+def test_nothing_new_is_not_worth_a_write() -> None:
+    old = written()
+    assert worth(old, written(old=old, now_s=LATER_S)) is Worth.NOTHING
+
+
+def changed(**fields: Any) -> Json:
+    return {**copy.deepcopy(written()), **fields}
+
+
+def said_otherwise(**fields: Any) -> Json:
+    status = copy.deepcopy(written())
+    status["conditions"][0] |= fields
+    return status
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        changed(phase="Paused"),
+        changed(observedGeneration=5),
+        changed(targetRevision="x"),
+        changed(goodRevision="x"),
+        changed(failedRevisions=[]),
+        changed(undone="x"),
+        changed(undoing={"from": "a", "to": "b"}),
+        changed(wave=3),
+        changed(history=[]),
+        changed(failures=[]),
+        said_otherwise(status="True"),
+        said_otherwise(reason="Other"),
+    ],
+)
+def test_what_people_and_the_next_controller_must_know_is_written_at_once(new: Json) -> None:
+    assert worth(written(), new) is Worth.NOW
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        changed(counts={}),
+        changed(waves=[]),
+        changed(waiting=[]),
+        changed(leftOut=[]),
+        changed(underWay=[]),
+        said_otherwise(message="wave 2 of 2 (rest): 3 of 6 nodes updated"),
+    ],
+)
+def test_what_only_counts_can_wait(new: Json) -> None:
+    assert worth(written(), new) is Worth.SOON
+
+
+def test_the_first_status_is_written_at_once() -> None:
+    assert worth({}, written()) is Worth.NOW
+
+
+@given(DECISIONS, STATUSES, st.floats(allow_nan=False))
+def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDecision, old: Json, now_s: float) -> None:
+    status = status_of(decision, old, GENERATION, now_s)
+    FORM(status)
+    assert status.keys() == {one.name for one in STATUS}
+    assert all(
+        status[one.name].keys() == {inner.name for inner in one.fields} for one in STATUS if one.kind is Kind.OBJECT
+    )
+    json.dumps(status, allow_nan=False).encode()
+    assert status["counts"]["total"] == len(decision.outlook.nodes) == sum(status["counts"].values()) / 2
+    assert status_of(decision, status, GENERATION, now_s) == status
+    assert status_of_problems(("x",), old, 1, now_s).keys() == status.keys()
+    worth(old, status)
+
+
+@given(DECISIONS)
+def test_what_is_remembered_is_written_as_it_was(decision: FleetDecision) -> None:
+    first = status_of(decision, {}, GENERATION, NOW_S)
+    kept = memory_of(first)
+    again = status_of(replace(decision, memory=kept), first, GENERATION, NOW_S)
+    assert memory_of(again) == kept

@@ -1,0 +1,206 @@
+"""What a controller knows: nothing older ever replaces what is newer, and only what may change a decision is news."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.core.fleet.world import NODES, FleetWorld
+from driver_manager.domain import selectors
+from driver_manager.domain.fleet.model import (
+    DaemonSetFacts,
+    DriverPod,
+    Fleet,
+    FleetNode,
+    GatePod,
+    PodGate,
+    Policy,
+    Revision,
+)
+from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.fleet_ports import (
+    Change,
+    FactKind,
+    FollowedDaemonSet,
+    Found,
+    Gone,
+    Item,
+    Listed,
+    Lost,
+    Seen,
+    Subject,
+)
+
+HERE = "npu"
+ROLLOUTS, SETS = Subject(FactKind.ROLLOUTS, HERE), Subject(FactKind.DAEMON_SETS, HERE)
+REVISIONS, PODS = Subject(FactKind.REVISIONS, HERE), Subject(FactKind.DRIVER_PODS, HERE, "app=driver")
+POLICY = Policy("driver")
+
+
+def rollout(name: str = "r", version: int = 1, **said: Any) -> Item:
+    known = {"generation": 1, "created_s": 1.0, "policy": POLICY, **said}
+    return Item(name, f"uid-{name}", str(version), RolloutObject(HERE, name, f"uid-{name}", str(version), **known))
+
+
+def node(name: str = "n", version: int = 1, **said: Any) -> Item:
+    uid = said.pop("uid", f"uid-{name}")
+    return Item(name, uid, str(version), FleetNode(name, uid, str(version), **said))
+
+
+def daemon_set(version: int = 1, **said: Any) -> Item:
+    facts = DaemonSetFacts(HERE, "driver", "uid-ds", str(version), "OnDelete", **said)
+    return Item("driver", "uid-ds", str(version), FollowedDaemonSet(facts, "app=driver"))
+
+
+def pod(name: str = "p", version: int = 1, owner: str = "uid-ds", **said: Any) -> Item:
+    return Item(name, f"uid-{name}", str(version), DriverPod(HERE, name, f"uid-{name}", "n", "r1", **said), owner)
+
+
+def revision(name: str, number: int, owner: str = "uid-ds") -> Item:
+    return Item(name, f"uid-{name}", "1", Revision(name, f"hash-{name}", number, f'{{"of":"{name}"}}'), owner)
+
+
+def world(*changes: Change) -> FleetWorld:
+    """Everything listed: one rollout of a DaemonSet with one revision, one node, one pod."""
+    known = FleetWorld(HERE)
+    lists = {ROLLOUTS: rollout(), SETS: daemon_set(), REVISIONS: revision("a", 1), NODES: node(), PODS: pod()}
+    for subject, item in lists.items():
+        known.apply(Listed(subject, (item,), "1"))
+    for change in changes:
+        known.apply(change)
+    return known
+
+
+def seen(known: FleetWorld) -> Fleet:
+    (found,) = known.rollouts()
+    return known.fleet(found, found.policy or POLICY)
+
+
+def test_a_decision_gets_what_belongs_to_its_daemonset_and_nothing_else() -> None:
+    known = world(
+        Seen(PODS, pod("orphan", owner="uid-old")),
+        Seen(REVISIONS, revision("b", 2)),
+        Seen(REVISIONS, revision("foreign", 9, owner="uid-other")),
+    )
+    fleet = seen(known)
+    assert [one.name for one in fleet.pods] == ["p"]
+    assert [one.name for one in fleet.revisions] == ["a", "b"]
+    assert fleet.rollout == "npu/r"
+    assert fleet.daemon_set is not None
+    assert known.template(POLICY, "hash-b") == '{"of":"b"}'
+    assert known.template(POLICY, "hash-foreign") == ""
+
+
+def test_a_version_alone_is_no_news_but_is_known_for_the_next_patch() -> None:
+    known = world()
+    assert not known.apply(Seen(NODES, node(version=7)))
+    assert seen(known).nodes[0].resource_version == "7"
+    assert not known.apply(Seen(SETS, daemon_set(version=8)))
+    assert known.apply(Seen(NODES, node(version=9, unschedulable=True)))
+
+
+def test_a_change_from_before_our_own_write_is_not_believed() -> None:
+    known = world()
+    known.learn(NODES, node(version=7, upgrade="pod-restart-required"))
+    assert not known.apply(Seen(NODES, node(version=6, upgrade="stale")))
+    assert not known.apply(Gone(NODES, "n", "6"))
+    assert not known.apply(Listed(NODES, (node(version=6, upgrade="stale"),), "6"))
+    assert seen(known).nodes[0].upgrade == "pod-restart-required"
+    assert not known.apply(Listed(NODES, (), "6")), "it came after that list"
+    assert len(seen(known).nodes) == 1
+    assert known.apply(Listed(NODES, (), "8"))
+    assert seen(known).nodes == ()
+
+
+def test_an_object_of_the_same_name_is_another_one() -> None:
+    known = world()
+    known.end_pod("uid-p")
+    assert known.apply(Seen(NODES, node(version=3, uid="other")))
+
+
+def test_a_pod_that_we_deleted_counts_as_leaving_before_the_watch_says_so() -> None:
+    known = world()
+    known.end_pod("uid-p")
+    assert seen(known).pods[0].is_deleting
+    assert not known.apply(Seen(PODS, pod(version=4))), "an event that was under way"
+    assert seen(known).pods[0].is_deleting
+    known.apply(Gone(PODS, "p", "5"))
+    assert seen(known).pods == ()
+    known.apply(Seen(PODS, replace(pod(version=6), uid="uid-next")))
+    assert not seen(known).pods[0].is_deleting
+
+
+def test_what_was_doubted_is_news_with_its_next_version() -> None:
+    known = world()
+    known.doubt(NODES, "n")
+    known.doubt(NODES, "no-such-node")
+    assert known.apply(Seen(NODES, node(version=2)))
+    assert not known.apply(Seen(NODES, node(version=3)))
+
+
+def test_each_subject_has_to_be_listed_and_seen() -> None:
+    known = FleetWorld(HERE)
+    assert known.why_not_listed() == "rollouts in namespace npu are not listed yet"
+    known.apply(Listed(ROLLOUTS, (rollout(),), "1"))
+    assert known.why_blind(POLICY) == "DaemonSets in namespace npu are not listed yet"
+    known = world(Lost(NODES, "no answer"))
+    assert known.why_blind(POLICY) == "no answer"
+    assert known.lost() == ("no answer",)
+    assert known.apply(Found(NODES))
+    assert not known.apply(Found(NODES))
+    assert known.why_blind(POLICY) == known.why_not_listed() == ""
+
+
+def test_gates_are_followed_and_waited_for() -> None:
+    gate = PodGate("monitoring", selectors.parse("app=validator"))
+    policy = replace(POLICY, pod_gates=(gate, gate))
+    known = world(Listed(ROLLOUTS, (rollout(version=2, policy=policy),), "2"))
+    subject = Subject(FactKind.GATE_PODS, "monitoring", "app=validator")
+    assert subject in known.subjects()
+    assert "pods of a gate" in known.why_blind(policy)
+    item = Item("v", "uid-v", "3", GatePod("monitoring", "n", {"app": "validator"}, is_ready=True))
+    known.apply(Listed(subject, (item,), "3"))
+    assert [one.node for one in seen(known).gate_pods] == ["n"]
+
+
+def test_what_nobody_needs_any_more_is_not_followed() -> None:
+    known = world()
+    assert known.subjects() == {ROLLOUTS, SETS, REVISIONS, NODES, PODS}
+    known.apply(Gone(ROLLOUTS, "r", "2"))
+    assert known.subjects() == {ROLLOUTS}
+    known.keep_only(known.subjects())
+    known.apply(Seen(ROLLOUTS, rollout(version=3)))
+    assert known.why_blind(POLICY) == "DaemonSets in namespace npu are not listed yet"
+
+
+def test_the_oldest_rollout_has_the_daemonset() -> None:
+    known = world(
+        Seen(ROLLOUTS, rollout("z-older", created_s=0.5)),
+        Seen(ROLLOUTS, rollout("other", created_s=0.1, policy=Policy("another"))),
+        Seen(ROLLOUTS, rollout("leaving", created_s=0.2, is_deleting=True)),
+    )
+    by_name = {one.name: one for one in known.rollouts()}
+    assert by_name.keys() == {"r", "z-older", "other"}
+    assert known.rivals(by_name["r"], POLICY) == ("z-older",)
+    assert known.rivals(by_name["z-older"], POLICY) == ()
+
+
+def test_without_the_daemonset_there_is_nothing_of_it() -> None:
+    known = world(Gone(SETS, "driver", "4"))
+    fleet = seen(known)
+    assert (fleet.daemon_set, fleet.pods, fleet.revisions) == (None, (), ())
+    assert known.why_blind(POLICY) == ""
+
+
+@given(st.permutations(range(1, 9)), st.integers(1, 8))
+def test_in_whatever_order_changes_arrive_the_newest_is_known(order: list[int], written: int) -> None:
+    known = world()
+    for number in order:
+        if number == written:
+            known.learn(NODES, node(version=number, boot_id=str(number)))
+        else:
+            known.apply(Seen(NODES, node(version=number, boot_id=str(number))))
+    assert seen(known).nodes[0].boot_id == "8"
