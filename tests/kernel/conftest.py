@@ -54,11 +54,6 @@ def guest_kernel(request: pytest.FixtureRequest) -> None:
         pytest.fail("a guest test was about to run on the host", pytrace=False)
 
 
-@pytest.fixture
-def guest_kernel_of_module(guest_kernel: None) -> None:
-    """The same for the other one."""
-
-
 class _Probe(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)

@@ -135,23 +135,10 @@ def roots() -> DriverRoots:
 
 @pytest.fixture
 def guest_kernel() -> Iterator[None]:
-    """The guest's kernel without a stand-in module, before and after. Every guest test must use it, or the next one.
+    """The guest's kernel without a stand-in module, before and after. Every guest test must use it.
 
     On a real host a guest test does not start: there the fixture is absent, or lets only replayed cases pass.
     """
-    with _without_stand_ins():
-        yield
-
-
-@pytest.fixture(scope="module")
-def guest_kernel_of_module() -> Iterator[None]:
-    """As guest_kernel, before the first test of a module and after its last one."""
-    with _without_stand_ins():
-        yield
-
-
-@contextlib.contextmanager
-def _without_stand_ins() -> Iterator[None]:
     require_guest()
     assert [module for module in STAND_INS if is_loaded(module)] == []
     yield

@@ -10,16 +10,13 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.control_plane.api import Api, Json
 from tests.kernel import far_plane
 from tests.kernel.inside import require_guest
-from tests.node.control_plane import NAMESPACE
 from tests.node.drivers import Drivers
 from tests.node.machine import Machine
-from tests.node.patience import wait_until
 from tests.node.place import Place
 
 STOCK_VARIABLE = "GUEST_NODE_STOCK"
@@ -28,9 +25,8 @@ WITHOUT_VARIABLE = "GUEST_WITHOUT_NODE"
 FOLDER = Path("/node")
 """A tmpfs: the guest's other files are in an overlay, which can hold no other one's upper folder."""
 
-PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CONSOLE = Path("/dev/console")
-WATCH_S = 3600
+TELLS_EVERY_S = 60.0
 
 
 def say(what: str) -> None:
@@ -45,7 +41,7 @@ def driver_node() -> Iterator[Drivers]:
     require_guest()
     stock = Path(os.environ[STOCK_VARIABLE])
     place = Place(FOLDER, has_stand_ins=False, stock=stock, node_status_every="10s", say=say)
-    with _tmpfs(), Machine(place, list, far_plane.in_guest) as machine, _heeding(machine.api, PODS, _tell):
+    with _telling(), _tmpfs(), Machine(place, list, far_plane.in_guest) as machine:
         drivers = Drivers(machine)
         drivers.install()
         yield drivers
@@ -61,42 +57,19 @@ def _tmpfs() -> Iterator[None]:
         subprocess.run(["umount", str(FOLDER)], check=True, timeout=150)
 
 
-def _tell(kind: str, pod: Json) -> None:
-    """Says what the kubelet reports of a pod: one wait for it has many steps."""
-    say(f"{kind} {pod['metadata']['name']}: {_states(pod)}")
-
-
 @contextlib.contextmanager
-def node_states(drivers: Drivers) -> Iterator[list[Json]]:
-    """Every state of the Node while the context lasts; all of them are there when it ends."""
-    seen: list[Json] = []
-    with _heeding(drivers.api, "/api/v1/nodes", lambda _, node: seen.append(node)):
-        yield seen
-        last = drivers.machine.kubelet.node()["metadata"]["resourceVersion"]
-        wait_until(lambda: any(node["metadata"]["resourceVersion"] == last for node in seen), "the Node's last state")
+def _telling() -> Iterator[None]:
+    """Says once a minute that this guest is alive; how long it waits for what is bounded by each wait itself."""
+    over = threading.Event()
 
+    def tell() -> None:
+        while not over.wait(TELLS_EVERY_S):
+            say(f"load {os.getloadavg()[0]:.1f}")
 
-@contextlib.contextmanager
-def _heeding(api: Api, path: str, heed: Callable[[str, Json], None]) -> Iterator[None]:
-    """Gives every event of a watch to `heed`, in order, while the context lasts."""
-    watch = api.watch(path, timeout_s=WATCH_S)
-
-    def read() -> None:
-        for kind, body in watch:
-            heed(kind, body)
-
-    thread = threading.Thread(target=read, name=path, daemon=True)
+    thread = threading.Thread(target=tell, name="telling", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        watch.stop()
+        over.set()
         thread.join()
-        watch.close()
-
-
-def _states(pod: Json) -> str:
-    status = pod["status"]
-    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    states = [f"{one['name']} {next(iter(one['state']), 'unknown')}" for one in containers]
-    return ", ".join([status.get("phase", ""), *states])

@@ -12,8 +12,8 @@ import pytest
 
 from tests.kernel import guest, tools
 
-# In the guest these fixtures check the kernel; on the host only replayed cases get past them.
-GUARDS = frozenset({"guest_kernel", "guest_kernel_of_module"})
+# In the guest this fixture checks the kernel; on the host only replayed cases get past it.
+GUARD = "guest_kernel"
 
 
 class ReplayedCase(pytest.Function):
@@ -37,9 +37,10 @@ class GuestModule(pytest.Module):
         for found in super().collect():
             if not isinstance(found, pytest.Function):
                 raise self.CollectError(f"guest tests are plain functions, and {found.name} is none")
-            if not GUARDS & {*found.fixturenames}:
-                names = " and ".join(sorted(GUARDS))
-                raise self.CollectError(f"{found.name} uses none of {names}: nothing keeps it off a real host")
+            if GUARD not in found.fixturenames:
+                raise self.CollectError(
+                    f"{found.name} does not use the fixture {GUARD}: nothing keeps it off a real host"
+                )
             case: ReplayedCase = ReplayedCase.from_parent(self, name=found.name, callobj=replaying(found.nodeid))
             case.line = found.reportinfo()[1] or 0
             yield case

@@ -26,7 +26,6 @@ PAUSED = "paused-for-driver-upgrade"
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
 RESOURCE = "rebellions.ai/ATOM"
 MODULE = "rebellions"
-DEVICE = "/dev/rbln0"
 DIGEST = "driver-config-digest"
 MANAGER = "k8s-driver-manager"
 WATCH = "health-watch"
@@ -159,7 +158,7 @@ class Drivers:
             now = self.pod()
             return now is not None and now.uid != old.uid
 
-        self.wait(replaced, "another driver pod")
+        self._wait(replaced, "another driver pod")
 
     def remove_ended(self) -> None:
         """Remove the objects of pods that are on their way out and have no process left.
@@ -178,7 +177,7 @@ class Drivers:
         Not for the pod's condition: a kubelet before 1.21 sets it to a startup probe's success only when it next looks
         at the pod, up to a minute later (kubernetes/kubernetes#95140, the change is #98376).
         """
-        self.wait(self.is_ready, f"driver {self.version} is ready")
+        self._wait(self.is_ready, f"driver {self.version} is ready")
 
     def is_ready(self) -> bool:
         """Whether the driver serves, as operands see it: the startup probe of its container has made the marker."""
@@ -196,7 +195,7 @@ class Drivers:
 
     def wait_paused(self) -> Seen:
         """Wait until a run has taken the node and its pod; which pod it is."""
-        self.wait(self.is_paused, "a run has taken the node")
+        self._wait(self.is_paused, "a run has taken the node")
         return self.a_pod()
 
     def loaded(self) -> str:
@@ -208,7 +207,7 @@ class Drivers:
     def wait_given_back(self) -> None:
         """Wait until driver and Node are as after an undisturbed upgrade, and nothing is left on the Node."""
         self.wait_ready()
-        self.wait(lambda: not self.is_paused(), "the node is given back")
+        self._wait(lambda: not self.is_paused(), "the node is given back")
         node = self.machine.kubelet.node()
         assert not node["spec"].get("unschedulable"), node["spec"]
         assert set(self.labels().values()) == {"true"}, self.labels()
@@ -216,7 +215,7 @@ class Drivers:
     def wait_serving(self) -> None:
         """Wait until all is as after an undisturbed upgrade: driver, Node and operands."""
         self.wait_given_back()
-        self.wait(self.operands_run, "all operands run")
+        self._wait(self.operands_run, "all operands run")
 
     def operands_run(self) -> bool:
         """Whether every operand that is there has its pod, running; what hinders only by its object is removed."""
@@ -269,7 +268,7 @@ class Drivers:
         }
         apply(self.api, body)
         self.label({f"{PREFIX}{name}": "true"})
-        self.wait(lambda: bool(self.running(name)), f"{name} runs")
+        self._wait(lambda: bool(self.running(name)), f"{name} runs")
 
     def remove_operands(self) -> None:
         """All of them and their labels, at once."""
@@ -283,7 +282,7 @@ class Drivers:
             self.remove_ended()
             return not self.api.list(_PODS, labelSelector="node-tests=operand")
 
-        self.wait(none_left, "no operand is left")
+        self._wait(none_left, "no operand is left")
 
     def put_right(self) -> None:
         """After a test, whatever it left: the driver is ready, and no run is under way."""
@@ -299,7 +298,7 @@ class Drivers:
         patch = [{"op": "add", "path": f"/status/capacity/{key}", "value": str(count)}]
         self.api.patch(f"{self.machine.kubelet.path}/status", patch, JSON_PATCH)
         status = f"{RESOURCE} can be had"
-        self.wait(lambda: RESOURCE in self.machine.kubelet.node()["status"]["allocatable"], status)
+        self._wait(lambda: RESOURCE in self.machine.kubelet.node()["status"]["allocatable"], status)
 
     def add_users(self, name: str, *, replicas: int, min_available: int) -> str:
         """A ReplicaSet whose pods use an accelerator each, with a disruption budget, running; the budget's path."""
@@ -310,12 +309,12 @@ class Drivers:
         selector = {"matchLabels": labels}
         spec = {"replicas": replicas, "selector": selector, "template": template}
         self.api.post(_USERS, {"metadata": {"name": name}, "spec": spec})
-        self.wait(lambda: len(self.users(name)) == replicas, f"{name} runs")
+        self._wait(lambda: len(self.users(name)) == replicas, f"{name} runs")
         path = f"{_BUDGETS}/{name}"
         self.api.post(
             _BUDGETS, {"metadata": {"name": name}, "spec": {"minAvailable": min_available, "selector": selector}}
         )
-        self.wait(lambda: "disruptionsAllowed" in self.api.get(path).get("status", {}), "the budget is in force")
+        self._wait(lambda: "disruptionsAllowed" in self.api.get(path).get("status", {}), "the budget is in force")
         return path
 
     def users(self, name: str) -> list[Json]:
@@ -333,7 +332,7 @@ class Drivers:
         for path in (f"{base}/{name}" for name in names for base in (_USERS, _BUDGETS)):
             gone(lambda path=path: self.api.delete(path))  # type: ignore[misc]
         for name in names:
-            self.wait(lambda name=name: not self.users(name), f"no pod of {name} runs")  # type: ignore[misc]
+            self._wait(lambda name=name: not self.users(name), f"no pod of {name} runs")  # type: ignore[misc]
 
     def log(self) -> list[Json]:
         """What the run of the driver's pod has said, each line with its `time`."""
@@ -342,7 +341,7 @@ class Drivers:
 
     def wait_said(self, text: str) -> None:
         """Wait until the run under way has said so."""
-        self.wait(lambda: any(text in line["message"] for line in self.log()), f"the run says {text!r}")
+        self._wait(lambda: any(text in line["message"] for line in self.log()), f"the run says {text!r}")
 
     def unloaded_at(self) -> float:
         """When the run of the driver's pod began to unload the old driver, in seconds since the epoch."""
@@ -363,8 +362,7 @@ class Drivers:
         """The folder, as this process reaches it."""
         return self.machine.namespaces.root / GATE.lstrip("/")
 
-    def wait(self, check: Callable[[], object], what: str) -> None:
-        """Wait until it is so. AssertionError with what there is to see."""
+    def _wait(self, check: Callable[[], bool], what: str) -> None:
         try:
             wait_until(check, what)
         except AssertionError as error:

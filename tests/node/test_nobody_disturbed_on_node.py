@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,20 @@ import pytest
 import yaml
 
 from tests.control_plane.api import Json, gone
+from tests.control_plane.audit import AuditRecord
+from tests.control_plane.shown import of_others
 from tests.deploy.apply import applied
-from tests.node.bystanders import USERS, Bystanders, holding_device, last_words, wait_retried
 from tests.node.control_plane import NAMESPACE
-from tests.node.drivers import MODULE, PREFIX, Drivers, stopping_after
+from tests.node.drivers import PREFIX, Drivers, stopping_after
 from tests.node.images import OPERAND
 from tests.node.measured import Action, Table
 from tests.node.namespaces import Daemon
 from tests.node.node_init import STAND_INS
 from tests.node.patience import wait_until
+
+DEVICE = "/dev/rbln0"
+REFCOUNT = "run/rbln/.stand-ins/sys/module/rebellions/refcnt"
+"""The stand-in for the kernel: who opens the device counts as a user of its module."""
 
 RETRIES = 3
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -30,33 +36,85 @@ APART = Path("/run/stand-ins")
 VFIO_LABEL = f"{PREFIX}vfio-manager"
 
 
+@dataclass(frozen=True)
+class Busy:
+    """A node with an operand and a user's pod, and who they are."""
+
+    drivers: Drivers
+    operand: str
+    user: str
+    version: str
+
+    def assert_undisturbed(self, since: int) -> None:
+        """Nothing was changed in the cluster since that place in the audit log, and both are still there."""
+        assert not [str(one) for one in self.drivers.machine.plane.requests(since) if disturbs(one)]
+        assert not self.drivers.is_paused()
+        assert not self.drivers.machine.kubelet.node()["spec"].get("unschedulable")
+        assert [pod["metadata"]["uid"] for pod in self.drivers.running("device-plugin")] == [self.operand]
+        assert [pod["metadata"]["uid"] for pod in self.drivers.users("job")] == [self.user]
+        assert self.drivers.loaded() == self.version
+
+
+def disturbs(one: AuditRecord) -> bool:
+    """Whether the request changes more than what is told of: an eviction that is only rehearsed does not.
+
+    Nor does a patch of the Node that shows how a run ended.
+    """
+    if one.verb in ("get", "list", "watch") or one.resource in ("selfsubjectaccessreviews", "events"):
+        return False
+    if (one.verb, one.resource, one.subresource) == ("patch", "nodes", ""):
+        return not _only_shows(one.body or {})
+    return not (one.subresource == "eviction" and (one.body or {}).get("deleteOptions", {}).get("dryRun"))
+
+
+def _only_shows(body: Any) -> bool:
+    if not isinstance(body, dict):
+        return False
+    meta = body.get("metadata", {})
+    changed = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
+    return "spec" not in body and not of_others(changed)
+
+
 @pytest.fixture
-def busy(drivers: Drivers) -> Bystanders:
+def busy(drivers: Drivers) -> Busy:
     """The driver is ready, and another version is wanted as soon as its pod is deleted."""
     drivers.add_operand("device-plugin", stopping_after(0))
     drivers.offer_devices(1)
-    drivers.add_users(USERS, replicas=1, min_available=0)
-    present = Bystanders.of(drivers)
-    assert (len(present.operands), len(present.users)) == (1, 1)
+    drivers.add_users("job", replicas=1, min_available=0)
+    (operand,), (user,) = drivers.running("device-plugin"), drivers.users("job")
+    version = drivers.version
     drivers.want(drivers.other_version(), DEVICE_FREE_TIMEOUT="1s")
-    return present
+    return Busy(drivers, operand["metadata"]["uid"], user["metadata"]["uid"], version)
 
 
 @pytest.fixture
-def holder(busy: Bystanders) -> Iterator[Daemon]:
-    """A process of the host on the device, which counts as a user of the module."""
-    with holding_device(busy.drivers) as made:
-        refcount(busy.drivers).write_text("1\n")
-        yield made
+def holder(busy: Busy) -> Iterator[Daemon]:
+    """A process of the host, in no pod, that has the device open."""
+    made = Daemon(busy.drivers.machine.namespaces, "holder", ["sh", "-c", f"exec sleep 3600 <{DEVICE}"])
+    made.start()
+    wait_until(lambda: made.is_running("sleep"), "the device is held")
+    count = busy.drivers.machine.namespaces.root / REFCOUNT
+    count.write_text("1\n")
+    yield made
+    made.end()
 
 
-def refcount(drivers: Drivers) -> Path:
-    """The stand-in for the kernel's count."""
-    return drivers.modules / MODULE / "refcnt"
+def last_words(drivers: Drivers) -> str:
+    """The termination message of the init container's last run; "" where there was none."""
+    pod = drivers.pod()
+    if pod is None:
+        return ""
+    (status,) = drivers.api.get(f"{PODS}/{pod.name}")["status"].get("initContainerStatuses") or [{}]
+    return str(status.get("lastState", {}).get("terminated", {}).get("message", ""))
+
+
+def wait_retried(drivers: Drivers, times: int) -> None:
+    """Wait until the kubelet has started the run so often again."""
+    wait_until(lambda: (pod := drivers.pod()) and pod.restarts >= times, f"{times} retries")
 
 
 def test_a_process_of_the_host_on_the_device_disturbs_nobody_in_three_retries(
-    busy: Bystanders, holder: Daemon, table: Table
+    busy: Busy, holder: Daemon, table: Table
 ) -> None:
     drivers, since = busy.drivers, busy.drivers.machine.plane.audit_mark()
     with table.row(Action.BUSY) as row:
@@ -69,12 +127,12 @@ def test_a_process_of_the_host_on_the_device_disturbs_nobody_in_three_retries(
     assert "sleep" in said
     assert "nobody was disturbed" in said
     holder.end()
-    refcount(drivers).write_text("0\n")
+    (drivers.machine.namespaces.root / REFCOUNT).write_text("0\n")
     drivers.replace_pod()
     drivers.wait_serving()
 
 
-def test_a_pod_that_no_label_moves_is_found_before_anybody_is_paused(busy: Bystanders, table: Table) -> None:
+def test_a_pod_that_no_label_moves_is_found_before_anybody_is_paused(busy: Busy, table: Table) -> None:
     drivers = busy.drivers
     container = {"name": "one", "image": OPERAND, "imagePullPolicy": "Never", "args": [stopping_after(0)]}
     spec = {"nodeSelector": {f"{PREFIX}device-plugin": "true"}, "containers": [container]}
