@@ -16,7 +16,6 @@ from tests.kernel.tools import SOURCES, KernelTierError, run
 MODULES = ("rebellions_core", "rebellions")
 OLD_VERSION = "1.2.92"
 NEW_VERSION = "2.0.1"
-NEXT_VERSION = "2.0.2"
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Variant:
 VARIANTS = (
     Variant("v1", OLD_VERSION),
     Variant("v2", NEW_VERSION),
-    Variant("v3", NEXT_VERSION),
     Variant("bad-init", NEW_VERSION, defines="-DFAIL_INIT=1"),
     Variant("no-exit", NEW_VERSION, defines="-DNO_EXIT=1"),
     Variant("needs-firmware", NEW_VERSION, defines="-DNEED_FIRMWARE=1"),

@@ -1,4 +1,4 @@
-"""Owns the images of the guest's node: as they were built, with stand-in modules for its kernel, loaded already.
+"""Owns the images of the guest's node: as they were built, with a module for its kernel, loaded already.
 
 kmod is the image's own. Loading takes an emulated containerd minutes, so one on the host does it, and the guest's gets
 what that one then has. Must not import the product.
@@ -10,15 +10,13 @@ import fcntl
 import hashlib
 from pathlib import Path
 
-from tests.kernel.driver_roots import VARIANTS
+from tests.kernel.driver_roots import NEW_VERSION
 from tests.kernel.guest import Prepared
 from tests.node import images
 from tests.node.containers import Containers
-from tests.node.images import TAGS, Laid
+from tests.node.images import Laid
 from tests.node.namespaces import Namespaces
 from tests.node.place import FOLDER
-
-ROOTS = ("v2", "v3")
 
 
 def stock(prepared: Prepared) -> Path:
@@ -38,9 +36,8 @@ def stock(prepared: Prepared) -> Path:
 
 
 def with_modules(prepared: Prepared) -> Laid:
-    """A driver tree with real modules for each version that the node's images have."""
-    versions = {variant.version: variant.name for variant in VARIANTS if variant.name in ROOTS}
-    return Laid("guest", {version: _tree(prepared.drivers / versions[version]) for version in TAGS})
+    """A driver tree with real modules, of the version that deploy/ names."""
+    return Laid("guest", {NEW_VERSION: _tree(prepared.drivers / "v2")})
 
 
 def _pack(archives: list[Path], made: Path) -> None:

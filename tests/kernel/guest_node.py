@@ -37,13 +37,13 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def driver_node() -> Iterator[Drivers]:
-    """The node with the driver of deploy/ installed, as long as the context lasts. The modules stay loaded."""
+    """The node with deploy/ applied and no driver's pod yet, as long as the context lasts. Modules stay loaded."""
     require_guest()
     stock = Path(os.environ[STOCK_VARIABLE])
     place = Place(FOLDER, has_stand_ins=False, stock=stock, node_status_every="10s", say=say)
     with _telling(), _tmpfs(), Machine(place, list, far_plane.in_guest) as machine:
         drivers = Drivers(machine)
-        drivers.install()
+        drivers.deploy()
         yield drivers
 
 

@@ -85,11 +85,19 @@ class Drivers:
 
     def install(self) -> None:
         """Apply deploy/ in its first version, label the node, and wait until the driver is ready."""
+        self.deploy()
+        self.place_pod()
+        self.wait_ready()
+
+    def deploy(self) -> None:
+        """Apply deploy/ in its first version, whose pod does not come before `place_pod()`."""
         for one in self._objects:
             apply(self.api, one)
         self.version = next(iter(TAGS))
+
+    def place_pod(self) -> None:
+        """Label the node for the driver's pod."""
         self.label({f"{PREFIX}driver": "true"})
-        self.wait_ready()
 
     def label(self, labels: dict[str, str | None]) -> None:
         """Change labels of the Node."""
