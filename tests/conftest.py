@@ -9,6 +9,9 @@ from pathlib import Path
 import kubernetes.client
 import pytest
 
+UNCOUNTED = ("fuzz", "mutants", "repo")
+"""Folders whose tests look at many inputs, or at the repository itself."""
+
 
 @pytest.fixture
 def whole_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -21,3 +24,10 @@ def whole_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in set(sys.modules) - known:
         if name.startswith("kubernetes."):
             del sys.modules[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Coverage is not counted where the same lines are run thousands of times: counting takes longer than running."""
+    for item in items:
+        if item.path.stem.endswith("_properties") or item.path.parent.name in UNCOUNTED:
+            item.add_marker(pytest.mark.no_cover)

@@ -116,17 +116,27 @@ def test_the_api_server_knows_every_field_and_takes_every_value(admin_api: Api, 
             assert (again["kind"], again["metadata"]["name"]) == (one["kind"], one["metadata"]["name"])
 
 
-def test_a_pod_monitor_fits_its_definition_and_finds_the_port(admin_api: Api) -> None:
+def test_the_pod_monitors_fit_their_definition_and_find_their_port(admin_api: Api) -> None:
     admin_api.post(CRD, podmonitors())
     wait_until(lambda: admin_api.answers("/apis/monitoring.coreos.com/v1/podmonitors"), "PodMonitors are served")
-    objects = render("rebellions", "metrics")
-    with applied(admin_api, [one for one in objects if one["kind"] in ("Namespace", "PodMonitor")]):
-        monitor = only(objects, "PodMonitor")["spec"]
-        template = only(objects, "DaemonSet")["spec"]["template"]
-        assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-        ports = [port["name"] for one in template["spec"]["containers"] for port in one.get("ports", [])]
-        assert [one["port"] for one in monitor["podMetricsEndpoints"]] == ports
-        broken = copy.deepcopy(only(objects, "PodMonitor"))
+    objects = render("rebellions", "metrics", "rollout")
+    monitors = [one for one in objects if one["kind"] == "PodMonitor"]
+    with applied(admin_api, [*(one for one in objects if one["kind"] == "Namespace"), *monitors]):
+        watched = {}
+        for one in objects:
+            if one["kind"] in ("DaemonSet", "Deployment"):
+                template, name = one["spec"]["template"], one["metadata"]["name"]
+                watched[name] = [
+                    port["name"] for each in template["spec"]["containers"] for port in each.get("ports", [])
+                ]
+                chosen = [
+                    [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+                    for monitor in monitors
+                    if monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+                ]
+                assert chosen == [watched[name]], name
+        assert len(watched) == len(monitors) == 2
+        broken = copy.deepcopy(monitors[0])
         broken["spec"]["podMetricsEndpoints"][0]["prot"] = "metrics"
         assert "prot" in str(refusal(lambda: apply(admin_api, broken)))
 

@@ -1,6 +1,7 @@
 """Where mutants live: copies of package and tests in temporary folders, never the working tree.
 
-Owns one run of pytest on such a copy and what its end means.
+Owns one run of pytest on such a copy and what its end means. A copy serves one mutant after the other: copying takes
+longer than most of their tests.
 """
 
 from __future__ import annotations
@@ -48,17 +49,49 @@ class Verdict:
     says: str
 
 
+@dataclass(frozen=True)
+class Bench:
+    """A copy of what the tests need, and the process that runs them there. One run at a time."""
+
+    root: Path
+    fork_server: subprocess.Popen[str]
+
+    def pytest(self, tests: Iterable[str], limit_s: int) -> tuple[int | None, str]:
+        """Status and last lines of one run that ends with the first failure, or at `limit_s`."""
+        assert self.fork_server.stdin is not None
+        assert self.fork_server.stdout is not None
+        arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
+        request = {"root": str(self.root), "arguments": arguments, "limit_s": limit_s}
+        self.fork_server.stdin.write(json.dumps(request) + "\n")
+        self.fork_server.stdin.flush()
+        answer = json.loads(self.fork_server.stdout.readline())
+        return answer["status"], answer["said"]
+
+    @contextlib.contextmanager
+    def holding(self, mutant: Mutant) -> Iterator[None]:
+        """The copy has this mutant, and none afterwards. Raises NoLongerAppliesError.
+
+        Python writes no bytecode here, and takes what it finds for a file of the same size and time: what is put back
+        has both from the working tree, what is mutated has a time of its own.
+        """
+        mutant.apply(self.root)
+        try:
+            yield
+        finally:
+            shutil.copy2(CHECKOUT / PACKAGE / mutant.path, self.root / PACKAGE / mutant.path)
+
+
 class Laboratory:
     """Tests mutants, `jobs` at a time, while the context lasts."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
-        self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        self._idle: SimpleQueue[Bench] = SimpleQueue()
 
     def __enter__(self) -> Laboratory:
         self._stack = contextlib.ExitStack()
         for _ in range(self._jobs):
-            self._idle.put(self._stack.enter_context(_nursery()))
+            self._idle.put(self._stack.enter_context(_bench()))
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self._jobs))
         return self
 
@@ -80,17 +113,16 @@ class Laboratory:
         return Verdict(mutant.name, end, time.monotonic() - begun, says)
 
     def _control(self, tests: tuple[str, ...]) -> str:
-        with _copied() as root:
-            status, said = self._pytest(root, tests, CONTROL_LIMIT_S)
+        with self._taken() as bench:
+            status, said = bench.pytest(tests, CONTROL_LIMIT_S)
         return "" if status == ALL_PASSED else said or f"status {status}"
 
     def _ended(self, mutant: Mutant) -> tuple[End, str]:
-        with _copied() as root:
-            try:
-                mutant.apply(root)
-            except NoLongerAppliesError as error:
-                return End.BROKEN, str(error)
-            status, said = self._pytest(root, mutant.tests, mutant.limit_s)
+        try:
+            with self._taken() as bench, bench.holding(mutant):
+                status, said = bench.pytest(mutant.tests, mutant.limit_s)
+        except NoLongerAppliesError as error:
+            return End.BROKEN, str(error)
         if status is NO_END:
             return End.KILLED if mutant.hangs else End.NO_END, f"the tests come to no end within {mutant.limit_s} s"
         if status == SOME_FAILED:
@@ -100,48 +132,40 @@ class Laboratory:
             return End.SURVIVED, f"passed all the same: {', '.join(mutant.tests)}"
         return End.BROKEN, f"the tests cannot be run (status {status}):\n{said}"
 
-    def _pytest(self, root: Path, tests: Iterable[str], limit_s: int) -> tuple[int | None, str]:
-        """Status and last lines of one run that ends with the first failure, or at `limit_s`."""
-        arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
-        fork_server = self._idle.get()
+    @contextlib.contextmanager
+    def _taken(self) -> Iterator[Bench]:
+        bench = self._idle.get()
         try:
-            assert fork_server.stdin is not None
-            assert fork_server.stdout is not None
-            fork_server.stdin.write(json.dumps({"root": str(root), "arguments": arguments, "limit_s": limit_s}) + "\n")
-            fork_server.stdin.flush()
-            answer = json.loads(fork_server.stdout.readline())
+            yield bench
         finally:
-            self._idle.put(fork_server)
-        return answer["status"], answer["said"]
+            self._idle.put(bench)
 
 
 @contextlib.contextmanager
-def _nursery() -> Iterator[subprocess.Popen[str]]:
-    """A process that runs pytest in children. Its environment has one option more: no file is written for the cache."""
+def _bench() -> Iterator[Bench]:
+    """A copy of what the tests need and a process that runs pytest there in children.
+
+    Its environment has one option more: no file is written for the cache, where two mutants of one second could be
+    taken for each other.
+    """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
-    process = subprocess.Popen(
-        [sys.executable, str(CHECKOUT / "tests/mutants/fork_server.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=CHECKOUT.parent,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@contextlib.contextmanager
-def _copied() -> Iterator[Path]:
-    """A copy of what the tests need, for as long as the context lasts."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for name in COPIED:
             source = CHECKOUT / name
             if source.is_dir():
                 shutil.copytree(source, Path(folder, name), ignore=shutil.ignore_patterns(".hypothesis"))
             else:
                 shutil.copy2(source, folder)
-        yield Path(folder)
+        process = subprocess.Popen(
+            [sys.executable, str(CHECKOUT / "tests/mutants/fork_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=CHECKOUT.parent,
+        )
+        try:
+            yield Bench(Path(folder), process)
+        finally:
+            process.kill()
+            process.communicate()

@@ -23,23 +23,29 @@ FITTING = MUTANTS["value-overflow"]
 
 
 @pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    """As many at a time as there are processors."""
-    with Laboratory(os.cpu_count() or 1) as running:
+def is_shared(request: pytest.FixtureRequest) -> bool:
+    """Whether other processes take their part of the same tests: each knows all, and is given its own one by one."""
+    return hasattr(request.config, "workerinput")
+
+
+@pytest.fixture(scope="module")
+def laboratory(is_shared: bool) -> Iterator[Laboratory]:
+    """In all as many mutants at a time as there are processors."""
+    with Laboratory(1 if is_shared else os.cpu_count() or 1) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def verdicts(request: pytest.FixtureRequest, laboratory: Laboratory) -> Mapping[str, Future[Verdict]]:
-    """The mutants whose tests were selected are all begun at once."""
-    chosen = {item.name for item in request.session.items}
+def begun(request: pytest.FixtureRequest, laboratory: Laboratory, is_shared: bool) -> Mapping[str, Future[Verdict]]:
+    """The mutants whose tests were selected are all begun at once where nobody else could take them too."""
+    chosen = set() if is_shared else {item.name for item in request.session.items}
     wanted = [mutant for name, mutant in MUTANTS.items() if f"test_a_mutant_is_killed[{name}]" in chosen]
     return {mutant.name: laboratory.verdict(mutant) for mutant in wanted}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_killed(name: str, verdicts: Mapping[str, Future[Verdict]]) -> None:
-    ended = verdicts[name].result()
+def test_a_mutant_is_killed(name: str, begun: Mapping[str, Future[Verdict]], laboratory: Laboratory) -> None:
+    ended = (begun[name] if name in begun else laboratory.verdict(MUTANTS[name])).result()
     assert ended.end is End.KILLED, f"{MUTANTS[name].breaks}: {ended.says}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,14 @@ from _pytest.mark.expression import Expression
 
 SCRIPT = Path(__file__).parents[2] / "scripts/test"
 
-TIERS_OF_A_TEST = [{"unit"}, {"cluster"}, {"image"}, {"kernel"}, {"node"}, {"kernel", "node"}]
-"""That there are no others is tested where they are marked: tests/kernel/test_guest.py."""
+TIERS_OF_A_TEST = [{"unit"}, {"cluster"}, {"cluster", "sweep"}, {"image"}, {"kernel"}, {"node"}, {"kernel", "node"}]
+"""That no others are `node` and `kernel` is tested where they are marked: tests/kernel/test_guest.py."""
 
 
 def groups() -> list[Expression]:
     """The marker expressions of the runs on the Python of .venv, whose results count for every tier."""
     whole = SCRIPT.read_text().partition("\n    all)\n")[2]
-    (beside,) = re.findall(r"for tier in ('.*); do", whole)
-    return [Expression.compile(one) for one in [*re.findall(r"run_pytest '(.+?)'", whole), *shlex.split(beside)]]
+    return [Expression.compile(one) for one in re.findall(r"^ *(?:run_pytest|begin) '(.+?)'", whole, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("tiers", TIERS_OF_A_TEST, ids=" and ".join)

@@ -21,6 +21,13 @@ FIGURES = File(__file__).parents[3] / "build/kill-sweep.json"
 _FIGURES = pytest.StashKey[Figures]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lives in this folder: its figures are those of one process, so that it runs in one."""
+    for item in items:
+        if File(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.sweep)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Begin to count."""
     config.stash[_FIGURES] = Figures()
