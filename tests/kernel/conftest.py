@@ -6,6 +6,7 @@ In the guest this file is not loaded.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,10 +19,12 @@ import pytest
 from tests.control_plane.fixtures import control_plane  # noqa: F401  # a fixture, used by its name
 from tests.control_plane.servers import ControlPlane
 from tests.image import builder
-from tests.kernel import guest, tools
+from tests.kernel import far_plane, guest, guest_images, guest_node, tools
 from tests.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
 from tests.kernel.inside import REBOOT_VARIABLE
 from tests.kernel.replay import GuestModule, ReplayedCase, refuse
+from tests.node import machine
+from tests.tiers import TierError
 
 IN_IMAGE = "test_image_in_guest.py"
 
@@ -40,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(tools.SOURCES):
             item.add_marker(pytest.mark.kernel)
+        if item.path.is_relative_to(tools.ON_NODE):
+            item.add_marker(pytest.mark.node)
 
 
 @pytest.fixture
@@ -95,14 +100,19 @@ def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
     # Only now: what the environment starts on the host is of no use without a guest.
     environment = request.getfixturevalue("guest_environment")
     items = request.session.items
-    node_ids = [item.nodeid for item in items if isinstance(item, ReplayedCase)]
+    replayed = [item for item in items if isinstance(item, ReplayedCase)]
     if any(item.path.name == "test_reboot.py" for item in items):
         environment = {**environment, REBOOT_VARIABLE: "true"}
-    if any(isinstance(item, ReplayedCase) and item.path.name == IN_IMAGE for item in items):
-        environment = {**environment, **_image_environment()}
+    needed: list[Path] = []
     try:
-        return guest.run(node_ids, environment)
-    except tools.KernelTierError as error:
+        with contextlib.ExitStack() as stack:
+            if any(item.path.name == IN_IMAGE for item in replayed):
+                environment = {**environment, **_image_environment()}
+            if any(item.path.is_relative_to(tools.ON_NODE) for item in replayed):
+                environment = {**environment, **_node_environment(stack)}
+                needed = [machine.kubelet_program().parent]
+            return guest.run([item.nodeid for item in replayed], environment, needed)
+    except TierError as error:
         pytest.fail(str(error), pytrace=False)
 
 
@@ -110,10 +120,24 @@ def _image_environment() -> dict[str, str]:
     """Where the guest finds the image's files, which it sees with the rest of the host's; or why there are none."""
     lacking = builder.missing()
     if lacking:
-        reason = "image tier: missing " + "; ".join(lacking)
-        refuse([reason] if os.environ.get("CI") == "true" else [], is_ci=True)
-        return {WITHOUT_IMAGE_VARIABLE: reason}
-    try:
-        return {IMAGE_VARIABLE: str(builder.built().root())}
-    except builder.ImageTierError as error:
-        pytest.fail(str(error), pytrace=False)
+        return {WITHOUT_IMAGE_VARIABLE: _reason("image", lacking)}
+    return {IMAGE_VARIABLE: str(builder.built().root())}
+
+
+def _node_environment(stack: contextlib.ExitStack) -> dict[str, str]:
+    """Where the guest finds what its node is made of, its control plane until `stack` ends; or why there is nothing."""
+    lacking = machine.missing()
+    if lacking:
+        return {guest_node.WITHOUT_VARIABLE: _reason("node", lacking)}
+    return {
+        guest_node.STOCK_VARIABLE: str(guest_images.stock(guest.prepare())),
+        far_plane.VARIABLE: stack.enter_context(far_plane.on_host(Path(os.environ[machine.ASSETS_VARIABLE]))),
+        machine.KUBELET_VARIABLE: str(machine.kubelet_program().parent),
+    }
+
+
+def _reason(tier: str, lacking: list[str]) -> str:
+    """Why a part of the guest's tests is skipped; where nothing may be, they fail with it."""
+    reason = f"{tier} tier: missing {'; '.join(lacking)}"
+    refuse([reason] if os.environ.get("CI") == "true" else [], is_ci=True)
+    return reason

@@ -25,7 +25,7 @@ from tests.kernel.tools import CHECKOUT, SOURCES, KernelTierError
 from tests.tiers import answer
 
 HOST_ADDRESS = "10.0.2.2"  # where the guest finds the host's 127.0.0.1 (qemu's user network)
-MEMORY_MIB = 1024
+MEMORY_MIB = 3072  # a node keeps its images in it; the host gives only what is used
 RESTARTING = "reboot: Restarting system"  # the kernel's last words before it resets the machine (kernel/reboot.c)
 DISK_TAG = "disk"  # what the guest mounts at /disk and keeps over a reboot
 DRIVER_ROOTS_VARIABLE = "GUEST_DRIVER_ROOTS"
@@ -73,9 +73,10 @@ def prepare() -> Prepared:
         return Prepared(image, initramfs.prepare(cache, image), driver_roots.prepare(cache, image))
 
 
-def run(node_ids: Sequence[str], environment: Mapping[str, str]) -> GuestReport:
+def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequence[Path] = ()) -> GuestReport:
     """One boot that runs the tests `node_ids`, with `environment` added to theirs, and one more if they ask for it.
 
+    The guest sees the `needed` files of the host, too, should they be on a mount of their own.
     Raises KernelTierError, with the end of the console, where the guest ends without its end marker, or falls silent.
     """
     started = time.monotonic()
@@ -85,11 +86,11 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str]) -> GuestReport:
         _write_orders(folder, prepared, node_ids, environment)
         disk = folder / DISK_TAG
         disk.mkdir()
-        outcome, console = _boot(folder, prepared)
+        outcome, console = _boot(folder, prepared, needed)
         sent = (folder / "results").read_bytes()
         if (disk / "asked.json").exists() and RESTARTING in console:
             # The machine has reset itself, at which qemu ends: it gets its power back, and its disk.
-            outcome, second = _boot(folder, prepared)
+            outcome, second = _boot(folder, prepared, needed)
             console += second
         files_log = (folder / "view.log").read_text(errors="replace")
         left = {path.name: path.read_text(errors="replace") for path in disk.iterdir() if path.is_file()}
@@ -101,9 +102,9 @@ def run(node_ids: Sequence[str], environment: Mapping[str, str]) -> GuestReport:
     return GuestReport(cases, console, booting - started, time.monotonic() - booting, left)
 
 
-def _boot(folder: Path, prepared: Prepared) -> tuple[str, str]:
+def _boot(folder: Path, prepared: Prepared, needed: Sequence[Path]) -> tuple[str, str]:
     """One life of the machine, from power on to power off or reset: how it ended, and its console."""
-    with _host_files(folder) as files, _disk(folder) as disk:
+    with _host_files(folder, needed) as files, _disk(folder) as disk:
         outcome = _qemu(folder, prepared, {"host": files, DISK_TAG: disk})
     return outcome, (folder / "console").read_text(errors="replace")
 
@@ -152,12 +153,12 @@ def _assignments(variables: Mapping[str, str], prefix: str = "") -> str:
 
 
 @contextlib.contextmanager
-def _host_files(folder: Path) -> Iterator[Path]:
+def _host_files(folder: Path, needed: Sequence[Path]) -> Iterator[Path]:
     """Serves a read-only view of / on a socket, as long as the context lasts."""
     view = folder / "view"
     view.mkdir(exist_ok=True)
     with _virtiofsd(view, "cache=always") as (path, serve, run_as):
-        run_as(read_only_view(view, [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)], serve))
+        run_as(read_only_view(view, [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *needed], serve))
         yield path
 
 

@@ -145,6 +145,14 @@ def test_guest_tests_are_replayed_here_and_never_run(request: pytest.FixtureRequ
     assert all(item.reportinfo()[1] is not None for item in of_guest)
 
 
+def test_what_runs_on_the_guests_node_belongs_to_both_tiers(request: pytest.FixtureRequest) -> None:
+    for item in request.session.items:
+        if item.path.is_relative_to(tools.SOURCES):
+            on_node = item.path.is_relative_to(tools.ON_NODE)
+            assert {mark.name for mark in item.iter_markers()} >= {"kernel", *(["node"] if on_node else [])}
+            assert on_node or item.get_closest_marker("node") is None
+
+
 def test_another_kernels_release_has_the_same_length() -> None:
     assert driver_roots.foreign_release("6.1.0-56-cloud-amd64") == "7.1.0-56-cloud-amd64"
     assert driver_roots.foreign_release("7.0.1") == "8.0.1"

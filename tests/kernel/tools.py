@@ -16,6 +16,7 @@ from tests.tiers import TierError
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).resolve().parent
 GUEST_TESTS = SOURCES / "guest_tests"
+ON_NODE = GUEST_TESTS / "on_node"
 
 # What provides each command on Debian: the message must say what to install, not only what is absent.
 PACKAGE_OF = {

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.node import node_keeper, patience
 from tests.node.images import PAUSE
-from tests.node.namespaces import Daemon, Namespaces
+from tests.node.namespaces import COMMAND_S, Daemon, Namespaces, NodeTierError
 from tests.node.patience import wait_until
 
 SOCKET = "/run/containerd/containerd.sock"
+ROOT = "/var/lib/containerd"
 CNI_PROGRAMS = "/usr/lib/cni"
 READY_S = 60.0
 
 # restrict_oom_score_adj: without CAP_SYS_RESOURCE nobody may lower his score, and every sandbox would die of it.
 _CONFIG = f"""\
 version = 2
-root = "/var/lib/containerd"
+root = "{ROOT}"
 state = "/run/containerd"
 [grpc]
   address = "{SOCKET}"
@@ -61,6 +64,10 @@ _NETWORK = """\
 """
 
 
+# Layers tell by extended attributes which folders hide those below, and files which capabilities they have.
+_TAR = ("--xattrs", "--xattrs-include=*", "--numeric-owner")
+
+
 class Containers:
     """containerd in the node; `start()`, and then images."""
 
@@ -73,6 +80,9 @@ class Containers:
         (root / "etc/cni/net.d/10-node.conflist").write_text(_NETWORK)
         words = ["containerd", "--config", "/etc/containerd/config.toml"]
         self.daemon = Daemon(namespaces, "containerd", words)
+        if namespaces.place.stock:
+            namespaces.checked("tar", *_TAR, "-C", ROOT, "-xf", str(namespaces.place.stock))
+            namespaces.place.say("the images are there")
 
     def start(self) -> None:
         """Start containerd, and wait until it answers."""
@@ -80,18 +90,29 @@ class Containers:
 
         def answers() -> bool:
             self.daemon.check_alive()
-            return self._namespaces.run("ctr", "--timeout=2s", "version").returncode == 0
+            return self._namespaces.run("ctr", "--timeout=10s", "version").returncode == 0
 
         wait_until(answers, f"containerd answers; its log is {self.daemon.log}", READY_S)
+        self._namespaces.place.say("containerd answers")
 
     def load(self, archives: Iterable[Path]) -> None:
         """Put the images of docker archives into the node. Raises NodeTierError."""
         for archive in archives:
             self._namespaces.checked("ctr", "-n", "k8s.io", "images", "import", str(archive))
+            self._namespaces.place.say(f"images of {archive.name} are loaded")
+
+    def packed_to(self, stock: Path) -> None:
+        """End containerd, and put all that it has in a file for another node of the same containerd. NodeTierError."""
+        self.daemon.kill(signal.SIGTERM)
+        root = self._namespaces.root / ROOT.lstrip("/")
+        done = patience.run(["tar", *_TAR, "-C", str(root), "-cf", str(stock), "."], "", COMMAND_S)
+        if done.returncode:
+            raise NodeTierError(f"containerd's folder could not be packed: {done.stderr}")
 
     def processes(self, pod_uid: str) -> list[int]:
         """The pids, as this process sees them, in a pod's control groups."""
-        hierarchy = Path("/sys/fs/cgroup/pids")
+        roots = node_keeper.hierarchies()
+        hierarchy = next((one for one in roots if one.name == "pids"), roots[0])
         found = set[int]()
         for folder, _, _ in os.walk(hierarchy / self._namespaces.group):  # which passes over what goes meanwhile
             if f"pod{pod_uid}" in folder:

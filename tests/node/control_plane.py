@@ -6,9 +6,7 @@ eviction of today's. Everything else talks to port 6443. Must not import the pro
 
 from __future__ import annotations
 
-import base64
 import json
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -17,74 +15,48 @@ from types import TracebackType
 from typing import Self
 
 from tests.control_plane import audit
-from tests.control_plane.api import Api
 from tests.control_plane.certificates import Authority
+from tests.node.access import PORT, SEEN_INSIDE, USERS, Access, Credentials
 from tests.node.doorway import Doorway
-from tests.node.namespaces import CHECKOUT, Daemon, Namespaces, NodeTierError
-from tests.node.node_init import ADDRESS, NAME, SERVICE_ADDRESS
+from tests.node.namespaces import Daemon, Namespaces, NodeTierError
+from tests.node.node_init import ADDRESS, SERVICE_ADDRESS
 from tests.node.patience import wait_until
+from tests.node.place import CHECKOUT
 
 NAMESPACE = "rbln-system"
 """Of the driver's pods, whose requests are in the audit log."""
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-PORT = 6443
 READY_S = 120.0
 
 _NAMES = f"subjectAltName=IP:127.0.0.1,IP:{SERVICE_ADDRESS},IP:{ADDRESS},DNS:kubernetes.default"
 
 
-class ControlPlane:
-    """Ready on entry, with `api` for an administrator; it ends with the node."""
+class ControlPlane(Access):
+    """Ready on entry, with `api` for an administrator, also at our loopback's `port`; it ends with the node."""
 
     def __init__(self, namespaces: Namespaces, assets: Path) -> None:
-        self._namespaces = namespaces
+        super().__init__(namespaces)
         self._assets = assets.resolve()
-        # Below the node's own /run: keys and tokens go with it.
-        self._seen_inside = Path("/run/control-plane")
-        self._folder = namespaces.root / "run/control-plane"
         self._audit_log = self._folder / "audit.log"
-        self._tokens = {
-            "admin": ("node-tests", "system:masters"),
-            "kubelet": (f"system:node:{NAME}", "system:nodes"),
-            "controllers": ("system:kube-controller-manager", "system:masters"),
-            "scheduler": ("system:kube-scheduler", "system:masters"),
-        }
-        self._secrets = {role: secrets.token_hex(16) for role in self._tokens}
 
     def __enter__(self) -> Self:
         self._folder.mkdir()
         authority = Authority(self._folder, _NAMES)
         authority.establish()
         authority.sign("server")
-        lines = [f"{self._secrets[role]},{user},{user},{group}\n" for role, (user, group) in self._tokens.items()]
+        credentials = Credentials.made(authority.certificate.read_text())
+        lines = [f"{credentials.tokens[role]},{user},{user},{group}\n" for role, (user, group) in USERS.items()]
         (self._folder / "tokens.csv").write_text("".join(lines))
-        self._doorway = Doorway(self._namespaces.pid, ("127.0.0.1", PORT)).__enter__()
-        # The folder is the node's; whoever talks to the server from outside needs the certificate there.
-        self.ca = self._namespaces.logs / "ca.crt"
-        self.ca.write_bytes(authority.certificate.read_bytes())
-        self.api = Api(f"https://127.0.0.1:{self._doorway.port}", self.ca, self._secrets["admin"])
+        self._doorway = Doorway(("127.0.0.1", PORT), self._namespaces.pid).__enter__()
+        self.port = self._doorway.port
+        self.reach(credentials, self.port)
         self._start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.api.close()
         self._doorway.__exit__(None, None, None)
-
-    def kubeconfig(self, role: str, server: str = f"https://127.0.0.1:{PORT}") -> str:
-        """The path, inside of the node, of a self-contained kubeconfig for one of the users."""
-        ca = base64.b64encode(self.ca.read_bytes()).decode()
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "node",
-            "contexts": [{"name": "node", "context": {"cluster": "node", "user": role}}],
-            "clusters": [{"name": "node", "cluster": {"server": server, "certificate-authority-data": ca}}],
-            "users": [{"name": role, "user": {"token": self._secrets[role]}}],
-        }
-        name = f"{role}-{server.rpartition(':')[2]}.kubeconfig"
-        (self._folder / name).write_text(json.dumps(config))
-        return str(self._seen_inside / name)
 
     def audit_mark(self) -> int:
         """A place in the audit log: `requests(since=…)` has what came after it."""
@@ -106,7 +78,7 @@ class ControlPlane:
         self._wait("kube-apiserver ready", lambda: self.api.answers("/readyz"), self.server)
 
     def _start(self) -> None:
-        inside = self._seen_inside
+        inside = SEEN_INSIDE
         certificate, key = inside / "server.crt", inside / "server.key"
         (self._folder / "audit-policy.json").write_text(json.dumps(audit.policy(NAMESPACE, others="None")))
         self._audit_log.touch()
@@ -142,7 +114,7 @@ class ControlPlane:
         self._wait("service accounts", lambda: self.api.answers(account), etcd, self.server, controllers, self.front)
 
     def _server_arguments(self) -> list[str]:
-        inside = self._seen_inside
+        inside = SEEN_INSIDE
         certificate, key = inside / "server.crt", inside / "server.key"
         return [
             "--etcd-servers=http://127.0.0.1:2379",
@@ -182,3 +154,4 @@ class ControlPlane:
             wait_until(checked, what, READY_S)
         except AssertionError as error:
             raise NodeTierError(f"{error}; logs are in {self._namespaces.logs}\n{daemons[0].tail()}") from error
+        self._namespaces.place.say(what)

@@ -25,6 +25,7 @@ PREFIX = "rebellions.ai/npu.deploy."
 PAUSED = "paused-for-driver-upgrade"
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
 RESOURCE = "rebellions.ai/ATOM"
+MODULE = "rebellions"
 DIGEST = "driver-config-digest"
 MANAGER = "k8s-driver-manager"
 WATCH = "health-watch"
@@ -76,6 +77,7 @@ class Drivers:
         self.machine = machine
         self.api = machine.api
         self._run = machine.namespaces.root / "run"
+        self.modules = machine.place.modules(machine.namespaces.root)
         self.version = ""
         self._extra: frozenset[str] = frozenset()
         self._objects = render("rebellions")
@@ -83,11 +85,19 @@ class Drivers:
 
     def install(self) -> None:
         """Apply deploy/ in its first version, label the node, and wait until the driver is ready."""
+        self.deploy()
+        self.place_pod()
+        self.wait_ready()
+
+    def deploy(self) -> None:
+        """Apply deploy/ in its first version, whose pod does not come before `place_pod()`."""
         for one in self._objects:
             apply(self.api, one)
         self.version = next(iter(TAGS))
+
+    def place_pod(self) -> None:
+        """Label the node for the driver's pod."""
         self.label({f"{PREFIX}driver": "true"})
-        self.wait_ready()
 
     def label(self, labels: dict[str, str | None]) -> None:
         """Change labels of the Node."""
@@ -199,7 +209,7 @@ class Drivers:
     def loaded(self) -> str:
         """The version of the module that is loaded, "" without one."""
         with contextlib.suppress(OSError):
-            return (self._run / "rbln/.stand-ins/sys/module/rebellions/version").read_text().strip()
+            return (self.modules / MODULE / "version").read_text().strip()
         return ""
 
     def wait_given_back(self) -> None:
@@ -239,11 +249,15 @@ class Drivers:
             if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
         ]
 
-    def add_operand(self, name: str, line: str, *, grace_s: int = 30) -> None:
-        """A DaemonSet that a deploy label places, whose containers run this line of shell; waits for its pod."""
+    def add_operand(self, name: str, line: str, *, grace_s: int = 30, is_privileged: bool = False) -> None:
+        """A DaemonSet that a deploy label places, whose containers run this line of shell; waits for its pod.
+
+        A privileged one has the device nodes that are there when its container is made.
+        """
         labels = {"app": name, "node-tests": "operand"}
         container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [line]}
         container["volumeMounts"] = [{"name": "gate", "mountPath": GATE}]
+        container["securityContext"] = {"privileged": is_privileged}
         spec: Json = {
             "nodeSelector": {f"{PREFIX}{name}": "true"},
             "tolerations": [{"operator": "Exists"}],
@@ -361,15 +375,15 @@ class Drivers:
             wait_until(check, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
+        self.machine.place.say(what)
 
     def story(self) -> str:
         """What there is to see, for a test that failed."""
-        pods = self.api.list(_PODS)
         lines = [self.machine.kubectl("get", "pods,events", "--all-namespaces").stdout]
         node = self.machine.kubelet.node()
         lines += [f"annotations {node['metadata'].get('annotations')}", f"labels {self.labels()}"]
-        for pod in pods:
-            words = ("logs", "-n", NAMESPACE, pod["metadata"]["name"], "-c", MANAGER, "--tail=20")
-            if any(one["name"] == MANAGER for one in pod["spec"].get("initContainers", [])):
-                lines.append(self.machine.kubectl(*words).stdout)
+        # Not by kubectl: the API server may have no way to the kubelet.
+        for log in sorted(self.machine.namespaces.root.glob(f"var/log/pods/*/{MANAGER}/*.log")):
+            lines += [str(log), *log.read_text(errors="replace").splitlines()[-20:]]
+        lines += ["kubelet:", self.machine.kubelet.daemon.tail()]
         return "\n".join([*lines, f"logs are in {self.machine.namespaces.logs}"])

@@ -1,11 +1,13 @@
 """Owns the images of a test node, as docker archives in build/node/images: made once for each state of their inputs.
 
-The driver's images are those that the image tier builds, with a layer of stand-ins on top; the operands' and the
-sandbox's hold one static program. Must not import the product.
+The driver's images are those that the image tier builds, with what a node needs laid on top: driver trees, and
+stand-ins where its kernel takes no modules. The operands' and the sandbox's hold one static program. Must not import
+the product.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -13,16 +15,20 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.image import builder
 from tests.node import archives
-from tests.node.namespaces import CHECKOUT, FOLDER, NodeTierError
+from tests.node.namespaces import NodeTierError
+from tests.node.place import CHECKOUT, FOLDER
 
 PAUSE = "docker.io/library/node-pause:test"
 OPERAND = "docker.io/library/operand:test"
 REPOSITORY = "docker.io/library"
+MANAGER = f"{REPOSITORY}/driver-manager:0.1.0"
+DRIVER = f"{REPOSITORY}/driver-manager-sample-driver"
 SAMPLE = "localhost/driver-manager-sample-driver"
 TAGS = {"2.0.1": "0.1.0", "2.0.2": "0.1.1"}
 """Of the sample driver's images, by the version of the driver in them; the first is the one that deploy/ names."""
@@ -46,10 +52,9 @@ int main(void) { signal(SIGTERM, leave); signal(SIGINT, leave); signal(SIGCHLD, 
 def tiny_archives() -> list[Path]:
     """The sandbox's image, and one whose containers do what they are told by a busybox shell."""
     archive = FOLDER / "images/tiny.tar"
-    archive.parent.mkdir(parents=True, exist_ok=True)
     busybox = shutil.which("busybox")
     assert busybox
-    with tempfile.TemporaryDirectory() as made:
+    with _alone(archive.parent), tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         source, program = folder / "pause.c", folder / "pause"
         source.write_text(_PAUSE_SOURCE)
@@ -60,47 +65,87 @@ def tiny_archives() -> list[Path]:
     return [archive]
 
 
-def driver_archives() -> list[Path]:
-    """The built image and two sample drivers, named as the overlays of deploy/ name them. Raises ImageTierError."""
+@dataclass(frozen=True)
+class Laid:
+    """What is laid on the driver's images as they were built.
+
+    `trees` has the driver of each version, `files` what comes on every image beside it, `env` what the driver's
+    container is told. `kind` begins the archive's name.
+    """
+
+    kind: str
+    trees: Mapping[str, Mapping[str, bytes]]
+    files: Mapping[str, bytes | archives.Link] = field(default_factory=dict)
+    env: tuple[str, ...] = ()
+
+    def key(self) -> str:
+        """Of everything in it, and of how it is laid."""
+        sources = Path(__file__).read_bytes() + Path(archives.__file__).read_bytes()
+        return hashlib.sha256(sources + repr(self).encode()).hexdigest()[:8]
+
+
+def with_stand_ins() -> Laid:
+    """What a node on a kernel of others needs: kmod's tools are stand-ins, and so are the drivers."""
+    trees = {version: _driver_tree(version) for version in TAGS}
+    # Its own /sys is a fresh one, and the host's is not there.
+    return Laid("driver", trees, _stand_ins(), ("SYS_ROOT=/run/rbln/.stand-ins/sys",))
+
+
+def driver_archive(laid: Laid) -> Path:
+    """The built image and a sample driver for each version, named as the overlays of deploy/ name them.
+
+    Raises TierError.
+    """
     image = builder.built()
-    inputs = (Path(__file__), Path(archives.__file__), STAND_INS, FAKE_TOOLS)
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in inputs) + KERNEL.encode()).hexdigest()[:8]
-    archive = FOLDER / "images" / f"driver-{image.name.rpartition(':')[2]}-{key}.tar"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    with (archive.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    state = image.name.rpartition(":")[2]
+    archive = FOLDER / "images" / f"{laid.kind}-{state}-{laid.key()}.tar"
+    with _alone(archive.parent):
         if not archive.exists():
-            for old in archive.parent.glob("driver-*.tar"):
+            for old in archive.parent.glob(f"{laid.kind}-*.tar"):
                 old.unlink()
-            _make_driver_archive(image, archive)
-    return [archive]
+            plain = archive.parent / f"plain-{state}"
+            if not plain.exists():
+                _export(image, plain)
+            _write_archive(plain, laid, archive)
+    return archive
 
 
-def _make_driver_archive(image: builder.Image, archive: Path) -> None:
-    """The images as they were built, with layers on top: the stand-ins, and a driver tree for each version."""
-    with tempfile.TemporaryDirectory(dir=archive.parent) as made, tempfile.TemporaryDirectory() as tree:
-        folder = Path(made)
-        first, *others = TAGS
-        _write_driver_tree(Path(tree), first)
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """In this folder; two tiers that need images may run beside each other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _export(image: builder.Image, plain: Path) -> None:
+    """The image, and the sample driver's without a driver, from buildah's storage to `plain`."""
+    for old in plain.parent.glob("plain-*"):
+        shutil.rmtree(old)
+    fresh = plain.with_name("fresh")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    with tempfile.TemporaryDirectory() as tree:
+        Path(tree, "lib/modules").mkdir(parents=True)
         sample = builder.build_sample_driver(f"{SAMPLE}:node", image, Path(tree))
-        manager = _exported(image.name, folder).on_top(f"{REPOSITORY}/driver-manager:0.1.0", folder, _stand_ins())
-        driver = _exported(sample.name, folder)
-        builder.remove(sample)
-        packed = [manager]
-        for version in (first, *others):
-            name = f"{REPOSITORY}/driver-manager-sample-driver:{TAGS[version]}"
-            files = {f"opt/driver/{path}": content for path, content in _driver_tree(version).items()}
-            # Its own /sys is a fresh one, and the host's is not there.
-            packed.append(driver.on_top(name, folder, {**_stand_ins(), **files}, ["SYS_ROOT=/run/rbln/.stand-ins/sys"]))
+    for name, one in (("manager", image), ("driver", sample)):
+        words = ["buildah", "push", "--quiet", one.name, f"docker-archive:{fresh / name}.tar"]
+        builder.checked(words, builder.BUILD_TIMEOUT_S)
+    builder.remove(sample)
+    fresh.rename(plain)
+
+
+def _write_archive(plain: Path, laid: Laid, archive: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=archive.parent) as made:
+        folder = Path(made)
+        manager = archives.read(plain / "manager.tar", MANAGER, folder)
+        driver = archives.read(plain / "driver.tar", DRIVER, folder)
+        packed = [manager.on_top(MANAGER, folder, laid.files) if laid.files else manager]
+        for version, tree in laid.trees.items():
+            files = {f"opt/driver/{path}": content for path, content in tree.items()}
+            packed.append(driver.on_top(f"{DRIVER}:{TAGS[version]}", folder, {**laid.files, **files}, laid.env))
         archives.write(archive, packed)
-
-
-def _exported(name: str, folder: Path) -> archives.Packed:
-    """An image of buildah's storage."""
-    part = folder / "part.tar"
-    part.unlink(missing_ok=True)
-    builder.checked(["buildah", "push", "--quiet", name, f"docker-archive:{part}"], builder.BUILD_TIMEOUT_S)
-    return archives.read(part, name, folder)
 
 
 def _stand_ins() -> dict[str, bytes | archives.Link]:
@@ -112,12 +157,6 @@ def _stand_ins() -> dict[str, bytes | archives.Link]:
         "opt/stand-ins/fake_tools.py": FAKE_TOOLS.read_bytes(),
         **tools,
     }
-
-
-def _write_driver_tree(tree: Path, version: str) -> None:
-    for name, content in _driver_tree(version).items():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_bytes(content)
 
 
 def _driver_tree(version: str) -> dict[str, bytes]:

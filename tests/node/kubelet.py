@@ -23,7 +23,7 @@ class Kubelet:
     path = f"/api/v1/nodes/{NAME}"
 
     def __init__(self, namespaces: Namespaces, program: Path, kubeconfig: str, api: Api) -> None:
-        self._api = api
+        self._api, self._say = api, namespaces.place.say
         config = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -32,7 +32,7 @@ class Kubelet:
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{namespaces.group}",
             "failSwapOn": False,
-            "nodeStatusUpdateFrequency": "1s",  # the default, 10 s, is waited for at every start
+            "nodeStatusUpdateFrequency": namespaces.place.node_status_every,
             "nodeStatusReportFrequency": "5m",  # the default where the other one is not set
             "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
@@ -56,6 +56,7 @@ class Kubelet:
             return self._heartbeat() not in ("", before)
 
         wait_until(ready, f"the Node is Ready; the kubelet's log is {self.daemon.log}", READY_S, every_s=0.1)
+        self._say("the Node is Ready")
 
     def node(self) -> Json:
         """The Node."""

@@ -11,17 +11,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tests.image import builder
 from tests.node import containers, control_plane, images
+from tests.node.access import Access
 from tests.node.containers import Containers
 from tests.node.control_plane import ControlPlane
 from tests.node.kubelet import Kubelet
-from tests.node.namespaces import CHECKOUT, Namespaces
+from tests.node.namespaces import Namespaces
+from tests.node.place import CHECKOUT, HERE, Place
 from tests.tiers import answer
 
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
@@ -44,27 +48,56 @@ PACKAGE_OF = {
 }
 
 
+def own_archives() -> list[Path]:
+    """The images of a node on this machine."""
+    return [*images.tiny_archives(), images.driver_archive(images.with_stand_ins())]
+
+
+def own_plane(namespaces: Namespaces) -> ControlPlane:
+    """The control plane of a node that is its own master."""
+    return ControlPlane(namespaces, Path(os.environ[ASSETS_VARIABLE]))
+
+
 class Machine:
-    """A node that is Ready, for as long as the context lasts."""
+    """A node that is Ready, with the images of `archives`, for as long as the context lasts.
+
+    `access` is the way to its API server, which `plane` makes.
+    """
+
+    def __init__(
+        self,
+        place: Place = HERE,
+        archives: Callable[[], list[Path]] = own_archives,
+        plane: Callable[[Namespaces], AbstractContextManager[Access]] = own_plane,
+    ) -> None:
+        self.place = place
+        self._archives = archives
+        self._plane = plane
 
     def __enter__(self) -> Self:
         with ThreadPoolExecutor() as threads, contextlib.ExitStack() as stack:
-            archives = threads.submit(lambda: [*images.tiny_archives(), *images.driver_archives()])
-            self.namespaces = stack.enter_context(Namespaces())
+            archives = threads.submit(self._archives)
+            self.namespaces = stack.enter_context(Namespaces(self.place))
             self.containers = Containers(self.namespaces)
             self.containers.start()
             loading = threads.submit(lambda: self.containers.load(archives.result()))
-            self.plane = stack.enter_context(ControlPlane(self.namespaces, Path(os.environ[ASSETS_VARIABLE])))
-            self.api = self.plane.api
-            self.kubelet = Kubelet(self.namespaces, kubelet_program(), self.plane.kubeconfig("kubelet"), self.api)
+            self.access = stack.enter_context(self._plane(self.namespaces))
+            self.api = self.access.api
+            self.kubelet = Kubelet(self.namespaces, kubelet_program(), self.access.kubeconfig("kubelet"), self.api)
             self.kubelet.start()
             loading.result()
-            self._admin = self.plane.kubeconfig("admin")
+            self._admin = self.access.kubeconfig("admin")
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.__exit__(kind, error, at)
+
+    @property
+    def plane(self) -> ControlPlane:
+        """The control plane, which only a node of its own can be asked for."""
+        assert isinstance(self.access, ControlPlane)
+        return self.access
 
     def kubectl(self, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
         """kubectl on the node, as an administrator."""
@@ -91,4 +124,4 @@ def missing() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer("node", missing(), lambda: images.driver_archives()[0].name))
+    sys.exit(answer("node", missing(), lambda: images.driver_archive(images.with_stand_ins()).name))

@@ -19,7 +19,7 @@ from typing import ClassVar
 from tests.control_plane.api import Json
 from tests.docs.markdown import table
 from tests.fakes.pace import ratio
-from tests.node.namespaces import FOLDER
+from tests.node.place import FOLDER
 from tests.node.timeline import Part
 
 RECORD = Path(__file__).with_name("measured.json")

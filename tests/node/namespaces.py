@@ -20,11 +20,10 @@ from types import TracebackType
 from typing import IO, Self
 
 from tests.node import node_keeper, patience
-from tests.node.node_init import READY
+from tests.node.node_init import READY, WITH_STAND_INS
+from tests.node.place import HERE, Place
 from tests.tiers import TierError
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-FOLDER = CHECKOUT / "build" / "node"
 GROUP_PREFIX = "driver-manager-node-"
 START_S = 60.0
 COMMAND_S = 120.0
@@ -38,21 +37,24 @@ class NodeTierError(TierError):
 class Namespaces:
     """The node's namespaces, for as long as the context lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place = HERE) -> None:
+        self.place = place
         self.started: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        FOLDER.mkdir(parents=True, exist_ok=True)
+        folder = self.place.folder
+        folder.mkdir(parents=True, exist_ok=True)
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        self.logs = FOLDER / "logs" / name
+        self.logs = folder / "logs" / name
         self.logs.mkdir(parents=True)
         self.group = f"{GROUP_PREFIX}{name}"
-        self._lock = _locked(FOLDER / "states" / f"{name}.lock")
-        _remove_leftovers()
-        keeper = Path(node_keeper.__file__)
+        self._lock = _locked(folder / "states" / f"{name}.lock")
+        _remove_leftovers(folder)
+        words = [sys.executable, "-I", "-S", str(Path(node_keeper.__file__)), str(folder / "states" / name), self.group]
+        words += [WITH_STAND_INS] if self.place.has_stand_ins else []
         with (self.logs / "keeper.log").open("wb") as log:
             self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(keeper), str(FOLDER / "states" / name), self.group],
+                words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -166,16 +168,18 @@ def _locked(path: Path) -> IO[str]:
     return lock
 
 
-def _remove_leftovers() -> None:
-    """What nodes of this checkout left whose keeper was killed, and all but the youngest logs."""
-    for lock_file in (FOLDER / "states").glob("*.lock"):
+def _remove_leftovers(folder: Path) -> None:
+    """What nodes of this folder left whose keeper was killed, and all but the youngest logs of those that ended."""
+    alive = set()
+    for lock_file in (folder / "states").glob("*.lock"):
         with lock_file.open("r+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                alive.add(lock_file.stem)
                 continue
             node_keeper.remove_groups(f"{GROUP_PREFIX}{lock_file.stem}")
             shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
             lock_file.unlink()
-    for old in sorted((FOLDER / "logs").iterdir())[:-LOGS_KEPT]:
+    for old in sorted(one for one in (folder / "logs").iterdir() if one.name not in alive)[:-LOGS_KEPT]:
         shutil.rmtree(old)

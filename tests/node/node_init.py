@@ -1,8 +1,9 @@
 """The first process of a test node: lays out its mounts and its network, says so, then reaps until it is killed.
 
-Run by `node_keeper` as `node_init.py STATE`, in new mount, pid, network, uts and ipc namespaces, with a /proc of its
-own. STATE is a folder on a real file system for what overlayfs cannot hold. Nothing that it mounts outlives it.
-Standard library only: it starts in a bare interpreter.
+Run by `node_keeper` as `node_init.py STATE [--stand-ins]`, in new mount, pid, network, uts and ipc namespaces, with a
+/proc of its own. STATE is a folder on a real file system for what overlayfs cannot hold. Without `--stand-ins` modules,
+devices and boot id are the kernel's own. Nothing that it mounts outlives it. Standard library only: it starts in a bare
+interpreter.
 """
 
 import os
@@ -21,6 +22,7 @@ HOST_NAME = "machine-7"
 ADDRESS = "10.77.0.1"
 SERVICE_ADDRESS = "10.0.0.1"
 READY = "ready"
+WITH_STAND_INS = "--stand-ins"
 
 OVERLAID = ("/etc", "/opt", "/usr/lib", "/usr/local", "/var/lib", "/var/log")
 REAL_FOLDERS = ("/var/lib/containerd", "/var/lib/kubelet")
@@ -120,8 +122,9 @@ def main() -> None:
     state = Path(sys.argv[1])
     make_sys(state)
     make_folders(state)
-    make_dev()
-    make_stand_ins(state)
+    if WITH_STAND_INS in sys.argv[2:]:
+        make_dev()
+        make_stand_ins(state)
     make_network()
     mount("--make-rshared", "/")
     print(READY, flush=True)

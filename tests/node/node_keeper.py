@@ -1,8 +1,9 @@
 """The keeper of a test node: starts its first process, and removes whatever it leaves when the test run ends.
 
-Run as `node_keeper.py STATE GROUP` with a pipe as standard input. It prints the pid of the first process, then passes
-that one's output on. Standard input ends when the test run does, however it does: then every process of the node is
-killed (they are in its pid namespace), its control groups and STATE are removed. Standard library only.
+Run as `node_keeper.py STATE GROUP [OPTION…]` with a pipe as standard input; the options are `node_init`'s. It prints
+the pid of the first process, then passes that one's output on. Standard input ends when the test run does, however it
+does: then every process of the node is killed (they are in its pid namespace), its control groups and STATE are
+removed. Standard library only.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -29,12 +30,21 @@ def hierarchies() -> list[Path]:
 
 
 def make_groups(group: str) -> None:
-    """The group in every hierarchy; a cpuset holds nobody before it has processors and memory."""
+    """The group in every hierarchy, with all controllers; a cpuset holds nobody before it has processors and memory."""
     for root in hierarchies():
+        for controller in _controllers(root):
+            with contextlib.suppress(OSError):
+                (root / "cgroup.subtree_control").write_text(f"+{controller}")
         (root / group).mkdir()
         for name in ("cpuset.cpus", "cpuset.mems"):
             with contextlib.suppress(OSError):
                 (root / group / name).write_text((root / name).read_text())
+
+
+def _controllers(root: Path) -> list[str]:
+    """Those that a hierarchy of version 2 has to hand down; version 1 has one hierarchy for each."""
+    file = root / "cgroup.controllers"
+    return file.read_text().split() if file.exists() else []
 
 
 def remove_groups(group: str) -> None:
@@ -64,11 +74,12 @@ def _deepest_first(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-def start(state: Path) -> subprocess.Popen[bytes]:
+def start(state: Path, options: Sequence[str]) -> subprocess.Popen[bytes]:
     """unshare(1), whose child is the node's first process. The one dies with the keeper, the other with the one."""
     init = Path(__file__).with_name("node_init.py")
     words = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", *NAMESPACES, "--mount-proc", "--propagation", "private"]
     words += ["--fork", "--kill-child=KILL", "--", sys.executable, "-I", "-S", str(init), str(state)]
+    words += options
     return subprocess.Popen(words, stdin=subprocess.DEVNULL, cwd="/")
 
 
@@ -80,12 +91,12 @@ def child_of(pid: int) -> int:
 
 def main() -> None:
     """Until standard input ends, or the node does."""
-    state, group = Path(sys.argv[1]), sys.argv[2]
+    state, group, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     state.mkdir(parents=True)
     make_groups(group)
-    process = start(state)
+    process = start(state, options)
     try:
         pid = 0
         while not pid and process.poll() is None:

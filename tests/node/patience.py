@@ -15,14 +15,23 @@ from tests.fakes.pace import patient
 LONG_S = 120.0
 """For what takes a kubelet a few of its rounds: a pod that comes, leaves, or is started again after a failure."""
 
+REST = 4
+"""How many times as long as an answer took it is waited before the next question."""
+
+LONGEST_REST_S = 2.0
+
 T = TypeVar("T")
 
 
 def wait_until(check: Callable[[], T | None], what: str, idle_s: float = LONG_S, every_s: float = 0.05) -> T:
-    """The first truthy value of `check`, asked every `every_s` seconds. AssertionError after `idle_s`, made longer."""
+    """The first truthy value of `check`, asked every `every_s` seconds. AssertionError after `idle_s`, made longer.
+
+    Where asking takes long it is asked less often: it takes from what is waited for.
+    """
     began_s = time.monotonic()
     allowed_s, is_measured = idle_s, False
     while True:
+        asked_s = time.monotonic()
         value = check()
         if value:
             return value
@@ -30,7 +39,7 @@ def wait_until(check: Callable[[], T | None], what: str, idle_s: float = LONG_S,
             allowed_s, is_measured = patient(idle_s), True
         if time.monotonic() - began_s > allowed_s:
             raise AssertionError(f"not within {allowed_s:.0f} s ({idle_s:g} s of an idle machine): {what}")
-        time.sleep(every_s)
+        time.sleep(max(every_s, min(REST * (time.monotonic() - asked_s), LONGEST_REST_S)))
 
 
 def ended(process: subprocess.Popen[Any], idle_s: float) -> int:

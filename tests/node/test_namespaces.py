@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.node import node_keeper
-from tests.node.namespaces import CHECKOUT, FOLDER, Namespaces
+from tests.node.namespaces import Namespaces
 from tests.node.patience import wait_until
+from tests.node.place import CHECKOUT, FOLDER
 
 RUN = """
 from tests.node.namespaces import Daemon, Namespaces
