@@ -18,8 +18,8 @@ from tests.deploy.apply import apply, path_of
 from tests.deploy.kustomize import only, render
 from tests.node.control_plane import NAMESPACE
 from tests.node.drivers import Drivers
-from tests.node.namespaces import CHECKOUT
 from tests.node.patience import wait_until
+from tests.node.place import CHECKOUT
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:rebellions-driver-rollout"
 DAEMON_SET = "rebellions-driver"

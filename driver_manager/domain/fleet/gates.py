@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,18 +22,18 @@ def by_node(pods: Iterable[GatePod], names: Container[str]) -> dict[str, list[Ga
 
 
 _SINCE = frozenset({UpgradeState.VALIDATION, UpgradeState.FAILED})
-"""States in which a node may pass a gate that counts its time: in any other one that begins now."""
+"""States in which the time of a gate that counts it has begun. Before them, such a gate is not passed."""
 
 
-def shut(member: Member, terms: Terms) -> Shut | None:
-    """The first gate that the node does not pass; None where it passes all. Metrics come last."""
+def shut(member: Member, terms: Terms) -> Shut:
+    """The first gate that the node does not pass, with no reason where it passes all. Metrics come last."""
     why = _why_shut(member, terms)
     if why:
         return Shut(why)
     record = member.record
-    since_s = record.since_s if record is not None and member.state in _SINCE else terms.now_s
+    since_s = record.since_s if record is not None and member.state in _SINCE else math.inf
     found = terms.heard.judge(terms.policy.metric_gates, member.node.name, since_s)
-    return replace(found, why=f"waits for {found.why}") if found.why else None
+    return replace(found, why=f"waits for {found.why}") if found.why else found
 
 
 def _why_shut(member: Member, terms: Terms) -> str:

@@ -27,8 +27,8 @@ def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict:
     return next(verdict for case in CASES if (verdict := case(member, record, terms)) is not None)
 
 
-def lacking(member: Member, terms: Terms) -> Shut | None:
-    """What a node that has failed lacks to serve the target revision as well as a node has to; None for nothing."""
+def lacking(member: Member, terms: Terms) -> Shut:
+    """What a node that has failed lacks to serve the target revision as well as a node has to; no reason if nothing."""
     pod = member.pod
     is_serving = pod is not None and pod.revision == terms.target and member.has_ready_pod
     if not is_serving or member.node.driver_state in _BROKEN:
@@ -101,8 +101,9 @@ def _ready(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
     if not member.has_ready_pod:
         return None
     shut = gates.shut(member, terms)
-    if shut is None:
-        return _noted(member, record, terms, UpgradeState.DONE, "its driver is ready")
+    if not shut.why:
+        done = _noted(member, record, terms, UpgradeState.DONE, "its driver is ready")
+        return replace(done, until_s=shut.until_s)
     if member.state is not UpgradeState.VALIDATION:
         return _noted(member, record, terms, UpgradeState.VALIDATION, shut.why)
     found = _bounded(member, record, terms, terms.policy.validation_timeout_s, shut.why)

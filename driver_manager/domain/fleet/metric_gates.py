@@ -90,13 +90,15 @@ class Heard:
     def judge(self, gates: Iterable[MetricGate], node: str, since_s: float, not_before_s: float = 0.0) -> Shut:
         """The first of `gates` that is not passed, with all their questions that are due; no reason where all are.
 
-        Counted from `since_s`; no answer counts that was asked for before `not_before_s`.
+        Counted from `since_s`, math.inf where that has not begun; no answer counts that was asked for before
+        `not_before_s`.
         """
         reasons, questions, moments = list[str](), list[MetricQuestion](), list[float]()
         for gate in gates:
             due_s, question = max(since_s + gate.delay_s, not_before_s), gate.question(node)
             if self.now_s < due_s:
-                moments.append(due_s)
+                if due_s < math.inf:
+                    moments.append(due_s)
                 why = f"it is asked for {spoken(gate.delay_s)} after the driver is ready"
             else:
                 questions.append(question)

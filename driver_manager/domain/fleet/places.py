@@ -58,8 +58,9 @@ def _failed(member: Member, terms: Terms) -> Verdict | None:
     if member.state is not UpgradeState.FAILED or record is None:
         return None
     shut = lacking(member, terms)
-    if shut is None:
-        return Verdict(Place.FAILED, "its driver is ready now", (mark(member, record, terms, UpgradeState.DONE),))
+    if not shut.why:
+        done = mark(member, record, terms, UpgradeState.DONE)
+        return Verdict(Place.FAILED, "its driver is ready now", (done,), until_s=shut.until_s)
     if record.revision != terms.target:
         return None
     if not member.node.wants_retry:
