@@ -262,7 +262,7 @@ _MUTANTS = (
         "fleet-repaired-stays-failed",
         "a failed node that somebody repaired is done",
         PATH + "places.py",
-        "    if shut is None:\n",
+        "    if not shut.why:\n",
         "    if member is None:\n",
         (PLACES + "test_a_failed_node_that_somebody_repaired_is_done",),
     ),

@@ -10,7 +10,15 @@ from _pytest.mark.expression import Expression
 
 SCRIPT = Path(__file__).parents[2] / "scripts/test"
 
-TIERS_OF_A_TEST = [{"unit"}, {"cluster"}, {"cluster", "sweep"}, {"image"}, {"kernel"}, {"node"}, {"kernel", "node"}]
+TIERS_OF_A_TEST = [
+    ("unit",),
+    ("cluster",),
+    ("cluster", "sweep"),
+    ("image",),
+    ("kernel",),
+    ("node",),
+    ("kernel", "node"),
+]
 """That no others are `node` and `kernel` is tested where they are marked: tests/kernel/test_guest.py."""
 
 
@@ -21,7 +29,7 @@ def groups() -> list[Expression]:
 
 
 @pytest.mark.parametrize("tiers", TIERS_OF_A_TEST, ids=" and ".join)
-def test_every_test_is_in_one_group(tiers: set[str]) -> None:
+def test_every_test_is_in_one_group(tiers: tuple[str, ...]) -> None:
     def has(name: str, /, **_: object) -> bool:
         return name in tiers
 
