@@ -69,7 +69,8 @@ pod is there came after it, and is never deleted for the same revision.
 """
 OBSTACLE = """### Why a node is left out
 
-Nothing is ever done to such a node, and nobody waits for it.
+Nothing is ever done to such a node, and it holds no other node up. The rollout is complete without it only where it is
+skipped or managed by an operator.
 """
 HOLD = """### Why no node begins
 
