@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from driver_manager.domain.fleet.acts import Outlook, Phase, Place
 from driver_manager.domain.fleet.model import Fleet
+from driver_manager.domain.fleet.preflight import told
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import INVALID_SPEC
 from driver_manager.domain.fleet.undo import last_good
@@ -39,6 +40,12 @@ class _Case:
         """The nodes that failed."""
         return [one.name for one in self.outlook.nodes if one.place is Place.FAILED]
 
+    @property
+    def refused(self) -> list[str]:
+        """The nodes that are left out for what their preflight says."""
+        left_out = [one for one in self.outlook.nodes if one.place is Place.LEFT_OUT]
+        return [one.name for one in left_out if one.preflight is not None and one.reason == told(one.preflight)]
+
 
 def hints(rollout: RolloutObject, fleet: Fleet | None, outlook: Outlook, *, has_leader: bool) -> tuple[Hint, ...]:
     """What may be done now, the most likely first."""
@@ -58,6 +65,14 @@ def _failed_nodes(case: _Case) -> Iterator[Hint]:
     name, more = case.rollout.name, " ..." if len(case.failed) > MOST_NAMED else ""
     words = ("--rollout", name, *case.failed[:MOST_NAMED])
     yield Hint("try a failed node once more, after a look at it", case.command("retry", *words) + more)
+
+
+def _failed_preflights(case: _Case) -> Iterator[Hint]:
+    if not case.refused or case.outlook.reason in ("FailedBefore", "Undoing"):
+        return
+    name, more = case.rollout.name, " ..." if len(case.refused) > MOST_NAMED else ""
+    words = ("--rollout", name, *case.refused[:MOST_NAMED])
+    yield Hint("check a node that is left out again, after a look at it", case.command("retry", *words) + more)
 
 
 def _failed_revision(case: _Case) -> Iterator[Hint]:
@@ -86,6 +101,7 @@ def _paused(case: _Case) -> Iterator[Hint]:
 SOURCES: tuple[Callable[[_Case], Iterator[Hint]], ...] = (
     _unreadable,
     _failed_nodes,
+    _failed_preflights,
     _failed_revision,
     _way_back,
     _approval,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet import undo as way
-from driver_manager.domain.fleet.acts import Outlook, Place
+from driver_manager.domain.fleet.acts import NodeView, Outlook, Place
 from driver_manager.domain.fleet.advance import Survey, advance, survey
 from driver_manager.domain.fleet.fields import APPROVED, RETRY, UNDO
 from driver_manager.domain.fleet.model import Fleet, FleetNode, Wave, Wishes
@@ -108,8 +108,14 @@ def retry_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
     by_name = {node.name: node for node in asked}
     after = replace(fleet, nodes=tuple(by_name.get(node.name, node) for node in fleet.nodes))
     views = {view.name: view for view in advance(after, now_s).outlook.nodes}
-    did = tuple(f"node {name} may try once more, {views[name].reason or views[name].place.value}" for name in wanted)
+    did = tuple(_tries_again(views[name]) for name in wanted)
     return Request(did, after, nodes=asked)
+
+
+def _tries_again(view: NodeView) -> str:
+    if view.place is Place.LEFT_OUT:
+        return f"node {view.name} is checked again"
+    return f"node {view.name} may try once more, {view.reason or view.place.value}"
 
 
 def retry_revision(fleet: Fleet, now_s: float) -> Request:
@@ -182,6 +188,8 @@ def _why_no_retry(standing: Standing | None, seen: Survey) -> str:
         return "one more attempt was asked for already"
     asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.scene.terms)
     if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):
+        return ""
+    if asked.place is Place.LEFT_OUT and asked.acts:  # its preflight is asked for again
         return ""
     reason = f" ({verdict.reason})" if verdict.reason else ""
     return f"it has not failed, it is {verdict.place.value}{reason}"

@@ -14,7 +14,17 @@ from driver_manager.cli.rollout_plan import plan_body
 from driver_manager.core.fleet.looking import Sight
 from driver_manager.domain.fleet.acts import Phase, Place
 from driver_manager.domain.fleet.forecast import plan
-from driver_manager.domain.fleet.model import Amount, Fleet, Memory, Past, UpgradeState, Wave
+from driver_manager.domain.fleet.model import (
+    Amount,
+    Fleet,
+    Memory,
+    Past,
+    PreflightMode,
+    Task,
+    TaskPod,
+    UpgradeState,
+    Wave,
+)
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.fleet_ports import Leader
 from driver_manager.schemas import schema
@@ -93,6 +103,15 @@ def test_a_lease_that_ran_out_is_nobodys_though_clocks_may_differ_by_less_than_a
         assert status["controller"]["isLeading"] is is_leading
     assert shown(facts, Leader(""))[0]["controller"]["isLeading"] is False
     assert shown(facts, None)[0]["controller"] is None
+
+
+def test_who_is_left_out_for_a_preflight_gets_the_command_that_looks_again() -> None:
+    failed = TaskPod("npu", "look-b", "u", "b", NEW, Task.PREFLIGHT, NOW_S - 9.0, exit_code=6, has_ended=True)
+    facts = fleet([node("a"), node("b")], task_pods=(failed,), policy=policy(preflight=PreflightMode.REQUIRE))
+    commands = [one["command"] for one in shown(facts)[0]["hints"]]
+    assert "driver-manager rollout retry -n npu --rollout driver b" in commands
+    cordoned = fleet([node("a"), node("b", unschedulable=True)])
+    assert not [one for one in shown(cordoned)[0]["hints"] if "retry" in one["command"]]
 
 
 def test_text_from_elsewhere_moves_no_cursor_and_begins_no_line() -> None:

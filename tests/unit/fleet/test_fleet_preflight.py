@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.fleet import asking
 from driver_manager.domain.fleet.acts import CreatePod, DeletePod, MarkNode, Phase, Place, PreflightResult
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import (
@@ -274,3 +275,15 @@ def test_a_unit_that_goes_together_waits_for_each_of_its_results() -> None:
 def test_approval_and_wishes_of_others_change_nothing() -> None:
     found = facts("a", [look("a", **FAILS)], wishes=Wishes(NEW, 10, retry=NEW))
     assert begun(found) == []
+
+
+def test_a_node_that_was_left_out_for_it_is_looked_at_again_by_the_verb_for_one_more_attempt() -> None:
+    found = facts("ab", [look("a", **FAILS), look("b", **PASSES)])
+    request = asking.retry_nodes(found, NOW_S, ["a"])
+    assert request.did == ("node a is checked again",)
+    assert deleted(request.after) == ["look-a"]
+    with pytest.raises(ConfigError, match="b: it has not failed"):
+        asking.retry_nodes(found, NOW_S, ["b"])
+    cordoned = facts([node("a", unschedulable=True)], [look("a", **FAILS)])
+    with pytest.raises(ConfigError, match="a: it has not failed, it is left out"):
+        asking.retry_nodes(cordoned, NOW_S, ["a"])
