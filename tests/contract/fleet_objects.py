@@ -67,11 +67,6 @@ class Ground:
         assert isinstance(found, FollowedDaemonSet)
         return found
 
-    def desired(self) -> int:
-        """On how many nodes its controller wants a pod."""
-        status = self.api.get(self.path("daemonsets", self.name)).get("status", {})
-        return int(status.get("desiredNumberScheduled", 0))
-
     def revisions(self) -> dict[str, Revision]:
         """Those of the DaemonSet by the image of their template."""
         owner, found = self.daemon_set().facts.uid, {}
@@ -105,7 +100,7 @@ class FleetObjectsContract:
 
     def test_a_template_is_a_revision_that_its_pods_name(self, site: Ground) -> None:
         found = site.make_daemon_set("driver:1")
-        wait_until(lambda: site.desired() == 1, "it says how many nodes it wants a pod on")
+        wait_until(lambda: site.daemon_set().facts.desired == 1, "it says how many nodes it wants a pod on")
         assert site.daemon_set().facts.is_current
         assert (found.facts.update_strategy, found.pods) == ("OnDelete", f"app={site.name}")
         (revision,) = site.revisions().values()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.domain.fleet.acts import CreatePod, DeletePod, FleetDecision, MarkNode, Place
 from driver_manager.domain.fleet.model import Fleet, FleetNode, PreflightMode, Task, TaskPod, UpgradeState
-from driver_manager.domain.fleet.preflight import LATE_S, MAX_AT_ONCE
+from driver_manager.domain.fleet.preflight import LATE_S, MAX_AT_ONCE, is_at_work
 from driver_manager.domain.fleet.task_pods import LIMIT_S, REVISION_LABEL
 
 TEMPLATE = json.dumps({"spec": {"initContainers": [{"name": "m", "image": "i", "args": ["reconcile-driver-state"]}]}})
@@ -72,7 +72,7 @@ def check_looks(facts: Fleet, decision: FleetDecision, begun: Iterable[MarkNode]
     made = [act for act in decision.acts if isinstance(act, CreatePod) and act.task is Task.PREFLIGHT]
     looks = [pod for pod in facts.task_pods if pod.task is Task.PREFLIGHT]
     ours = {pod.node: pod for pod in looks if pod.revision == target}
-    at_work = sum(not pod.has_ended for pod in looks)
+    at_work = sum(is_at_work(pod, now_s) for pod in looks)
     assert not made or at_work + len(made) <= MAX_AT_ONCE
     assert not {act.node for act in made} & ours.keys(), "a second pod for one node and revision"
     assert mode is not PreflightMode.OFF or not made

@@ -62,6 +62,7 @@ def as_daemon_set(item: Mapping[str, Any]) -> Item:
         update_strategy=text_of(spec.get("updateStrategy") or {}, "type", "RollingUpdate"),
         is_current=typed(status.get("observedGeneration"), int, 0) >= typed(metadata.get("generation"), int, 0),
         places=_places(texts_of(template, "nodeSelector")),
+        desired=max(0, typed(status.get("desiredNumberScheduled"), int, 0)),
     )
     return _item(metadata, FollowedDaemonSet(facts, _selector(spec.get("selector") or {})))
 

@@ -138,7 +138,7 @@ class FleetWorld:
             return False
         is_doubted = item.uid in self._doubted
         self._doubted.discard(item.uid)
-        return is_doubted or not _is_same(known.fact, item.fact)
+        return is_doubted or known.owner != item.owner or not _is_same(known.fact, item.fact)
 
     def _end(self, room: _Room, change: Gone) -> bool:
         known = room.items.get(change.name)

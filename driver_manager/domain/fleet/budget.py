@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driver_manager.domain.fleet.acts import Place
-from driver_manager.domain.fleet.model import NO_LIMIT, Policy
+from driver_manager.domain.fleet.model import NO_LIMIT, DaemonSetFacts, Policy
 from driver_manager.domain.fleet.verdict import Standing
 from driver_manager.domain.listing import several
+
+
+def absent(daemon_set: DaemonSetFacts | None, standings: Sequence[Standing]) -> int:
+    """How many nodes the DaemonSet wants a pod on that have neither pod nor record: only their number is known."""
+    return max(0, daemon_set.desired - len(standings)) if daemon_set is not None else 0
 
 
 class Budget:
@@ -16,15 +21,19 @@ class Budget:
     A node that is away already costs nothing of maxUnavailable: to upgrade it takes nothing from anybody.
     """
 
-    def __init__(self, policy: Policy, standings: Sequence[Standing]) -> None:
-        """Count who is under way or away among `standings`, all nodes of the rollout."""
+    def __init__(self, policy: Policy, standings: Sequence[Standing], absent: int = 0) -> None:
+        """Count who is under way or away among `standings`, all nodes of the rollout.
+
+        `absent` nodes more are without a driver pod, so that their names are not known: they are away too.
+        """
         self._parallel = policy.max_parallel
         self._under_way = sum(standing.verdict.place is Place.UNDER_WAY for standing in standings)
         amount = policy.max_unavailable
-        self._most_away = None if amount is None else amount.of(len(standings))
+        self._most_away = None if amount is None else amount.of(len(standings) + absent)
         away = [] if amount is None else [one.member.node.name for one in standings if one.is_unavailable]
-        self._away = len(away)
-        self._named = several(away) or "none"
+        self._away = len(away) + absent
+        unnamed = [f"{absent} without a driver pod"] if absent else []
+        self._named = ", ".join([several(away)] * bool(away) + unnamed) or "none"
         self.is_refused_for_away = False
 
     def refusal(self, crew: Sequence[Standing]) -> str:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from driver_manager.domain.fleet import units
 from driver_manager.domain.fleet.acts import Outlook, Phase, Place
 from driver_manager.domain.fleet.advance import Survey, advance, survey
-from driver_manager.domain.fleet.model import NO_LIMIT, Fleet, Policy, UpgradeState, Wishes
+from driver_manager.domain.fleet.budget import absent
+from driver_manager.domain.fleet.model import NO_LIMIT, Fleet, UpgradeState, Wishes
 from driver_manager.domain.fleet.starts import order
 from driver_manager.domain.fleet.turns import is_approved
 from driver_manager.domain.fleet.verdict import Standing
@@ -118,7 +119,7 @@ class _Lanes:
         self._ends: dict[int, float] = {}
         for standing, end_s in zip(busy, self._free, strict=True):
             self._ends[standing.wave] = max(end_s, self._ends.get(standing.wave, end_s))
-        self._free += [self._now_s] * (_at_a_time(self._policy, seen.standings) - len(self._free))
+        self._free += [self._now_s] * (_at_a_time(seen) - len(self._free))
         heapq.heapify(self._free)
 
     def _end_of(self, standing: Standing) -> float:
@@ -210,13 +211,15 @@ class _Window:
 def _free(seen: Survey) -> int:
     """How many more nodes may be under way now."""
     under_way = sum(one.verdict.place is Place.UNDER_WAY for one in seen.standings)
-    return max(0, _at_a_time(seen.scene.terms.policy, seen.standings) - under_way)
+    return max(0, _at_a_time(seen) - under_way)
 
 
-def _at_a_time(policy: Policy, standings: Sequence[Standing]) -> int:
+def _at_a_time(seen: Survey) -> int:
     """How many nodes may be under way: by maxParallel, and by what others leave of maxUnavailable."""
+    policy, standings = seen.scene.terms.policy, seen.standings
     most = len(standings) if policy.max_parallel == NO_LIMIT else policy.max_parallel
     if policy.max_unavailable is None:
         return most
-    away = sum(one.member.is_away and one.verdict.place is not Place.UNDER_WAY for one in standings)
-    return min(most, max(0, policy.max_unavailable.of(len(standings)) - away))
+    unseen = absent(seen.scene.terms.daemon_set, standings)
+    away = unseen + sum(one.member.is_away and one.verdict.place is not Place.UNDER_WAY for one in standings)
+    return min(most, max(0, policy.max_unavailable.of(len(standings) + unseen) - away))

@@ -42,10 +42,10 @@ def remember(
             last = replace(last, ended_s=now_s, outcome=COMPLETE)
         failed = tuple(name for name in memory.failed if name != target)
         memory = replace(memory, good=target, failed=failed)
-    elif phase is Phase.HALTED and last.ended_s is None and last.outcome != HALTED:
+    elif phase is Phase.HALTED and last.outcome != HALTED:
         key = f"{target}/{before_s}/{failed_of_s:.3f}"
         told.append(Announce(events.ROLLOUT_HALTED, message, key, is_warning=True))
-        last = replace(last, outcome=HALTED)
+        last = replace(last, ended_s=None, outcome=HALTED)
     elif phase is not Phase.HALTED and last.outcome == HALTED:
         last = replace(last, outcome="")
     return replace(memory, history=(*memory.history[:-1], last)), told

@@ -176,7 +176,7 @@ def _made(fleet: Fleet, asked: Sequence[Standing], terms: Terms) -> tuple[list[C
     """The pods that are made now, and why none can be, "" where they can."""
     ours = [pod for pod in fleet.task_pods if pod.task is Task.PREFLIGHT]
     there = {pod.node for pod in ours if pod.revision == terms.target}
-    room = MAX_AT_ONCE - sum(not pod.has_ended for pod in ours)
+    room = MAX_AT_ONCE - sum(is_at_work(pod, terms.now_s) for pod in ours)
     missing = [one.member.node for one in asked if one.member.node.name not in there]
     if not missing:
         return [], ""
@@ -185,6 +185,11 @@ def _made(fleet: Fleet, asked: Sequence[Standing], terms: Terms) -> tuple[list[C
     except TemplateUnusable as error:
         return [], error.what
     return [maker.pod(node) for node in missing[: max(0, room)]], ""
+
+
+def is_at_work(pod: TaskPod, now_s: float) -> bool:
+    """Whether something may come of it yet. One whose kubelet is gone never ends: after a while it holds no place."""
+    return not pod.has_ended and now_s < pod.made_s + LIMIT_S + LATE_S
 
 
 def _has_result(standing: Standing, terms: Terms) -> bool:

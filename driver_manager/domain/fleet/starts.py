@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from driver_manager.domain.fleet import units
 from driver_manager.domain.fleet.acts import MarkNode, Place
-from driver_manager.domain.fleet.budget import Budget
+from driver_manager.domain.fleet.budget import Budget, absent
 from driver_manager.domain.fleet.holds import Hold
 from driver_manager.domain.fleet.model import UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
@@ -51,7 +51,7 @@ def starts(
             candidates.append(standing)
     if not candidates:
         return found
-    budget = Budget(terms.policy, standings)
+    budget = Budget(terms.policy, standings, absent(terms.daemon_set, standings))
     busy = units.busy(standings, terms.policy.units)
     one_at_a_time = units.is_one_at_a_time(terms.policy.units)
     for unit, crew in units.crews(candidates, terms.policy.units):

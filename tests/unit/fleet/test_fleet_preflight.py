@@ -180,6 +180,16 @@ def test_so_many_pods_at_a_time() -> None:
     assert made(facts(names, looks)) == names[60:80]
 
 
+def test_pods_that_no_kubelet_ends_keep_their_places_for_some_minutes_only() -> None:
+    names = [f"n{number:03}" for number in range(MAX_AT_ONCE + 2)]
+    looks = [look(one, made_s=NOW_S) for one in names[:MAX_AT_ONCE]]
+    assert made(facts(names, looks), NOW_S + LIMIT - 1.0) == []
+    assert made(facts(names, looks), NOW_S + LIMIT) == names[MAX_AT_ONCE:]
+    again_s = advance(facts(names, looks), NOW_S).again_s
+    assert again_s is not None
+    assert again_s <= NOW_S + LIMIT
+
+
 def test_the_result_goes_once_nobody_waits_for_it() -> None:
     looks = [look(one, **PASSES) for one in "abcd"]
     nodes = [node("a", UpgradeState.RESTART), node("b", UpgradeState.FAILED), node("d", is_skipped=True)]

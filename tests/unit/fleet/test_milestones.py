@@ -9,6 +9,7 @@ import pytest
 
 from driver_manager.domain.fleet.acts import Announce, FleetDecision
 from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricGate
 from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, Memory, Past, UpgradeState, Wave, Wishes
 from tests.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, fleet, new_pod, node, pod, policy, record
 
@@ -111,6 +112,18 @@ def test_whoever_dies_before_it_is_kept_is_followed_by_one_with_the_same_keys() 
 
     assert keys(NOW_S) == keys(NOW_S + 30.0)
     assert len(set(keys(NOW_S))) == 2
+
+
+def test_a_query_that_keeps_the_next_wave_is_told_by_one_key_whatever_it_answers() -> None:
+    gate = MetricGate("errors", "http://p", "errors", at_most=0.0, delay_s=0.0)
+
+    def keys(asked_s: float) -> list[str]:
+        answers = {gate.question(): MetricAnswer(asked_s, value=3.0)}
+        facts = of(CANARY, REST, rules={"metric_gates": (gate,)}, metric_answers=answers)
+        return [act.key for act in advance(facts, asked_s).acts if isinstance(act, Announce)]
+
+    assert len(keys(NOW_S)) == 2
+    assert keys(NOW_S) == keys(NOW_S + 30.0)
 
 
 def test_a_rollout_that_halted_or_stands_aside_or_is_through_tells_nothing_of_waves() -> None:

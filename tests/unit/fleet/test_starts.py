@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,21 @@ import pytest
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, UnitMode, Units, UpgradeState
-from tests.fakes.fleet_builders import NEW, NOW_S, OLD, begun, fleet, marks, new_pod, node, pod, policy, record, views
+from tests.fakes.fleet_builders import (
+    DAEMON_SET,
+    NEW,
+    NOW_S,
+    OLD,
+    begun,
+    fleet,
+    marks,
+    new_pod,
+    node,
+    pod,
+    policy,
+    record,
+    views,
+)
 
 DONE, FAILED, RESTART = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART
 TOGETHER = Units("rack", UnitMode.TOGETHER)
@@ -65,6 +80,16 @@ def test_no_more_than_max_unavailable_are_away(other: FleetNode, its_pod: Any, g
     assert begun(facts) == (["b"] if goes else [])
     if not goes:
         assert views(facts)["b"].reason == "waits for other nodes: maxUnavailable is 1, unavailable: a"
+
+
+@pytest.mark.parametrize(("desired", "goes"), [(0, ["a", "b"]), (3, ["a"]), (4, [])])
+def test_nodes_without_a_driver_pod_are_away_though_their_names_are_not_known(desired: int, goes: list[str]) -> None:
+    facts = of([node("a"), node("b")], max_parallel=0, max_unavailable=Amount(2))
+    facts = replace(facts, daemon_set=replace(DAEMON_SET, desired=desired))
+    assert begun(facts) == goes
+    if not goes:
+        why = "waits for other nodes: maxUnavailable is 2, unavailable: 2 without a driver pod"
+        assert views(facts)["a"].reason == why
 
 
 def test_a_share_of_max_unavailable_is_one_of_the_rollouts_nodes() -> None:

@@ -177,6 +177,15 @@ def test_the_end_of_a_rollout_is_told_by_one_key_until_it_is_kept() -> None:
     assert key(NOW_S - 90.0, NOW_S) != key(NOW_S - 80.0, NOW_S)
 
 
+def test_a_halt_after_the_rollout_was_complete_is_told_too() -> None:
+    memory = replace(MEMORY, target=NEW, good=NEW, history=(Past(NEW, 5.0, 9.0, "complete"),))
+    facts = fleet([node("a", DONE), node("b", FAILED)], [new_pod("a")], revisions=REVISIONS, memory=memory)
+    assert told(facts) == ["RolloutHalted"]
+    kept = advance(facts, NOW_S).memory
+    assert (kept.history[-1], kept.good) == (Past(NEW, 5.0, None, "halted"), NEW)
+    assert told(replace(facts, memory=kept)) == []
+
+
 def test_a_halt_is_told_once_and_stands_in_the_history_until_it_is_over() -> None:
     facts = fleet([node("a", FAILED), node("b")], revisions=REVISIONS, memory=MEMORY)
     kept = advance(facts, NOW_S).memory

@@ -107,6 +107,13 @@ def test_a_version_alone_is_no_news_but_is_known_for_the_next_patch() -> None:
     assert known.apply(Seen(NODES, node(version=9, unschedulable=True)))
 
 
+def test_an_orphan_that_finds_a_new_owner_is_news() -> None:
+    known = world(Gone(PODS, "p", "2"), Seen(PODS, pod("o", 3, owner="")))
+    assert seen(known).pods == ()
+    assert known.apply(Seen(PODS, pod("o", 4)))
+    assert [one.name for one in seen(known).pods] == ["o"]
+
+
 def test_a_change_from_before_our_own_write_is_not_believed() -> None:
     known = world()
     known.learn(NODES, node(version=7, upgrade="pod-restart-required"))
