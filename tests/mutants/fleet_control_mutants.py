@@ -96,8 +96,8 @@ FLEET_CONTROL_MUTANTS = (
         "doubt-forgotten",
         "after a conflict the next version of the node is looked at, whatever changed in it",
         "core/fleet/world.py",
-        "        return is_doubted or not _is_same(known.fact, item.fact)\n",
-        "        return not _is_same(known.fact, item.fact)\n",
+        "        return is_doubted or known.owner != item.owner or not _is_same(known.fact, item.fact)\n",
+        "        return known.owner != item.owner or not _is_same(known.fact, item.fact)\n",
         (WORLD + "test_what_was_doubted_is_news_with_its_next_version",),
     ),
     Mutant(
