@@ -21,6 +21,7 @@ from typing import NoReturn
 import pytest
 
 LAST_LINES = 15
+BROKEN = 70  # sysexits(3), EX_SOFTWARE
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -45,8 +46,18 @@ def run(root: str, arguments: list[str], limit_s: int) -> dict[str, object]:
     return {"status": None if status == -signal.SIGALRM else status, "said": "\n".join(said)}
 
 
+class _Verdict:
+    """A plugin that keeps how the tests ended, whatever pytest stumbles on as it leaves: a socket of theirs, say."""
+
+    status: int | None = None
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self.status = int(exitstatus)
+
+
 def _be_pytest(root: str, arguments: list[str], limit_s: int, out: Path) -> NoReturn:
-    status: int = 70
+    status: int = BROKEN
+    verdict = _Verdict()
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         for number in (1, 2):
@@ -55,9 +66,10 @@ def _be_pytest(root: str, arguments: list[str], limit_s: int, out: Path) -> NoRe
         os.chdir(root)
         sys.path.insert(0, root)
         signal.alarm(limit_s)
-        status = int(pytest.main(arguments))
+        status = int(pytest.main(arguments, plugins=[verdict]))
     except BaseException:  # noqa: BLE001  # said, and not taken for this process' own
         traceback.print_exc()
+        status = verdict.status or BROKEN
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -24,6 +24,7 @@ from queue import SimpleQueue
 from tests.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+FORK_SERVER = CHECKOUT / "tests/mutants/fork_server.py"
 COPIED = (PACKAGE, "tests", "pyproject.toml")
 CONTROL_LIMIT_S = 3_600
 ALL_PASSED, SOME_FAILED, NO_END = 0, 1, None
@@ -157,7 +158,7 @@ def _bench() -> Iterator[Bench]:
             else:
                 shutil.copy2(source, folder)
         process = subprocess.Popen(
-            [sys.executable, str(CHECKOUT / "tests/mutants/fork_server.py")],
+            [sys.executable, str(FORK_SERVER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,7 +16,8 @@ import pytest
 
 from tests.mutants import __main__ as command
 from tests.mutants.catalogue import MUTANTS
-from tests.mutants.laboratory import End, Laboratory, Verdict
+from tests.mutants.fork_server import BROKEN
+from tests.mutants.laboratory import FORK_SERVER, SOME_FAILED, End, Laboratory, Verdict
 from tests.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
 pytestmark = pytest.mark.long
@@ -82,6 +86,18 @@ def test_tests_without_an_end_prove_nothing_unless_the_mutant_hangs_by_design(
 ) -> None:
     ended = laboratory.verdict(replace(HANGING, hangs=hangs)).result()
     assert (ended.end, "no end within" in ended.says) == (end, True), ended.says
+
+
+@pytest.mark.parametrize(("line", "status"), [("assert False", SOME_FAILED), ("pass", BROKEN)])
+def test_what_goes_wrong_after_the_tests_have_failed_hides_no_killed_mutant(
+    line: str, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text("def pytest_unconfigure():\n    raise RuntimeError('left open')\n")
+    (tmp_path / "test_one.py").write_text(f"def test_one():\n    {line}\n")
+    request = {"root": str(tmp_path), "arguments": ["-q", "-p", "no:cacheprovider", "test_one.py"], "limit_s": 60}
+    said = json.dumps(request) + "\n"
+    done = subprocess.run([sys.executable, FORK_SERVER], input=said, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["status"] == status
 
 
 def test_the_working_tree_is_never_touched(tmp_path: Path) -> None:
