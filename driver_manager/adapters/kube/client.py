@@ -191,7 +191,7 @@ class KubeApi:
         if body is not None:
             headers["Content-Type"] = content_type
         data = None if body is None else json.dumps(body).encode()
-        connect_s = min(CONNECT_S, read_s)
+        connect_s = min(CONNECT_S, read_s / 2)  # TCP and TLS may take so long each
         self._sent += 1
         try:
             request = WireRequest(method, path, data, headers, stream)

@@ -11,6 +11,7 @@ import http.client
 import select
 import socket
 import ssl
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -66,9 +67,13 @@ class InPod:
             headers = {**request.headers, "Authorization": f"Bearer {self._token()}"}
         except (OSError, ValueError) as error:
             raise CredentialsUnreadable(_said(error)) from error
+        begun_s = time.monotonic()
         connection = (None if request.stream else self._idle()) or self._connected(connect_s)
         try:
-            connection.sock.settimeout(read_s)
+            left_s = read_s - (time.monotonic() - begun_s)
+            if left_s <= 0:
+                raise TimeoutError("no time was left after connecting")
+            connection.sock.settimeout(left_s)
             return self._asked(connection, replace(request, headers=headers))
         except (OSError, http.client.HTTPException) as error:
             connection.close()

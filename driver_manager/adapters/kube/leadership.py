@@ -20,11 +20,13 @@ from driver_manager.ports import Clock
 
 LEASE_S = 15
 RENEW_S = 5.0
-ACT_S = 10.0
-"""So long after its last renewal a leader may begin an effect; one that hangs is over `ATTEMPT_S` later."""
+ACT_S = 9.0
+"""So long after its last renewal a leader may begin an effect. It is over before LEASE_S: one that is refused for its
+credentials within `PROMPT_S` is sent once more, and what is sent is given up `ATTEMPT_S` later.
+"""
 
 ATTEMPT_S = 4.0
-"""What one request of a leader may wait for a byte: with ACT_S less than LEASE_S."""
+"""What one request of a leader may take until its answer begins, a new connection included."""
 
 RETRY_S = 2.0
 MOST_S = 120

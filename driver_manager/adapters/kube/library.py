@@ -55,7 +55,7 @@ class Library:
                 configuration.host + request.path,
                 body=request.body,
                 headers=headers,
-                timeout=urllib3.Timeout(connect=connect_s, read=read_s),
+                timeout=urllib3.Timeout(connect=connect_s, read=read_s, total=read_s),
                 preload_content=not request.stream,
                 retries=False,
                 redirect=False,

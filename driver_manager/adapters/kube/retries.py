@@ -29,9 +29,14 @@ AGAIN = frozenset({408, EXPIRED, 425, 429, 500, 502, 503, 504})
 """Statuses that may be others next time. A watch alone gets WatchExpired for 410: it cannot go on from its version."""
 
 ATTEMPT_S, SHORTEST_ATTEMPT_S = 15.0, 0.5
-"""What one attempt may wait for a byte: half the budget, so that a hung one leaves time for another, within these."""
+"""What one attempt may take until its answer begins: half the budget, so that a hung one leaves time for another,
+within these.
+"""
 
 CONNECT_S = 5.0
+PROMPT_S = 1.0
+"""Who asks only once asks again after a 401 that came within this time, and not after a later one."""
+
 END_SHARE = 0.1
 """So much of the budget may be left unused: its end is the last try of all who began when the server went."""
 
@@ -81,13 +86,18 @@ class Retries:
     def run(self, attempt: Callable[[], T], renewed: Callable[[], bool], *, only_once: bool = False) -> T:
         """What `attempt` gives, repeated while it raises Transient; after a 401 once more at once, if `renewed()`.
 
-        `only_once`: a Transient is not tried again. Raises ApiUnavailable once the budget is spent, and whatever else
-        `attempt` raises.
+        `only_once`: a Transient is not tried again, and a 401 only where it came within `PROMPT_S`. Raises
+        ApiUnavailable once the budget is spent, and whatever else `attempt` raises.
         """
+        prompt_s = self._clock.monotonic() + PROMPT_S
+
+        def renewed_in_time() -> bool:
+            return renewed() and (not only_once or self._clock.monotonic() < prompt_s)
+
         budget_s = self._budget_s * (1.0 - END_SHARE * self._clock.random())
         end = self._clock.monotonic() + (0.0 if only_once else budget_s)
         try:
-            return _with_fresh_credentials(attempt, renewed)
+            return _with_fresh_credentials(attempt, renewed_in_time)
         except Transient as error:
             first = error
         try:

@@ -88,8 +88,9 @@ class Transport(Protocol):
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
         """The answer, whole unless it is a stream. Nothing is repeated, no redirection is followed.
 
-        `connect_s` and `read_s` bound, in seconds, the connection and each wait for a byte. Raises Unreachable,
-        CredentialsUnreadable, and ValueError where the credentials hold what no header can.
+        `connect_s` bounds, in seconds, the connection and its TLS each, `read_s` all that until the answer begins, and
+        each wait for a byte after that. Raises Unreachable, CredentialsUnreadable, and ValueError where the credentials
+        hold what no header can.
         """
         ...
 

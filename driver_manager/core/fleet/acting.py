@@ -24,6 +24,8 @@ from driver_manager.ports import Reporter
 MAX_POSTED = 10_000
 """Keys of Events that are remembered."""
 
+OF_NODE = "node "
+
 _Effect = RestartPod | CreatePod | DeletePod | SetTemplate
 
 
@@ -43,6 +45,11 @@ class Acting:
     counts: Counter[str]
     unmade: dict[str, str] = field(default_factory=dict)
 
+    def blocked(self) -> dict[str, str]:
+        """Why nothing is done to which nodes for now, by name: requests are refused, or fail again and again."""
+        lasting = self.rests.lasting().items()
+        return {key.removeprefix(OF_NODE): why for key, why in lasting if key.startswith(OF_NODE)}
+
     def do(self, act: Act, rollout: RolloutObject, policy: Policy) -> None:
         """Do `act`, unless one for the same thing failed just now: the acts of one thing come in an order, and those
         after one that failed are not due yet. Raises Terminated.
@@ -54,7 +61,7 @@ class Acting:
             self.mark(act)
             return
         key = _key(act, rollout, policy)
-        if self.rests.is_resting(key):
+        if self.rests.is_resting(key) or (isinstance(act, CreatePod) and self.rests.is_resting(_of_node(act.node))):
             return
         try:
             self._do(act, rollout, policy)
@@ -65,6 +72,8 @@ class Acting:
                 self.world.doubt(self.world.of(FactKind.DAEMON_SETS), policy.daemon_set)
             if isinstance(act, CreatePod) and isinstance(error, ApiRefused):
                 self.unmade[rollout.key] = error.what
+            if isinstance(act, CreatePod) and isinstance(error, Conflict):
+                key = _of_node(act.node)  # one pod's name is no reason to make no others
             self.rests.failed(key, error)
             return
         self._went_well(key, act)
@@ -101,8 +110,12 @@ class Acting:
             case CreatePod():
                 made = self.cluster.create_pod(act.namespace, act.body)
                 self.unmade.pop(rollout.key, None)
-                if made is not None:
-                    self.world.learn(self.world.tasks, made)
+                if made is None:  # the watch shows one of ours; another one's is never shown
+                    raise Conflict(
+                        f"pod {act.namespace}/{act.name} exists, but its labels or its owner were changed: delete it",
+                        f"Delete it: kubectl -n {act.namespace} delete pod {act.name}",
+                    )
+                self.world.learn(self.world.tasks, made)
                 self.reporter.info(f"node {act.node}: {act.task.value} pod {act.namespace}/{act.name} is made")
             case DeletePod():
                 self.cluster.delete_pod(act.namespace, act.name, act.uid)
@@ -159,4 +172,4 @@ def _key(act: _Effect, rollout: RolloutObject, policy: Policy) -> str:
 
 
 def _of_node(name: str) -> str:
-    return f"node {name}"
+    return f"{OF_NODE}{name}"

@@ -222,7 +222,11 @@ class FleetController:
 
     def _let_go(self) -> None:
         """Nodes that a rollout has left behind which is no more are nobody's."""
+        end_s = self._ports.clock.monotonic() + PASS_S
         for act in self._world.orphans():
+            if self._ports.clock.monotonic() >= end_s:
+                self._wake(0.0)
+                return
             if not self._may_act():
                 self._wake(UNSURE_S)
                 return
@@ -238,8 +242,8 @@ class FleetController:
         """Decide, act, and show it."""
         clock = self._ports.clock
         now_s, begun_s = clock.wall(), clock.monotonic()
-        unmade = self._acting.unmade.get(rollout.key, "")
-        fleet = self._world.fleet(rollout, policy, unmade, self._hearing.answers())
+        unmade, blocked = self._acting.unmade.get(rollout.key, ""), self._acting.blocked()
+        fleet = self._world.fleet(rollout, policy, unmade, blocked, self._hearing.answers())
         decision = self._advance(fleet, now_s)
         self._hearing.want(rollout.key, decision.questions)
         self._gauges.decided(rollout.key, fleet, decision, clock.monotonic() - begun_s)
@@ -247,9 +251,10 @@ class FleetController:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
         before = self._acts.total()
         self._act(rollout, policy, decision)
-        if self._acts.total() > before:
+        if self._acts.total() > before or self._acting.blocked() != blocked:
             self._follow_up()
-            # The next decision, which follows at once, sees what was done; every other one is shown in any case.
+            # The next decision, which follows at once, sees what was done and what failed; every other one is shown in
+            # any case.
             if rollout.uid not in self._unshown:
                 self._unshown.add(rollout.uid)
                 return

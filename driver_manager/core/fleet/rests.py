@@ -12,17 +12,24 @@ from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, ManagerError
 from driver_manager.ports import Clock, Reporter
 
+STUBBORN = 3
+"""After so many failures in a row it is no accident any more that something fails."""
+
 REFUSED_S = 30.0
 """Before something is asked again that the server refuses: a right is given, or a webhook changed, by people."""
 
 
 @dataclass(frozen=True)
 class _Rest:
-    """Failed `times` times in a row; to be left alone until the monotonic moment `until_s`, None once that is over."""
+    """Failed `times` times in a row; to be left alone until the monotonic moment `until_s`, None once that is over.
+
+    `is_refused`: by a server that answers the same until people change something.
+    """
 
     times: int
     until_s: float | None
     why: str
+    is_refused: bool
 
 
 class Rests:
@@ -38,14 +45,25 @@ class Rests:
         found = self._found.get(key)
         return found is not None and found.until_s is not None
 
+    def lasting(self) -> dict[str, str]:
+        """Why what rests now does so, by key: what was refused, or has failed again and again. One failure that may be
+        over in a moment is none of these.
+        """
+        return {
+            key: one.why
+            for key, one in self._found.items()
+            if one.until_s is not None and (one.is_refused or one.times >= STUBBORN)
+        }
+
     def failed(self, key: str, error: ManagerError) -> None:
         """`key` failed once more: it rests, the longer the more often. That somebody else was faster is no news."""
         before = self._found.get(key)
         times = before.times + 1 if before is not None else 1
         asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0
         pause_s = retry_s(times, asked_s, self._clock.random())
-        pause_s = max(pause_s, REFUSED_S) if isinstance(error, ApiRefused) else pause_s
-        self._found[key] = _Rest(times, self._clock.monotonic() + pause_s, error.what)
+        is_refused = isinstance(error, ApiRefused)
+        pause_s = max(pause_s, REFUSED_S) if is_refused else pause_s
+        self._found[key] = _Rest(times, self._clock.monotonic() + pause_s, error.what, is_refused)
         if (before is None or before.why != error.what) and not isinstance(error, Conflict):
             self._reporter.warn(f"{key}: {error.what}. {error.remedy}")
 

@@ -217,9 +217,10 @@ class FleetWorld:
         rollout: RolloutObject,
         policy: Policy,
         unmade: str = "",
+        blocked: Mapping[str, str] | None = None,
         answers: Mapping[MetricQuestion, MetricAnswer] | None = None,
     ) -> Fleet:
-        """All that one decision about `rollout` is made from. `unmade`, `answers`: as there."""
+        """All that one decision about `rollout` is made from. `unmade`, `blocked`, `answers`: as there."""
         daemon_set = self._daemon_set(policy)
         uid = daemon_set.facts.uid if daemon_set is not None else None
         return Fleet(
@@ -236,6 +237,7 @@ class FleetWorld:
             rollout_uid=rollout.uid,
             task_pods=tuple(self._task_pods(rollout)),
             unmade=unmade,
+            blocked=blocked or {},
             clears_first=self._clears_first,
             metric_answers=answers,
         )

@@ -73,6 +73,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         preflight.findings(fleet, target, now_s),
         Clears(fleet) if fleet.clears_first else None,
         Heard(fleet.metric_answers, now_s),
+        fleet.blocked,
     )
     verdicts = [place(member, terms) for member in members]
     assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
@@ -98,7 +99,17 @@ def view_of(seen: Survey) -> View:
     begun = starts(seen.standings, terms, found, seen.hold, checks.reasons)
     desired = terms.daemon_set.desired if terms.daemon_set is not None else 0
     without_pod = max(0, desired - sum(standing.member.pod is not None for standing in seen.standings))
-    return View(terms.target, seen.standings, by_place(seen.standings), seen.hold, found, begun, checks, without_pod)
+    return View(
+        target=terms.target,
+        standings=seen.standings,
+        by_place=by_place(seen.standings),
+        hold=seen.hold,
+        turn=found,
+        starts=begun,
+        checks=checks,
+        without_pod=without_pod,
+        blocked=terms.blocked,
+    )
 
 
 def _settled(seen: Survey) -> tuple[list[Act], list[float | None]]:

@@ -311,7 +311,8 @@ class Fleet:
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by
     which it knows its own records, `rollout_uid` its uid. `task_pods` are those that it made; `unmade` is why the API
     server refused the last one, "" where it did not. `clears_first`: a node is cleared before its driver pod goes.
-    `metric_answers` are the newest ones to what the last decision asked; None where nobody asks.
+    `metric_answers` are the newest ones to what the last decision asked; None where nobody asks. `blocked` is why
+    nothing can be done to which nodes for now, by name, as far as whoever decides has tried.
     """
 
     policy: Policy
@@ -329,3 +330,4 @@ class Fleet:
     unmade: str = ""
     clears_first: bool = False
     metric_answers: Mapping[MetricQuestion, MetricAnswer] | None = None
+    blocked: Mapping[str, str] = field(default_factory=dict)

@@ -5,8 +5,8 @@ Pure. Every phase is one guard in `GUARDS`, asked in order; the first that has s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from driver_manager.domain.fleet import obstacles
 from driver_manager.domain.fleet.acts import NodeView, Outlook, Phase, Place
@@ -32,7 +32,7 @@ class View:
     """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins.
 
     `checks` is what the preflight of those that wait has come to. `without_pod` is how many nodes the DaemonSet wants a
-    pod on and has none.
+    pod on and has none. `blocked` is as of a Fleet.
     """
 
     target: str
@@ -43,6 +43,7 @@ class View:
     starts: Starts
     checks: Checks
     without_pod: int = 0
+    blocked: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, place: Place) -> str:
         """The nodes in a place, by name."""
@@ -84,6 +85,8 @@ def _node(standing: Standing, view: View) -> NodeView:
     member, verdict = standing.member, standing.verdict
     name, record = member.node.name, member.record
     reason = verdict.reason or view.starts.reasons.get(name, "")
+    if verdict.place is Place.UNDER_WAY and name in view.blocked:
+        reason = f"cannot go on: {view.blocked[name]}"
     since_s = record.since_s if record is not None else None
     return NodeView(name, verdict.place, standing.wave, reason, since_s, view.checks.shown.get(name))
 
@@ -126,7 +129,7 @@ def _at_work(view: View) -> Caption | None:
             *(act.node for act in view.starts.acts),
         ]
     )
-    return Caption(Phase.PROGRESSING, "UnderWay", f"under way: {names}")
+    return Caption(Phase.PROGRESSING, "UnderWay", f"under way: {names}{_and_blocked(view)}")
 
 
 def _gated(view: View) -> Caption | None:
@@ -161,6 +164,15 @@ def _preflight(view: View) -> Caption | None:
 
 def _never(view: View) -> Caption | None:
     return Caption(Phase.STALLED, "UnitTooLarge", view.starts.never) if view.starts.never else None
+
+
+def _blocked(view: View) -> Caption | None:
+    """Nobody else is at work: what the API server does not let be done is all that is left, or all that may begin."""
+    if not view.starts.blocked:
+        return None
+    first = view.starts.blocked[0]
+    text = f"blocked: {several(view.starts.blocked)}; {first} {view.starts.reasons[first]}"
+    return Caption(Phase.WAITING_FOR_NODES, "NodesBlocked", text)
 
 
 def _short_of_nodes(view: View) -> Caption | None:
@@ -199,11 +211,19 @@ GUARDS: tuple[Callable[[View], Caption | None], ...] = (
     _window,
     _preflight,
     _never,
+    _blocked,
     _short_of_nodes,
     _failed,
     _left_out,
     _without_pod,
 )
+
+
+def _and_blocked(view: View) -> str:
+    """Those that go on or begin only once the API server lets them."""
+    stuck = [one.member.node.name for one in view.by_place[Place.UNDER_WAY] if one.member.node.name in view.blocked]
+    names = several([*stuck, *view.starts.blocked])
+    return f"; blocked: {names}" if names else ""
 
 
 def _nodes(count: int) -> str:

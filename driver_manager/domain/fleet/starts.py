@@ -21,13 +21,15 @@ BEGINS = "begins now"
 class Starts:
     """Who begins, why each of the others waits, by name, and why some never can.
 
-    `are_short_of_nodes`: somebody waits for nodes to be available again.
+    `are_short_of_nodes`: somebody waits for nodes to be available again. `blocked` are those whose turn it is, but for
+    which requests fail: they take nobody's place.
     """
 
     acts: list[MarkNode] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     never: str = ""
     are_short_of_nodes: bool = False
+    blocked: list[str] = field(default_factory=list)
 
 
 def order(standings: Iterable[Standing]) -> list[Standing]:
@@ -45,8 +47,14 @@ def starts(
     found = Starts()
     candidates = []
     for standing in order(standings):
-        if why := _why_not_yet(standing, turn, hold) or unchecked.get(standing.member.node.name, ""):
-            found.reasons[standing.member.node.name] = why
+        name = standing.member.node.name
+        if why := _why_not_yet(standing, turn, hold):
+            found.reasons[name] = why
+        elif name in terms.blocked:
+            found.blocked.append(name)
+            found.reasons[name] = f"cannot begin: {terms.blocked[name]}"
+        elif why := unchecked.get(name, ""):
+            found.reasons[name] = why
         else:
             candidates.append(standing)
     if not candidates:

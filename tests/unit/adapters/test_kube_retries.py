@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -14,11 +15,11 @@ from urllib3.exceptions import NewConnectionError
 
 from driver_manager.adapters.kube import client as own_client
 from driver_manager.adapters.kube import in_pod
-from driver_manager.adapters.kube.answers import retry_after_s
+from driver_manager.adapters.kube.answers import retry_after_s, unauthenticated
 from driver_manager.adapters.kube.client import KubeApi, load_client
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.library import Library
-from driver_manager.adapters.kube.retries import AGAIN, ASKED_MOST_S, END_SHARE
+from driver_manager.adapters.kube.retries import AGAIN, ASKED_MOST_S, END_SHARE, PROMPT_S, Retries
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode, WatchExpired
 from driver_manager.domain.model import NodeChange
@@ -272,6 +273,25 @@ def test_a_rotated_token_is_read_anew_at_once(cluster: KubeCluster, api: Scripte
     # In a pod each request has the token that is on the disk.
     assert presented(api) == ["old", "new" if is_in_pod(cluster) else "old", "new", "new"]
     assert api.clock.slept == []
+
+
+@pytest.mark.parametrize(("took_s", "sent"), [(0.0, 2), (PROMPT_S + 0.1, 1)])
+def test_what_is_asked_once_is_sent_again_after_a_401_that_came_promptly_and_not_after_a_late_one(
+    took_s: float, sent: int
+) -> None:
+    clock, asked = FakeClock(), list[float]()
+
+    def attempt() -> str:
+        asked.append(clock.monotonic())
+        clock.sleep(took_s)
+        if len(asked) == 1:
+            raise unauthenticated("patch nodes", "expired")
+        return "done"
+
+    retries = Retries(clock, RecordingReporter(), 8.0)
+    with contextlib.nullcontext() if sent == 2 else pytest.raises(ApiRefused):
+        assert retries.run(attempt, lambda: True, only_once=True) == "done"
+    assert len(asked) == sent
 
 
 def test_a_watch_is_opened_again_with_the_rotated_token(cluster: KubeCluster, api: Scripted, token: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.core.fleet.controller import PASS_S
 from driver_manager.domain.errors import ApiRefused, Terminated
 from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
 from driver_manager.domain.fleet.fields import PLURAL
@@ -301,6 +302,22 @@ def test_nodes_that_a_deleted_rollout_has_left_behind_are_let_go() -> None:
     run.idle_for(60.0)
     assert scene.serving() == before
     assert {subject.kind for subject in run.cluster.subjects} == {FactKind.ROLLOUTS}
+
+
+def test_many_nodes_that_are_left_behind_keep_the_loop_from_nothing_else_for_long() -> None:
+    scene = fleet(6, maxParallel=0)
+    run = ControllerRun(scene)
+    run.until_phase("Complete")
+    scene.set_driver("driver:2")
+    run.until(lambda: list(scene.upgrades().values()).count(UNDER_WAY) == 6, "all are under way")
+    scene.store.delete(PLURAL, "driver", namespace=NAMESPACE)
+    run.cluster.refuse = lambda what: scene.clock.sleep(1.5) if what.startswith("patch node") else None
+    took_s = list[float]()
+    while UNDER_WAY in scene.upgrades().values():
+        before = len(run.cluster.writes)
+        run.turn()
+        took_s.append(1.5 * (len(run.cluster.writes) - before))
+    assert max(took_s) <= PASS_S + 1.5
 
 
 def test_nodes_of_a_rollout_that_cannot_be_read_stay_and_those_of_one_that_is_gone_are_found() -> None:

@@ -69,8 +69,9 @@ def test_a_node_edited_between_the_facts_and_the_act_is_looked_at_again() -> Non
     assert run.reporter.warnings == [], "somebody was faster: that is no news"
 
 
-def test_a_node_that_others_edit_at_every_patch_keeps_nobody_else_back() -> None:
-    scene, new = upgrading(4, maxParallel=0)
+@pytest.mark.parametrize("parallel", [0, 1])
+def test_a_node_that_others_edit_at_every_patch_keeps_nobody_else_back(parallel: int) -> None:
+    scene, new = upgrading(4, maxParallel=parallel)
     run = ControllerRun(scene)
 
     def edit(what: str) -> None:
@@ -83,8 +84,9 @@ def test_a_node_that_others_edit_at_every_patch_keeps_nobody_else_back() -> None
     assert len(run.killer.calls) < 2000, "and it is not tried in every moment"
 
 
-def test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once() -> None:
-    scene, new = upgrading(4, maxParallel=0)
+@pytest.mark.parametrize("parallel", [0, 1])
+def test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once(parallel: int) -> None:
+    scene, new = upgrading(4, maxParallel=parallel)
     run = ControllerRun(scene)
     run.cluster.refuse = lambda what: REFUSED if what == "patch node node-1" else None
     run.until(lambda: list(scene.serving().values()).count(new) == 3, "the others serve it")
@@ -95,6 +97,67 @@ def test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once() -> N
     tried = [call for call in run.killer.calls if call == "patch node"]
     assert len(tried) < 3 * 2 + 40, "asked again now and then"
     run.cluster.refuse = lambda _: None
+    run.until_complete(new)
+    check_each_once(scene, new)
+
+
+def shown(scene: FleetScene, place: str) -> dict[str, str]:
+    """The reasons in the object's status of the nodes in a place."""
+    groups = scene.rollout()["status"][place]
+    return {node: group["reason"] for group in groups for node in group.get("nodes", [group.get("node")])}
+
+
+def test_a_node_that_cannot_be_marked_is_shown_as_waiting_with_the_reason_and_blocks_its_wave_alone() -> None:
+    waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
+    scene, new = upgrading(2, maxParallel=1, waves=waves)
+    run = ControllerRun(scene)
+    run.cluster.refuse = lambda what: REFUSED if what == "patch node node-0" else None
+    run.until_phase("WaitingForNodes")
+    seen = len(scene.rollout()["status"]["history"])
+    run.idle_for(300.0)
+    assert shown(scene, "waiting")["node-0"] == f"cannot begin: {REFUSED.what}"
+    assert shown(scene, "underWay") == {}
+    ready = next(one for one in scene.rollout()["status"]["conditions"] if one["type"] == "Ready")
+    assert (ready["reason"], ready["message"]) == (
+        "NodesBlocked",
+        f"blocked: node-0; node-0 cannot begin: {REFUSED.what}",
+    )
+    written = [write for write in run.cluster.writes if write.startswith("patch status")]
+    assert len(written) < 10, "and not by turns as under way"
+    assert (len(scene.rollout()["status"]["history"]), scene.restarts) == (seen, {})
+    run.cluster.refuse = lambda _: None
+    run.until_complete(new)
+    check_each_once(scene, new)
+
+
+def test_a_node_under_way_whose_end_cannot_be_noted_is_shown_with_the_reason() -> None:
+    scene, new = upgrading(1)
+    run = ControllerRun(scene)
+    run.until(lambda: bool(scene.restarts), "its pod is restarted")
+    run.cluster.refuse = lambda what: REFUSED if what.startswith("patch node") else None
+    run.until(lambda: scene.serving().get("node-0") == new, "it serves")
+    run.idle_for(120.0)
+    assert shown(scene, "underWay") == {"node-0": f"cannot go on: {REFUSED.what}"}
+    run.cluster.refuse = lambda _: None
+    run.until_complete(new)
+
+
+def test_a_pod_whose_name_is_taken_by_one_that_is_never_shown_is_asked_for_seldom_and_the_reason_is_shown() -> None:
+    scene, new = upgrading(2, preflight="require")
+    run = ControllerRun(scene)
+    run.until(lambda: len(scene.task_pods()) == 2, "both are looked at")
+    hidden = next(pod for pod in scene.task_pods() if pod["spec"]["nodeName"] == "node-0")["metadata"]["name"]
+    scene.store.patch(
+        "pods", hidden, lambda one: one | {"metadata": {**one["metadata"], "labels": {}}}, namespace=NAMESPACE
+    )
+    asked = run.killer.calls.count("create pod")
+    run.idle_for(300.0)
+    assert 5 < run.killer.calls.count("create pod") - asked < 150, "every few seconds"
+    made = [line for line in run.reporter.infos if line.startswith("node node-0: preflight pod")]
+    assert len(made) == 1
+    why = f"pod {NAMESPACE}/{hidden} exists, but its labels or its owner were changed: delete it"
+    assert shown(scene, "waiting")["node-0"] == f"cannot begin: {why}"
+    scene.store.delete("pods", hidden, namespace=NAMESPACE, grace_s=0)
     run.until_complete(new)
     check_each_once(scene, new)
 
