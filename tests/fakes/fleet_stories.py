@@ -80,6 +80,9 @@ ON_NODES: dict[str, dict[str, Any]] = {
 FATES = ("broken", "silent", "reboot", "good")
 TO_NODES = ("restart", "vanish", "join", "unplace", "place", "another")
 TO_ALL = ("approve", "template", "back", "undo", "shut", "unshut", "jump", "jump-back", "waves", "bad-waves")
+LOCKS = ("lock", "unlock")
+"""The API server refuses every patch of the Node."""
+
 RIVALS = ("rival", "alone", "removed")
 CALM = ("calm",) * 8
 """Most of what holds all nodes ends again soon, or stories would be about little else."""
@@ -135,6 +138,8 @@ def _to_node(world: World, event: str, name: str) -> None:
     match event:
         case "restart":
             world.restart_by_hand(machine)
+        case "lock" | "unlock":
+            machine.is_locked = event == "lock"
         case "vanish":
             del world.machines[name]
         case "unplace" | "place":
@@ -156,7 +161,7 @@ def calm(world: World) -> None:
 def heal(world: World) -> None:
     """Everything that may keep a node from its upgrade ends, but for what only the rollout can end."""
     for machine in world.machines.values():
-        machine.fate, node = "good", machine.facts
+        machine.fate, machine.is_locked, node = "good", False, machine.facts
         healed: dict[str, Any] = {"is_ready": True, "is_skipped": False, "is_operated": False, "record_problem": ""}
         if not node.is_cordoned_by_run:
             healed["unschedulable"] = False

@@ -51,7 +51,10 @@ WORDS = {state.value: state for state in UpgradeState}
 
 @dataclass
 class Machine:
-    """A Node, its pod, and how its next runs go: `fate` is good, broken, silent or reboot."""
+    """A Node, its pod, and how its next runs go: `fate` is good, broken, silent or reboot.
+
+    `is_locked`: the API server refuses every patch of the Node.
+    """
 
     facts: FleetNode
     fate: str = "good"
@@ -60,6 +63,7 @@ class Machine:
     pods: int = 0
     restarted: Counter[tuple[str, int]] = field(default_factory=Counter)
     retries: int = 0
+    is_locked: bool = False
 
     @property
     def state(self) -> UpgradeState | None:
@@ -148,6 +152,7 @@ class World:
             rollout_uid="uid-rollout",
             task_pods=tuple(self.looks.pods.values()),
             unmade=self.looks.refusal,
+            blocked={name: "may not patch nodes" for name, machine in self.machines.items() if machine.is_locked},
             metric_answers={one: MetricAnswer(self.now_s, float(not self.gates_open)) for one in self.questions},
         )
 
@@ -254,7 +259,7 @@ class World:
 
     def _mark(self, act: MarkNode) -> bool:
         machine = self.machines.get(act.node)
-        if machine is None or machine.facts.resource_version != act.resource_version:
+        if machine is None or machine.is_locked or machine.facts.resource_version != act.resource_version:
             return False
         kept = records.decode(records.encode(act.record)) if act.record is not None else None
         if act.consumes_retry:

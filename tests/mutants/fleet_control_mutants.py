@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 CONTROLLER = "unit/fleet/test_controller.py::"
 FAULTS = "unit/fleet/test_controller_faults.py::"
 WORLD = "unit/fleet/test_world.py::"
+RETRIES = "unit/adapters/test_kube_retries.py::"
 LEASE = "unit/adapters/test_leadership.py::"
 CLUSTER = "unit/adapters/test_fleet_cluster.py::"
 
@@ -72,7 +73,8 @@ FLEET_CONTROL_MUTANTS = (
         "act-behind-a-failed-one",
         "what comes after an act that failed for the same node is dropped",
         "core/fleet/acting.py",
-        "        if self.rests.is_resting(key):\n            return\n        try:\n            self._do(",
+        "        if self.rests.is_resting(key) or (isinstance(act, CreatePod) and"
+        " self.rests.is_resting(_of_node(act.node))):\n            return\n        try:\n            self._do(",
         "        try:\n            self._do(",
         (FAULTS + "test_of_a_nodes_acts_none_is_done_after_one_that_failed",),
     ),
@@ -85,10 +87,26 @@ FLEET_CONTROL_MUTANTS = (
         (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
     ),
     Mutant(
+        "blocked-node-takes-a-place",
+        "a node that cannot be marked takes no place that another one could have",
+        "domain/fleet/starts.py",
+        "        elif name in terms.blocked:\n",
+        "        elif name in terms.blocked and not name:\n",
+        (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
+    ),
+    Mutant(
+        "late-second-try",
+        "an effect that was refused for its credentials is sent again at once or not at all",
+        "adapters/kube/retries.py",
+        "return renewed() and (not only_once or self._clock.monotonic() < prompt_s)",
+        "return renewed()",
+        (RETRIES + "test_what_is_asked_once_is_sent_again_after_a_401_that_came_promptly_and_not_after_a_late_one",),
+    ),
+    Mutant(
         "no-rest-after-a-refusal",
         "what was refused is not asked again at once",
         "core/fleet/rests.py",
-        "        pause_s = max(pause_s, REFUSED_S) if isinstance(error, ApiRefused) else pause_s\n",
+        "        pause_s = max(pause_s, REFUSED_S) if is_refused else pause_s\n",
         "",
         (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
     ),
@@ -113,7 +131,7 @@ FLEET_CONTROL_MUTANTS = (
         "lead-too-long",
         "a leader that cannot renew stops before anybody can follow",
         "adapters/kube/leadership.py",
-        "ACT_S = 10.0\n",
+        "ACT_S = 9.0\n",
         "ACT_S = 20.0\n",
         (LEASE + "test_a_leader_that_cannot_renew_stops_before_anybody_can_follow",),
     ),

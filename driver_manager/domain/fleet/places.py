@@ -6,6 +6,7 @@ Pure. Every case is one guard in `CASES`, asked in order; the first that has som
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from driver_manager.domain.fleet import obstacles, preflight
 from driver_manager.domain.fleet.acts import Place, PreflightResult
@@ -75,9 +76,14 @@ def _has_target(member: Member, terms: Terms) -> Verdict | None:
     """The pod is of the target revision already: the node was upgraded, or somebody else restarted the pod."""
     if member.pod is None or member.pod.revision != terms.target:
         return None
-    return (
-        DONE if _was_upgraded(member, terms) else _left_out("has the target revision already, but does not serve yet")
-    )
+    if _was_upgraded(member, terms):
+        return DONE
+    found = _left_out("has the target revision already, but does not serve yet")
+    if member.state is not UpgradeState.FAILED or member.record is None:
+        return found
+    # It failed for an earlier target, and may lack nothing but the answer to a query: that has to be asked for.
+    shut = lacking(member, terms)
+    return replace(found, until_s=shut.until_s, questions=shut.questions)
 
 
 def _has_left(member: Member, terms: Terms) -> Verdict | None:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
-from driver_manager.domain.fleet.model import OnHalt, Policy, Wishes
+from driver_manager.domain.fleet.model import OnHalt, Policy, Units, Wishes
 from tests.fakes.fleet_stories import (
     EVENTS,
     GATES,
     KILLS,
     LABELS,
+    LOCKS,
     METRICS,
     NAMES,
     PARALLEL,
@@ -55,7 +56,7 @@ policies = st.builds(
 )
 events = st.lists(
     st.tuples(
-        st.sampled_from(("nothing", *EVENTS)),
+        st.sampled_from(("nothing", *LOCKS, *EVENTS)),
         st.sampled_from(NAMES),
         st.sampled_from(PAUSES_S),
         st.sampled_from(KILLS),
@@ -76,6 +77,37 @@ def test_the_same_in_stories_that_are_the_same_every_time() -> None:
         live_through(some_rules(dice), some_story(dice))
 
 
+LACKS_AN_ANSWER: Story = [
+    *[("nothing", "a", 0.0, None)] * 4,
+    ("undo", "a", 0.0, None),
+    ("approve", "a", 40.0, None),
+    ("nothing", "a", 40.0, None),
+    ("shut", "a", 700.0, None),
+    ("calm", "a", 0.0, None),
+    ("back", "a", 0.0, None),
+    ("reboot", "e", 5.0, None),
+    ("lock", "d", 5.0, None),
+    ("restart", "d", 0.0, 2),
+    ("retry", "d", 40.0, None),
+    ("calm", "g", 65.0, 2),
+    ("calm", "f", 5.0, 2),
+]
+"""A node fails for a target that is none any more by then, and has the new one."""
+
+
+@example(
+    Policy(
+        "driver",
+        max_parallel=0,
+        waves=WAVES[2],
+        units=Units("rack"),
+        metric_gates=METRICS[1],
+        failure_threshold=100,
+        node_timeout_s=600.0,
+        validation_timeout_s=300.0,
+    ),
+    LACKS_AN_ANSWER,
+)
 @given(policies, events)
 def test_facts_that_are_late_break_no_promise_either(rules: Policy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
