@@ -203,7 +203,11 @@ class World:
                 machine.fate, machine.due_s = "good", self.up_s + LOADS_S
 
     def _tell(self, machine: Machine, state: NodeState, **said: object) -> None:
-        self.change(machine, driver_state=state, outcome_s=self.now_s, **said)
+        self.change(machine, driver_state=state, outcome_s=self.clock_of(machine), **said)
+
+    def clock_of(self, machine: Machine) -> float:
+        """What the node's own clock shows: most are an hour off."""
+        return self.now_s + 3600.0 * (ord(machine.facts.name[0]) % 3 - 1)
 
     def _make_pod(self, machine: Machine, revision: str, is_ready: bool) -> None:
         machine.pods += 1

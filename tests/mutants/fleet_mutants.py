@@ -206,9 +206,17 @@ _MUTANTS = (
         "fleet-old-news",
         "what the node reported before it was taken is no failure of its upgrade",
         PATH + "judge.py",
-        "return outcome_s is None or outcome_s >= record.began_s",
+        "return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s",
         "return True",
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before]",),
+    ),
+    Mutant(
+        "fleet-clocks-compared",
+        "what the node reports is news by its own clock, however far that is from ours",
+        PATH + "judge.py",
+        "return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s",
+        "return outcome_s >= record.began_s",
+        (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before-by-a-clock-ahead]",),
     ),
     Mutant(
         "fleet-gates-open",

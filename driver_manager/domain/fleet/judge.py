@@ -138,9 +138,14 @@ CASES: tuple[Callable[[Member, NodeRecord, Terms], Verdict | None], ...] = (
 
 
 def _is_news(member: Member, record: NodeRecord) -> bool:
-    """Whether what the node reports is of a run since it was taken. What was there before is why it is upgraded."""
+    """Whether what the node reports is of a run since it was taken. What was there before is why it is upgraded.
+
+    The node's clock is compared with itself: it may be hours from ours. Records of earlier versions do not tell.
+    """
     outcome_s = member.node.outcome_s
-    return outcome_s is None or outcome_s >= record.began_s
+    if outcome_s is None:
+        return True
+    return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s
 
 
 def _noted(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, why: str) -> Verdict:

@@ -116,15 +116,16 @@ def mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, 
         node.name,
         node.resource_version,
         state,
-        NodeRecord(record.rollout, revision, wave, record.pod, record.boot_id, record.began_s, terms.now_s, reason),
+        replace(record, revision=revision, wave=wave, since_s=terms.now_s, reason=reason),
         consumes_retry=node.wants_retry and state is UpgradeState.DONE,
     )
 
 
 def again(member: Member, record: NodeRecord, terms: Terms) -> MarkNode:
     """The node is taken once more, with all the time that a node has."""
-    found = replace(record, began_s=terms.now_s, since_s=terms.now_s, reason=TAKEN_AGAIN)
-    return MarkNode(member.node.name, member.node.resource_version, UpgradeState.RESTART, found)
+    node, now_s = member.node, terms.now_s
+    found = replace(record, began_s=now_s, since_s=now_s, reason=TAKEN_AGAIN, outcome_s=node.outcome_s or 0.0)
+    return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, found)
 
 
 def release(member: Member) -> MarkNode:

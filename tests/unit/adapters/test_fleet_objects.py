@@ -31,7 +31,7 @@ from driver_manager.fleet_ports import FollowedDaemonSet
 from tests.fakes.builders import ASCEND, PROFILE
 
 KEYS = PROFILE.keys
-RECORD = record.NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0)
+RECORD = record.NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0, outcome_s=3.0)
 OWNER = [{"kind": "DaemonSet", "uid": "uid-ds", "controller": True}, {"kind": "X", "uid": "other"}]
 
 
@@ -88,6 +88,13 @@ def test_a_cordon_is_that_of_a_run_where_the_node_is_taken_and_it_is_marked(
     notes: dict[str, str], is_ours: bool
 ) -> None:
     assert node(notes=notes, spec={"unschedulable": True}).is_cordoned_by_run is is_ours
+
+
+def test_a_record_of_an_earlier_version_does_not_tell_of_an_outcome() -> None:
+    before = json.loads(record.encode(RECORD))
+    del before["outcome"]
+    assert record.decode(json.dumps(before)) == replace(RECORD, outcome_s=None)
+    assert json.loads(record.encode(replace(RECORD, outcome_s=None))) == before
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"v":99}', "[]"])
