@@ -80,6 +80,7 @@ ON_NODES: dict[str, dict[str, Any]] = {
 FATES = ("broken", "silent", "reboot", "good")
 TO_NODES = ("restart", "vanish", "join", "unplace", "place", "another")
 TO_ALL = ("approve", "template", "back", "undo", "shut", "unshut", "jump", "jump-back", "waves", "bad-waves")
+LAGS = ("lag", "catch-up")
 RIVALS = ("rival", "alone", "removed")
 CALM = ("calm",) * 8
 """Most of what holds all nodes ends again soon, or stories would be about little else."""
@@ -91,6 +92,8 @@ def happens(world: World, event: str, name: str) -> None:
     world.policy = replace(world.policy, **RULES.get(event, {}))
     if world.daemon_set is not None:
         world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
+    if event in LAGS:
+        world.shown = list(world.revisions) if event == "lag" else None
     if event in LOOK_EVENTS:
         world.looks.happens(event, name)
     elif event == "join":
@@ -145,6 +148,7 @@ def _to_node(world: World, event: str, name: str) -> None:
 
 def calm(world: World) -> None:
     """Nothing holds all nodes any more but what the rollout itself has found."""
+    world.shown = None
     world.gates_open, world.rivals, world.daemon_set = True, (), world.daemon_set_at_first
     rules = world.policy
     waves = rules.waves if rules.waves not in BAD_WAVES else WAVES[0]

@@ -211,6 +211,14 @@ _MUTANTS = (
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before]",),
     ),
     Mutant(
+        "fleet-unseen-thrown-away",
+        "a template whose revision is not seen yet is not thrown away",
+        PATH + "holds.py",
+        "    _not_seen,\n",
+        "",
+        (UNDO + "test_a_template_whose_revision_is_not_seen_yet_is_not_thrown_away",),
+    ),
+    Mutant(
         "fleet-clocks-compared",
         "what the node reports is news by its own clock, however far that is from ours",
         PATH + "judge.py",

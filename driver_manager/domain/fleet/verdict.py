@@ -40,7 +40,8 @@ class Terms:
     """What holds for every node in one decision. `gate_pods` are those of each node that is under way or has failed.
 
     `preflights` is what is known of a run for the target, by node. `clears` is there where nodes are cleared before
-    their driver pods are deleted. `heard` are the answers to questions about metrics.
+    their driver pods are deleted. `heard` are the answers to questions about metrics. `revisions` are the hashes of
+    those that are known.
     """
 
     policy: Policy
@@ -52,6 +53,7 @@ class Terms:
     preflights: Mapping[str, Finding] = field(default_factory=dict)
     clears: Clears | None = None
     heard: Heard = field(default_factory=lambda: Heard(None, 0.0))
+    revisions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ def test_a_driver_pod() -> None:
         "resourceVersion": "3",
         "ownerReferences": OWNER,
         "labels": {"controller-revision-hash": "r2"},
+        "creationTimestamp": "2026-01-02T03:04:05Z",
         "deletionTimestamp": "2026-01-02T03:04:05Z",
     }
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
@@ -135,7 +136,7 @@ def test_a_driver_pod() -> None:
     }
     item = as_driver_pod({"metadata": metadata, "spec": {"nodeName": "n"}, "status": status})
     assert item.owner == "uid-ds"
-    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, 3, "manager: CrashLoopBackOff")
+    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, 3, "manager: CrashLoopBackOff", 1767323045.0)
     bare = as_driver_pod({"metadata": {"name": "p"}}).fact
     assert bare == DriverPod("", "p", "", "", "")
 

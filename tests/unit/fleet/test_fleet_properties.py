@@ -20,6 +20,7 @@ from tests.fakes.fleet_stories import (
     GATES,
     KILLS,
     LABELS,
+    LAGS,
     METRICS,
     NAMES,
     PARALLEL,
@@ -55,7 +56,7 @@ policies = st.builds(
 )
 events = st.lists(
     st.tuples(
-        st.sampled_from(("nothing", *EVENTS)),
+        st.sampled_from(("nothing", *EVENTS, *LAGS)),
         st.sampled_from(NAMES),
         st.sampled_from(PAUSES_S),
         st.sampled_from(KILLS),

@@ -118,8 +118,12 @@ CASES = {
     "late-before-and-rebooted-since": Case(early(RESTART), STARTING, None, "ready"),
     "not-valid-and-not-ready-again": Case(node("a", VALIDATION), STARTING, None, "ready"),
     "not-valid-for-long-and-not-ready-again": Case(late(VALIDATION), STARTING, FAILED, "within 10 min"),
-    "wrong-revision": Case(node("a", RESTART), new_pod("a", OTHER), FAILED, "has revision other, not new"),
-    "wrong-revision-starting": Case(node("a", RESTART), new_pod("a", OTHER, is_ready=False), None, "ready"),
+    "wrong-revision": Case(node("a", RESTART), new_pod("a", OLD), FAILED, "has revision old, not new"),
+    "wrong-revision-starting": Case(node("a", RESTART), new_pod("a", OLD, is_ready=False), None, "ready"),
+    "revision-not-seen": Case(node("a", RESTART), new_pod("a", OTHER), None, "other, which is not seen yet"),
+    "revision-never-seen": Case(
+        late(RESTART), new_pod("a", OTHER), FAILED, "not done within 30 min: its new driver pod"
+    ),
     "earlier-target": Case(node("a", RESTART, record=record(revision=OLD)), new_pod("a", OLD), DONE),
     "earlier-target-starting": Case(
         node("a", RESTART, record=record(revision=OLD)), new_pod("a", OLD, is_ready=False), None, "ready"
