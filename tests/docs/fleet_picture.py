@@ -34,6 +34,7 @@ TOLD: tuple[Story, ...] = (
     _story(700.0, "nothing", "nothing") + _story(65.0, "pause", "template", "restart", "back", "nothing"),
     _story(700.0, "broken", "nothing") + _story(5.0, "nothing"),
     _story(40.0, "lock", *["nothing"] * 10, "unlock"),
+    _story(10.0, "pause", "lag", "template", "restart", "nothing", "catch-up", "resume"),
 )
 """Stories of what the dice seldom bring about."""
 LOOKED_AT: Story = _story(40.0, "look-fails", "refuse", "vanish", "join", "nothing", "allow", "nothing", "look-passes")

@@ -110,7 +110,7 @@ class ClearingWorld(World):
 
     def _give_back(self, machine: Machine) -> None:
         cordon = {"unschedulable": False, "is_cordoned_by_run": False} if machine.facts.is_cordoned_by_run else {}
-        self.change(machine, driver_state=NodeState.READY, outcome_s=self.now_s, **cordon, **GIVEN_BACK)
+        self.change(machine, driver_state=NodeState.READY, outcome_s=self.clock_of(machine), **cordon, **GIVEN_BACK)
 
     def _run(self, machine: Machine, pod: DriverPod) -> None:
         """The next driver pod's run goes on from what it finds, and gives the node back."""

@@ -83,6 +83,7 @@ TO_ALL = ("approve", "template", "back", "undo", "shut", "unshut", "jump", "jump
 LOCKS = ("lock", "unlock")
 """The API server refuses every patch of the Node."""
 
+LAGS = ("lag", "catch-up")
 RIVALS = ("rival", "alone", "removed")
 CALM = ("calm",) * 8
 """Most of what holds all nodes ends again soon, or stories would be about little else."""
@@ -94,6 +95,8 @@ def happens(world: World, event: str, name: str) -> None:
     world.policy = replace(world.policy, **RULES.get(event, {}))
     if world.daemon_set is not None:
         world.daemon_set = replace(world.daemon_set, **AROUND.get(event, {}))
+    if event in LAGS:
+        world.shown = list(world.revisions) if event == "lag" else None
     if event in LOOK_EVENTS:
         world.looks.happens(event, name)
     elif event == "join":
@@ -150,6 +153,7 @@ def _to_node(world: World, event: str, name: str) -> None:
 
 def calm(world: World) -> None:
     """Nothing holds all nodes any more but what the rollout itself has found."""
+    world.shown = None
     world.gates_open, world.rivals, world.daemon_set = True, (), world.daemon_set_at_first
     rules = world.policy
     waves = rules.waves if rules.waves not in BAD_WAVES else WAVES[0]

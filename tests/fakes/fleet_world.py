@@ -25,6 +25,7 @@ from driver_manager.domain.fleet.acts import (
     SetTemplate,
 )
 from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.holds import UNSEEN_S
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.model import (
     UNDER_WAY,
@@ -84,7 +85,8 @@ class Machine:
 class World:
     """The objects and their clocks: `now_s` may jump, `up_s` is what kubelets count by.
 
-    `tick` lets everybody but the rollout act, `act` does what a decision asks for.
+    `shown` are the revisions that a feed which lags shows, None where it does not. `tick` lets everybody but the
+    rollout act, `act` does what a decision asks for.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class World:
         self.revisions = [Revision("driver-r1", "r1", 1, TEMPLATE), Revision("driver-r2", "r2", 2, TEMPLATE)]
         self.looks = Looks()
         self.era = 0
+        self.shown: list[Revision] | None = None
         self.machines: dict[str, Machine] = {}
         self.gates_open = True
         self.questions: frozenset[MetricQuestion] = frozenset()
@@ -144,7 +147,7 @@ class World:
             wishes=self.wishes,
             nodes=tuple(_as_read(machine.facts) for machine in self.machines.values()),
             pods=tuple(pods),
-            revisions=tuple(self.revisions),
+            revisions=tuple(self.revisions if self.shown is None else self.shown),
             daemon_set=replace(self.daemon_set, desired=self._desired()) if self.daemon_set is not None else None,
             gate_pods=tuple(gate_pods),
             rivals=self.rivals,
@@ -208,12 +211,17 @@ class World:
                 machine.fate, machine.due_s = "good", self.up_s + LOADS_S
 
     def _tell(self, machine: Machine, state: NodeState, **said: object) -> None:
-        self.change(machine, driver_state=state, outcome_s=self.now_s, **said)
+        self.change(machine, driver_state=state, outcome_s=self.clock_of(machine), **said)
+
+    def clock_of(self, machine: Machine) -> float:
+        """What the node's own clock shows: most are an hour off."""
+        return self.now_s + 3600.0 * (ord(machine.facts.name[0]) % 3 - 1)
 
     def _make_pod(self, machine: Machine, revision: str, is_ready: bool) -> None:
         machine.pods += 1
         uid = f"{machine.facts.name}-{machine.pods}"
-        machine.pod = DriverPod("npu", f"driver-{uid}", uid, machine.facts.name, revision, is_ready)
+        name = machine.facts.name
+        machine.pod = DriverPod("npu", f"driver-{uid}", uid, name, revision, is_ready, made_s=self.now_s)
         machine.due_s = self.up_s + LOADS_S
 
     def restart_by_hand(self, machine: Machine) -> None:
@@ -320,6 +328,7 @@ def check(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
     ), "two acts on one node"
     begun = [act for act in marks if act.state is UpgradeState.RESTART and not _is_taken(nodes[act.node])]
     _check_foreign(decision.acts, nodes)
+    _check_seen(facts, decision.acts, now_s)
     _check_fit(facts, decision.acts, begun, nodes)
     _check_limits(facts, begun, nodes, pods)
     _check_held(facts, decision, begun, nodes, now_s)
@@ -349,6 +358,14 @@ def _check_foreign(acts: tuple[Act, ...], nodes: dict[str, FleetNode]) -> None:
             assert _is_taken(node), f"{act.node}: its pod is deleted, and it is not under way"
             assert node.record is not None, f"{act.node}: its pod is deleted without a record"
             assert node.record.pod == act.uid, f"{act.node}: another pod is deleted than its record names"
+
+
+def _check_seen(facts: Fleet, acts: tuple[Act, ...], now_s: float) -> None:
+    """Where a pod is newer than all that is known of the template, nobody is disturbed and nothing is undone."""
+    known = {revision.hash for revision in facts.revisions}
+    if any(pod.revision not in known and now_s < pod.made_s + UNSEEN_S for pod in facts.pods):
+        done = [act for act in acts if isinstance(act, RestartPod | CreatePod | SetTemplate)]
+        assert not done, f"done without knowing the newest template: {done}"
 
 
 def _check_fit(facts: Fleet, acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:

@@ -128,6 +128,7 @@ def as_driver_pod(item: Mapping[str, Any]) -> Item:
         is_deleting=bool(metadata.get("deletionTimestamp")),
         restarts=sum(typed(one.get("restartCount"), int, 0) for one in first),
         why_waiting=_why_waiting((*first, *then)),
+        made_s=_made_s(metadata),
     )
     return _item(metadata, fact)
 
@@ -158,7 +159,7 @@ def as_task_pod(item: Mapping[str, Any]) -> Item:
         node=_node_of(item),
         revision=intern(labels.get(task_pods.REVISION_LABEL, "")),
         task=Task(labels[task_pods.TASK_LABEL]),
-        made_s=timestamps.seconds_of(text_of(metadata, "creationTimestamp")) or 0.0,
+        made_s=_made_s(metadata),
         exit_code=code,
         has_ended=has_ended,
         message=left or " ".join(filter(None, (text_of(status, "reason"), text_of(status, "message")))),
@@ -179,6 +180,10 @@ def _item(metadata: Mapping[str, Any], fact: Any) -> Item:
         fact,
         intern(owner),
     )
+
+
+def _made_s(metadata: Mapping[str, Any]) -> float:
+    return timestamps.seconds_of(text_of(metadata, "creationTimestamp")) or 0.0
 
 
 def _node_of(pod: Mapping[str, Any]) -> str:

@@ -74,6 +74,7 @@ def survey(fleet: Fleet, now_s: float) -> Survey:
         Clears(fleet) if fleet.clears_first else None,
         Heard(fleet.metric_answers, now_s),
         fleet.blocked,
+        frozenset(revision.hash for revision in fleet.revisions),
     )
     verdicts = [place(member, terms) for member in members]
     assigned = waves.assign(members, verdicts, fleet.policy, terms.target)
@@ -149,8 +150,8 @@ def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
     """The moments at which the fleet as a whole may go on; none for one that has nothing to do."""
     if phase is Phase.COMPLETE:
         return ()
-    is_waiting = any(standing.verdict.wants_turn for standing in seen.standings)
-    held_s = seen.hold.until_s if seen.hold is not None and is_waiting else None
+    hold, is_waiting = seen.hold, any(standing.verdict.wants_turn for standing in seen.standings)
+    held_s = hold.until_s if hold is not None and (is_waiting or hold.stands_aside) else None
     gate = seen.scene.turn.gate
     results_s = (one.until_s for one in seen.scene.terms.preflights.values())
     return held_s, gate.until_s if gate is not None else None, *results_s

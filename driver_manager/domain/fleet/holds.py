@@ -16,6 +16,11 @@ from driver_manager.domain.listing import several
 
 ON_DELETE = "OnDelete"
 MINUTE_S = 60.0
+UNSEEN_S = 300.0
+"""A pod of a revision that is not known is waited for so long: longer than a feed that shows nothing is believed.
+
+The rest is for clocks that differ. Whatever is not known after that is no more: nobody waits for it.
+"""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,20 @@ def _not_observed(scene: Scene) -> Hold | None:
     return Hold(Phase.PROGRESSING, "TemplateNotObserved", text, stands_aside=True)
 
 
+def _not_seen(scene: Scene) -> Hold | None:
+    """A new pod of a revision that is not known: somebody has asked for a newer template than the target's.
+
+    To go back now would throw that away, and whoever begins now would have to begin again.
+    """
+    known, now_s = scene.terms.revisions, scene.terms.now_s
+    unseen = [pod for pod in scene.fleet.pods if pod.revision not in known and now_s < pod.made_s + UNSEEN_S]
+    if not unseen:
+        return None
+    pod = max(unseen, key=lambda pod: (pod.made_s, pod.name))
+    text = f"waits for revision {pod.revision}, which the driver pod of {pod.node} has, to be seen"
+    return Hold(Phase.PROGRESSING, "RevisionNotSeen", text, stands_aside=True, until_s=pod.made_s + UNSEEN_S)
+
+
 def _none_may_be_away(scene: Scene) -> Hold | None:
     amount = scene.terms.policy.max_unavailable
     if amount is None or amount.number > 0:
@@ -168,6 +187,7 @@ GUARDS: tuple[Callable[[Scene], Hold | None], ...] = (
     _rival,
     _strategy,
     _not_observed,
+    _not_seen,
     _none_may_be_away,
     _empty_wave,
     _undoing,

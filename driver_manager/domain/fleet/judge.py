@@ -87,11 +87,15 @@ def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> Verdict
     """A ready pod of an earlier revision than the target.
 
     What was taken for an earlier target has ended with that, and is an outdated node like others. What was taken for
-    the target came back with another one: to delete the pod a second time would be the beginning of a circle.
+    the target came back with another one: to delete the pod a second time would be the beginning of a circle. One that
+    is not known is newer than what is known, and no fault of the target.
     """
     pod = member.pod
     if pod is None or not pod.is_ready or pod.revision == terms.target:
         return None
+    if record.revision == terms.target and pod.revision not in terms.revisions:
+        why = f"its new driver pod has revision {pod.revision}, which is not seen yet"
+        return _bounded(member, record, terms, terms.policy.node_timeout_s, why)
     if record.revision == terms.target:
         return failing(member, record, terms, f"its new driver pod has revision {pod.revision}, not {terms.target}")
     return _noted(member, record, terms, UpgradeState.DONE, f"serves revision {pod.revision}")
@@ -138,9 +142,14 @@ CASES: tuple[Callable[[Member, NodeRecord, Terms], Verdict | None], ...] = (
 
 
 def _is_news(member: Member, record: NodeRecord) -> bool:
-    """Whether what the node reports is of a run since it was taken. What was there before is why it is upgraded."""
+    """Whether what the node reports is of a run since it was taken. What was there before is why it is upgraded.
+
+    The node's clock is compared with itself: it may be hours from ours. Records of earlier versions do not tell.
+    """
     outcome_s = member.node.outcome_s
-    return outcome_s is None or outcome_s >= record.began_s
+    if outcome_s is None:
+        return True
+    return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s
 
 
 def _noted(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, why: str) -> Verdict:

@@ -174,6 +174,7 @@ class DriverPod:
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
     `restarts` counts those of its init containers, `why_waiting` is what its status says of a container that waits.
+    `made_s` is when it was made, 0 where that is not told.
     """
 
     namespace: str
@@ -185,6 +186,7 @@ class DriverPod:
     is_deleting: bool = False
     restarts: int = 0
     why_waiting: str = ""
+    made_s: float = 0.0
 
 
 class Task(Enum):

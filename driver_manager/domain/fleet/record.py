@@ -21,7 +21,9 @@ class NodeRecord:
 
     `began_s` is when the node was taken for `revision`. `pod` is the uid of the driver's pod that was to go; whatever
     other pod is there came after it. `boot_id` is that of the node then. `wave` counts from 1. `rollout` is the
-    namespace/name of the object. `reason` says why the node is in its state.
+    namespace/name of the object. `reason` says why the node is in its state. `outcome_s` is when the last outcome ended
+    that the node showed as it was taken, by the clock of the node, 0 without one; None where an earlier version wrote
+    the record.
     """
 
     rollout: str
@@ -32,6 +34,7 @@ class NodeRecord:
     began_s: float
     since_s: float
     reason: str = ""
+    outcome_s: float | None = None
 
 
 class NodeRecordUnreadable(ConfigError):
@@ -59,7 +62,9 @@ def encode(record: NodeRecord) -> str:
         "since": round(record.since_s, 3),
     }
     reason = shortened(writable(record.reason), MAX_TEXT_CHARS)
-    return FORM.write({**body, **({"reason": reason} if reason else {})})
+    told = {"reason": reason} if reason else {}
+    outcome = {"outcome": round(record.outcome_s, 3)} if record.outcome_s is not None else {}
+    return FORM.write({**body, **told, **outcome})
 
 
 def decode(text: str) -> NodeRecord:
@@ -74,4 +79,5 @@ def decode(text: str) -> NodeRecord:
         began_s=body.seconds("began"),
         since_s=body.seconds("since"),
         reason=body.text("reason", ""),
+        outcome_s=body.seconds("outcome") if "outcome" in body else None,
     )

@@ -92,6 +92,7 @@ def begin(standing: Standing, terms: Terms) -> MarkNode:
             boot_id=node.boot_id,
             began_s=terms.now_s,
             since_s=terms.now_s,
+            outcome_s=node.outcome_s or 0.0,
         ),
         consumes_retry=node.wants_retry,
     )

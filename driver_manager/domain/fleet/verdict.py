@@ -41,7 +41,7 @@ class Terms:
 
     `preflights` is what is known of a run for the target, by node. `clears` is there where nodes are cleared before
     their driver pods are deleted. `heard` are the answers to questions about metrics. `blocked` is as of a
-    Fleet.
+    Fleet. `revisions` are the hashes of those that are known.
     """
 
     policy: Policy
@@ -54,6 +54,7 @@ class Terms:
     clears: Clears | None = None
     heard: Heard = field(default_factory=lambda: Heard(None, 0.0))
     blocked: Mapping[str, str] = field(default_factory=dict)
+    revisions: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +119,16 @@ def mark(member: Member, record: NodeRecord, terms: Terms, state: UpgradeState, 
         node.name,
         node.resource_version,
         state,
-        NodeRecord(record.rollout, revision, wave, record.pod, record.boot_id, record.began_s, terms.now_s, reason),
+        replace(record, revision=revision, wave=wave, since_s=terms.now_s, reason=reason),
         consumes_retry=node.wants_retry and state is UpgradeState.DONE,
     )
 
 
 def again(member: Member, record: NodeRecord, terms: Terms) -> MarkNode:
     """The node is taken once more, with all the time that a node has."""
-    found = replace(record, began_s=terms.now_s, since_s=terms.now_s, reason=TAKEN_AGAIN)
-    return MarkNode(member.node.name, member.node.resource_version, UpgradeState.RESTART, found)
+    node, now_s = member.node, terms.now_s
+    found = replace(record, began_s=now_s, since_s=now_s, reason=TAKEN_AGAIN, outcome_s=node.outcome_s or 0.0)
+    return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, found)
 
 
 def release(member: Member) -> MarkNode:

@@ -31,7 +31,7 @@ from driver_manager.fleet_ports import FollowedDaemonSet
 from tests.fakes.builders import ASCEND, PROFILE
 
 KEYS = PROFILE.keys
-RECORD = record.NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0)
+RECORD = record.NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0, outcome_s=3.0)
 OWNER = [{"kind": "DaemonSet", "uid": "uid-ds", "controller": True}, {"kind": "X", "uid": "other"}]
 
 
@@ -90,6 +90,13 @@ def test_a_cordon_is_that_of_a_run_where_the_node_is_taken_and_it_is_marked(
     assert node(notes=notes, spec={"unschedulable": True}).is_cordoned_by_run is is_ours
 
 
+def test_a_record_of_an_earlier_version_does_not_tell_of_an_outcome() -> None:
+    before = json.loads(record.encode(RECORD))
+    del before["outcome"]
+    assert record.decode(json.dumps(before)) == replace(RECORD, outcome_s=None)
+    assert json.loads(record.encode(replace(RECORD, outcome_s=None))) == before
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"v":99}', "[]"])
 def test_a_record_that_cannot_be_read_is_a_problem_and_no_error(text: str) -> None:
     found = node(notes={KEYS.rollout: text, KEYS.last_outcome: text})
@@ -116,6 +123,7 @@ def test_a_driver_pod() -> None:
         "resourceVersion": "3",
         "ownerReferences": OWNER,
         "labels": {"controller-revision-hash": "r2"},
+        "creationTimestamp": "2026-01-02T03:04:05Z",
         "deletionTimestamp": "2026-01-02T03:04:05Z",
     }
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
@@ -128,7 +136,7 @@ def test_a_driver_pod() -> None:
     }
     item = as_driver_pod({"metadata": metadata, "spec": {"nodeName": "n"}, "status": status})
     assert item.owner == "uid-ds"
-    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, 3, "manager: CrashLoopBackOff")
+    assert item.fact == DriverPod("npu", "p", "u", "n", "r2", True, True, 3, "manager: CrashLoopBackOff", 1767323045.0)
     bare = as_driver_pod({"metadata": {"name": "p"}}).fact
     assert bare == DriverPod("", "p", "", "", "")
 

@@ -20,6 +20,7 @@ from tests.fakes.fleet_stories import (
     GATES,
     KILLS,
     LABELS,
+    LAGS,
     LOCKS,
     METRICS,
     NAMES,
@@ -56,7 +57,7 @@ policies = st.builds(
 )
 events = st.lists(
     st.tuples(
-        st.sampled_from(("nothing", *LOCKS, *EVENTS)),
+        st.sampled_from(("nothing", *LOCKS, *EVENTS, *LAGS)),
         st.sampled_from(NAMES),
         st.sampled_from(PAUSES_S),
         st.sampled_from(KILLS),

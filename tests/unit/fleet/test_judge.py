@@ -76,6 +76,20 @@ CASES = {
     "held-since-before": Case(
         node("a", RESTART, driver_state=NodeState.HELD, outcome_s=NOW_S - 61.0), STARTING, None, "ready"
     ),
+    "held-since-before-by-a-clock-ahead": Case(
+        node(
+            "a", RESTART, driver_state=NodeState.HELD, outcome_s=NOW_S + 3600.0, record=record(outcome_s=NOW_S + 3600.0)
+        ),
+        STARTING,
+        None,
+        "ready",
+    ),
+    "held-by-a-clock-behind": Case(
+        node("a", RESTART, driver_state=NodeState.HELD, outcome_s=NOW_S - 3600.0, record=record(outcome_s=0.0)),
+        STARTING,
+        FAILED,
+        "held",
+    ),
     "held-before-the-pod-is-there": Case(node("a", RESTART, driver_state=NodeState.HELD), None, None, "waits for"),
     "reboot": Case(node("a", RESTART, driver_state=NEEDS_REBOOT), STARTING, REBOOT),
     "reboot-of-a-ready-driver": Case(node("a", VALIDATION, driver_state=NEEDS_REBOOT), new_pod("a"), REBOOT),
@@ -85,6 +99,13 @@ CASES = {
     ),
     "reboot-asked-for-before": Case(
         node("a", RESTART, driver_state=NEEDS_REBOOT, outcome_s=NOW_S - 61.0), STARTING, None, "ready"
+    ),
+    "reboot-by-a-clock-behind": Case(
+        node(
+            "a", RESTART, driver_state=NEEDS_REBOOT, outcome_s=NOW_S - 3600.0, record=record(outcome_s=NOW_S - 7200.0)
+        ),
+        STARTING,
+        REBOOT,
     ),
     "rebooted": Case(node("a", REBOOT, driver_state=NEEDS_REBOOT, boot_id="boot-2"), STARTING, RESTART, "rebooted"),
     "reboot-not-needed-any-more": Case(node("a", REBOOT), STARTING, RESTART),
@@ -97,8 +118,12 @@ CASES = {
     "late-before-and-rebooted-since": Case(early(RESTART), STARTING, None, "ready"),
     "not-valid-and-not-ready-again": Case(node("a", VALIDATION), STARTING, None, "ready"),
     "not-valid-for-long-and-not-ready-again": Case(late(VALIDATION), STARTING, FAILED, "within 10 min"),
-    "wrong-revision": Case(node("a", RESTART), new_pod("a", OTHER), FAILED, "has revision other, not new"),
-    "wrong-revision-starting": Case(node("a", RESTART), new_pod("a", OTHER, is_ready=False), None, "ready"),
+    "wrong-revision": Case(node("a", RESTART), new_pod("a", OLD), FAILED, "has revision old, not new"),
+    "wrong-revision-starting": Case(node("a", RESTART), new_pod("a", OLD, is_ready=False), None, "ready"),
+    "revision-not-seen": Case(node("a", RESTART), new_pod("a", OTHER), None, "other, which is not seen yet"),
+    "revision-never-seen": Case(
+        late(RESTART), new_pod("a", OTHER), FAILED, "not done within 30 min: its new driver pod"
+    ),
     "earlier-target": Case(node("a", RESTART, record=record(revision=OLD)), new_pod("a", OLD), DONE),
     "earlier-target-starting": Case(
         node("a", RESTART, record=record(revision=OLD)), new_pod("a", OLD, is_ready=False), None, "ready"
@@ -136,6 +161,7 @@ def test_a_mark_keeps_what_the_node_was_taken_for_and_says_since_when(case: Case
     assert before is not None
     assert found.since_s == NOW_S
     assert (found.pod, found.boot_id, found.began_s) == (before.pod, before.boot_id, before.began_s)
+    assert found.outcome_s == before.outcome_s
     assert case.reason in found.reason or case.writes is DONE
 
 
@@ -272,10 +298,10 @@ def test_what_was_just_taken_goes_on_whatever_holds_the_others_and_what_a_dead_o
 
 
 def test_a_controller_that_was_away_for_long_takes_the_node_again() -> None:
-    facts = fleet([late(RESTART)])
+    facts = fleet([late(RESTART, outcome_s=9.0)])
     found = marks(facts)["a"]
     assert found.state is RESTART
-    assert found.record == record(began_s=NOW_S, since_s=NOW_S, reason=TAKEN_AGAIN)
+    assert found.record == record(began_s=NOW_S, since_s=NOW_S, reason=TAKEN_AGAIN, outcome_s=9.0)
     assert restarts(facts) == []
     again = fleet([node("a", RESTART, record=found.record)])
     assert len(restarts(again, NOW_S + 1.0)) == 1
@@ -295,5 +321,5 @@ def test_the_record_of_the_earlier_target_ends_before_the_node_is_taken_for_the_
     assert found.record is not None
     ended = replace(case.node, upgrade=DONE.value, record=found.record)
     (taken,) = (act for act in advance(fleet([ended], [new_pod("a", OLD)]), NOW_S).acts if isinstance(act, MarkNode))
-    assert taken.record == record(pod="a-after", began_s=NOW_S, since_s=NOW_S)
+    assert taken.record == record(pod="a-after", began_s=NOW_S, since_s=NOW_S, outcome_s=0.0)
     assert REVISIONS[-1].hash == NEW

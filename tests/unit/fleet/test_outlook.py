@@ -9,11 +9,13 @@ import pytest
 
 from driver_manager.domain.fleet.acts import MarkNode, Phase, RestartPod
 from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.holds import UNSEEN_S
 from driver_manager.domain.fleet.model import Fleet, Memory, UpgradeState, Wishes
 from tests.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
     NOW_S,
+    OTHER,
     begun,
     fleet,
     marks,
@@ -58,6 +60,12 @@ HOLDS = {
     ),
     "not-observed": Case(of(daemon_set=changed(is_current=False)), Phase.PROGRESSING, "TemplateNotObserved"),
     "no-revision": Case(of(revisions=()), Phase.PROGRESSING, "TemplateNotObserved"),
+    "revision-not-seen": Case(
+        of(WAITING, [pod("a"), pod("b", OTHER, made_s=NOW_S - UNSEEN_S + 1.0)]),
+        Phase.PROGRESSING,
+        "RevisionNotSeen",
+        "waits for revision other, which the driver pod of b has",
+    ),
     "undoing": Case(
         of(memory=Memory(target=NEW, undo_from=NEW, undo_to="old")), Phase.HALTED, "Undoing", "from revision new to old"
     ),
@@ -81,6 +89,9 @@ PHASES = {
     "nobody": Case(of([]), Phase.COMPLETE, "NoNodes"),
     "all-skipped": Case(of([node("a", is_skipped=True)]), Phase.COMPLETE, "NoNodes"),
     "begins": Case(of(), Phase.PROGRESSING, "UnderWay", "under way: a"),
+    "revision-never-seen": Case(
+        of(WAITING, [pod("a"), pod("b", OTHER, made_s=NOW_S - UNSEEN_S)]), Phase.PROGRESSING, "UnderWay"
+    ),
     "under-way": Case(of([node("a", RESTART), node("b")]), Phase.PROGRESSING, "UnderWay", "under way: a"),
     "paused-with-one-under-way": Case(
         of([node("a", RESTART), node("b")], policy=policy(paused=True)), Phase.PAUSED, "Paused", "still under way: a"
@@ -153,6 +164,12 @@ def test_who_stands_aside_notes_what_ended_and_touches_nothing(facts: Fleet) -> 
     assert len(acts) == 1
     assert not [act for act in acts if isinstance(act, RestartPod)]
     assert advance(taken, NOW_S).memory == taken.memory
+
+
+def test_a_revision_that_is_never_seen_holds_nobody_for_ever() -> None:
+    decision = advance(HOLDS["revision-not-seen"].facts, NOW_S)
+    assert (decision.acts, decision.again_s) == ((), NOW_S + 1.0)
+    assert begun(HOLDS["revision-not-seen"].facts, NOW_S + 1.0) == ["a"]
 
 
 def test_without_a_daemon_set_nothing_is_done_at_all() -> None:

@@ -191,12 +191,12 @@ def test_a_retry_takes_the_failed_node_again() -> None:
     mark = marks(fleet([node("a", FAILED, wants_retry=True, boot_id="boot-2")], [NOT_READY]))["a"]
     assert mark.state is RESTART
     assert mark.consumes_retry
-    assert mark.record == record(pod="a-after", boot_id="boot-2", began_s=NOW_S, since_s=NOW_S)
+    assert mark.record == record(pod="a-after", boot_id="boot-2", began_s=NOW_S, since_s=NOW_S, outcome_s=0.0)
 
 
 def test_a_retry_of_a_node_without_a_pod_waits_for_whatever_comes() -> None:
     mark = marks(fleet([node("a", FAILED, wants_retry=True)], []))["a"]
-    assert mark.record == record(pod="", began_s=NOW_S, since_s=NOW_S)
+    assert mark.record == record(pod="", began_s=NOW_S, since_s=NOW_S, outcome_s=0.0)
 
 
 def test_a_retry_of_an_upgraded_node_that_left_the_revision_is_heard() -> None:

@@ -36,9 +36,9 @@ def of(found: list[FleetNode], pods: list[Any] | None = None, **rules: Any) -> F
 
 
 def test_a_node_is_taken_with_all_that_the_next_controller_has_to_know() -> None:
-    (mark,) = marks(fleet([node("a", boot_id="boot-7")])).values()
+    (mark,) = marks(fleet([node("a", boot_id="boot-7", outcome_s=7.0)])).values()
     assert (mark.state, mark.resource_version) == (RESTART, "1")
-    assert mark.record == record(boot_id="boot-7", began_s=NOW_S, since_s=NOW_S)
+    assert mark.record == record(boot_id="boot-7", began_s=NOW_S, since_s=NOW_S, outcome_s=7.0)
 
 
 @pytest.mark.parametrize(("most", "count"), [(1, 1), (2, 2), (3, 3), (9, 4), (0, 4)])

@@ -7,10 +7,23 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.fleet.acts import Announce, SetTemplate
+from driver_manager.domain.fleet.acts import Announce, MarkNode, SetTemplate
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import Fleet, Memory, OnHalt, Past, Revision, UpgradeState, Wishes
-from tests.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, OLD, begun, fleet, new_pod, node, pod, policy, record
+from tests.fakes.fleet_builders import (
+    DAEMON_SET,
+    NEW,
+    NOW_S,
+    OLD,
+    OTHER,
+    begun,
+    fleet,
+    new_pod,
+    node,
+    pod,
+    policy,
+    record,
+)
 
 DONE, FAILED = UpgradeState.DONE, UpgradeState.FAILED
 REVISIONS = (Revision("driver-0", "r0", 1), Revision("driver-1", OLD, 2), Revision("driver-2", NEW, 3))
@@ -112,6 +125,22 @@ def test_nothing_is_undone_while_the_template_is_not_observed() -> None:
     memory = replace(MEMORY, undo_from=NEW, undo_to=OLD)
     facts = of(memory=memory, daemon_set=replace(DAEMON_SET, is_current=False))
     assert (templates(facts), advance(facts, NOW_S).memory) == ([], memory)
+
+
+@pytest.mark.parametrize("memory", [MEMORY, replace(MEMORY, undo_from=NEW, undo_to=OLD)], ids=["halted", "on-its-way"])
+@pytest.mark.parametrize("state", [FAILED, UpgradeState.RESTART])
+def test_a_template_whose_revision_is_not_seen_yet_is_not_thrown_away(state: UpgradeState, memory: Memory) -> None:
+    """`a` was taken for the target, and its new pod is of what somebody asked for since; so is that of `c`, by hand."""
+    nodes = [node("a", state), node("b", UpgradeState.RESTART), node("c")]
+    pods = [new_pod("a", OTHER, made_s=NOW_S), pod("b"), new_pod("c", OTHER, made_s=NOW_S - 100.0)]
+    facts = fleet(nodes, pods, revisions=REVISIONS, memory=memory, policy=policy(on_halt=OnHalt.UNDO))
+    decision = advance(facts, NOW_S)
+    assert decision.memory == memory
+    assert [type(act) for act in decision.acts if not isinstance(act, MarkNode)] == []
+    assert "upgrade-failed" not in {act.state.value for act in decision.acts if isinstance(act, MarkNode) and act.state}
+    seen = replace(facts, revisions=(*REVISIONS, Revision("driver-3", OTHER, 4)))
+    assert advance(seen, NOW_S).outlook.target == OTHER
+    assert templates(seen) == []
 
 
 @pytest.mark.parametrize(("on_halt", "to"), [(OnHalt.UNDO, OLD), (OnHalt.HOLD, "")])
