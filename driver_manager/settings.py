@@ -13,16 +13,16 @@ BY_HAND_API_TIMEOUT_S = 5.0
 """A person waits for an answer: commands that only look give up on a dead API server after this long."""
 
 NODE_NAME = text("NODE_NAME", "Node to work on. Default: the host's name, where its tree is at /host.")
-KUBECONFIG = file("KUBECONFIG", "Way to the cluster. Default: a pod's service account, else ~/.kube/config.")
-POD_NAME = text("POD_NAME", "Our own pod. Default: the host name, if it is a pod on the node.")
-POD_NAMESPACE = text("POD_NAMESPACE", "Namespace of our own pod. Default: the operator's.")
+KUBECONFIG = file("KUBECONFIG", "Path to a kubeconfig. Default: a pod's service account, else ~/.kube/config.")
+POD_NAME = text("POD_NAME", "Name of this pod. Default: the host name, if it is a pod on the node.")
+POD_NAMESPACE = text("POD_NAMESPACE", "Namespace of this pod. Default: the operator's.")
 OPERATOR_NAMESPACE = text(
     "OPERATOR_NAMESPACE", "Namespace of the operator and its driver pods. Default: the profile's."
 )
 API_TIMEOUT = optional_duration(
     "API_TIMEOUT",
-    "How long one API call is tried again while the server does not answer. Default: 60s; 5s for commands that only "
-    "look.",
+    "How long one API call is retried while the server does not answer. Default: 60s; 5s for commands that change "
+    "nothing.",
 )
 CLUSTER = (
     NODE_NAME,
@@ -39,7 +39,7 @@ DRIVER_PROFILE = text(
 PROFILE_FILE = file("PROFILE_FILE", "TOML file with a profile of your own.")
 NODE_LABEL_FOR_NPU_POD_EVICTION = text(
     "NODE_LABEL_FOR_NPU_POD_EVICTION",
-    "Further node label of a DRA kubelet plugin: paused after the last claim holder has left.",
+    "Additional node label of a DRA kubelet plugin, paused after the last claim holder has left.",
     name="node_label_for_pod_eviction",
     also=("NODE_LABEL_FOR_GPU_POD_EVICTION",),
 )
@@ -64,7 +64,7 @@ HOST = (
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
     ("container", "manager"),
-    "Who loads the driver: its container, or this manager.",
+    "What loads the driver: its container, or this manager.",
     default="container",
 )
 DRIVER_ROOT = text("DRIVER_ROOT", "Tree on the host to load from. Default: the profile's, else /.")
@@ -73,30 +73,35 @@ DRIVER_CONFIG_DIGEST = text(
 )
 EVIDENCE_DIR = text(
     "EVIDENCE_DIR",
-    "Folder on the host for what could be seen before an unload or at a wedge; off: keep none. Default: the profile's.",
+    "Folder on the host for evidence from before an unload or a wedge; off: keep none. Default: the profile's.",
 )
-FORCE_REINSTALL = flag("FORCE_REINSTALL", "Replace the driver though the digest is equal.")
+FORCE_REINSTALL = flag("FORCE_REINSTALL", "Replace the driver even if it is current.")
 STOP_HOST_SERVICES = flag(
     "STOP_HOST_SERVICES",
-    "Stop the profile's host services (e.g. rbln_daemon.service) for the swap, and start them again.",
+    "Stop the profile's host services (e.g. rbln_daemon.service) for the swap, then start them again.",
 )
-NO_WAIT = flag("NO_WAIT", "Leave with exit code 9 instead of holding for a reboot.")
-TAKE_OVER = flag("TAKE_OVER", "Go on in place of the run that owns the node.")
+NO_WAIT = flag("NO_WAIT", "End with exit code 9 instead of waiting for a reboot.")
+TAKE_OVER = flag("TAKE_OVER", "Take the node over from the run that owns it.")
 DRIVER_POD_LEAVES = flag(
-    "DRIVER_POD_LEAVES", "The driver pod on the node ends before the swap: a device that it has open is not in the way."
+    "DRIVER_POD_LEAVES",
+    "The driver pod on the node ends before the swap, so a device that it has open does not block the swap.",
 )
 CLEAR_FOR = text(
     "CLEAR_FOR",
-    "Only clear the node for the driver pod of this revision: the driver stays loaded, and once the present driver pod "
-    "is gone the next run goes on.",
+    "Only clear the node for the driver pod of this revision. The driver stays loaded; the next run continues once "
+    "the current driver pod is gone.",
 )
-POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "How long operand pods may take to leave.", default="5m")
-DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "How long the device may take to become free.", default="60s")
-RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Bound of the whole run.", default="30m")
+POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "Maximum time for operand pods to leave.", default="5m")
+DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "Maximum time for the device to become free.", default="60s")
+RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum duration of the run.", default="30m")
 RETRY_WAIT = duration(
     "RETRY_WAIT",
-    "Longest wait after a failure; 0: none. Nobody is disturbed again meanwhile, unless something changes.",
+    "Maximum wait after a failure; 0: none. No pod is disturbed again meanwhile, unless something changes.",
     default="30m",
+)
+CLIENT_SELECTOR = text(
+    "CLIENT_SELECTOR",
+    "Label selector of additional client pods, restarted once a new driver is ready. Default: none.",
 )
 DRIVER = (
     DRIVER_LOAD,
@@ -113,6 +118,7 @@ DRIVER = (
     DEVICE_FREE_TIMEOUT,
     RECONCILE_DEADLINE,
     RETRY_WAIT,
+    CLIENT_SELECTOR,
 )
 
 ENABLE_NPU_POD_EVICTION = flag(
@@ -121,47 +127,49 @@ ENABLE_NPU_POD_EVICTION = flag(
     also=("ENABLE_GPU_POD_EVICTION",),
 )
 NPU_POD_EVICTION_FORCE = flag(
-    "NPU_POD_EVICTION_FORCE", "Evict or drain pods, too, that no controller makes anew.", also=("DRAIN_USE_FORCE",)
+    "NPU_POD_EVICTION_FORCE", "Also evict or drain pods that no controller will recreate.", also=("DRAIN_USE_FORCE",)
 )
 NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA = flag(
     "NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA",
-    "Evict or drain pods, too, that lose the data of an emptyDir volume with it.",
+    "Also evict or drain pods whose emptyDir data will be lost.",
     also=("DRAIN_DELETE_EMPTYDIR_DATA",),
 )
 NPU_POD_EVICTION_DEVICE_CLASS = text(
     "NPU_POD_EVICTION_DEVICE_CLASS",
     "DRA device classes (comma-separated) whose claims use the driver. Default: the profile's.",
 )
-EVICT_HOLDERS = flag("EVICT_HOLDERS", "Evict pods, too, that hold the device unasked.")
+EVICT_HOLDERS = flag("EVICT_HOLDERS", "Also evict pods that hold the device without requesting it.")
+RESTART_CLIENTS = flag("RESTART_CLIENTS", "Evict clients of the driver that hold the device, right before the unload.")
 POD_EVICTION_TIMEOUT = duration(
     "POD_EVICTION_TIMEOUT",
-    "How long evictions may be refused and pods terminate; a pod's longer grace is honoured.",
+    "Maximum time for evictions and for pods to terminate; a pod's longer grace period is honoured.",
     default="5m",
 )
-ENABLE_AUTO_DRAIN = flag("ENABLE_AUTO_DRAIN", "Drain the whole node where evicting fails.")
+ENABLE_AUTO_DRAIN = flag("ENABLE_AUTO_DRAIN", "Drain the whole node if evicting fails.")
 DRAIN_POD_SELECTOR_LABEL = text("DRAIN_POD_SELECTOR_LABEL", "Drain only pods that match this selector. Default: all.")
 DRAIN_TIMEOUT_SECONDS = duration(
-    "DRAIN_TIMEOUT_SECONDS", "How long a drain may take; 0: until the deadline of the run.", default="0s"
+    "DRAIN_TIMEOUT_SECONDS", "Maximum duration of a drain; 0: until the deadline of the run.", default="0s"
 )
 WAIT_FOR_COMPLETION_SELECTOR = text(
-    "WAIT_FOR_COMPLETION_SELECTOR", "Give pods that match this selector time to complete, before anything is evicted."
+    "WAIT_FOR_COMPLETION_SELECTOR", "Before any eviction, wait for pods that match this selector to complete."
 )
 WAIT_FOR_COMPLETION_TIMEOUT = duration(
-    "WAIT_FOR_COMPLETION_TIMEOUT", "How long; then they are evicted like others.", default="5m"
+    "WAIT_FOR_COMPLETION_TIMEOUT", "Maximum time for them to complete; then they are evicted like others.", default="5m"
 )
-SAFE_LOAD = flag("SAFE_LOAD", "Wait for the operator's word before a driver is loaded.")
+SAFE_LOAD = flag("SAFE_LOAD", "Wait until the operator confirms that it is safe to load a driver.")
 OPERATOR_TIMEOUT = duration(
     "OPERATOR_TIMEOUT",
-    "How long the operator may take, for a safe load or to move workloads that it manages.",
+    "Maximum time for the operator to confirm a safe load or to move workloads that it manages.",
     default="10m",
 )
-IGNORE_SKIP = flag("IGNORE_SKIP", "By hand: work on a node that is labelled to be skipped.")
+IGNORE_SKIP = flag("IGNORE_SKIP", "Run on a node that is labelled to be skipped; for runs by hand.")
 WORKLOADS = (
     ENABLE_NPU_POD_EVICTION,
     NPU_POD_EVICTION_FORCE,
     NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA,
     NPU_POD_EVICTION_DEVICE_CLASS,
     EVICT_HOLDERS,
+    RESTART_CLIENTS,
     POD_EVICTION_TIMEOUT,
     ENABLE_AUTO_DRAIN,
     DRAIN_POD_SELECTOR_LABEL,
@@ -173,15 +181,32 @@ WORKLOADS = (
     IGNORE_SKIP,
 )
 
-HEALTH_WATCH_INTERVAL = duration(
-    "HEALTH_WATCH_INTERVAL", "Time from one sample to the next.", default="60s", name="interval"
+VFIO_BIND = choice(
+    "VFIO_BIND",
+    ("manager", "container"),
+    "What binds devices to vfio: this manager, or the container after it; the manager always reserves them for vfio.",
+    default="manager",
 )
+VFIO = (
+    VFIO_BIND,
+    EVIDENCE_DIR,
+    STOP_HOST_SERVICES,
+    TAKE_OVER,
+    POD_TERMINATION_TIMEOUT,
+    DEVICE_FREE_TIMEOUT,
+    RECONCILE_DEADLINE,
+    RETRY_WAIT,
+    *(one for one in WORKLOADS if one not in (RESTART_CLIENTS, SAFE_LOAD, IGNORE_SKIP)),
+)
+"""Of all options those that matter where devices go to virtual machines."""
+
+HEALTH_WATCH_INTERVAL = duration("HEALTH_WATCH_INTERVAL", "Time between two samples.", default="60s", name="interval")
 HEALTH_WATCH_FAILURES = count(
-    "HEALTH_WATCH_FAILURES", "So many failures in a row are a wedge.", default="3", name="failures"
+    "HEALTH_WATCH_FAILURES", "Consecutive failures before the driver counts as wedged.", default="3", name="failures"
 )
 HEALTH_WATCH_TIMEOUT = optional_duration(
     "HEALTH_WATCH_TIMEOUT",
-    "How long the probe may take; hanging longer is a failure. Default: the profile's, 20s.",
+    "Maximum duration of a probe; longer counts as a failure. Default: the profile's, 20s.",
     name="timeout",
 )
 HEALTH_WATCH_READY_FILE = file(
@@ -196,7 +221,7 @@ METRICS_ADDR = text(
 )
 METRICS_TEXTFILE = file(
     "METRICS_TEXTFILE",
-    "Write metrics into this file for node_exporter's textfile collector; each program its own. Default: off.",
+    "Write metrics to this file for node_exporter's textfile collector; each program needs its own. Default: off.",
 )
 HEALTH = (
     HEALTH_WATCH_INTERVAL,
@@ -207,24 +232,32 @@ HEALTH = (
     METRICS_TEXTFILE,
 )
 
-REBOOTER_INTERVAL = duration("REBOOTER_INTERVAL", "Between two looks at the marker.", default="30s", name="interval")
+REBOOTER_INTERVAL = duration(
+    "REBOOTER_INTERVAL", "Time between two checks of the marker.", default="30s", name="interval"
+)
 AUTO_UPGRADE = flag("AUTO_UPGRADE", "Reboot for upgrades without approval.")
 AUTO_RECOVER = flag("AUTO_RECOVER", "Reboot to recover a wedged chip without approval.")
-MAX_CONCURRENT_REBOOTS = count("MAX_CONCURRENT_REBOOTS", "Nodes of the cluster that reboot at once.", default="1")
-REBOOT_MIN_UPTIME = duration("REBOOT_MIN_UPTIME", "A host up for less is not rebooted.", default="600")
-REBOOT_ATTEMPTS = count("REBOOT_ATTEMPTS", "Reboots within the window below; then it escalates.", default="3")
-REBOOT_ATTEMPTS_WINDOW = duration("REBOOT_ATTEMPTS_WINDOW", "For how long a reboot counts.", default="24h")
-REBOOT_WINDOWS = text(
-    "REBOOT_WINDOWS", "Maintenance windows, as 'Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00'. Default: at any time."
+MAX_CONCURRENT_REBOOTS = count(
+    "MAX_CONCURRENT_REBOOTS", "Maximum number of nodes in the cluster that reboot at the same time.", default="1"
 )
-REBOOT_TIME_ZONE = text("REBOOT_TIME_ZONE", "Time zone of the windows, as Europe/Berlin.", default="UTC")
+REBOOT_MIN_UPTIME = duration("REBOOT_MIN_UPTIME", "Minimum uptime of a host before it is rebooted.", default="600")
+REBOOT_ATTEMPTS = count(
+    "REBOOT_ATTEMPTS", "Maximum number of reboots within --reboot-attempts-window; then it escalates.", default="3"
+)
+REBOOT_ATTEMPTS_WINDOW = duration("REBOOT_ATTEMPTS_WINDOW", "How long a reboot counts as an attempt.", default="24h")
+REBOOT_WINDOWS = text(
+    "REBOOT_WINDOWS", "Maintenance windows, such as 'Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00'. Default: at any time."
+)
+REBOOT_TIME_ZONE = text("REBOOT_TIME_ZONE", "Time zone of the windows, such as Europe/Berlin.", default="UTC")
 REBOOT_CORDON = flag("REBOOT_CORDON", "Cordon the node before its reboot.")
 REBOOT_EVICT = flag("REBOOT_EVICT", "Cordon the node and evict the pods that use the accelerator before its reboot.")
 REBOOT_COMMAND = text(
-    "REBOOT_COMMAND", "Run in the host's namespaces; words, not a shell's line.", default="systemctl reboot"
+    "REBOOT_COMMAND",
+    "Command that reboots the host, run in its namespaces, without a shell.",
+    default="systemctl reboot",
 )
 REBOOT_GRACE = duration(
-    "REBOOT_GRACE", "How long the command may take to take the host down; then sysrq does.", default="5m"
+    "REBOOT_GRACE", "Maximum time for the command to take the host down; then sysrq is used.", default="5m"
 )
 REBOOTER = (
     REBOOTER_INTERVAL,
@@ -251,7 +284,7 @@ ROLLOUT_NAMESPACE = text(
 )
 ROLLOUT_LEASE = text(
     "ROLLOUT_LEASE",
-    "Lease that the leading controller holds. Controllers with different Leases do not exclude each other.",
+    "Lease that the leading controller holds. Controllers with different Leases run side by side.",
     default="driver-manager-rollout",
     name="lease_name",
 )
@@ -267,10 +300,10 @@ ROLLOUT = (
 )
 
 LOG_FORMAT = choice("LOG_FORMAT", ("auto", "text", "json"), "auto: text on a terminal, else JSON.", default="auto")
-LOG_LEVEL = choice("LOG_LEVEL", ("debug", "info", "warning", "error"), "Least level.", default="info")
+LOG_LEVEL = choice("LOG_LEVEL", ("debug", "info", "warning", "error"), "Minimum log level.", default="info")
 TERMINATION_LOG = file(
     "TERMINATION_LOG",
-    "File for the last line, written only where it exists (the kubelet makes it).",
+    "File for the last line, written only if it exists (the kubelet creates it).",
     default="/dev/termination-log",
 )
 LOGGING = (
@@ -290,6 +323,7 @@ REBOOT_EVICTION = (
 HEADINGS: tuple[tuple[str, tuple[AnySetting, ...]], ...] = (
     ("Driver", DRIVER),
     ("Pods that use the accelerator", WORKLOADS),
+    ("Virtual machines", (VFIO_BIND,)),
     ("Health", HEALTH),
     ("Reboots", REBOOTER),
     ("Rollouts", ROLLOUT),

@@ -9,6 +9,8 @@ from pathlib import Path
 import kubernetes.client
 import pytest
 
+from tests.failures import Failures
+
 UNCOUNTED = ("fuzz", "mutants", "repo")
 """Folders whose tests look at many inputs, or at the repository itself."""
 
@@ -24,6 +26,11 @@ def whole_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in set(sys.modules) - known:
         if name.startswith("kubernetes."):
             del sys.modules[name]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What failed is named at once."""
+    config.pluginmanager.register(Failures())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

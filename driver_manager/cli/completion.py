@@ -27,7 +27,7 @@ def completion_command(*, shell: str) -> int:
     """
     known = get_completion_class(shell)
     if known is None:
-        raise ConfigError(f"click completes nothing in {shell}", f"Use one of {', '.join(SHELLS)}.")
+        raise ConfigError(f"there is no completion for {shell}", f"Use one of {', '.join(SHELLS)}.")
     root = click.get_current_context().find_root().command
     # Not known.source(): for bash it runs the shell to ask its version, and an image may have none.
     click.echo(ShellComplete.source(known(root, {}, PROGRAM, VARIABLE)))

@@ -26,7 +26,7 @@ from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.node_way import NodeWay
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.wiring import host_roots, log_form, refuse_zero, with_evidence, with_shown_state
+from driver_manager.cli.wiring import host_roots, log_form, refuse_zero, selector, with_evidence, with_shown_state
 from driver_manager.core.health.loop import WatchPolicy
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health.record import recorded
@@ -45,7 +45,7 @@ _ONCE_CODES = {
 @click.command(
     cls=ScreenCommand,
     name="health-watch",
-    short_help="Watch the driver's health for ever; a sidecar of the driver container.",
+    short_help="Watch the driver's health continuously, as a sidecar of the driver container.",
 )
 @click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
 @click.option("--handover", is_flag=True, hidden=True, help="Print what the loop is started with, for a reload.")
@@ -53,14 +53,14 @@ _ONCE_CODES = {
 @with_options(
     settings.HEALTH,
     settings.HOST,
-    (settings.DRIVER_ROOT, settings.EVIDENCE_DIR, settings.NODE_NAME),
+    (settings.DRIVER_ROOT, settings.EVIDENCE_DIR, settings.NODE_NAME, settings.CLIENT_SELECTOR),
     settings.LOGGING,
 )
 def health_watch_command(*, once: bool, handover: bool, output: str, values: Values) -> int:
-    """Run the profile's probe again and again; after some failures in a row the driver is wedged.
+    """Run the profile's probe at an interval; after several consecutive failures the driver counts as wedged.
 
-    Then the driver's ready marker is withdrawn, and where only a reboot helps the recovery marker is written for the
-    rebooter. Both are undone when the driver recovers. Asks nothing of the API server. SIGHUP reads the profile anew.
+    Then the driver's ready marker is withdrawn; where only a reboot helps, the recovery marker is written for the
+    rebooter. Both are undone when the driver recovers. Sends no request to the API server. SIGHUP reloads the profile.
     """
     launch = _launch(values)
     if once:
@@ -102,6 +102,7 @@ def _launch(values: Values) -> Launch:
         ready_file=values[settings.HEALTH_WATCH_READY_FILE],
         way=None if no_way else _way(values),
         no_way=no_way,
+        client_selector=selector(values, settings.CLIENT_SELECTOR).text,
         argv=tuple(click.get_current_context().find_root().obj or ()),
     )
 
@@ -110,7 +111,7 @@ def _refuse_without_folder(option: Setting[str], path: str) -> None:
     """Raise ConfigError for a file whose folder is not there."""
     if path and not Path(path).parent.is_dir():
         raise ConfigError(
-            f"the folder of {option.flag} {path} is not there",
+            f"the folder of {option.flag} {path} does not exist",
             f"Mount that folder writable, or fix {option.flag}.",
         )
 

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from driver_manager.adapters.host.client_notes import HostClientNotes
+from driver_manager.adapters.host.holders import whose
+from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.in_pod import HOST, PORT, InPod
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli.node_way import NodeWay
-from driver_manager.core.health.announce import announce
+from driver_manager.core.health.announce import announce, announce_window
+from driver_manager.core.pods.clients import ClientRestarter
 from driver_manager.domain import profile as profile_form
+from driver_manager.domain import selectors, window
 from driver_manager.domain.errors import ExitCode, ManagerError
 from driver_manager.domain.health import mute
 from driver_manager.domain.health.notices import Notice
+from driver_manager.domain.pods.clients import ClientRules
 
 TARGET = __name__
 API_BUDGET_S = 8.0
@@ -53,6 +59,13 @@ def _tell(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     return {}
 
 
+def _window(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
+    cluster, reporter = _cluster(document, log)
+    keys = profile_form.decode(document["profile"]).keys
+    announce_window(cluster, reporter, keys, window.from_json(document["window"]))
+    return {}
+
+
 def _mute(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, _ = _cluster(document, log)
     try:
@@ -62,4 +75,28 @@ def _mute(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     return asdict(found) if found is not None else {}
 
 
-_TASKS = {"mute": _mute, "tell": _tell}
+class _Warned(LogReporter):
+    """Keeps warnings for the answer: nobody reads what else a process says that gives one."""
+
+    def __init__(self, wall: Callable[[], float], *, as_json: bool, level: str) -> None:
+        super().__init__(wall, as_json=as_json, level=level)
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        """See the port."""
+        self.warnings.append(text)
+
+
+def _clients(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
+    cluster, _ = _cluster(document, log)
+    profile, clock = profile_form.decode(document["profile"]), SystemClock()
+    reporter = _Warned(clock.wall, as_json=log.as_json, level="error")
+    roots = HostRoots.from_document(document["roots"])
+    rules = ClientRules.of(profile, selectors.parse(document["client_selector"]), whose(Path("/proc/self"))[0])
+    notes = HostClientNotes(roots, profile, clock)
+    turn = ClientRestarter(cluster, notes, clock, reporter, rules).turn(document["load"])
+    answer = {"restarted": list(turn.restarted), "left": turn.undone, "isEarly": turn.is_early}
+    return {**answer, "warnings": reporter.warnings}
+
+
+_TASKS = {"clients": _clients, "mute": _mute, "tell": _tell, "window": _window}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
@@ -24,7 +23,7 @@ HOLDERS_S = 10.0
 def run(document: Mapping[str, Any], log: LogForm) -> int:
     """Save the evidence and print its `path`, or the `problem`."""
     profile = profile_form.decode(document["profile"])
-    roots = HostRoots(**{name: Path(path) for name, path in document["roots"].items()})
+    roots = HostRoots.from_document(document["roots"])
     holders = holders_within(roots, profile.paths.device_nodes, HOLDERS_S)
     folder = EvidenceFolder(roots.files(), profile.paths.evidence)
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from driver_manager.adapters.host.health_marks import HostMarks
 from driver_manager.adapters.host.probe import ToolProber
 from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.adapters.host.watch_tasks import EVIDENCE_S, MUTE_S, TELL_S, ChildKeeper, ChildNotifier
+from driver_manager.adapters.host.watch_tasks import CLIENTS_S, EVIDENCE_S, MUTE_S, TELL_S, ChildKeeper, ChildNotifier
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.supervisor import KILL_S, TERM_S, Supervisor
 from driver_manager.adapters.process.task import TaskProcess
@@ -44,7 +44,7 @@ Publish = Callable[[HealthReport], None]
 class Launch:
     """What the loop is started with. `argv` starts the command again.
 
-    `way` leads to the Node; where there is none, `no_way` says why.
+    `way` leads to the Node; where there is none, `no_way` says why. `client_selector` selects clients of the driver.
     """
 
     roots: HostRoots
@@ -56,15 +56,16 @@ class Launch:
     ready_file: str = ""
     way: NodeWay | None = None
     no_way: str = ""
+    client_selector: str = ""
     argv: tuple[str, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         """For another interpreter of this version."""
-        names = ("driver_root", "metrics_addr", "metrics_textfile", "ready_file", "no_way")
+        names = ("driver_root", "metrics_addr", "metrics_textfile", "ready_file", "no_way", "client_selector")
         rest = {name: getattr(self, name) for name in names}
         return {
             **rest,
-            "roots": {name: str(path) for name, path in asdict(self.roots).items()},
+            "roots": self.roots.to_document(),
             "profile": profile_form.encode(self.profile),
             "policy": asdict(self.policy),
             "way": asdict(self.way) if self.way else None,
@@ -77,7 +78,7 @@ class Launch:
         return cls(
             **{
                 **document,
-                "roots": HostRoots(**{name: Path(path) for name, path in document["roots"].items()}),
+                "roots": HostRoots.from_document(document["roots"]),
                 "profile": profile_form.decode(document["profile"]),
                 "policy": WatchPolicy(**document["policy"]),
                 "way": NodeWay(**document["way"]) if document["way"] else None,
@@ -102,10 +103,10 @@ def run(document: dict[str, Any], log: LogForm) -> int:
     policy = launch.policy
     reporter.info(
         f"watching the {launch.profile.name} driver every {policy.interval_s:g} s; "
-        f"{policy.failures} failure(s) in a row are a wedge"
+        f"{policy.failures} consecutive failure(s) count as a wedge"
     )
     if launch.no_way:
-        reporter.info(f"the Node is not told of wedges: {launch.no_way}")
+        reporter.info(f"wedges are not reported on the Node: {launch.no_way}")
     try:
         while True:
             watch.run(clock.take_reload)
@@ -119,15 +120,15 @@ def _notifier(launch: Launch, clock: LoopClock, log: LogForm) -> ChildNotifier |
     """The way to the Node, None where there is none."""
     if launch.way is None:
         return None
-    return ChildNotifier(_process(CHILD, {"way": asdict(launch.way)}, launch, clock, log))
+    known = {"way": asdict(launch.way), "roots": launch.roots.to_document(), "client_selector": launch.client_selector}
+    return ChildNotifier(_process(CHILD, known, launch, clock, log))
 
 
 def _keeper(launch: Launch, clock: LoopClock, log: LogForm) -> ChildKeeper | None:
     """Who keeps evidence, None where none is wanted. What gets stuck for it keeps nobody from telling the Node."""
     if not launch.profile.paths.evidence:
         return None
-    roots = {name: str(path) for name, path in asdict(launch.roots).items()}
-    return ChildKeeper(_process(EVIDENCE, {"roots": roots}, launch, clock, log))
+    return ChildKeeper(_process(EVIDENCE, {"roots": launch.roots.to_document()}, launch, clock, log))
 
 
 def _process(target: str, document: Mapping[str, Any], launch: Launch, clock: LoopClock, log: LogForm) -> TaskProcess:
@@ -173,9 +174,8 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
     from driver_manager.adapters.report.metrics import Endpoint, Heartbeat  # noqa: PLC0415
 
     policy = launch.policy
-    heartbeat = Heartbeat(
-        clock, policy.interval_s + policy.timeout_s + MUTE_S + EVIDENCE_S + TELL_S + 4 * (TERM_S + KILL_S) + GRACE_S
-    )
+    longest_s = MUTE_S + EVIDENCE_S + TELL_S + CLIENTS_S + 5 * (TERM_S + KILL_S)
+    heartbeat = Heartbeat(clock, policy.interval_s + policy.timeout_s + longest_s + GRACE_S)
     endpoint = Endpoint(heartbeat, lambda: others_of(launch.roots, launch.profile.paths))
     StatusServer(clock, launch.metrics_addr, endpoint.respond)
     return [heartbeat.beat, endpoint.publish]
@@ -186,7 +186,7 @@ def _reload(launch: Launch, clock: LoopClock, reporter: LogReporter) -> None:
     try:
         fresh, log = _read_again(launch, clock)
     except (ValueError, KeyError, TypeError, OSError) as error:
-        reporter.warn(f"not reloaded, going on as before: {error}")
+        reporter.warn(f"not reloaded, continuing as before: {error}")
         return
     if not clock.close_reloads():
         return  # asked again while it was read, so what was read may be old: the next turn comes first

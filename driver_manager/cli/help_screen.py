@@ -88,5 +88,5 @@ _HELP_ALL = click.Option(
     is_eager=True,
     expose_value=False,
     callback=_show_all,
-    help="Show every option and exit: there are more.",
+    help="Show all options and exit.",
 )

@@ -1,4 +1,7 @@
-"""Groups of commands that import a command when it is used: a small one must not pay for the others' libraries."""
+"""Groups of commands that import a command when it is used: a small one must not pay for the others' libraries.
+
+A name that no command has is an error with the names that come near it: click compares them, we know them.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,24 @@ class LazyGroup(click.Group):
         module, attribute = self.table[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, but that it knows the names in our table, too. Raises NoSuchCommand."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            inner = self._by_last_word()
+            found = click.NoSuchCommand(error.command_name, possibilities=[*self.table, *inner], ctx=ctx)
+            if found.possibilities:
+                found.possibilities[:] = [inner.get(name, name) for name in found.possibilities]
+            raise found from None
+
+    def _by_last_word(self) -> dict[str, str]:
+        """The commands of the groups in this one by their own names, as `rollout undo` by `undo`; ours come first."""
+        found = {words.rpartition(" ")[2]: words for words, _ in self.each() if " " in words}
+        return {name: words for name, words in found.items() if name not in self.table}
 
     def each(self) -> Iterator[tuple[str, click.Command]]:
         """Every command with its words, those of the groups in it, too, and no group."""

@@ -21,14 +21,17 @@ from driver_manager.settings import LOG_FORMAT, TERMINATION_LOG
 
 COMMANDS = {
     "reconcile-driver-state": ("driver_manager.cli.reconcile", "reconcile_command"),
+    "reconcile-vfio-state": ("driver_manager.cli.reconcile", "reconcile_vfio_command"),
     "plan": ("driver_manager.cli.reconcile", "plan_command"),
     "status": ("driver_manager.cli.status", "status_command"),
     "preflight": ("driver_manager.cli.preflight", "preflight_command"),
+    "stage": ("driver_manager.cli.stage", "stage_command"),
     "rebooter": ("driver_manager.cli.rebooter", "rebooter_command"),
     "holders": ("driver_manager.cli.holders", "holders_command"),
     "restore": ("driver_manager.cli.restore", "restore_command"),
     "health-watch": ("driver_manager.cli.health_watch", "health_watch_command"),
     "rollout": ("driver_manager.cli.rollout", "rollout_group"),
+    "profile": ("driver_manager.cli.profile", "profile_group"),
     "sandbox": ("driver_manager.cli.sandbox", "sandbox_command"),
     "completion": ("driver_manager.cli.completion", "completion_command"),
 }

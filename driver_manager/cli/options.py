@@ -107,5 +107,5 @@ def output_option(command: F) -> F:
         "--output",
         type=click.Choice(["text", "json"]),
         default="text",
-        help="For people (text) or machines (json).",
+        help="Output format.",
     )(command)

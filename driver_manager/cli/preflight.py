@@ -1,4 +1,4 @@
-"""`preflight`: would a reconcile that replaces the driver succeed."""
+"""`preflight`: would a reconcile that replaces the driver, or gives the devices to virtual machines, succeed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from driver_manager.adapters.report.termination_log import write_termination_log
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, styled, with_options
 from driver_manager.cli.printing import put
-from driver_manager.cli.wiring import open_session, policy
+from driver_manager.cli.vfio import mode_option, policy_for
+from driver_manager.cli.wiring import open_session
 from driver_manager.core.swap.reconcile import decide, rehearsed
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.escaping import shown
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Observation, Policy
+from driver_manager.domain.model import Mode, Observation, Policy
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
@@ -25,29 +26,34 @@ from driver_manager.domain.swap.plan import Plan
 from driver_manager.domain.swap.preflight import Check, access, checks, remedies, rights_to_replace
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.waits import WaitForHolders, WaitForStuckPods
-from driver_manager.ports import Cluster, Ports
+from driver_manager.domain.swap.vfio_rows import impossible
+from driver_manager.ports.node import Cluster, Ports
 
+_GROUPS = (settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
 _WISHED = ("create", "events")
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 
 @click.command(cls=ScreenCommand, name="preflight", short_help="Check whether the driver could be replaced now.")
+@mode_option
 @output_option
-@with_options(settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, settings.HOST, settings.LOGGING)
-def preflight_command(*, output: str, values: Values) -> int:
+@with_options(*_GROUPS, (settings.VFIO_BIND,))
+def preflight_command(*, mode: str, output: str, values: Values) -> int:
     """Check whether the driver could be replaced now: modules, signatures, conflicts, rights, deadline.
 
-    Changes nothing. Exit code 6 when something would stop the run; a run of reconcile-driver-state checks the same
-    before its first change.
+    With --mode vfio: whether virtual machines could get the devices. Changes nothing. Exit code 6 when something would
+    stop the run, which checks the same before its first change.
     """
-    wanted = policy(values)
-    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S)
+    wanted = policy_for(values, Mode(mode))
+    session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=wanted.mode)
     obs = session.observe(session.node)
     if obs.host is None:
         raise ConfigError(f"this is not node {obs.node.name}", "Run it on the node, with the host at /host.")
     needed = rights_to_replace(session.profile, wanted)
+    now = Situation.of(obs, session.profile, wanted)
     found = (
-        *checks(Situation.of(obs, session.profile, wanted)),
+        *checks(now),
+        *(_devices(now) if wanted.mode is Mode.VFIO else ()),
         *_workloads(session.ports(), obs, session.profile, wanted),
         *access(session.cluster.refused(needed), needed),
         *_wished(session.cluster),
@@ -60,6 +66,13 @@ def preflight_command(*, output: str, values: Values) -> int:
     what = several((f"{check.name}: {check.what}" for check in failed), "; ")
     write_termination_log(values[settings.TERMINATION_LOG], what, remedies(failed))
     return ExitCode.PREFLIGHT_FAILED
+
+
+def _devices(now: Situation) -> tuple[Check, ...]:
+    """Whether virtual machines could have the devices."""
+    wrong = tuple(Check("devices", False, what, remedy) for what, remedy in impossible(now).items())
+    count = len(now.host.bus.functions)
+    return wrong or (Check("devices", True, f"{count} device(s) can go to vfio"),)
 
 
 def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy) -> tuple[Check, ...]:
@@ -91,7 +104,7 @@ def _in_the_way(decided: Plan) -> tuple[Check, ...]:
                 remedy = "Stop what holds the device; for the vendor's host services use --stop-host-services."
                 found.append(Check("device", False, f"the device is in use: {several(step.holders, '; ')}", remedy))
             case WaitForStuckPods():
-                what = f"{several(step.pods)} should have ended long ago"
+                what = f"{several(step.pods)} should already have ended"
                 found.append(Check("operands", False, what, "Remove what holds each pod (`driver-manager status`)."))
     return tuple(found)
 

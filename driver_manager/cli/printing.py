@@ -8,7 +8,7 @@ import sys
 import click
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.ports import Reporter
+from driver_manager.ports.base import Reporter
 
 
 def put(text: str) -> None:
@@ -35,7 +35,9 @@ def put_after(text: str, log: Reporter) -> None:
 def unwritable(error: OSError) -> ConfigError:
     """The error for a standard output that took no more; nothing is written to it from now on."""
     _to_nowhere()
-    return ConfigError(f"standard output cannot be written: {error.strerror}", "Is there room where it leads to?")
+    return ConfigError(
+        f"standard output cannot be written: {error.strerror}", "Check that there is free space where it is written to."
+    )
 
 
 def is_of_printing(error: OSError) -> bool:

@@ -51,7 +51,7 @@ def rows(body: dict[str, Any] | None, *, has_marker: bool) -> list[str]:
     elif body["problem"]:
         lines.append(body["problem"])
     elif has_marker and not body["isAnnounced"]:
-        lines.append("no rebooter has looked at the marker yet")
+        lines.append("no rebooter has read the marker yet")
     if body["attempts"]:
         hours = body["attemptsWindowSeconds"] / 3600
         last = datetime.fromtimestamp(body["lastAttempt"], UTC)

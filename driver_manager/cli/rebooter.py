@@ -78,9 +78,9 @@ class Wired:
 @click.command(
     cls=ScreenCommand,
     name="rebooter",
-    short_help="Reboot the node when its marker asks for it and everything allows it.",
+    short_help="Reboot the node when its marker asks for it and every condition is met.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done and change nothing.")
 @with_options(
     settings.REBOOTER,
     settings.REBOOT_EVICTION,
@@ -90,10 +90,10 @@ class Wired:
     settings.LOGGING,
 )
 def rebooter_command(*, dry_run: bool, values: Values) -> int:
-    """Watch for the reboot-required marker and reboot the node once it is approved, and everything else allows it.
+    """Watch for the reboot-required marker, and reboot the node once that is approved and every other condition is met.
 
-    Runs for ever, one on each node; without a marker it asks the API server nothing, but for one look at the Node where
-    it has never been before. Needs the host's root (/host), /proc and namespaces.
+    Runs continuously, one on each node. Without a marker it sends no request to the API server, except one read of the
+    Node on its first start there. Needs the host's root (/host), /proc and namespaces.
     """
     wired = _wired(values, dry_run=dry_run)
     wired.clock.install()
@@ -141,7 +141,7 @@ def _profile(values: Values, roots: HostRoots) -> Profile:
     profile = with_shown_state(profile, values)
     if not (profile.paths.reboot_marker and profile.paths.rebooter_record and profile.keys.reboot_slots):
         raise ConfigError(
-            f"profile {profile.name} asks for no reboots",
+            f"profile {profile.name} never asks for a reboot",
             "Run the rebooter only where the driver cannot be swapped in place.",
         )
     problem = roots.files().why_not_writable(profile.paths.rebooter_record)
@@ -160,7 +160,7 @@ def _schedule(values: Values) -> Schedule:
     try:
         return windows.parse(values[settings.REBOOT_WINDOWS], there)
     except ValueError as error:
-        raise ConfigError(str(error), "Mend REBOOT_WINDOWS (--reboot-windows).") from error
+        raise ConfigError(str(error), "Fix REBOOT_WINDOWS (--reboot-windows).") from error
 
 
 def _publisher(wired: Wired) -> Callable[[Record], None]:
@@ -177,9 +177,9 @@ def _command(values: Values) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise ConfigError(f"REBOOT_COMMAND cannot be split into words: {error}", "Mend its quotes.") from error
+        raise ConfigError(f"REBOOT_COMMAND cannot be split into words: {error}", "Fix its quotes.") from error
     if not words:
-        raise ConfigError("REBOOT_COMMAND has no words", "Leave it out for `systemctl reboot`.")
+        raise ConfigError("REBOOT_COMMAND has no words", "Unset it to use `systemctl reboot`.")
     return words
 
 
@@ -218,7 +218,7 @@ def _work(wired: Wired, cluster: KubeCluster) -> None:
                 if not wired.policy.dry_run and not wired.files.has_record():
                     wired.files.keep(Record())
                 return
-        log.info("another rebooter is at work on this host; waiting for it")
+        log.info("another rebooter is running on this host; waiting for it to end")
         clock.sleep(interval_s)
 
 

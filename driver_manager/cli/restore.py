@@ -21,31 +21,33 @@ from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.model import Node, NodeChange, Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
-from driver_manager.domain.swap.driver_state import is_loaded
+from driver_manager.domain.swap.driver_state import is_loaded, refuse_if_owned
 from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, has_rebooters_cordon, release
-from driver_manager.domain.swap.planner import refuse_if_owned
 from driver_manager.domain.swap.steps.node import GiveBack
 
 
-@click.command(cls=ScreenCommand, name="restore", short_help="Give this node back from its journal by hand.")
-@click.option("--dry-run", is_flag=True, help="Print what would be given back and change nothing.")
+@click.command(
+    cls=ScreenCommand, name="restore", short_help="Release this node by hand: undo what its journal records."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be undone and change nothing.")
 @click.option(
-    "--ignore-journal", is_flag=True, help="Decode the labels from their own values; drop an unreadable journal."
+    "--ignore-journal", is_flag=True, help="Restore the labels from their paused values; drop an unreadable journal."
 )
 @output_option
 @with_options(settings.CLUSTER, (settings.TAKE_OVER,), settings.HOST, settings.LOGGING)
 def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values: Values) -> int:
-    """Give this node back from its journal: labels that still hold our value, our cordon, the journal itself.
+    """Release this node: restore the labels that its journal records, lift our cordon, remove the journal.
 
-    What somebody changed meanwhile stays as they made it, and so does the rebooter's cordon. Works from a laptop too.
-    Refused while the run that took the node lives (--take-over if you know better).
+    Labels that somebody else changed meanwhile stay so, and the rebooter's cordon stays. Also works from a laptop.
+    Refused while the run that took the node is running (--take-over overrides that).
     """
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
     refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
     if obs.host is None and journal is not None and journal.services and not dry_run:
         raise ConfigError(
-            f"host services were stopped on node {obs.node.name} ({', '.join(journal.services)}), and this is not it",
+            f"host services were stopped on node {obs.node.name} ({', '.join(journal.services)}), and this host is "
+            "not that node",
             "Run restore on the node, where they can be started again.",
         )
     change = release(session.node, journal, session.profile) if journal else NodeChange()
@@ -67,6 +69,7 @@ def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
         # On the node, a run that only sleeps must not go on with a driver that is in use again.
         with Fence(ports.host, ports.reporter).taking(obs.me) if obs.host is not None else contextlib.nullcontext():
             settler.state.is_given_by_hand()
+            settler.undo_devices(journal)
             settler.give_back(journal)
         is_well = True
     finally:
@@ -101,7 +104,7 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
         return json.dumps({**body, "dryRun": dry_run}, indent=2)
     stays = _rebooters_cordon(obs.node, profile)
     if change.is_empty:
-        nothing = f"nothing to give back on node {obs.node.name}: no journal, no paused label, no cordon of ours"
+        nothing = f"nothing to release on node {obs.node.name}: no journal, no paused label, no cordon of ours"
         return "\n".join([nothing, *stays])
     verb = "would restore" if dry_run else "restored"
     lines = [f"{verb} {key}: {pair['from']} → {pair['to']}" for key, pair in labels.items()]
@@ -121,6 +124,6 @@ def _rebooters_cordon(node: Node, profile: Profile) -> tuple[str, ...]:
         return ()
     by_hand = f"kubectl uncordon {node.name}, and remove the annotation {profile.keys.cordon}"
     return (
-        "note: the rebooter's cordon stays until the node is back, or its reboot is given up",
-        f"      where no rebooter runs any more: {by_hand}",
+        "note: the rebooter's cordon stays until the node is back or its reboot is abandoned",
+        f"      if no rebooter runs any more: {by_hand}",
     )

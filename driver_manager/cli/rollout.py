@@ -26,9 +26,9 @@ COMMANDS = {
     short_help="Roll a driver out over the fleet, wave by wave.",
 )
 def rollout_group() -> None:
-    """Roll a new driver out over the nodes of a cluster: who goes, when, and when to stop.
+    """Roll a new driver out over the nodes of a cluster: which nodes, when, and when to stop.
 
     A DriverRollout object names the driver's DaemonSet (updateStrategy OnDelete) and the rules. The controller restarts
     one driver pod after the other; each node's own run, the pod's init container, does the work on its node. All other
-    commands here need a kubeconfig only, and ask the controller for what it then does.
+    commands here only need a kubeconfig; they ask the controller to act.
     """

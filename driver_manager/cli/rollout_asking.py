@@ -37,13 +37,13 @@ Json = dict[str, Any]
 TRUE = "true"
 
 
-@click.command(cls=ScreenCommand, name="pause", short_help="Start no other node; nodes under way are finished.")
+@click.command(cls=ScreenCommand, name="pause", short_help="Start no other node; nodes that have started are finished.")
 @named_rollout
 @dry_run_option
 @output_option
 @with_verb_options
 def pause_command(*, name: str, dry_run: bool, output: str, values: Values) -> int:
-    """Start no other node of the rollout NAME. Nodes that are under way are finished: none is left half upgraded."""
+    """Start no other node of the rollout NAME. Nodes that have started are finished: none is left half upgraded."""
     return _ask(values, name, output, lambda fleet, _: asking.pause(fleet), dry_run=dry_run)
 
 
@@ -57,36 +57,40 @@ def resume_command(*, name: str, dry_run: bool, output: str, values: Values) -> 
     return _ask(values, name, output, lambda fleet, _: asking.resume(fleet), dry_run=dry_run)
 
 
-@click.command(cls=ScreenCommand, name="approve", short_help="Let the wave begin that waits for an approval.")
+@click.command(cls=ScreenCommand, name="approve", short_help="Approve the wave that waits for an approval.")
 @named_rollout
 @click.option("--wave", type=click.IntRange(min=1), help="Approve all waves up to this one, ahead of time.")
 @dry_run_option
 @output_option
 @with_verb_options
 def approve_command(*, name: str, wave: int | None, dry_run: bool, output: str, values: Values) -> int:
-    """Let the next wave of the rollout NAME begin, which waits for an approval.
+    """Approve the next wave of the rollout NAME, which waits for an approval.
 
     The approval counts for the revision that is rolled out now, and for no other.
     """
     return _ask(values, name, output, lambda fleet, now_s: asking.approve(fleet, now_s, wave), dry_run=dry_run)
 
 
-@click.command(cls=ScreenCommand, name="retry", short_help="Try nodes that failed, or a revision, once more.")
+@click.command(cls=ScreenCommand, name="retry", short_help="Retry nodes that failed, or a revision.")
 @click.argument("nodes", nargs=-1, shell_complete=complete_failed_nodes)
-@click.option("--rollout", "name", default="", shell_complete=complete_rollouts, help="Default: the only one there is.")
-@click.option("--revision", is_flag=True, help="Try the target revision again, which was halted or undone before.")
+@click.option(
+    "--rollout", "name", default="", shell_complete=complete_rollouts, help="Default: the only one in the namespace."
+)
+@click.option("--revision", is_flag=True, help="Retry the target revision after it was halted or undone.")
 @dry_run_option
 @output_option
 @with_verb_options
 def retry_command(  # noqa: PLR0913  # what click gives, by name
     *, nodes: tuple[str, ...], name: str, revision: bool, dry_run: bool, output: str, values: Values
 ) -> int:
-    """Try the NODES once more whose upgrade failed: all of those that are named, or none.
+    """Retry the NODES whose upgrade failed: all the named nodes, or none.
 
-    A node counts as failed until it has succeeded, so a rollout that was halted goes on once its failed nodes are done.
+    A node counts as failed until it has succeeded, so a halted rollout continues once its failed nodes are done.
     """
     if revision == bool(nodes):
-        raise ConfigError("either nodes or --revision is needed", "Name the nodes that failed; `rollout status` does.")
+        raise ConfigError(
+            "either nodes or --revision is needed", "Name the nodes that failed; `rollout status` lists them."
+        )
     if revision:
         return _ask(values, name, output, asking.retry_revision, dry_run=dry_run)
     return _ask(values, name, output, lambda fleet, now_s: asking.retry_nodes(fleet, now_s, nodes), dry_run=dry_run)
@@ -94,15 +98,15 @@ def retry_command(  # noqa: PLR0913  # what click gives, by name
 
 @click.command(cls=ScreenCommand, name="undo", short_help="Go back to the last good revision.")
 @named_rollout
-@click.option("--to", default="", metavar="REVISION", help="Go back to this one: its number, hash or name.")
+@click.option("--to", default="", metavar="REVISION", help="Go back to this revision: its number, hash or name.")
 @dry_run_option
 @output_option
 @with_verb_options
 def undo_command(*, name: str, to: str, dry_run: bool, output: str, values: Values) -> int:
-    """Give the DaemonSet of the rollout NAME its last template again that was good on all nodes.
+    """Give the DaemonSet of the rollout NAME the last template that was good on all nodes.
 
-    The nodes go back by the same rules as forward: waves, limits, windows. The revision that is left counts as failed,
-    and is not tried again by itself. `rollout history` shows the revisions.
+    The nodes go back by the same rules: waves, limits, windows. The revision that they leave counts as failed,
+    and is not retried by itself. `rollout history` shows the revisions.
     """
     wish = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(3).hex()}"
     return _ask(values, name, output, lambda fleet, now_s: asking.undo(fleet, now_s, to, wish), dry_run=dry_run)
@@ -125,7 +129,7 @@ def _write(session: RolloutSession, sight: Sight, request: Request, *, dry_run: 
     key = session.profile.keys.upgrade_requested
     if request.nodes and not key:
         raise ConfigError(
-            f"profile {session.profile.name} has no annotation by which a node is asked to try again",
+            f"profile {session.profile.name} has no annotation for retrying a node",
             "Roll out another revision, or go back with `driver-manager rollout undo`.",
         )
     if request.spec or request.annotations:

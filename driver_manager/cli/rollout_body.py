@@ -16,7 +16,7 @@ from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.status_form import INVALID_SPEC
 from driver_manager.domain.listing import several
 from driver_manager.domain.wire import LAST_MOMENT_S
-from driver_manager.fleet_ports import Leader
+from driver_manager.ports.fleet import Leader
 
 Json = dict[str, Any]
 

@@ -40,7 +40,7 @@ LATE_S = 60.0
 
 
 @click.command(
-    cls=ScreenCommand, name="controller", short_help="Run the rollouts of a namespace for ever; in the cluster."
+    cls=ScreenCommand, name="controller", short_help="Run the rollouts of a namespace continuously, in the cluster."
 )
 @with_options(
     settings.ROLLOUT,
@@ -50,8 +50,8 @@ LATE_S = 60.0
 def controller_command(*, values: Values) -> int:
     """Watch the DriverRollouts of a namespace, and restart driver pods as their rules allow.
 
-    Runs for ever, in two replicas or more: one leads and the others stand by, as the Lease says. All state is on the
-    Nodes and on the objects, so it may be killed at any moment. It never cordons a node, evicts a pod or touches a
+    Runs continuously, in two or more replicas: one holds the Lease and leads, the others stand by. All state is on the
+    Nodes and on the objects, so it may be killed at any time. It never cordons a node, evicts a pod or touches a
     module: the init container of each driver pod does that on its own node. SIGTERM hands over at once.
     """
     profile = _profile(values)
@@ -86,7 +86,7 @@ def _profile(values: Values) -> Profile:
     """The profile whose keys the Nodes carry. Raises ConfigError."""
     if values[settings.DRIVER_PROFILE] == profiles.AUTO:
         raise ConfigError(
-            "no profile is named, and a controller is on none of the nodes that it could tell one from",
+            "no profile is named, and a controller runs on no node from which it could be determined",
             f"Name it with {settings.DRIVER_PROFILE.flag} ({settings.DRIVER_PROFILE.env}).",
         )
     known = profiles.known(values[settings.PROFILE_FILE])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from driver_manager.domain.fleet.acts import Outlook, Phase, Place
@@ -14,7 +14,7 @@ from driver_manager.domain.fleet.undo import last_good
 from driver_manager.domain.listing import MOST_NAMED
 
 PROGRAM = "driver-manager rollout"
-NO_CONTROLLER = "no controller leads, so nothing happens: install deploy/components/rollout, or look at its pods"
+NO_CONTROLLER = "no controller leads, so nothing happens: install deploy/components/rollout, or check its pods"
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,18 @@ def _unreadable(case: _Case) -> Iterator[Hint]:
 
 
 def _failed_nodes(case: _Case) -> Iterator[Hint]:
-    if not case.failed or case.outlook.reason in ("FailedBefore", "Undoing"):
-        return
-    name, more = case.rollout.name, " ..." if len(case.failed) > MOST_NAMED else ""
-    words = ("--rollout", name, *case.failed[:MOST_NAMED])
-    yield Hint("try a failed node once more, after a look at it", case.command("retry", *words) + more)
+    yield from _once_more(case, case.failed, "retry a failed node, after checking it")
 
 
 def _failed_preflights(case: _Case) -> Iterator[Hint]:
-    if not case.refused or case.outlook.reason in ("FailedBefore", "Undoing"):
+    yield from _once_more(case, case.refused, "check again a node that is left out, after checking it")
+
+
+def _once_more(case: _Case, nodes: Sequence[str], what: str) -> Iterator[Hint]:
+    if not nodes or case.outlook.reason in ("FailedBefore", "Undoing"):
         return
-    name, more = case.rollout.name, " ..." if len(case.refused) > MOST_NAMED else ""
-    words = ("--rollout", name, *case.refused[:MOST_NAMED])
-    yield Hint("check a node that is left out again, after a look at it", case.command("retry", *words) + more)
+    words = ("--rollout", case.rollout.name, *nodes[:MOST_NAMED])
+    yield Hint(what, case.command("retry", *words) + (" ..." if len(nodes) > MOST_NAMED else ""))
 
 
 def _failed_revision(case: _Case) -> Iterator[Hint]:
@@ -90,12 +89,12 @@ def _way_back(case: _Case) -> Iterator[Hint]:
 
 def _approval(case: _Case) -> Iterator[Hint]:
     if case.outlook.phase is Phase.WAITING_FOR_APPROVAL:
-        yield Hint("let the next wave begin", case.command("approve", case.rollout.name))
+        yield Hint("approve the next wave", case.command("approve", case.rollout.name))
 
 
 def _paused(case: _Case) -> Iterator[Hint]:
     if case.outlook.phase is Phase.PAUSED:
-        yield Hint("go on", case.command("resume", case.rollout.name))
+        yield Hint("resume", case.command("resume", case.rollout.name))
 
 
 SOURCES: tuple[Callable[[_Case], Iterator[Hint]], ...] = (

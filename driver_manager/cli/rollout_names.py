@@ -16,7 +16,7 @@ from driver_manager.cli.rollout_session import RolloutSession, open_rollouts
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.fleet.model import FleetNode, UpgradeState
 from driver_manager.domain.setting import Values
-from driver_manager.fleet_ports import FactKind, Subject
+from driver_manager.ports.fleet import FactKind, Subject
 
 VERB = (settings.ROLLOUT_NAMESPACE, settings.KUBECONFIG, settings.DRIVER_PROFILE, settings.PROFILE_FILE)
 """The settings of every verb."""

@@ -15,5 +15,5 @@ named_rollout = click.argument("name", required=False, default="", shell_complet
 """Decorator that adds the rollout's name, which may be left out where there is one only."""
 
 dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Let the API server check the change, show what would follow, change nothing."
+    "--dry-run", is_flag=True, help="Validate the change on the API server, show what would follow, and change nothing."
 )

@@ -28,15 +28,17 @@ from driver_manager.domain.setting import Values
 Json = dict[str, Any]
 
 
-@click.command(cls=ScreenCommand, name="plan", short_help="Show which nodes will go when, and whom that disturbs.")
+@click.command(
+    cls=ScreenCommand, name="plan", short_help="Show when each node will be upgraded, and which pods that disturbs."
+)
 @named_rollout
 @output_option
 @with_verb_options
 def plan_command(*, name: str, output: str, values: Values) -> int:
-    """Show what the rollout NAME is going to do: which nodes go in which wave, when, and why each of them waits.
+    """Show what the rollout NAME will do: which nodes go in which wave, when, and why each of them waits.
 
-    Times are estimated from what nodes took that are done; without one there are none. For each wave, the pods are
-    counted that use the accelerator on the nodes still to go: what becomes of them is decided by the run on each node.
+    Times are estimated from the nodes that are done; without one there are none. For each wave, the pods are
+    counted that use the accelerator on the nodes still to go; the run on each node decides what happens to them.
     """
     session = open_rollouts(values)
     sight = session.look(name)
@@ -79,6 +81,7 @@ def plan_body(fleet: Fleet, forecast: Forecast, now_s: float, pods: Mapping[str,
     return {
         "toGo": len(forecast.nodes),
         "typicalSeconds": None if forecast.typical_s is None else round(forecast.typical_s),
+        "windowSeconds": None if forecast.window_s is None else round(forecast.window_s, 3),
         "ends": moment(forecast.ends_s),
         "pods": _sum(forecast.nodes, pods),
         "waves": waves,

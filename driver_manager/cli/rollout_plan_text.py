@@ -11,7 +11,7 @@ from driver_manager.domain.listing import several
 
 Json = dict[str, Any]
 
-FATE = "what becomes of them is decided by the run on each node"
+FATE = "the run on each node decides what happens to them"
 
 
 def text(body: Json, now_s: float) -> str:
@@ -33,9 +33,11 @@ def _estimate(plan: Json, now_s: float) -> list[str]:
     if plan["typicalSeconds"] is None:
         return [f"{first}; no estimate before the first node is done"]
     pace = f"{first}; a node takes about {spoken(plan['typicalSeconds'])}"
+    if plan["windowSeconds"] is not None:
+        pace += f", its users are without their device for {plan['windowSeconds']:.1f} s of it"
     if plan["ends"]:
         return [f"{pace}; done by {when(plan['ends'], now_s)} at the earliest"]
-    return [f"{pace}; when all are done depends on what somebody has to do first"]
+    return [f"{pace}; the end depends on what somebody has to do first"]
 
 
 def _disturbed(plan: Json) -> str:

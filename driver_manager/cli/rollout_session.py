@@ -19,8 +19,8 @@ from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
-from driver_manager.fleet_ports import FleetDesk
-from driver_manager.ports import Reporter
+from driver_manager.ports.base import Reporter
+from driver_manager.ports.fleet import FleetDesk
 
 R = TypeVar("R")
 
@@ -82,7 +82,7 @@ def picked(values: Values, api: KubeApi) -> Profile:
     except ConfigError as error:
         option = settings.DRIVER_PROFILE
         raise ConfigError(
-            f"the profile cannot be told from the labels of the Nodes: {error.what.rpartition(': ')[2]}",
+            f"the profile cannot be determined from the labels of the Nodes: {error.what.rpartition(': ')[2]}",
             f"Name it with {option.flag} ({option.env}).",
         ) from error
 

@@ -19,19 +19,19 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.acts import Outlook
 from driver_manager.domain.fleet.status_form import STANDING
 from driver_manager.domain.setting import Values
-from driver_manager.fleet_ports import Leader
+from driver_manager.ports.fleet import Leader
 
 
-@click.command(cls=ScreenCommand, name="status", short_help="Show where a rollout stands and what needs a hand.")
+@click.command(cls=ScreenCommand, name="status", short_help="Show the state of a rollout and what needs attention.")
 @named_rollout
 @click.option("-w", "--watch", "watches", is_flag=True, help="Follow it until it is complete, halted or stalled.")
 @output_option
 @with_verb_options
 def status_command(*, name: str, watches: bool, output: str, values: Values) -> int:
-    """Show the rollout NAME: its phase and why, what may be done, its waves, and why each node is not done.
+    """Show the rollout NAME: its phase and why, the possible next commands, its waves, and why each node is not done.
 
-    Decided here and now from the cluster's objects, as the controller decides. Ends with 12 where the rollout is halted
-    or stalled, else with 0. With --watch it ends when the rollout does; in a terminal the screen is drawn again with
+    Computed from the cluster's objects now, as the controller does. Ends with 12 where the rollout is halted
+    or stalled, else with 0. With --watch it ends when the rollout does; in a terminal the screen is redrawn with
     each change, otherwise each change is one line.
     """
     if watches:
@@ -53,4 +53,4 @@ def exit_code(outlook: Outlook) -> ExitCode:
 def leader(session: RolloutSession) -> Leader | None:
     """Who leads the controllers, None where that cannot be read."""
     lease = str(settings.ROLLOUT_LEASE.default)
-    return if_readable(lambda: session.desk.leader(session.namespace, lease), session.log, "who leads the controllers")
+    return if_readable(lambda: session.desk.leader(session.namespace, lease), session.log, "which controller leads")

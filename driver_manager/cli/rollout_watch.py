@@ -33,7 +33,7 @@ from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.status_form import STANDING
 from driver_manager.domain.setting import Values
-from driver_manager.fleet_ports import FactKind, FleetCluster, Lost
+from driver_manager.ports.fleet import FactKind, FleetCluster, Lost
 
 Json = dict[str, Any]
 

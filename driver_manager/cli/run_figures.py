@@ -19,7 +19,7 @@ from driver_manager.domain.errors import ExitCode, ManagerError
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.run_figures import RunReport, families
 from driver_manager.domain.setting import Values
-from driver_manager.ports import Ports
+from driver_manager.ports.node import Ports
 
 
 class Measured:
@@ -69,7 +69,8 @@ def _report(run: Measured, took_s: float) -> RunReport:
         return RunReport(run.exit_code, time.time(), took_s)
     tally, (requests, retries) = run.ports.tally, run.ports.cluster.traffic()
     tally.ends(run.ports.clock.monotonic())
-    return RunReport(run.exit_code, time.time(), took_s, dict(tally.seconds), tally.is_held, requests, retries)
+    window = tally.window.at(run.ports.clock.monotonic())
+    return RunReport(run.exit_code, time.time(), took_s, dict(tally.seconds), tally.is_held, requests, retries, window)
 
 
 def _told(values: Values) -> Profile | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from typing import Any
@@ -10,14 +11,15 @@ import click
 
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, styled
+from driver_manager.cli.sandbox_shell import open_shell
 from driver_manager.cli.screens import FleetScreen, Screen
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.sandbox.fleet_runner import run_fleet_story
 from driver_manager.sandbox.fleet_scenarios import FLEET_STORIES
 from driver_manager.sandbox.reboot_runner import run_reboot_story
 from driver_manager.sandbox.reboot_scenarios import REBOOT_STORIES
-from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Story, run_scenario
-from driver_manager.sandbox.scenarios import SCENARIOS
+from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Stay, Story, run_scenario
+from driver_manager.sandbox.scenarios import SCENARIOS, Scenario
 
 STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES, **FLEET_STORIES}
 
@@ -31,13 +33,15 @@ def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
 @click.argument("name", default="", metavar="[SCENARIO]", shell_complete=_names)
 @click.option("--list", "wants_list", is_flag=True, help="List the scenarios.")
 @click.option("--all", "wants_all", is_flag=True, help="Play every scenario.")
+@click.option("--shell", "wants_shell", is_flag=True, help="Then open a shell in which kubectl and all commands work.")
 @output_option
-def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str) -> int:
+def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell: bool, output: str) -> int:
     """Play SCENARIO (default: upgrade) on an embedded API server and host tree. Needs no cluster, device or root.
 
     The real command line runs as its own process, as it would in a container; only the kernel's tools are stand-ins.
-    Shows the plan, the progress, what the API server saw, and the final state beside the first. In the scenario `fleet`
-    the controller is real, and the runs of one node; the other nodes are played.
+    Shows the plan, the progress, what the API server saw, and the final state compared with the first. In the scenario
+    `fleet` the controller and the runs of one node are real; the other nodes are simulated. With --shell the API server
+    and the host stay until you leave the shell.
     """
     if wants_list:
         listed = [{"name": scenario.name, "tells": scenario.tells} for scenario in STORIES.values()]
@@ -48,9 +52,16 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
         raise ConfigError("a scenario and --all were given", "Give one of them.")
     name = name or "upgrade"
     if not wants_all and name not in STORIES:
-        raise ConfigError(f"there is no scenario {name!r}", "See `driver-manager sandbox --list`.")
+        near = difflib.get_close_matches(name, STORIES, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"there is no scenario {name!r}", f"{meant}See `driver-manager sandbox --list`.")
+    if wants_shell and (wants_all or output == "json" or name not in SCENARIOS):
+        raise ConfigError(
+            "--shell goes with one scenario of one node, and its text",
+            f"Leave out --all and -o json, and give one of {', '.join(SCENARIOS)}.",
+        )
     names = list(STORIES) if wants_all else [name]
-    reports = [_play(each, output) for each in names]
+    reports = [_play(each, output, wants_shell=wants_shell) for each in names]
     if output == "json":
         click.echo(json.dumps([_as_json(report) for report in reports], indent=2))
     good = sum(not report.problems for report in reports)
@@ -59,7 +70,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, output: str
     return ExitCode.INTERNAL if any(report.problems for report in reports) else ExitCode.DONE
 
 
-def _play(name: str, output: str) -> ScenarioReport:
+def _play(name: str, output: str, *, wants_shell: bool) -> ScenarioReport:
     screen = FleetScreen(sys.stderr if output == "json" else sys.stdout)
     screen.line(f"sandbox: {name}: {STORIES[name].tells}")
     if name in FLEET_STORIES:
@@ -67,9 +78,20 @@ def _play(name: str, output: str) -> ScenarioReport:
     elif name in REBOOT_STORIES:
         report = run_reboot_story(REBOOT_STORIES[name], screen)
     else:
-        report = run_scenario(SCENARIOS[name], screen)
+        return _play_scenario(SCENARIOS[name], screen, wants_shell=wants_shell)
     _show(report, screen)
     return report
+
+
+def _play_scenario(scenario: Scenario, screen: Screen, *, wants_shell: bool) -> ScenarioReport:
+    """The report, which was shown before the server and the host were gone."""
+
+    def then(report: ScenarioReport, stay: Stay) -> None:
+        _show(report, screen)
+        if wants_shell:
+            open_shell(stay, scenario.profile, screen)
+
+    return run_scenario(scenario, screen, screen.terminal, then)
 
 
 def _show(report: ScenarioReport, screen: Screen) -> None:
@@ -77,7 +99,7 @@ def _show(report: ScenarioReport, screen: Screen) -> None:
         screen.chapter("timeline: what the API server saw (… stands for the deploy labels' common prefix)")
         for happening in report.timeline:
             screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
-    screen.chapter(f"the end beside the beginning{': ' + report.node if report.node else ''}")
+    screen.chapter(f"the end compared with the beginning{': ' + report.node if report.node else ''}")
     for row in _rows(report.before, report.after or report.before):
         screen.line(row)
     screen.line("")

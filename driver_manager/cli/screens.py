@@ -32,6 +32,11 @@ class Screen:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
+    @property
+    def terminal(self) -> TextIO | None:
+        """The terminal that it is shown on, where control sequences work there."""
+        return self._stream if is_capable(self._stream) else None
+
     def chapter(self, title: str) -> None:
         """A new part begins."""
         self.line("")

@@ -13,24 +13,32 @@ from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.status_facts import gather
-from driver_manager.cli.wiring import log_form, policy
+from driver_manager.cli.vfio import policy_for
+from driver_manager.cli.wiring import log_form
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.model import Mode
 from driver_manager.domain.setting import Values
 
 
-@click.command(cls=ScreenCommand, name="status", short_help="Show the driver's state and what needs a hand.")
+@click.command(cls=ScreenCommand, name="status", short_help="Show the driver's state and what needs attention.")
 @click.option("--probe", is_flag=True, help="Run the vendor's tool now, for the health of each device.")
 @output_option
 @with_options(
-    settings.CLUSTER, settings.DRIVER, settings.WORKLOADS, (reboot_status.WINDOW,), settings.HOST, settings.LOGGING
+    settings.CLUSTER,
+    settings.DRIVER,
+    settings.WORKLOADS,
+    (reboot_status.WINDOW, settings.VFIO_BIND),
+    settings.HOST,
+    settings.LOGGING,
 )
 def status_command(*, probe: bool, output: str, values: Values) -> int:
-    """Show this node: the driver's state, since when and why; what needs a hand; then all facts.
+    """Show this node: the driver's state, since when and why; what needs attention; then all facts.
 
-    Works in a node debug pod (host at /host) and from a laptop. A right or a mount that is missing is named, and costs
+    Works in a node debug pod (host at /host) and from a laptop. A missing right or mount is named, and hides
     only what it would have shown; without the Node, the command ends with that error.
     """
-    gathered = gather(values, policy(values), probes=probe)
+    policies = {mode: policy_for(values, mode) for mode in Mode}  # a wrong option is named first
+    gathered = gather(values, policies.__getitem__, probes=probe)
     body = status_body.body(gathered)
     put(json.dumps(body, indent=2) if output == "json" else status_text.text(body, gathered.facts.now_s))
     unread = gathered.facts.why_no_node

@@ -9,12 +9,15 @@ from driver_manager.cli.status_facts import Gathered
 from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.model import DeviceVerdict, Host, Node, Observation, Part, Pod
+from driver_manager.domain.model import DeviceVerdict, Holder, Host, Node, Observation, Part, Pod
 from driver_manager.domain.modules import unload_order
 from driver_manager.domain.node_state import LastOutcome
+from driver_manager.domain.pci import PciFunction
+from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.labels import is_paused
 from driver_manager.domain.pods.operands import placed_by, why_still_there
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.staged import StagedSlot, StagedSlots
 from driver_manager.domain.status.attention import attention
 from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
 from driver_manager.domain.status.headline import headline
@@ -39,12 +42,14 @@ def body(gathered: Gathered) -> dict[str, Any]:
         "lastRun": _last_run(facts.outcome),
         "node": obs.node.name,
         "profile": profile.name,
+        "mode": facts.mode.value,
         "labels": _labels(obs, profile),
         "cordon": _cordon(obs.node, profile) if facts.has_node else None,
         "journal": _journal(facts),
         "operands": None if Part.PODS in facts.missing else _operands(obs, profile),
+        "generation": _generation(facts.clients),
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
-        "host": _host(obs.host) if obs.host else {"problem": _why_no_host(facts)},
+        "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
         "reboot": gathered.reboot,
         "next": _next(facts.verdict),
     }
@@ -98,6 +103,7 @@ def _last_run(outcome: LastOutcome | None) -> dict[str, Any] | None:
         "version": outcome.version,
         "ended": outcome.ended,
         "since": outcome.since,
+        "window": None if outcome.window is None else outcome.window.to_json(),
     }
 
 
@@ -151,18 +157,35 @@ def _operands(obs: Observation, profile: Profile) -> list[dict[str, str]]:
     return [{"pod": str(pod), "phase": pod.phase, "why": _operand_note(pod)} for pod in operands]
 
 
+def _generation(record: ClientRecord | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    known = record.generation
+    return {
+        "bootId": known.boot_id,
+        "load": known.load,
+        "digest": known.digest,
+        "ready": _moment(known.ready_s or None),
+        "clients": [{"pod": one.pod, "owner": one.owner, "state": one.state.value} for one in record.clients],
+        "claims": list(record.claims),
+    }
+
+
 def _operand_note(pod: Pod) -> str:
     return why_still_there(pod) if pod.deleting else ""
 
 
-def _host(host: Host) -> dict[str, Any]:
+def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> dict[str, Any]:
     return {
         "kernel": host.kernel_release,
         "bootId": host.boot_id,
         "pciDevices": list(host.pci_devices),
+        "functions": [_function(one, holders) for one in host.bus.functions],
         "modules": [
             {"name": name, "version": module.version, "refcount": module.refcount, "holders": list(module.holders)}
-            for name, module in ((name, host.modules[name]) for name in unload_order(host.modules))
+            for name, module in (
+                (name, host.modules[name]) for name in unload_order(host.modules, profile.modules.order)
+            )
         ],
         "leaving": list(host.leaving),
         "digestProblem": host.digest_problem,
@@ -174,6 +197,33 @@ def _host(host: Host) -> dict[str, Any]:
         if host.marker
         else None,
         "rebootMarkerProblem": host.marker_problem,
+        "slots": [_slot(one, host.slots) for one in host.slots.slots] if host.slots else [],
+    }
+
+
+def _function(one: PciFunction, holders: tuple[Holder, ...]) -> dict[str, Any]:
+    return {
+        "address": one.address,
+        "driver": one.driver,
+        "override": one.override,
+        "iommuGroup": one.group,
+        "auxiliary": one.is_auxiliary,
+        "virtualFunctions": one.virtual_count,
+        "physicalFunction": one.physical,
+        "stuck": one.is_stuck,
+        "holders": [str(holder) for holder in holders if holder.node in one.user_nodes],
+    }
+
+
+def _slot(slot: StagedSlot, slots: StagedSlots) -> dict[str, Any]:
+    return {
+        "name": slot.name,
+        "digest": slot.digest,
+        "version": slot.version,
+        "kernel": slot.kernel,
+        "current": slot.name == slots.current,
+        "previous": slot.name == slots.previous,
+        "problem": slot.problem,
     }
 
 

@@ -5,49 +5,35 @@ Changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from driver_manager import settings
+from driver_manager.adapters.host.client_notes import HostClientNotes
 from driver_manager.adapters.host.health_marks import HostMarks
 from driver_manager.cli import reboot_status
-from driver_manager.cli.wiring import Session, open_session
+from driver_manager.cli.sight import Sight
+from driver_manager.cli.wiring import Session
 from driver_manager.core.swap.reconcile import decide
+from driver_manager.domain import generation
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import ManagerError, NodeMissing, Terminated
+from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.generation import GenerationUnreadable
 from driver_manager.domain.health import record
 from driver_manager.domain.health.machine import HealthState, History
-from driver_manager.domain.model import Observation, Part, Policy, ProbeResult
+from driver_manager.domain.model import Holder, Mode, Observation, Part, Policy, ProbeResult
+from driver_manager.domain.pods import client_record
+from driver_manager.domain.pods.client_record import ClientRecord
+from driver_manager.domain.pods.operands import named
 from driver_manager.domain.setting import Values
 from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
 from driver_manager.domain.swap.plan import Plan
 
+HOLDERS_S = 20.0
 PROBE_S = 60.0
 """Bound of a probe that was asked for: its own timeout is shorter."""
-
-T = TypeVar("T")
-
-
-class Sight:
-    """Reads parts, and keeps the errors of those that are out of sight."""
-
-    def __init__(self) -> None:
-        self.errors: dict[Part, ManagerError] = {}
-
-    def __call__(self, part: Part, read: Callable[[], T], otherwise: T) -> T:
-        """See `driver_manager.core.swap.observe.Reading`. Raises NodeMissing and Terminated: no matter of sight."""
-        try:
-            return read()
-        except (NodeMissing, Terminated):
-            raise
-        except ManagerError as error:
-            self.errors[part] = error
-            return otherwise
-
-    def first(self) -> ManagerError | None:
-        """The first error, None where everything was seen."""
-        return next(iter(self.errors.values()), None)
 
 
 @dataclass(frozen=True)
@@ -58,21 +44,19 @@ class Gathered:
     reboot: dict[str, Any] | None
 
 
-def gather(values: Values, wanted: Policy, *, probes: bool) -> Gathered:
+def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) -> Gathered:
     """Everything that can be seen. Raises ManagerError where neither the Node nor the host can.
 
-    `probes`: take a sample of the devices' health now.
+    `wanted` is what a run would want in each mode. `probes`: take a sample of the devices' health now.
     """
     missing = Sight()
-    try:
-        session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, reading=missing)
-    except ManagerError as error:
-        raise missing.first() or error from None
+    session = missing.session(values)
+    session.mode = _mode(session)
     obs = session.observe(session.node, reading=missing)
     has_node = not {Part.CLUSTER, Part.NODE} & missing.errors.keys()
     if not has_node and obs.host is None:
         raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
-    verdict = _verdict(session, obs, wanted, missing)
+    verdict = _verdict(session, obs, wanted(session.mode), missing)
     reboot = reboot_status.facts(session, obs.node, on_host=obs.host is not None)
     facts = StatusFacts(
         obs=obs,
@@ -82,8 +66,29 @@ def gather(values: Values, wanted: Policy, *, probes: bool) -> Gathered:
         health=_health(session, obs, probes=probes),
         missing=missing.errors,
         reboot_waits_for=reboot["waitsFor"] if reboot else "",
+        clients=_clients(session, obs),
+        mode=session.mode,
+        group_holders=_group_holders(session, obs),
     )
     return Gathered(facts, reboot)
+
+
+def _mode(session: Session) -> Mode:
+    """Whom the user's label wants the node's devices for."""
+    known = session.profile.passthrough
+    return Mode.VFIO if known is not None and known.is_wanted(session.node.labels) else Mode.CONTAINER
+
+
+def _group_holders(session: Session, obs: Observation) -> tuple[Holder, ...]:
+    """Who has a device that is on vfio, or between two drivers; none where that cannot be seen."""
+    functions = obs.host.bus.functions if obs.host is not None else ()
+    nodes = frozenset[str]().union(*(one.user_nodes for one in functions if one.is_on_vfio or not one.driver))
+    if not nodes:
+        return ()
+    with contextlib.suppress(ManagerError):
+        found = session.ports().devices.holders(nodes, Deadline.after(HOLDERS_S, session.clock.monotonic))
+        return named(found, obs.pods.pods)
+    return ()
 
 
 def _verdict(session: Session, obs: Observation, wanted: Policy, missing: Sight) -> Plan | ManagerError:
@@ -118,6 +123,21 @@ def _health(session: Session, obs: Observation, *, probes: bool) -> DeviceHealth
             has_stuck_probe=history.stuck is not None,
         )
     return _probed(session, seen) if probes else seen
+
+
+def _clients(session: Session, obs: Observation) -> ClientRecord | None:
+    """The generation of the driver that is loaded, as the host has noted it; away from it, as the Node shows it."""
+    if obs.host is None:
+        text = obs.node.annotations.get(session.profile.keys.generation, "")
+        with contextlib.suppress(GenerationUnreadable):
+            return ClientRecord(generation.decode(text)) if text else None
+        return None
+    notes = HostClientNotes(session.roots, session.profile, session.clock)
+    with contextlib.suppress(ManagerError):
+        there, seen = client_record.recorded(notes.recall()), notes.sighting()
+        if there is not None and there.generation.goes_on_as(seen):
+            return there
+    return None
 
 
 def _since_s(history: History) -> float | None:

@@ -8,9 +8,13 @@ from driver_manager.cli import reboot_status
 from driver_manager.cli.options import styled
 from driver_manager.cli.status_body import OFF_NODE
 from driver_manager.domain import timestamps
+from driver_manager.domain.digest import in_words
 from driver_manager.domain.duration import spoken
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.escaping import one_line, shown
+from driver_manager.domain.pods.client_record import MEANINGS, ClientState
+from driver_manager.domain.status.attention import NOTES
+from driver_manager.domain.window import words
 
 COLOURS = {"ready": "green", "upgrading": "yellow"}
 """Other states need a hand."""
@@ -18,16 +22,19 @@ COLOURS = {"ready": "green", "upgrading": "yellow"}
 
 def text(body: dict[str, Any], now_s: float) -> str:
     """The screen; `now_s` is in seconds since the epoch."""
-    lines = [*_attention(body), *_devices(body["health"], now_s), *_last_run(body["lastRun"], now_s)]
+    lines = [*_devices(body["health"], now_s), *_last_run(body["lastRun"], now_s)]
     lines.append(f"journal   {_journal(body['journal'], now_s)}")
     cordon = body["cordon"] or "unknown"
-    lines += [f"node      {body['node']} (profile {body['profile']}), cordon: {cordon}", *_labels(body)]
-    lines += [*_operands(body["operands"]), _digest(body), *_host(body["host"])]
+    lines += [
+        f"node      {body['node']} (profile {body['profile']}, mode {body['mode']}), cordon: {cordon}",
+        *_labels(body),
+    ]
+    lines += [*_operands(body["operands"]), _digest(body), *_clients(body["generation"], now_s), *_host(body["host"])]
     reboot = reboot_status.rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
     lines += _list("reboot", reboot) if reboot else []
     upcoming = body["next"]
     lines += _list("next", [f"{upcoming['decision']}: {upcoming['why']}", *upcoming["steps"], *upcoming["workloads"]])
-    return "\n".join([_headline(body, now_s), shown("\n".join(lines))])
+    return "\n".join([_headline(body, now_s), *_attention(body), shown("\n".join(lines))])
 
 
 def _headline(body: dict[str, Any], now_s: float) -> str:
@@ -45,10 +52,12 @@ def _when(moment: str, now_s: float) -> str:
 
 
 def _attention(body: dict[str, Any]) -> list[str]:
+    """Errors first, as they come: red, and notes yellow."""
     rows = []
     for one in body["attention"]:
-        rows.append(f"{one['kind']}: {one['what']}")
-        rows += [f"  do: {one['remedy']}"] if one["remedy"] else []
+        kind = styled(one["kind"], fg="yellow" if one["kind"] in NOTES else "red", bold=True)
+        rows.append(f"{kind}: {shown(one['what'])}")
+        rows += [f"  do: {shown(one['remedy'])}"] if one["remedy"] else []
     return _list("attention", rows) if rows else []
 
 
@@ -81,15 +90,21 @@ def _last_run(run: dict[str, Any] | None, now_s: float) -> list[str]:
     rows += [f"at: {run['step']}"] if run["step"] else []
     version = f", version {run['version']} loaded" if run["version"] else ""
     rows += [f"wanted digest {run['digest']}{version}"] if run["digest"] else []
+    rows += [_window(run["window"])] if run["window"] else []
     return _list("last run", rows)
+
+
+def _window(window: dict[str, Any]) -> str:
+    so_far = "window, still open when it was measured" if window.get("open") else "window"
+    return f"{so_far}: {words(window['seconds'], window['parts'])}"
 
 
 def _journal(journal: dict[str, Any] | None, now_s: float) -> str:
     if journal is None:
-        return "none: nothing is taken"
+        return "none: the node is not taken"
     if "problem" in journal:
         return f"unreadable: {journal['problem']}"
-    lives = {True: "still there", False: "gone", None: "unknown whether it lives"}[journal["ownerLives"]]
+    lives = {True: "still running", False: "gone", None: "unknown whether it is still running"}[journal["ownerLives"]]
     old = journal["oldDriver"]
     services = f"; services stopped: {', '.join(journal['services'])}" if journal["services"] else ""
     since = f" since {_when(journal['begin'], now_s)}" if journal["begin"] else ""
@@ -120,6 +135,18 @@ def _digest(body: dict[str, Any]) -> str:
     return f"digest    wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}"
 
 
+def _clients(generation: dict[str, Any] | None, now_s: float) -> list[str]:
+    """Since when this driver is ready, and what became of the clients of the one before."""
+    if generation is None:
+        return []
+    since = f"ready since {_when(generation['ready'], now_s)}" if generation["ready"] else "ready"
+    clients = [
+        f"client {one['pod']} ({one['owner']}) {MEANINGS[ClientState(one['state'])]}" for one in generation["clients"]
+    ]
+    claims = [f"claim {name} was prepared for an earlier driver, and is still held" for name in generation["claims"]]
+    return _list("driver", [since, *clients, *claims])
+
+
 def _host(host: dict[str, Any]) -> list[str]:
     if "problem" in host:
         return [f"host      {host['problem']}"]
@@ -131,10 +158,13 @@ def _host(host: dict[str, Any]) -> list[str]:
     lines = [f"host      kernel {host['kernel']}, {len(host['pciDevices'])} device(s) on PCI"]
     modules += [f"{name} is being unloaded by the kernel" for name in host["leaving"]]
     lines += _list("modules", modules or ["not loaded"])
+    lines += _list("pci", list(map(_function, host["functions"]))) if host["functions"] else []
     if host["rootMounts"]:
         lines += _list("mounts", host["rootMounts"])
     if host["hostDriver"]:
         lines.append(f"driver    installed on the host: {host['hostDriver']}")
+    if host["slots"]:
+        lines += _list("slots", list(map(_slot, host["slots"])))
     if host["artifacts"]:
         lines += _list("files", host["artifacts"])
     if host["rebootMarker"]:
@@ -143,6 +173,24 @@ def _host(host: dict[str, Any]) -> list[str]:
     if host["rebootMarkerProblem"]:
         lines.append(f"marker    {host['rebootMarkerProblem']}")
     return lines
+
+
+def _function(one: dict[str, Any]) -> str:
+    """One function of the bus: who has it, for whom it is kept, and which virtual machine uses it."""
+    words = [f"driver {one['driver'] or 'none'}"]
+    words += [f"kept for {one['override']}"] if one["override"] else []
+    words += [f"IOMMU group {one['iommuGroup']}"] if one["iommuGroup"] else ["no IOMMU group"]
+    words += [f"{one['virtualFunctions']} virtual function(s)"] if one["virtualFunctions"] else []
+    words += [f"of {one['physicalFunction']}"] if one["physicalFunction"] else []
+    words += ["stuck between two drivers"] if one["stuck"] else []
+    return f"{one['address']} {', '.join(words)}" + "".join(f"; {holder}" for holder in one["holders"])
+
+
+def _slot(slot: dict[str, Any]) -> str:
+    what = f"{in_words(slot['digest']) or slot['name']} driver {slot['version'] or '(no version)'}"
+    place = "current" if slot["current"] else "before the current one" if slot["previous"] else ""
+    words = (place, f"for kernel {slot['kernel']}" if slot["kernel"] else "", slot["problem"])
+    return f"{what} ({', '.join(filter(None, words))})"
 
 
 def _list(title: str, rows: list[str]) -> list[str]:

@@ -15,7 +15,9 @@ from driver_manager.adapters.host import facts as host_facts
 from driver_manager.adapters.host.holders import whose
 from driver_manager.adapters.host.pci import pci_devices
 from driver_manager.adapters.host.roots import HostRoots, boot_id, machine_id
+from driver_manager.adapters.host.slots import HostSlots
 from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.host.vfio import LinuxPciDevices
 from driver_manager.adapters.process import identity as process_identity
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
@@ -29,6 +31,7 @@ from driver_manager.domain.model import (
     EvictionRules,
     Host,
     Loader,
+    Mode,
     Node,
     Observation,
     Part,
@@ -39,7 +42,7 @@ from driver_manager.domain.model import (
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.setting import Setting, Values
-from driver_manager.ports import Cluster, Ports
+from driver_manager.ports.node import Cluster, Ports
 
 if TYPE_CHECKING:
     from driver_manager.adapters.kube.cluster import KubeCluster
@@ -76,7 +79,7 @@ def policy(values: Values) -> Policy:
         device_free_timeout_s=values[settings.DEVICE_FREE_TIMEOUT],
         deadline_s=values[settings.RECONCILE_DEADLINE],
         eviction=eviction_rules(values),
-        completion=_selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
+        completion=selector(values, settings.WAIT_FOR_COMPLETION_SELECTOR),
         completion_timeout_s=values[settings.WAIT_FOR_COMPLETION_TIMEOUT],
         safe_load=values[settings.SAFE_LOAD],
         operator_timeout_s=values[settings.OPERATOR_TIMEOUT],
@@ -88,11 +91,21 @@ def policy(values: Values) -> Policy:
 def eviction_rules(values: Values) -> EvictionRules:
     """What may be done to users' pods. Raises ConfigError for a bad selector."""
     return replace(
+        workload_rules(values),
+        clients=selector(values, settings.CLIENT_SELECTOR),
+        # A driver container that unloads by itself leaves no gap that we could use.
+        restarts_clients=values[settings.RESTART_CLIENTS] and not values[settings.CLEAR_FOR],
+    )
+
+
+def workload_rules(values: Values) -> EvictionRules:
+    """Of those rules, what is not about the clients of a driver that follows. Raises ConfigError for a bad selector."""
+    return replace(
         eviction_consents(values),
         is_enabled=values[settings.ENABLE_NPU_POD_EVICTION],
         evicts_holders=values[settings.EVICT_HOLDERS],
         drains=values[settings.ENABLE_AUTO_DRAIN],
-        drain_selector=_selector(values, settings.DRAIN_POD_SELECTOR_LABEL),
+        drain_selector=selector(values, settings.DRAIN_POD_SELECTOR_LABEL),
         drain_timeout_s=values[settings.DRAIN_TIMEOUT_SECONDS],
     )
 
@@ -108,7 +121,7 @@ def eviction_consents(values: Values) -> EvictionRules:
     )
 
 
-def _selector(values: Values, option: Setting[str]) -> Selector:
+def selector(values: Values, option: Setting[str]) -> Selector:
     """The label selector in an option. Raises ConfigError."""
     try:
         return selectors.parse(values[option])
@@ -128,7 +141,7 @@ def with_shown_state(profile: Profile, values: Values) -> Profile:
     """`profile`, without the keys by which the Node shows the driver's state where that is switched off."""
     if values[settings.NODE_STATE] == "on":
         return profile
-    return replace(profile, keys=replace(profile.keys, state="", last_outcome=""))
+    return replace(profile, keys=replace(profile.keys, state="", last_outcome="", generation=""))
 
 
 def with_evidence(profile: Profile, values: Values) -> Profile:
@@ -139,7 +152,7 @@ def with_evidence(profile: Profile, values: Values) -> Profile:
     folder = "" if told == NO_EVIDENCE else told.rstrip("/")
     if told != NO_EVIDENCE and not folder.startswith("/"):
         raise ConfigError(
-            f"{settings.EVIDENCE_DIR.env} is {told!r}, which is no path on the host",
+            f"{settings.EVIDENCE_DIR.env} is {told!r}, which is not a path on the host",
             f"Write it as /var/lib/driver-manager/evidence, or {NO_EVIDENCE}.",
         )
     return replace(profile, paths=replace(profile.paths, evidence=folder))
@@ -175,10 +188,14 @@ class Session:
     profile: Profile
     is_here: bool = True
     host_problem: str = ""
+    mode: Mode = Mode.CONTAINER
 
     def ports(self) -> Ports:
         """The ports of a run on this host."""
-        return Ports(self.cluster, LinuxHost(self.roots, self.profile, self.clock), self.clock, self.log)
+        host = LinuxHost(self.roots, self.profile, self.clock)
+        slots = HostSlots(self.roots.files(), self.roots.proc, self.clock)
+        devices = LinuxPciDevices(self.roots, self.profile, self.clock, host.load_of_host)
+        return Ports(self.cluster, host, self.clock, self.log, slots=slots, devices=devices)
 
     def observe(
         self,
@@ -203,7 +220,7 @@ class Session:
             self.profile,
             identity,
             digest=self.values.get(settings.DRIVER_CONFIG_DIGEST, ""),
-            read_host=lambda journal: self._host(journal, tolerant=tolerant),
+            read_host=lambda journal, wanted: self._host(journal, wanted, tolerant=tolerant),
             process_lives=lambda owner: process_identity.lives(owner, self.roots.proc),
             reading=reading,
             at=Moment(self.clock.monotonic(), self.clock.wall()),
@@ -227,11 +244,20 @@ class Session:
                 return pods
         return self.cluster.pods()
 
-    def _host(self, journal: Journal | None, *, tolerant: bool) -> Host | None:
-        loads = self.values.get(settings.DRIVER_LOAD, "") == Loader.MANAGER.value
+    def _host(self, journal: Journal | None, wanted: str, *, tolerant: bool) -> Host | None:
+        is_for_containers = self.mode is Mode.CONTAINER
+        loads = is_for_containers and self.values.get(settings.DRIVER_LOAD, "") == Loader.MANAGER.value
         root = self.values.get(settings.DRIVER_ROOT, "")
         try:
-            return host_facts.read_host(self.roots, self.profile, root, journal, loads=loads)
+            return host_facts.read_host(
+                self.roots,
+                self.profile,
+                root,
+                journal,
+                loads=loads,
+                wanted=wanted,
+                picks_vfio=not is_for_containers,
+            )
         except ConfigError as error:
             if not tolerant:
                 raise
@@ -270,11 +296,13 @@ def open_session(
     api_timeout_s: float = settings.API_TIMEOUT_S,
     lists_steps: bool = False,
     reading: Reading = strictly,
+    mode: Mode = Mode.CONTAINER,
 ) -> Session:
     """Check the options, reach the cluster, read the Node, pick the profile. Raises ManagerError.
 
     `lists_steps`: the command has steps that a person may want to follow; it has to call `log.ended` after them.
-    `reading`: where it does not raise for a cluster or a Node out of reach, the Node is one without anything on it.
+    `mode` is whom the devices are to serve. `reading`: where it does not raise for a cluster or a Node out of reach,
+    the Node is one without anything on it.
     """
     known = profiles.known(values[settings.PROFILE_FILE])
     wanted = values[settings.DRIVER_PROFILE]
@@ -296,7 +324,7 @@ def open_session(
     profile = with_evidence(profile, values)
     profile = _with_last_label(profile, values[settings.NODE_LABEL_FOR_NPU_POD_EVICTION])
     cluster.home = _home(values, profile)
-    return Session(values, clock, log, cluster, roots, node, profile, is_here)
+    return Session(values, clock, log, cluster, roots, node, profile, is_here, mode=mode)
 
 
 def _cluster(  # noqa: PLR0913, PLR0917  # as `kube_cluster`, and what becomes of its error
@@ -323,7 +351,12 @@ def _home(values: Values, profile: Profile) -> str:
 
     It is where a Role of our account is, and our own pod. Whoever may evict users' pods has to see all of them.
     """
-    evicting = (settings.ENABLE_NPU_POD_EVICTION, settings.ENABLE_AUTO_DRAIN, settings.EVICT_HOLDERS)
+    evicting = (
+        settings.ENABLE_NPU_POD_EVICTION,
+        settings.ENABLE_AUTO_DRAIN,
+        settings.EVICT_HOLDERS,
+        settings.RESTART_CLIENTS,
+    )
     if any(values.get(setting, False) for setting in evicting):
         return ""
     return values[settings.POD_NAMESPACE] or values[settings.OPERATOR_NAMESPACE] or profile.namespace

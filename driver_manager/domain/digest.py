@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 MAX_CHARS = 256
 MAX_WHOLE_CHARS = 72
 """A longer one is cut: `sha256:` and its 64 digits are shown whole."""
@@ -22,8 +20,14 @@ def in_words(digest: str) -> str:
     """`digest` in a sentence: whole, or cut with a fingerprint behind it, so that no two of them look alike."""
     if len(digest) <= MAX_WHOLE_CHARS:
         return digest
-    fingerprint = hashlib.sha256(digest.encode(errors="surrogatepass")).hexdigest()[:PRINT_CHARS]
-    return f"{digest[:HEAD_CHARS]}…{digest[-TAIL_CHARS:]}#{fingerprint}"
+    return f"{digest[:HEAD_CHARS]}…{digest[-TAIL_CHARS:]}#{fingerprint(digest)}"
+
+
+def fingerprint(digest: str) -> str:
+    """Twelve hexadecimal digits that no other digest has."""
+    import hashlib  # noqa: PLC0415  # brings OpenSSL: 3 MiB, which a watch that asks for none does not pay
+
+    return hashlib.sha256(digest.encode(errors="surrogatepass")).hexdigest()[:PRINT_CHARS]
 
 
 def differing(one: str, other: str) -> tuple[str, str, str]:

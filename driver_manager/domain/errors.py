@@ -38,7 +38,7 @@ EXIT_MEANINGS: dict[ExitCode, str] = {
     ExitCode.API_REFUSED: "API refused (401/403, or rejected)",
     ExitCode.API_UNAVAILABLE: "API unavailable",
     ExitCode.REBOOT_REQUIRED: "reboot required",
-    ExitCode.STANDING_DOWN: "standing down (host-installed driver, or told to terminate)",
+    ExitCode.STANDING_DOWN: "standing down (host-installed driver, or asked to terminate)",
     ExitCode.OWNED_ELSEWHERE: "another run owns the node",
     ExitCode.ROLLOUT_STUCK: "rollout halted or stalled",
 }

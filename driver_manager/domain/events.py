@@ -11,6 +11,7 @@ DRIVER_UPGRADE_REQUESTED = "DriverUpgradeRequested"
 DRIVER_WEDGED = "DriverWedged"
 DRIVER_RECOVERED = "DriverRecovered"
 DRIVER_WEDGE_MUTED = "DriverWedgeMuted"
+DRIVER_CLIENT_RESTARTED = "DriverClientRestarted"
 REBOOT_REQUIRED = "RebootRequired"
 REBOOT_ESCALATED = "RebootEscalated"
 REBOOT_COMPLETED = "RebootCompleted"
@@ -27,29 +28,35 @@ ROLLOUT_CANNOT_UNDO = "RolloutCannotUndo"
 ROLLOUT_COMPLETE = "RolloutComplete"
 
 EVENTS: dict[str, str] = {
-    DRIVER_RECONCILED: "a run changed something and ended well; what was done and why",
+    DRIVER_RECONCILED: "a run changed something and succeeded; what was done and why",
     DRIVER_RECONCILE_FAILED: "a run failed after it had begun; its exit code, what failed, what to do",
-    DRIVER_UPGRADE_REQUESTED: "the operator, who manages upgrades on this node, was asked to move the pods it names",
+    DRIVER_UPGRADE_REQUESTED: "the operator, which manages upgrades on this node, was asked to move the pods it names",
     DRIVER_WEDGED: "health-watch: the driver no longer serves its devices; why, and where the evidence is",
     DRIVER_RECOVERED: "health-watch: a driver that was wedged serves its devices again",
-    DRIVER_WEDGE_MUTED: "health-watch is muted by hand: what it had marked for a wedge is taken back; until when",
+    DRIVER_WEDGE_MUTED: "health-watch is muted by hand: what it had marked for a wedge is withdrawn; until when",
+    DRIVER_CLIENT_RESTARTED: "a client of an earlier driver was evicted, so that it opens the new one; once per pod",
     REBOOT_REQUIRED: "a marker asks for a reboot, `reason=upgrade` or `recovery`; once for each request",
-    REBOOT_ESCALATED: "as many reboots as are allowed did not help: a person has to look; once for each request",
+    REBOOT_ESCALATED: "the allowed number of reboots did not help; somebody has to check the node; once per request",
     REBOOT_COMPLETED: "the node rebooted, is Ready, and its driver is loaded; how long that took",
-    REBOOT_WITHDRAWN: "nothing asks for the reboot any more; what was taken for it was given back",
-    REBOOT_FAILED: "the host refused to reboot, or nothing rebooted it; the slot was given back",
+    REBOOT_WITHDRAWN: "nothing asks for the reboot any more; what was taken for it was released",
+    REBOOT_FAILED: "the host refused to reboot, or nothing rebooted it; the slot was released",
     NODE_UPGRADE_FAILED: "a rollout: the node did not get a ready driver of the new revision; which revision, and why",
 }
 """Every reason that this program posts on a Node."""
 
 ROLLOUT_EVENTS: dict[str, str] = {
     ROLLOUT_STARTED: "the DaemonSet has a new revision, and its nodes begin to get it",
-    ROLLOUT_WAVE_ENDED: "no node of the wave waits or is under way any more; how many are done, and how many failed",
+    ROLLOUT_WAVE_ENDED: "no node of the wave waits or is under way any more; the number of done and failed nodes",
     ROLLOUT_SOAKING: "the soak time after a wave has begun, or a query keeps the next wave: until when, or why",
     ROLLOUT_APPROVAL_REQUIRED: "somebody has to approve the next wave (`Warning`)",
     ROLLOUT_HALTED: "no further node starts: too many failed, or the revision failed before (`Warning`)",
     ROLLOUT_UNDO: "the DaemonSet gets the template of an earlier revision, after a halt or as asked (`Warning`)",
     ROLLOUT_CANNOT_UNDO: "an undo was asked for, and there is no revision to go back to (`Warning`)",
-    ROLLOUT_COMPLETE: "every node of the rollout runs the revision; how many",
+    ROLLOUT_COMPLETE: "every node of the rollout runs the revision; their number",
 }
 """Every reason that this program posts on a DriverRollout."""
+
+
+def client_key(uid: str) -> str:
+    """The key under which a client's restart is told of once, whoever asked for it: the run or health-watch."""
+    return f"{DRIVER_CLIENT_RESTARTED}-{uid}".lower()

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from driver_manager.domain import bindings, window
+from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form
 
 
@@ -35,22 +38,33 @@ class Owner:
 
 @dataclass(frozen=True)
 class OldDriver:
-    """The driver that was loaded when the node was taken; `root` is where its modules came from, "" if unknown."""
+    """The driver that was loaded when the node was taken; `root` is where its modules came from, "" if unknown.
+
+    `parameters` are those of its modules, by `module.parameter`, that the next driver is to have as well.
+    """
 
     version: str = ""
     root: str = ""
     modules: tuple[str, ...] = ()
     digest: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Originals and ownership of one taken node. `driver` is None where none was loaded at the time.
+    """Originals and ownership of one taken node.
 
-    `services` are the host's services that this node may have lost to us, to be started again. `cordon_manager` is the
+    `labels` are paused ones; `gates` are those that are on unless they say `false`, None where they were absent.
+    `driver` is None where none was loaded at the time.
+
+    `services` are the host's services that this node may have lost to us, to be started again, and `removed` modules
+    that conflict with the driver, to be loaded again where no driver comes of it. `cordon_manager` is the
     field manager that our cordon is on record for, on the Node of `node_uid`; "" where that is not known.
 
+    `devices` are the vendor's functions as they were before a run gave them to virtual machines.
+
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
+    `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
 
     For the reader alone: `begin` is when the node was taken, as `timestamps` writes it, by this run or the earlier one
     that it goes on from; `step` names the step that wrote this.
@@ -59,14 +73,23 @@ class Journal:
     owner: Owner
     boot_id: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    gates: Mapping[str, str | None] = field(default_factory=dict)
     cordoned: bool = False
     driver: OldDriver | None = None
     services: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     cordon_manager: str = ""
     node_uid: str = ""
     step: str = ""
     begin: str = ""
     cleared: str = ""
+    window: Window | None = None
+    devices: tuple[Binding, ...] = ()
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """Keys of all labels that were changed to pause operands."""
+        return frozenset((*self.labels, *self.gates))
 
 
 class JournalUnreadable(ConfigError):
@@ -76,9 +99,10 @@ class JournalUnreadable(ConfigError):
 FORM = Form(
     "the node's journal",
     JournalUnreadable,
-    "Look at it with `driver-manager status`; `driver-manager restore --ignore-journal` gives the labels back "
-    "from their own values. Nothing was changed.",
+    "Look at it with `driver-manager status`; `driver-manager restore --ignore-journal` restores the labels from "
+    "their paused values. Nothing was changed.",
     key="v",
+    version=2,
     is_compact=True,
 )
 
@@ -101,6 +125,10 @@ def encode(journal: Journal) -> str:
         "labels": dict(journal.labels),
         "cordoned": journal.cordoned,
     }
+    if journal.gates:
+        body["gates"] = dict(journal.gates)
+    else:
+        body[FORM.key] = 1  # a version that knows of no gates would lose them, and nothing else
     if journal.driver is not None:
         driver = journal.driver
         body["driver"] = {
@@ -108,9 +136,12 @@ def encode(journal: Journal) -> str:
             "root": driver.root,
             "modules": list(driver.modules),
             **({"digest": driver.digest} if driver.digest else {}),
+            **({"parameters": dict(driver.parameters)} if driver.parameters else {}),
         }
     if journal.services:
         body["services"] = list(journal.services)
+    if journal.removed:
+        body["removed"] = list(journal.removed)
     if journal.cordon_manager:
         body["cordonManager"] = journal.cordon_manager
     if journal.node_uid:
@@ -121,6 +152,10 @@ def encode(journal: Journal) -> str:
         body["begin"] = journal.begin
     if journal.cleared:
         body["cleared"] = journal.cleared
+    if journal.window is not None:
+        body["window"] = journal.window.to_json()
+    if journal.devices:
+        body["devices"] = bindings.to_json(journal.devices)
     return FORM.write(body)
 
 
@@ -131,14 +166,18 @@ def decode(text: str) -> Journal:
         owner=_owner(body.fields("owner")),
         boot_id=body.text("bootId"),
         labels=body.texts_by_name("labels"),
+        gates=_gates(body.fields("gates")) if "gates" in body else {},
         cordoned=body.flag("cordoned"),
         driver=None if "driver" not in body or body.is_null("driver") else _driver(body.fields("driver")),
         services=body.texts("services", ()),
+        removed=body.texts("removed", ()),
         cordon_manager=body.text("cordonManager", ""),
         node_uid=body.text("nodeUid", ""),
         step=body.text("step", ""),
         begin=body.text("begin", ""),
         cleared=body.text("cleared", ""),
+        window=window.kept_in(body),
+        devices=bindings.read_in(body),
     )
 
 
@@ -157,10 +196,15 @@ def _owner(body: Fields) -> Owner:
     )
 
 
+def _gates(body: Fields) -> dict[str, str | None]:
+    return {key: None if body.is_null(key) else body.text(key) for key in body.body}
+
+
 def _driver(body: Fields) -> OldDriver:
     return OldDriver(
         version=body.text("version"),
         root=body.text("root"),
         modules=body.texts("modules"),
         digest=body.text("digest", ""),
+        parameters=body.texts_by_name("parameters") if "parameters" in body else {},
     )

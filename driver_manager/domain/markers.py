@@ -51,7 +51,7 @@ class MarkerUnreadable(ConfigError):
 FORM = Form(
     "the reboot-required marker",
     MarkerUnreadable,
-    "Look at the file on the host and remove it if nobody needs it; nothing acts on it.",
+    "Look at the file on the host and remove it if nobody needs it; it has no effect.",
 )
 
 
@@ -78,7 +78,7 @@ def decode(text: str) -> Marker:
         return _legacy(text)
     body = FORM.opened(value)
     if not body.text("bootId", ""):
-        raise FORM.refused("it names no boot")
+        raise FORM.refused("it does not name a boot")
     return Marker(
         reason=body.choice("reason", REASONS),
         boot_id=body.text("bootId"),

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from driver_manager.domain.bindings import Binding
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.failure import PastFailure
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
+from driver_manager.domain.pci import PciBus
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.selectors import Selector
+from driver_manager.domain.staged import StagedSlots
 
 FIELD_MANAGER = "driver-manager"
 """The name under which the API server notes our writes."""
@@ -72,7 +75,8 @@ class Pod:
     asks for; `due_s` is when that grace is over, in seconds since the epoch on the API server's clock, None where it is
     not told. `static_uid` is the uid that the host knows a mirror pod by. `config_digest` is the driver's digest in the
     environment of any container, `main_digest` that of the first one. `have_ended`: whether all its containers have;
-    None where its status does not tell of each.
+    None where its status does not tell of each. `started_s` is since when the first of its containers runs that run
+    now, in seconds since the epoch on the node's clock; None where none runs.
     """
 
     namespace: str
@@ -100,6 +104,7 @@ class Pod:
     has_empty_dir: bool = False
     termination_grace_s: int = 30
     have_ended: bool | None = None
+    started_s: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -189,7 +194,7 @@ class Holder:
     """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown.
 
     With UNREAD it may be one: that cannot be determined, `node` is "" and no pod is held responsible. `service` is the
-    host's unit that it belongs to.
+    host's unit that it belongs to; `machine` is the virtual machine that it runs, "" where it runs none.
     """
 
     pid: int
@@ -200,11 +205,14 @@ class Holder:
     pod_uid: str = ""
     pod: str = ""
     service: str = ""
+    machine: str = ""
 
     def __str__(self) -> str:
         who = f"{self.process} (pid {self.pid})" if self.pid else self.process
         if self.how == UNREAD:
-            return f"{who} may use the device: this cannot be determined, /proc does not answer in time"
+            return f"{who} may use the device: this cannot be determined, as /proc does not answer in time"
+        if self.machine:
+            who += f" of VM {self.machine}"
         if self.pod or self.pod_uid:
             who += f" in pod {self.pod or self.pod_uid}"
         elif self.service:
@@ -235,6 +243,8 @@ class DriverSource:
     in from the same tree. `tree` are name and path of every module to be loaded, those first that others need, where
     the whole tree is; empty where the modules and their dependencies are. `refusal`: why modprobe would not load them,
     "" where it would. `options` are those that the host's modprobe.d sets for the modules and what they pull in.
+    `load_order` are the modules that the profile puts in an order, as far as they are here. `given` are further options
+    by module, which come before those: of the profile, and what the driver before had.
     """
 
     root: str
@@ -242,11 +252,18 @@ class DriverSource:
     problem: str = ""
     remedy: str = ""
     real_root: str = ""
+    load_order: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
     dependencies: tuple[ModuleFile, ...] = ()
     tree: tuple[tuple[str, str], ...] = ()
     refusal: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     missing_firmware: tuple[MissingFirmware, ...] = ()
+
+    @property
+    def sequence(self) -> tuple[str, ...]:
+        """Names of the modules to load one by one, each of which pulls in what it needs."""
+        return (*self.load_order, *(one.name for one in self.modules if one.name not in self.load_order))
 
     @property
     def version(self) -> str:
@@ -272,6 +289,11 @@ class Host:
     `leaving` are modules of the driver that the kernel is taking out, with or without an end to it: not in `modules`.
     `parameters` are those of its loaded modules, by `module.parameter`, where this run would load others instead.
     `reboot_wish` is what a reboot was last asked for, in this boot or an earlier one; None where nothing readable is.
+    `slots` are the staged drivers beside the driver root; None where there is no folder for them.
+    `bus` are the vendor's functions, `bindings` what a run of this boot found them bound to that gave them to virtual
+    machines.
+    `removable` are loaded modules that have to go before the driver is loaded, and whatever holds them.
+    `firmware_path` is where the kernel looks for firmware first; None where it cannot be told to.
     """
 
     boot_id: str
@@ -298,6 +320,11 @@ class Host:
     permanent: Mapping[str, str] = field(default_factory=dict)
     are_modules_frozen: bool = False
     failure: PastFailure | None = None
+    slots: StagedSlots | None = None
+    bus: PciBus = field(default_factory=PciBus)
+    bindings: tuple[Binding, ...] = ()
+    removable: Mapping[str, Module] = field(default_factory=dict)
+    firmware_path: str | None = ""
 
 
 class Part(Enum):
@@ -320,6 +347,7 @@ class Observation:
     read only where the driver is about to be replaced. `enclosing_uid` is the pod around our process, where its cgroup
     tells. `installed_digest` is what the driver container of our own pod records, where that is another than `digest`.
     `has_unread_claims`: pods hold claims that we may not read, and nobody is to be evicted for them. `at`: when.
+    `group_holders` have an IOMMU group open that is about to change hands.
     """
 
     node: Node
@@ -337,6 +365,7 @@ class Observation:
     enclosing_uid: str = ""
     has_unread_claims: bool = False
     at: Moment = field(default_factory=Moment)
+    group_holders: tuple[Holder, ...] = ()
 
 
 class Health(Enum):
@@ -359,12 +388,16 @@ class DeviceVerdict:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself."""
+    """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself.
+
+    `busy` names what is at work on the devices, as far as the tool tells.
+    """
 
     health: Health
     reason: str
     devices: tuple[DeviceVerdict, ...] = ()
     is_tool_broken: bool = False
+    busy: tuple[str, ...] = ()
 
 
 class Loader(Enum):
@@ -374,6 +407,15 @@ class Loader(Enum):
     MANAGER = "manager"
 
 
+class Mode(Enum):
+    """Whom the devices are to serve."""
+
+    CONTAINER = "container"
+    """Containers, through the vendor's driver."""
+    VFIO = "vfio"
+    """Virtual machines, which bring their own."""
+
+
 @dataclass(frozen=True)
 class EvictionRules:
     """What may be done to users' pods. Times in seconds; `drain_timeout_s` 0 is what is left of the run's deadline.
@@ -381,6 +423,8 @@ class EvictionRules:
     `is_enabled`: pods that use the accelerator. `drains`: the whole node, where that does not suffice. `forces`: pods
     that no controller makes anew. `deletes_empty_dirs`: pods whose data goes with them. `evicts_holders`: pods that
     have the device open without having asked for it. `device_classes` stand in for the profile's, where given.
+    `clients`: pods that are clients of the driver, beside the profile's; `restarts_clients`: those that have the device
+    open may be evicted right before the unload.
     """
 
     is_enabled: bool = False
@@ -392,6 +436,8 @@ class EvictionRules:
     drain_selector: Selector = field(default_factory=Selector)
     drain_timeout_s: float = 0.0
     device_classes: tuple[str, ...] = ()
+    clients: Selector = field(default_factory=Selector)
+    restarts_clients: bool = False
 
 
 @dataclass(frozen=True)
@@ -401,7 +447,8 @@ class Policy:
     `completion`: pods that may end by themselves before anything is evicted. `retry_wait_s` is the longest wait before
     somebody is disturbed again after a failure that nothing has changed since. `driver_pod_leaves`: the driver pod
     that is on the node now is not there any more when the driver is swapped. `clear_for`: nothing is swapped, the node
-    is only cleared for a driver pod of this revision.
+    is only cleared for a driver pod of this revision. `binds`: who gives devices to virtual machines also binds them;
+    else the container after it does.
     """
 
     loader: Loader = Loader.CONTAINER
@@ -421,3 +468,5 @@ class Policy:
     device_free_timeout_s: float = 60.0
     deadline_s: float = 1800.0
     retry_wait_s: float = 1800.0
+    mode: Mode = Mode.CONTAINER
+    binds: bool = True

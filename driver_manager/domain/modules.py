@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from driver_manager.domain.model import Module
@@ -34,7 +34,7 @@ def closure(loaded: Mapping[str, Module], modules: Modules) -> dict[str, Module]
 
 def is_own(name: str, modules: Modules) -> bool:
     """Whether the profile counts the module as part of the driver."""
-    return name in modules.roots or any(fnmatchcase(name, pattern) for pattern in modules.own)
+    return name in (*modules.roots, *modules.order) or any(fnmatchcase(name, pattern) for pattern in modules.own)
 
 
 def has_root(loaded: Mapping[str, Module], modules: Modules) -> bool:
@@ -47,27 +47,33 @@ def driver_version(loaded: Mapping[str, Module]) -> str:
     return next((module.version for module in loaded.values() if module.version), "")
 
 
-def unload_order(modules: Mapping[str, Module]) -> tuple[str, ...]:
-    """Names so that every module comes after all its holders; names alone decide between equals."""
+def unload_order(modules: Mapping[str, Module], load_order: Sequence[str]) -> tuple[str, ...]:
+    """Names so that every module comes after all its holders; names alone decide between equals.
+
+    Of two in `load_order` the later one comes first, unless it is the other that holds it.
+    """
     order: list[str] = []
     left = dict(modules)
     while left:
         free = sorted(name for name, module in left.items() if not any(holder in left for holder in module.holders))
         if not free:  # a cycle cannot exist in a live kernel; whatever is read, end
             free = sorted(left)
+        later = [name for name in load_order if name in left]
+        # One whose later fellow is still held waits for it, where anything else can go.
+        free = [name for name in free if name not in later[:-1]] or [next(n for n in reversed(later) if n in free)]
         order += free
         for name in free:
             del left[name]
     return tuple(order)
 
 
-def beside(modules: Mapping[str, Module], roots: Iterable[str]) -> tuple[str, ...]:
+def beside(modules: Mapping[str, Module], roots: Iterable[str], load_order: Sequence[str]) -> tuple[str, ...]:
     """Names that loading `roots` does not bring back by itself, in the order to load them."""
     pulled_in = set(roots)
-    for name in unload_order(modules):  # holders come first
+    for name in unload_order(modules, load_order):  # holders come first
         if pulled_in & set(modules[name].holders):
             pulled_in.add(name)
-    return tuple(name for name in reversed(unload_order(modules)) if name not in pulled_in)
+    return tuple(name for name in reversed(unload_order(modules, load_order)) if name not in pulled_in)
 
 
 def users(module: Module) -> int:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from driver_manager.domain import timestamps
+from driver_manager.domain import timestamps, window
 from driver_manager.domain.errors import ConfigError, ManagerError, RebootRequired, StandingDown, Terminated
 from driver_manager.domain.escaping import shortened, writable
 from driver_manager.domain.json_patch import Operation, pointer, replaced
 from driver_manager.domain.listing import without_numbers
 from driver_manager.domain.model import Host, Node, NodeChange
 from driver_manager.domain.profile import NodeKeys, Profile
+from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Form
 
 MAX_TEXT_CHARS = 500
@@ -38,10 +39,10 @@ class NodeState(Enum):
 
 
 MEANINGS: dict[NodeState, str] = {
-    NodeState.READY: "the last run ended well, or stood down for the host's own driver; nothing is taken",
+    NodeState.READY: "the last run succeeded, or stood down for the host's own driver; the node is not taken",
     NodeState.UPGRADING: "a run has taken the node, and has not ended",
     NodeState.HELD: "a run failed after the old driver was gone: operands stay paused until a later run succeeds",
-    NodeState.FAILED: "the last run failed; what it had taken was given back",
+    NodeState.FAILED: "the last run failed; the node was released",
     NodeState.WEDGED: "health-watch found that the driver no longer serves its devices",
     NodeState.REBOOT_REQUIRED: "only a reboot brings the wanted driver, or brings the devices back",
 }
@@ -58,7 +59,8 @@ class LastOutcome:
     """How the last run ended. `ended` and `since` are times as `timestamps` writes them.
 
     `since` is when the node came to `state`. `step` names what the run was doing, "" at its end. `digest` is the wanted
-    driver's; `version` is what was loaded in the end, "" where nothing was, or it is not known.
+    driver's; `version` is what was loaded in the end, "" where nothing was, or it is not known. `window` is that of the
+    last run that had one.
     """
 
     state: NodeState
@@ -70,12 +72,18 @@ class LastOutcome:
     version: str = ""
     ended: str = ""
     since: str = ""
+    window: Window | None = None
 
     def of(self, wall_s: float, before: LastOutcome | None) -> LastOutcome:
-        """The same as it is written at `wall_s`; it is `since` the one `before`, where that was the same state."""
+        """The same as it is written at `wall_s`; it is `since` the one `before`, where that was the same state.
+
+        A run without a window does not hide the last one.
+        """
         now = timestamps.written(wall_s)
-        is_same = before is not None and before.state is self.state and before.since
-        return replace(self, ended=now, since=before.since if before is not None and is_same else now)
+        if before is None:
+            return replace(self, ended=now, since=now)
+        since = before.since if before.state is self.state and before.since else now
+        return replace(self, ended=now, since=since, window=self.window or before.window)
 
 
 class LastOutcomeUnreadable(ConfigError):
@@ -106,6 +114,8 @@ def encode(outcome: LastOutcome) -> str:
         "digest": writable(outcome.digest),
         "version": shortened(writable(outcome.version), MAX_VERSION_CHARS),
     }
+    if outcome.window is not None:
+        body["window"] = outcome.window.to_json()
     return FORM.write({**body, **{key: text for key, text in texts.items() if text}})
 
 
@@ -122,6 +132,7 @@ def decode(text: str) -> LastOutcome:
         version=body.text("version", ""),
         ended=body.text("ended"),
         since=body.text("since"),
+        window=window.read_in(body),
     )
 
 

@@ -6,9 +6,10 @@ Owns the fields and their meaning; reading and checking files belongs to `driver
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from fnmatch import fnmatchcase
 from typing import Any
 
 
@@ -19,11 +20,26 @@ class Strategy(Enum):
     REBOOT = "reboot"
 
 
+class ChangeBy(Enum):
+    """How one version of a driver becomes another: by either strategy, or not at all."""
+
+    IN_PLACE = Strategy.IN_PLACE.value
+    REBOOT = Strategy.REBOOT.value
+    REFUSE = "refuse"
+
+
 class LoadScope(Enum):
     """What is loaded from a driver root: the root modules and what they need, or every module in its tree."""
 
     ROOTS = "roots"
     TREE = "tree"
+
+
+class RootsNeeded(Enum):
+    """How many of the root modules a driver root has to offer: all, or any one (which depends on the device)."""
+
+    ALL = "all"
+    ANY = "any"
 
 
 class NodeMaker(Enum):
@@ -76,8 +92,8 @@ def is_safe_root(path: str) -> bool:
 class NodeKeys:
     """Full names of the label and annotation keys on the Node; empty where the vendor has none.
 
-    `state`, `last_outcome` and `rollout` follow from `journal` where a profile's file does not name them. Without the
-    first two the Node shows nothing of the driver's state.
+    `state`, `last_outcome`, `generation` and `rollout` follow from `journal` where a profile's file does not name them.
+    Without the first three the Node shows nothing of the driver's state.
     """
 
     journal: str
@@ -96,6 +112,7 @@ class NodeKeys:
     last_outcome: str = ""
     mute_until: str = ""
     rollout: str = ""
+    generation: str = ""
 
     @property
     def names(self) -> frozenset[str]:
@@ -108,7 +125,8 @@ class DeployLabels:
     """The vendor's switches for its operands: `<prefix><component>` with the value `true`.
 
     `leave_last` are components, or whole keys of switches without the prefix: the DRA kubelet plugin, without which no
-    pod that holds a claim can end (NVIDIA/k8s-driver-manager#213).
+    pod that holds a claim can end (NVIDIA/k8s-driver-manager#213). `on_unless_false` are whole keys of switches of the
+    other polarity: on while the Node lacks them, and off only with `false`.
     """
 
     prefix: str = ""
@@ -116,6 +134,7 @@ class DeployLabels:
     paused_value: str = "paused-for-driver-upgrade"
     preinstalled_value: str = "pre-installed"
     leave_last: tuple[str, ...] = ()
+    on_unless_false: tuple[str, ...] = ()
 
     @property
     def driver_key(self) -> str:
@@ -123,11 +142,12 @@ class DeployLabels:
         return self.prefix + self.driver_component
 
     def keys_in(self, labels: dict[str, str]) -> frozenset[str]:
-        """The deploy-label keys in `labels`, without the driver's own."""
+        """The deploy-label keys in `labels`, and those that are on without being there; without the driver's own."""
+        inverse = frozenset(self.on_unless_false)
         if not self.prefix:
-            return frozenset()
+            return inverse
         with_prefix = frozenset(key for key in labels if key.startswith(self.prefix) and key != self.driver_key)
-        return with_prefix | (self.last_keys & labels.keys())
+        return with_prefix | (self.last_keys & labels.keys()) | inverse
 
     @property
     def last_keys(self) -> frozenset[str]:
@@ -138,17 +158,32 @@ class DeployLabels:
 
 @dataclass(frozen=True)
 class Modules:
-    """Kernel modules: `roots` are the sign of the driver; `own` are globs of what may be unloaded below them."""
+    """Kernel modules: `roots` are the sign of the driver; `own` are globs of what may be unloaded below them.
+
+    `order` are modules of the driver in the order in which they are loaded, as far as a driver has them; what nothing
+    in the kernel says of each other is unloaded in the opposite one. `parameters` are `module.parameter=value`, given
+    at every load; `keep_parameters` are patterns of `module.parameter` whose values the next driver gets as well.
+    Beside the driver none of `conflicting` may be loaded, and those of `conflicting_removable` are unloaded for it.
+    """
 
     roots: tuple[str, ...]
     own: tuple[str, ...] = ()
     conflicting: tuple[str, ...] = ()
     load: LoadScope = LoadScope.ROOTS
+    roots_needed: RootsNeeded = RootsNeeded.ALL
+    order: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    keep_parameters: tuple[str, ...] = ()
+    conflicting_removable: tuple[str, ...] = ()
+
+    def are_loaded(self, is_there: Callable[[str], bool]) -> bool:
+        """Whether the kernel has the roots that it takes."""
+        return (any if self.roots_needed is RootsNeeded.ANY else all)(map(is_there, self.roots))
 
 
 @dataclass(frozen=True)
 class HostPaths:
-    """Absolute paths on the host, and who makes those of the devices."""
+    """Absolute paths on the host, and who makes those of the devices. `firmware` is where the kernel has to look."""
 
     driver_root: str
     state_file: str
@@ -161,6 +196,7 @@ class HostPaths:
     rebooter_record: str = ""
     reboot_evidence: str = ""
     evidence: str = ""
+    firmware: str = ""
 
     @property
     def ready_withdrawn(self) -> str:
@@ -203,6 +239,21 @@ class HostPaths:
         return self._of_ours("driver-manager.figures.json")
 
     @property
+    def bindings(self) -> str:
+        """What the devices were bound to before a run of this boot gave them to virtual machines."""
+        return self._of_ours("driver-manager.bindings.json")
+
+    @property
+    def client_record(self) -> str:
+        """What was done about the clients of this boot's driver."""
+        return self._of_ours("driver-manager.clients.json")
+
+    @property
+    def client_lock(self) -> str:
+        """The file that whoever restarts clients holds locked."""
+        return self._of_ours("driver-manager.clients.lock")
+
+    @property
     def mute_file(self) -> str:
         """The file by which health-watch is muted on this host: a time."""
         return self._of_ours("health-watch.mute-until")
@@ -222,6 +273,7 @@ class Probe:
     """A command that says whether the driver serves its devices, looked for inside the driver root.
 
     `lists_virtual`: it lists SR-IOV virtual functions that the driver has, beside the physical ones.
+    `tells_idle`: it says which devices are at work, and a driver is not unloaded before none is.
     """
 
     tool: str
@@ -232,6 +284,7 @@ class Probe:
     timeout_s: float = 20.0
     parser: str = "exit-status"
     lists_virtual: bool = True
+    tells_idle: bool = False
 
 
 @dataclass(frozen=True)
@@ -268,10 +321,47 @@ class UpgradeMetrics:
 
 
 @dataclass(frozen=True)
+class Passthrough:
+    """How the vendor's devices are given to virtual machines.
+
+    `mode_key` is the user's label for what a node's devices serve, `mode_value` the value of it that means this; both
+    are empty where there is no such label. `resources` are patterns of the names by which a pod asks for a device that
+    is passed through. `auxiliary` are classes of the further functions in a device's slot, which go where that goes.
+    `component` is the deploy component whose pods give the devices away; what other pods than those and the driver's
+    want is a driver of their own.
+    """
+
+    mode_key: str = ""
+    mode_value: str = ""
+    resources: tuple[str, ...] = ()
+    auxiliary: tuple[str, ...] = ()
+    component: str = "vfio-manager"
+
+    def is_wanted(self, labels: Mapping[str, str]) -> bool:
+        """Whether the user's label says that a node with `labels` serves virtual machines."""
+        return bool(self.mode_key) and labels.get(self.mode_key) == self.mode_value
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What holds for a change from a version like `old` to one like `new`, as shell patterns, in place of the strategy.
+
+    A version that is not known is like `*` only. `why` is told to whoever is refused.
+    """
+
+    old: str
+    new: str
+    strategy: ChangeBy
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Profile:
     """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing.
 
+    `clients` are label selectors of pods that open the driver, and have to be restarted after a new one is ready.
     `container_unloads`: the driver's container unloads the driver when it is told to end, before any run of ours.
+    `passthrough` is None where the devices are never given to virtual machines.
     """
 
     name: str
@@ -287,6 +377,7 @@ class Profile:
     resource_prefixes: tuple[str, ...] = ()
     device_classes: tuple[str, ...] = ()
     dra_driver: str = ""
+    clients: tuple[str, ...] = ()
     idle_states: tuple[str, ...] = ()
     namespace: str = ""
     container_unloads: bool = False
@@ -294,6 +385,21 @@ class Profile:
     probe: Probe | None = field(default=None)
     commands: VendorCommands = field(default_factory=VendorCommands)
     upgrade_metrics: UpgradeMetrics = field(default_factory=UpgradeMetrics)
+    passthrough: Passthrough | None = field(default=None)
+    transitions: tuple[Transition, ...] = ()
+
+    @property
+    def never_unloads(self) -> bool:
+        """Whether no change of versions ever takes a module out of a running kernel."""
+        by_pair = any(one.strategy is ChangeBy.IN_PLACE for one in self.transitions)
+        return self.strategy is Strategy.REBOOT and not by_pair
+
+    def transition(self, old: str, new: str) -> Transition | None:
+        """The first of the transitions that holds for these versions, "" where one is not known."""
+        return next(
+            (one for one in self.transitions if fnmatchcase(old, one.old) and fnmatchcase(new, one.new)),
+            None,
+        )
 
     @property
     def expected_nodes(self) -> tuple[str, ...]:
@@ -313,20 +419,30 @@ def encode(profile: Profile) -> str:
 def decode(text: str) -> Profile:
     """The profile that `encode` wrote."""
     body = _frozen(json.loads(text))
-    probe = body["probe"]
+    probe, passthrough = body["probe"], body["passthrough"]
     return Profile(
         **{
             **body,
             "strategy": Strategy(body["strategy"]),
             "keys": NodeKeys(**body["keys"]),
-            "modules": Modules(**{**body["modules"], "load": LoadScope(body["modules"]["load"])}),
+            "modules": Modules(
+                **{
+                    **body["modules"],
+                    "load": LoadScope(body["modules"]["load"]),
+                    "roots_needed": RootsNeeded(body["modules"]["roots_needed"]),
+                }
+            ),
             "paths": HostPaths(
                 **{**body["paths"], "device_nodes_made_by": NodeMaker(body["paths"]["device_nodes_made_by"])}
             ),
             "deploy": DeployLabels(**body["deploy"]),
             "probe": None if probe is None else Probe(**probe),
+            "passthrough": None if passthrough is None else Passthrough(**passthrough),
             "commands": VendorCommands(**body["commands"]),
             "upgrade_metrics": UpgradeMetrics(**body["upgrade_metrics"]),
+            "transitions": tuple(
+                Transition(**{**one, "strategy": ChangeBy(one["strategy"])}) for one in body["transitions"]
+            ),
         }
     )
 

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from driver_manager.domain import window
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.metrics import Family, by_label, counter, gauge
+from driver_manager.domain.window import Window, WindowMeter
 from driver_manager.domain.wire import Fields, Form
 
 NO_FAILURES = frozenset({ExitCode.DONE, ExitCode.REBOOT_REQUIRED})
@@ -20,9 +22,13 @@ NO_NEWS = frozenset({ExitCode.STANDING_DOWN, ExitCode.OWNED_ELSEWHERE})
 
 
 class RunTally:
-    """What one run does, as it goes: the time by step, and whether it leaves the node held, or has given it back."""
+    """What one run does, as it goes: the time by step, and whether it leaves the node held, or has given it back.
+
+    `window` is that of its node, from whichever run on.
+    """
 
     def __init__(self) -> None:
+        self.window = WindowMeter()
         self.seconds: dict[str, float] = {}
         self.is_held = False
         self.is_given_back = False
@@ -52,11 +58,15 @@ class RunReport:
     is_held: bool = False
     requests: int = 0
     retries: int = 0
+    window: Window | None = None
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """`runs` are counted by exit code, `steps` how often each was done, `step_seconds` what they took in all."""
+    """`runs` are counted by exit code, `steps` how often each was done, `step_seconds` what they took in all.
+
+    `window` is the last one, be it over or not; `windows` and `window_seconds` count those that are.
+    """
 
     runs: Mapping[str, int] = field(default_factory=dict)
     failures_in_a_row: int = 0
@@ -67,6 +77,9 @@ class RunFigures:
     steps: Mapping[str, int] = field(default_factory=dict)
     step_seconds: Mapping[str, float] = field(default_factory=dict)
     last: RunReport | None = None
+    windows: int = 0
+    window_seconds: float = 0.0
+    window: Window | None = None
 
     def with_run(self, run: RunReport, *, is_given_back: bool = False) -> RunFigures:
         """The figures after one more run; `is_given_back`: it gave the node back, however it ended."""
@@ -74,7 +87,9 @@ class RunFigures:
         row = self.failures_in_a_row
         if run.exit_code not in NO_NEWS:
             row = 0 if run.exit_code in NO_FAILURES else row + 1
-        return RunFigures(
+        figures = self if run.window is None else self.with_window(run.window)
+        return replace(
+            figures,
             runs={**self.runs, code: self.runs.get(code, 0) + 1},
             failures_in_a_row=row,
             holds=self.holds + run.is_held,
@@ -85,6 +100,13 @@ class RunFigures:
             step_seconds=_sum(self.step_seconds, run.steps),
             last=run,
         )
+
+    def with_window(self, measured: Window) -> RunFigures:
+        """The figures with the last window as it is now; it counts once it is over."""
+        if measured.is_open:
+            return replace(self, window=measured)
+        seconds = round(self.window_seconds + measured.seconds, 3)
+        return replace(self, window=measured, windows=self.windows + 1, window_seconds=seconds)
 
     def given_back(self) -> RunFigures:
         """The figures once somebody gave the node back by hand."""
@@ -99,7 +121,7 @@ class FiguresUnreadable(ConfigError):
     """The file holds no figures that this version can add to."""
 
 
-FORM = Form("the figures of the runs", FiguresUnreadable, "No action needed: the next run begins anew.")
+FORM = Form("the figures of the runs", FiguresUnreadable, "No action needed: the next run starts them again.")
 
 
 def encode(figures: RunFigures) -> str:
@@ -114,7 +136,11 @@ def encode(figures: RunFigures) -> str:
         "retries": figures.retries,
         "steps": dict(figures.steps),
         "stepSeconds": {name: round(seconds, 3) for name, seconds in figures.step_seconds.items()},
+        "windows": figures.windows,
+        "windowSeconds": round(figures.window_seconds, 3),
     }
+    if figures.window is not None:
+        body["window"] = figures.window.to_json()
     if last is not None:
         body["last"] = {
             "exitCode": last.exit_code,
@@ -142,6 +168,9 @@ def decode(text: str) -> RunFigures:
             steps=_wholes(body.fields("steps")),
             step_seconds=_seconds(body.fields("stepSeconds")),
             last=_last(body.fields("last")) if "last" in body else None,
+            windows=body.whole("windows", 0, least=0, most=_MOST),
+            window_seconds=body.seconds("windowSeconds") if "windowSeconds" in body else 0.0,
+            window=window.read_in(body),
         )
     except FiguresUnreadable:
         return RunFigures()
@@ -180,7 +209,7 @@ def families(figures: RunFigures) -> tuple[Family, ...]:
         by_label("counter", "runs_total", "Runs of this boot by exit code.", "exit_code", figures.runs),
         gauge(
             "run_failures_in_a_row",
-            "Runs that failed one after the other; those that only stood down are left out.",
+            "Consecutive failed runs; runs that only stood down are not counted.",
             figures.failures_in_a_row,
         ),
         gauge("node_held", "Whether the last run left the node taken: operands stay paused.", figures.is_held),
@@ -191,12 +220,28 @@ def families(figures: RunFigures) -> tuple[Family, ...]:
         by_label(
             "counter",
             "run_step_seconds_total",
-            "What the steps of this boot's runs took.",
+            "How long the steps of this boot's runs took.",
             "step",
             figures.step_seconds,
         ),
         gauge("run_last_exit_code", "Exit code of the last run.", last.exit_code),
         gauge("run_last_end_timestamp_seconds", "When the last run ended.", last.ended_s),
         gauge("run_last_duration_seconds", "How long the last run took.", last.took_s),
-        by_label("gauge", "run_last_step_seconds", "What the steps of the last run took.", "step", last.steps),
+        by_label("gauge", "run_last_step_seconds", "How long the steps of the last run took.", "step", last.steps),
+        *_window_families(figures),
+    )
+
+
+def _window_families(figures: RunFigures) -> tuple[Family, ...]:
+    """Metrics of the windows; none before the first of a boot."""
+    last = figures.window
+    if last is None:
+        return ()
+    parts = {part.value: seconds for part, seconds in last.parts.items()}
+    return (
+        counter("windows_total", "Windows of this boot that are over: see docs/window.md.", figures.windows),
+        counter("window_seconds_total", "How long these windows took in total.", figures.window_seconds),
+        gauge("window_open", "Whether the last window is still open: its driver is not back.", last.is_open),
+        gauge("window_last_seconds", "How long the last window took, or has taken so far.", last.seconds),
+        by_label("gauge", "window_last_part_seconds", "How long each part of the last window took.", "part", parts),
     )

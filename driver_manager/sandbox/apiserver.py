@@ -85,15 +85,19 @@ class ApiServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_port}"
 
-    def kubeconfig(self, token: str | None = None) -> Obj:
-        """A kubeconfig for `token` (the first one if None); written as JSON it is a valid file."""
+    def kubeconfig(self, token: str | None = None, *, in_address: bool = False) -> Obj:
+        """A kubeconfig for `token` (the first one if None); written as JSON it is a valid file.
+
+        `in_address`: for kubectl, which sends no token to a server without TLS; the server's address holds it.
+        """
         token = token if token is not None else next(iter(self.tokens))
+        server, user = (f"{self.url}/{token}", {}) if in_address else (self.url, {"token": token})
         return {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "sandbox",
-            "clusters": [{"name": "sandbox", "cluster": {"server": self.url}}],
-            "users": [{"name": "sandbox", "user": {"token": token}}],
+            "clusters": [{"name": "sandbox", "cluster": {"server": server}}],
+            "users": [{"name": "sandbox", "user": user}],
             "contexts": [{"name": "sandbox", "context": {"cluster": "sandbox", "user": "sandbox"}}],
         }
 
@@ -103,6 +107,11 @@ class ApiServer:
             (record.verb, "/".join(filter(None, (record.resource, record.subresource))), record.user)
             for record in list(self.requests)
         )
+
+    def split_token(self, path: str) -> tuple[str, str]:
+        """What a path stands for that begins with a token: an Authorization, "" without one, and the rest."""
+        first, _, rest = path.removeprefix("/").partition("/")
+        return (f"Bearer {first}", f"/{rest}") if first in self.tokens else ("", path)
 
     def authenticate(self, authorization: str) -> str:
         """The user of a bearer token. Raises ApiError 401."""
@@ -288,7 +297,7 @@ def _change_of(request: SandboxRequest) -> Callable[[Obj], Obj]:
         message = "the body of the request was in an unknown format - accepted media types include: "
         raise ApiError(415, "UnsupportedMediaType", message + ", ".join(served))
     if not isinstance(request.body, dict | list) or (apply is not json_patch and isinstance(request.body, list)):
-        raise ApiError(400, "BadRequest", "the patch is not of the form its content type says")
+        raise ApiError(400, "BadRequest", "the patch does not match its content type")
     return lambda obj: apply(obj, request.body)
 
 

@@ -9,18 +9,20 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from driver_manager.domain import events
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.controllers import Controller, DaemonSetController, Kubelet
-from driver_manager.sandbox.host_tree import MACHINE_ID, HostTree
-from driver_manager.sandbox.store import ApiError, Event, Store
+from driver_manager.sandbox.discovery import VERSION
+from driver_manager.sandbox.host_tree import KERNEL, MACHINE_ID, HostTree
+from driver_manager.sandbox.store import ApiError, Event, Store, timestamp
 
 NODE = "sandbox-node"
 OPERANDS = (
@@ -31,6 +33,7 @@ OPERANDS = (
     "npu-feature-discovery",
     "operator-validator",
 )
+CAPACITY = {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "100Gi", "pods": "110"}
 TENANT = "tenant"
 WAIT_S = 10.0
 
@@ -54,8 +57,13 @@ class Recorder(Controller):
         self.happenings: list[Happening] = []
 
     def _handle(self, events: Sequence[Event]) -> float:
+        has_several = len(self._store.list_objects("nodes")[0]) > 1
         for event in events:
-            texts = self._node_texts(event) if event.resource == "nodes" else self._pod_texts(event)
+            if event.resource == "nodes":
+                name = f"{event.obj['metadata']['name']}: " if has_several else ""
+                texts = [name + text for text in self._node_texts(event)]
+            else:
+                texts = self._pod_texts(event)
             self.happenings += [Happening(time.monotonic(), text) for text in texts]
         return 3600.0
 
@@ -66,7 +74,7 @@ class Recorder(Controller):
         if event.type == "DELETED":
             return [f"pod {name} is gone"]
         begun = "deletionTimestamp" in event.obj["metadata"] and "deletionTimestamp" not in event.previous["metadata"]  # type: ignore[index]  # MODIFIED has a previous
-        return [f"pod {name} is told to stop"] if begun else []
+        return [f"pod {name} is being stopped"] if begun else []
 
     def _node_texts(self, event: Event) -> list[str]:
         if event.previous is None:
@@ -119,15 +127,20 @@ class SandboxCluster:
         self._stack.enter_context(DaemonSetController(self.store))
         self._await_pods()
         self.recorder = self._stack.enter_context(Recorder(self.store, self.profile))
-        self.kubeconfig = self.folder / "kubeconfig"
-        self.kubeconfig.write_text(json.dumps(self.server.kubeconfig()))
-        self.kubeconfig.chmod(0o600)
+        self.kubeconfig = self._written("kubeconfig", self.server.kubeconfig())
+        self.kubectl_config = self._written("kubectl-config", self.server.kubeconfig(in_address=True))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def _written(self, name: str, kubeconfig: dict[str, Any]) -> Path:
+        path = self.folder / name
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(kubeconfig))
+        return path
 
     @property
     def namespace(self) -> str:
@@ -159,12 +172,19 @@ class SandboxCluster:
 
         self.store.patch("pods", name, change, namespace=self.namespace)
 
-    def add_workload(
-        self, name: str, *, app: str, node: str = NODE, owned: bool = True, empty_dir: bool = False
+    def add_workload(  # noqa: PLR0913  # what a pod that asks for a device may be like
+        self,
+        name: str,
+        *,
+        app: str,
+        node: str = NODE,
+        owned: bool = True,
+        empty_dir: bool = False,
+        resource: str = "ATOM",
     ) -> None:
-        """A running pod of a tenant that asks for one device; `owned` by a ReplicaSet, or by nobody."""
+        """A running pod of a tenant that asks for one device as `resource`; `owned` by a ReplicaSet, or by nobody."""
         owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": app, "controller": True}
-        resources = {"limits": {f"{self.profile.resource_prefixes[0]}ATOM": "1"}}
+        resources = {"limits": {f"{self.profile.resource_prefixes[0]}{resource}": "1"}}
         metadata: dict[str, Any] = {"name": name, "namespace": TENANT, "labels": {"app": app}}
         metadata |= {"ownerReferences": [owner]} if owned else {}
         spec: dict[str, Any] = {
@@ -181,6 +201,30 @@ class SandboxCluster:
         selector = {"matchLabels": {"app": app}}
         body = {"metadata": {"name": app, "namespace": TENANT}, "spec": {"minAvailable": 1, "selector": selector}}
         self.store.create("poddisruptionbudgets", body)
+
+    def play(self, controller: Controller) -> None:
+        """Let somebody else act on the objects, until the sandbox ends."""
+        self._stack.enter_context(controller)
+
+    def await_running(self, names: Iterable[str]) -> None:
+        """Wait until a pod of each of these DaemonSets runs. Raises RuntimeError."""
+        wanted = set(names)
+
+        def all_run() -> bool:
+            pods = self.store.list_objects("pods")[0]
+            return wanted <= {
+                pod["metadata"]["labels"]["app"] for pod in pods if pod.get("status", {}).get("phase") == "Running"
+            }
+
+        self._await(all_run)
+
+    def restarted(self) -> list[str]:
+        """The clients that Events report as restarted, as namespace/DaemonSet."""
+        found = []
+        for event in self.store.list_objects("events")[0]:
+            if event["reason"] == events.DRIVER_CLIENT_RESTARTED:
+                found.append(event["message"].split()[1].rpartition("-")[0])
+        return sorted(found)
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Let `act` happen so many seconds from now, unless the sandbox has ended."""
@@ -268,7 +312,16 @@ def daemon_set(name: str, namespace: str, nodes: dict[str, str], template: dict[
 
 def _status(tree: HostTree, *, is_ready: bool) -> dict[str, Any]:
     """A Node's status as its kubelet writes it."""
+    now, reason = timestamp(), "KubeletReady" if is_ready else "KubeletNotReady"
+    times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
     return {
-        "nodeInfo": {"bootID": tree.boot_id, "machineID": MACHINE_ID},
-        "conditions": [{"type": "Ready", "status": str(is_ready)}],
+        "nodeInfo": {
+            "bootID": tree.boot_id,
+            "machineID": MACHINE_ID,
+            "kernelVersion": KERNEL,
+            "kubeletVersion": VERSION,
+        },
+        "conditions": [{"type": "Ready", "status": str(is_ready), "reason": reason} | times],
+        "capacity": CAPACITY,
+        "allocatable": CAPACITY,
     }

@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,7 +22,7 @@ STOP_SECONDS_ANNOTATION = "sandbox/stop-seconds"
 _IDLE_S = 3600.0
 
 
-class Controller:
+class Controller(ABC):
     """A thread that is told of every present object once, then of every change, and runs for its `with` block."""
 
     resources: Sequence[str] = ()
@@ -49,9 +50,9 @@ class Controller:
             except ApiError:  # compacted meanwhile: look at everything again
                 events, since = self._store.snapshot(self.resources)
 
+    @abstractmethod
     def _handle(self, events: Sequence[Event]) -> float:
         """Act on the events; the result is the longest time in seconds to wait for more before the next call."""
-        raise NotImplementedError
 
 
 class DaemonSetController(Controller):

@@ -181,9 +181,10 @@ def npu_smi(tree: Path, _: list[str]) -> int:
 
 
 def count(module: Path, change: int) -> None:
-    """Change a module's reference count."""
-    path = module / "refcnt"
-    path.write_text(f"{int(path.read_text()) + change}\n")
+    """Change a module's reference count, of which nobody sees half."""
+    path, new = module / "refcnt", module / ".refcnt"
+    new.write_text(f"{int(path.read_text()) + change}\n")
+    new.replace(path)
 
 
 def remove(folder: Path) -> None:

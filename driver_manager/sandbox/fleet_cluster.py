@@ -117,7 +117,7 @@ class SandboxFleet:
         """Block until it holds. Raises RuntimeError after `timeout_s` seconds."""
         with self.store.changed:
             if not self.store.changed.wait_for(holds, timeout_s):
-                raise RuntimeError(f"the sandbox waited for {timeout_s:g} s in vain for {what}")
+                raise RuntimeError(f"the sandbox timed out after {timeout_s:g} s waiting for {what}")
 
     def rollout_command(self, say: Callable[[str], None], *words: str) -> Container:
         """A real command of `driver-manager rollout`, started: the controller, or a verb as from a laptop."""

@@ -64,7 +64,7 @@ def _halt_says_why(story: FleetStory, course: FleetCourse) -> Iterator[str]:
     """Whoever reads the object knows which node it was, and what its own run said."""
     wanted = (story.canary, NodeState.HELD.value)
     if not all(word in course.halted for word in wanted):
-        yield f"the halt says {course.halted!r}, expected it to name {' and '.join(wanted)}"
+        yield f"the halt shows {course.halted!r}, expected it to name {' and '.join(wanted)}"
 
 
 def _verbs_answer(story: FleetStory, course: FleetCourse) -> Iterator[str]:

@@ -14,6 +14,7 @@ from driver_manager.domain.fleet.record import NodeRecord, decode
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.sandbox.fleet_players import version_of
 from driver_manager.sandbox.store import Obj
+from driver_manager.sandbox.tables import state_of
 
 NONE = "-"
 HEADINGS = ("NODE", "WAVE", "UPGRADE", "DRIVER", "POD", "WHY")
@@ -105,19 +106,8 @@ def _row(node: Obj, pod: Obj | None, waves: Mapping[int, str], waits: str, keys:
         waves.get(record.wave, NONE) if record is not None else NONE,
         node["metadata"].get("labels", {}).get(keys.upgrade_state, NONE),
         version_of(pod) if pod is not None else NONE,
-        _state_of(pod) if pod is not None else "gone",
+        state_of(pod) if pod is not None else "gone",
     )
     if row.is_failed:
         return replace(row, why=record.reason if record is not None else "")
     return row if row.is_under_way else replace(row, why=waits)
-
-
-def _state_of(pod: Obj) -> str:
-    """The pod in a word or two, as `kubectl get pods` has it."""
-    if "deletionTimestamp" in pod["metadata"]:
-        return "Terminating"
-    status = pod.get("status") or {}
-    waiting = [one["state"]["waiting"]["reason"] for one in status.get("initContainerStatuses", ())]
-    if waiting:
-        return f"Init:{waiting[0]}"
-    return "Running" if status.get("phase") == "Running" else "Init:0/1"

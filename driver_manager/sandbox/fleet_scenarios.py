@@ -57,7 +57,7 @@ FLEET_STORIES = {
     for story in (
         FleetStory(
             "fleet",
-            "twelve nodes: a driver whose canary fails, the halt, the way back, then a good one wave by wave",
+            "twelve nodes: a driver whose canary fails, the halt, the undo, then a good driver wave by wave",
             tuple(f"node-{number:02}" for number in range(1, 13)),
             Release("1.2.92", "4d1f7c09a25e83b6"),
             Release("2.0.0", "77d0c1e58ab2f394", loads=False),

@@ -86,8 +86,8 @@ class HostTree:
         """Make the driver busy, as a process with the device open does."""
         fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], 1)
 
-    def hold_device_by(self, pid: int, name: str) -> None:
-        """Let a process of the host have the device open, as /proc shows it."""
+    def hold_device_by(self, pid: int, name: str, *, pod_uid: str = "") -> None:
+        """Let a process have the device open, as /proc shows it: one of the host, or of the pod with this uid."""
         main = self.profile.modules.roots[0]
         process = self.root / "proc" / str(pid)
         (process / "fd").mkdir(parents=True)
@@ -95,7 +95,7 @@ class HostTree:
         for file, text in (
             ("stat", f"{pid} ({name}) S 1 {'0 ' * 40}"),
             ("status", f"Name:\t{name}"),
-            ("cgroup", f"0::/system.slice/{name}.service"),
+            ("cgroup", f"0::/kubepods/pod{pod_uid}" if pod_uid else f"0::/system.slice/{name}.service"),
         ):
             (process / file).write_text(f"{text}\n")
         self.hold_device()
@@ -121,10 +121,9 @@ class HostTree:
 
     def reboot(self) -> None:
         """A new boot: no modules, empty /run, no mounts."""
-        for module in [*(self.root / "sys/module").iterdir(), *(self.root / "run").iterdir()]:
-            fake_tools.remove(module) if module.is_dir() else module.unlink()
-        for node in (self.root / "dev").iterdir():
-            node.unlink()
+        for folder in ("sys/module", "run", "dev"):
+            for one in (self.root / folder).iterdir():
+                fake_tools.remove(one) if one.is_dir() else one.unlink()
         self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
         (self.root / fake_tools.REBOOT_ASKED).unlink(missing_ok=True)
         self._new_boot()

@@ -15,37 +15,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+from driver_manager.sandbox import tables
+from driver_manager.sandbox.discovery import OPEN_PATHS, public
 from driver_manager.sandbox.kinds import ResourceKind
-from driver_manager.sandbox.requests import SERVED, VERBS, RequestRecord, SandboxRequest, route
+from driver_manager.sandbox.requests import VERBS, RequestRecord, SandboxRequest, route
 from driver_manager.sandbox.store import ApiError, Obj
-
-_OPEN_PATHS = ("/version", "/readyz", "/livez", "/healthz")
-
-
-def _public(path: str) -> Obj | str | None:
-    """The answer to a path that names no resource: probes, version, groups, one group; None for any other."""
-    if path in ("/readyz", "/livez", "/healthz"):
-        return "ok"
-    if path == "/version":
-        return {"major": "1", "minor": "31", "gitVersion": "v1.31.0-sandbox", "platform": "sandbox"}
-    if path == "/api":
-        return {"kind": "APIVersions", "versions": ["v1"]}
-    groups = {kind.group: _group(kind) for kind in SERVED if kind.group}
-    if path == "/apis":
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": list(groups.values())}
-    group = groups.get(path.removeprefix("/apis/"))
-    return {"kind": "APIGroup", "apiVersion": "v1", **group} if group is not None else None
-
-
-def _group(kind: ResourceKind) -> Obj:
-    version = {"groupVersion": kind.api_version, "version": kind.version}
-    return {"name": kind.group, "versions": [version], "preferredVersion": version}
 
 
 class Api(Protocol):
     """What decides about the requests; `requests` grows by one record per request."""
 
     requests: list[RequestRecord]
+
+    def split_token(self, path: str) -> tuple[str, str]:
+        """The Authorization that the beginning of a path stands for, "" for none, and the rest."""
 
     def authenticate(self, authorization: str) -> str:
         """The user behind an Authorization header. Raises ApiError."""
@@ -107,21 +90,26 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url, api = urlsplit(self.path), self.server.api
-        fallback = ResourceKind(url.path, "")
+        authorization, path = api.split_token(url.path)
+        fallback = ResourceKind(path, "")
         request = SandboxRequest(VERBS[self.command], fallback)
         try:
-            if url.path in _OPEN_PATHS:
-                return self._reply(200, _public(url.path) or "")
-            request = replace(request, user=api.authenticate(self.headers.get("Authorization", "")))
-            public = _public(url.path) if self.command == "GET" else None
-            if public is not None:
-                return self._reply(200, public, request)
-            request = replace(route(self.command, url.path, dict(parse_qsl(url.query))), user=request.user)
+            if path in OPEN_PATHS:
+                return self._reply(200, public(path) or "")
+            authorization = authorization or self.headers.get("Authorization", "")
+            request = replace(request, user=api.authenticate(authorization))
+            known = public(path) if self.command == "GET" else None
+            if known is not None:
+                return self._reply(200, known, request)
+            request = replace(route(self.command, path, dict(parse_qsl(url.query))), user=request.user)
             self._authorize(request)
             request = replace(request, content_type=self.headers.get_content_type(), body=_parsed(raw))
+            wants_table = self.command == "GET" and tables.is_asked_for(self.headers.get("Accept", ""))
             if request.verb == "watch":
-                return self._stream(api.watch(request), request)
+                events = api.watch(request)
+                return self._stream(tables.watched(request.kind, events) if wants_table else events, request)
             code, body = api.answer(request)
+            body = tables.table(request.kind, body) if wants_table else body
         except ApiError as error:
             code, body = error.code, error.status()
         return self._reply(code, body, request)

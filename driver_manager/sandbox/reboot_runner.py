@@ -5,10 +5,9 @@ Owns what the hardware, the kubelet and the administrator do. Prints nothing: a 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,15 @@ from driver_manager.sandbox.store import ApiError
 ROOT = "/var/lib/Ascend/driver"
 OLD, NEW = "25.2.0", "25.5.0"
 INTERVAL = "0.2s"
-PLAY_TIMEOUT_S = 60.0
-COMMAND_TIMEOUT_S = 30.0
+PLAY_TIMEOUT_S = 150.0
+COMMAND_TIMEOUT_S = 90.0
 POLL_S = 0.01
+AGENTS = {"reconcile-driver-state": "reconcile"}
+"""Programs that are known by a shorter name."""
+
+WIDEST = len("health-watch")
+REST_OF_STATUS = "devices"
+"""Where `status` goes on to what has nothing to do with the reboot."""
 
 
 class Machine:
@@ -59,7 +64,7 @@ class Machine:
 
     def start(self, command: list[str], env: dict[str, str]) -> None:
         """The container of a loop starts."""
-        self._loops.append(Container(command, env, self.tree.root, lambda line: self._show.line(self._prefix + line)))
+        self._loops.append(Container(command, env, self.tree.root, self._speaker(command[0])))
 
     def stop(self) -> None:
         """The loops are gone, as everything is when the power is."""
@@ -78,23 +83,25 @@ class Machine:
         path = self.tree.root / self.tree.profile.paths.health_record.lstrip("/")
         return path.exists() and recorded(path.read_text(), self.tree.boot_id).was_healthy
 
-    def run(self, command: list[str], env: dict[str, str]) -> int:
-        """Run another command to its end, its lines shown; its exit status."""
-        argv = [sys.executable, "-m", "driver_manager", *command]
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=env,
-            cwd=self.tree.root,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
-        for line in done.stdout.splitlines():
-            self._show.line(self._prefix + line)
-        return done.returncode
+    def run(self, command: list[str], env: dict[str, str], *, up_to: str = "") -> int:
+        """Run another command to its end, its lines shown as they come; its exit status, negative for a signal.
+
+        `up_to`: a line that begins so is not shown, nor is any after it.
+        """
+        speak, is_over = self._speaker(command[0]), False
+
+        def say(line: str) -> None:
+            nonlocal is_over
+            is_over = is_over or (bool(up_to) and line.startswith(up_to))
+            if not is_over:
+                speak(line)
+
+        return Container(command, env, self.tree.root, say).wait(COMMAND_TIMEOUT_S)
+
+    def _speaker(self, agent: str) -> Callable[[str], None]:
+        """Shows the lines of one of the programs on this node, each with its name."""
+        prefix = f"{self._prefix}{AGENTS.get(agent, agent):<{WIDEST}} | "
+        return lambda line: self._show.line(prefix + line)
 
     @property
     def record(self) -> Record:
@@ -113,7 +120,9 @@ def run_reboot_story(story: RebootStory, show: Show) -> ScenarioReport:
     with tempfile.TemporaryDirectory(prefix="driver-manager-sandbox-") as name, ExitStack() as stack:
         folder = Path(name).resolve()
         names = [NODE, *(f"{NODE}-{number}" for number in range(2, story.nodes + 1))]
-        machines = [Machine(one, folder / one, show, f"{one}: " if story.nodes > 1 else "") for one in names]
+        machines = [
+            Machine(one, folder / one, show, f"{one:<{len(names[-1])}}  " if story.nodes > 1 else "") for one in names
+        ]
         first = machines[0].tree
         cluster = stack.enter_context(SandboxCluster(first.profile, first, folder, digest=NEW_DIGEST))
         for machine in machines[1:]:
@@ -139,10 +148,9 @@ class RebootPlay:
         """Ask, wait for what has to come, compare."""
         begun_s, first_request = time.monotonic(), len(self._cluster.server.requests)
         report = ScenarioReport(self._story, self._state())
-        self._show.chapter("the rebooter runs on each node; without a marker it asks the API server nothing")
+        self._show.chapter("the rebooter starts on each node, and waits for a marker that asks for a reboot")
         for machine in self._machines:
             self._start(machine)
-        self._show.chapter(f"a reboot is asked for: {self._story.reason}")
         for machine in self._machines:
             report.exit_codes += self._ask(machine)
         self._play(begun_s)
@@ -168,13 +176,14 @@ class RebootPlay:
         """A marker appears; the exit code of the reconcile that wrote it, where one did."""
         if self._story.reason == UPGRADE:
             machine.tree.add_driver(ROOT, NEW)
-            self._show.chapter("plan: what driver-manager would do")
+            self._show.chapter(f"driver {NEW} is installed on {machine.name}; plan: what driver-manager would do")
             machine.run(["plan", "--no-wait"], self._driver_env(machine))
             return [self._reconcile(machine)]
         machine.marker.parent.mkdir(parents=True, exist_ok=True)
         if self._story.wedges:
             self._wedge(machine)
             return []
+        self._show.chapter(f"the chip of {machine.name} is wedged, and the marker asks for a reboot")
         samples = ("npu-smi: dcmi module initialize failed. ret is -8005",) * 3
         machine.marker.write_text(encode(Marker(RECOVERY, machine.tree.boot_id, machine.name, evidence=samples)))
         return []
@@ -188,7 +197,7 @@ class RebootPlay:
         machine.tree.wedge()
 
     def _reconcile(self, machine: Machine) -> int:
-        self._show.chapter("run: driver-manager reconcile-driver-state --no-wait")
+        self._show.chapter(f"driver-manager reconcile-driver-state --no-wait on {machine.name}")
         return machine.run(["reconcile-driver-state", "--no-wait"], self._driver_env(machine))
 
     def _driver_env(self, machine: Machine) -> dict[str, str]:
@@ -221,12 +230,14 @@ class RebootPlay:
     def _answer(self, machine: Machine) -> None:
         """What comes of the request once the rebooter waits: an approval, or a chip that recovers by itself."""
         if self._story.recovers:
-            self._show.chapter("the chip recovers by itself: health-watch takes its marker back")
+            self._show.chapter("the chip recovers by itself: health-watch withdraws its marker")
             machine.marker.unlink()
         elif self._story.approves:
-            self._show.chapter(f"what status says, then: kubectl annotate node {machine.name} …approve-reboot=true")
-            wanted = NEW_DIGEST if self._story.reason == UPGRADE else OLD_DIGEST
-            machine.run(["status"], self._env(machine, DRIVER_CONFIG_DIGEST=wanted))
+            if len(self._approved) == 1:
+                self._show.chapter(f"driver-manager status on {machine.name}, its first lines")
+                wanted = NEW_DIGEST if self._story.reason == UPGRADE else OLD_DIGEST
+                machine.run(["status"], self._env(machine, DRIVER_CONFIG_DIGEST=wanted), up_to=REST_OF_STATUS)
+            self._show.chapter(f"kubectl annotate node {machine.name} {self._keys.approve_reboot}=true")
             self._annotate(machine, self._keys.approve_reboot, APPROVED)
 
     def _annotate(self, machine: Machine, key: str, value: str) -> None:

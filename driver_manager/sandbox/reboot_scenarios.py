@@ -32,7 +32,8 @@ REBOOT_STORIES = {
     for story in (
         RebootStory(
             "reboot-approved",
-            "an upgrade asks for a reboot: it waits for approval, reboots once, loads the new driver and cleans up",
+            "an upgrade requests a reboot: the node waits for approval, reboots once, loads the new driver and cleans "
+            "up",
             UPGRADE,
         ),
         RebootStory(
@@ -44,20 +45,20 @@ REBOOT_STORIES = {
         ),
         RebootStory(
             "wedge-to-reboot",
-            "a chip wedges: health-watch sees it and asks, the rebooter waits for approval, reboots and cleans up",
+            "a chip wedges: health-watch requests a reboot, the rebooter waits for approval, reboots and cleans up",
             RECOVERY,
             wedges=True,
         ),
         RebootStory(
             "reboot-one-slot",
-            "two nodes have to reboot and one may at a time: the second waits until the first serves again",
+            "two nodes have to reboot, one at a time: the second waits until the first serves again",
             RECOVERY,
             nodes=2,
             env={"REBOOT_CORDON": "true"},
         ),
         RebootStory(
             "reboot-withdrawn",
-            "the chip recovers before anybody approves: the request is withdrawn everywhere, nothing reboots",
+            "the chip recovers before the approval: the request is withdrawn everywhere, nothing reboots",
             RECOVERY,
             approves=False,
             recovers=True,

@@ -12,7 +12,9 @@ from enum import Enum
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.node_state import NodeState
 from driver_manager.sandbox.cluster import SandboxCluster
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.driver_clients import TEAMS, add_clients
+from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.sandbox.pci_tree import VFIO_DRIVER, VFIO_MODULE, PciTree
 
 OLD, NEW = "1.2.92", "2.0.1"
 OLD_DIGEST, NEW_DIGEST = "4d1f7c09a25e83b6", "9be2a06f4c31d758"
@@ -26,13 +28,16 @@ class Interference(Enum):
     NONE = "none"
     KILL_WITHOUT_DRIVER = "SIGKILL once the old driver is unloaded, then run again"
     REBOOT_AFTER = "reboot the host after the run, then run again"
+    CONSENT_AFTER = "after a run that is refused, allow it to restart clients, then run again"
 
 
 @dataclass(frozen=True)
 class Scenario:
     """One story. `labels` are extra node labels; `changed_labels` how labels have to differ at the end.
 
-    `shows` is the state that the Node shows then, None where it shows none.
+    `shows` is the state that the Node shows then, None where it shows none. `restarts` are the clients that are
+    restarted, each once, as namespace/DaemonSet. `bus` is the PCI bus where it matters, and `devices_after` the driver
+    that all devices have in the end, "" for none.
     """
 
     name: str
@@ -47,7 +52,11 @@ class Scenario:
     arguments: tuple[str, ...] = ()
     changed_labels: dict[str, str] = field(default_factory=dict)
     interference: Interference = Interference.NONE
+    command: str = "reconcile-driver-state"
+    bus: Callable[[HostTree], PciTree] | None = None
+    devices_after: str | None = None
     shows: NodeState | None = NodeState.READY
+    restarts: tuple[str, ...] = ()
 
 
 _MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
@@ -111,6 +120,32 @@ def _host_driver(tree: HostTree) -> None:
     tree.load("/")
 
 
+DEVICES = ("0000:c1:00.0", "0000:c2:00.0")
+MACHINE = 4711
+
+
+def _bus(tree: HostTree, driver: str, module: str, override: str = "") -> PciTree:
+    bus = PciTree(tree.root, tree.profile.modules.roots[0])
+    bus.add_vfio(KERNEL)
+    for number, address in enumerate(DEVICES):
+        bus.add(address, group=str(10 + number), driver=driver, module=module, override=override)
+    return bus
+
+
+def _with_driver(tree: HostTree) -> PciTree:
+    return _bus(tree, "rebellions", "rebellions")
+
+
+def _with_machines(tree: HostTree) -> PciTree:
+    return _bus(tree, VFIO_DRIVER, VFIO_MODULE, VFIO_DRIVER)
+
+
+def _with_a_machine_that_runs(tree: HostTree) -> PciTree:
+    bus = _with_machines(tree)
+    bus.hold_group("10", MACHINE, "web")
+    return bus
+
+
 def _ascend(tree: HostTree) -> None:
     tree.add_driver(ASCEND_ROOT, "25.2.0")
     tree.load(ASCEND_ROOT)
@@ -122,7 +157,7 @@ SCENARIOS = {
     for scenario in (
         Scenario(
             "upgrade",
-            f"driver {OLD} is loaded, {NEW} is wanted: pause, wait, unload, load, give back",
+            f"driver {OLD} is loaded, {NEW} is wanted: pause, wait, unload, load, release",
             ExitCode.DONE,
             NEW,
             _upgrade,
@@ -131,7 +166,7 @@ SCENARIOS = {
         ),
         Scenario(
             "container-upgrade",
-            f"the same, but the driver's container loads {NEW} afterwards: unload, unmount its old root, give back",
+            f"the same, but the driver's container loads {NEW} afterwards: unload, unmount its old root, release",
             ExitCode.DONE,
             "not loaded",
             _container_upgrade,
@@ -139,7 +174,7 @@ SCENARIOS = {
         ),
         Scenario(
             "already-current",
-            "the wanted driver is loaded: nothing is touched",
+            "the wanted driver is loaded: nothing is changed",
             ExitCode.DONE,
             NEW,
             _current,
@@ -149,7 +184,7 @@ SCENARIOS = {
         ),
         Scenario(
             "first-install",
-            "no driver is loaded: nobody is paused, the driver is loaded",
+            "no driver is loaded: no pod is paused, the driver is loaded",
             ExitCode.DONE,
             NEW,
             lambda tree: tree.add_driver(NEW_ROOT, NEW),
@@ -157,7 +192,7 @@ SCENARIOS = {
         ),
         Scenario(
             "stuck-pod",
-            "an operand pod is held by a finalizer: named at the deadline, everything given back",
+            "an operand pod is held by a finalizer: it is named at the deadline, the node is released",
             ExitCode.PODS_REMAIN,
             OLD,
             _upgrade,
@@ -176,7 +211,7 @@ SCENARIOS = {
         ),
         Scenario(
             "blocked-workload",
-            "a tenant's pod would lose its data: named with the remedy before anything is touched",
+            "a tenant's pod would lose its data: it is named with the remedy before anything is changed",
             ExitCode.PODS_REMAIN,
             OLD,
             _upgrade,
@@ -186,7 +221,7 @@ SCENARIOS = {
         ),
         Scenario(
             "busy-module",
-            "something holds the device: bounded wait, then everything given back",
+            "something holds the device: the run waits until its timeout, then releases the node",
             ExitCode.DRIVER_BUSY,
             OLD,
             _busy,
@@ -195,15 +230,27 @@ SCENARIOS = {
         ),
         Scenario(
             "held-device",
-            "a process of the host has the device open: bounded wait with everything in place, and nobody is paused",
+            "a process of the host has the device open: the run waits until its timeout, and no pod is paused",
             ExitCode.DRIVER_BUSY,
             OLD,
             _held,
             env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            shows=NodeState.FAILED,
+        ),
+        Scenario(
+            "clients",
+            "two teams' pods opened the old driver, one holds the device: refused; with consent each is restarted once",
+            ExitCode.DONE,
+            NEW,
+            _upgrade,
+            meddle=add_clients,
+            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            interference=Interference.CONSENT_AFTER,
+            restarts=tuple(sorted(f"{team}/{name}" for name, team in TEAMS.items())),
         ),
         Scenario(
             "bad-module-with-rollback",
-            f"{NEW} fails when it is loaded: {OLD} is brought back, the node given back, the failure said",
+            f"{NEW} does not load: {OLD} is loaded again, the node is released, the failure is reported",
             ExitCode.MODULE_FAILED,
             OLD,
             _bad_module,
@@ -222,11 +269,45 @@ SCENARIOS = {
         ),
         Scenario(
             "host-driver",
-            "the host has its own driver: say so to the operator and stand down",
+            "the host has its own driver: report it to the operator and stand down",
             ExitCode.STANDING_DOWN,
             NEW,
             _host_driver,
             changed_labels={"rebellions.ai/npu.deploy.driver": "pre-installed"},
+        ),
+        Scenario(
+            "to-virtual-machines",
+            "the devices are to serve virtual machines: all pods leave the driver, it is unloaded, vfio gets the "
+            "devices",
+            ExitCode.DONE,
+            "not loaded",
+            _container_upgrade,
+            meddle=lambda cluster: cluster.add_workload("training-0", app="training"),
+            env={"ENABLE_NPU_POD_EVICTION": "true", "POD_NAME": ""},
+            command="reconcile-vfio-state",
+            bus=_with_driver,
+            devices_after=VFIO_DRIVER,
+        ),
+        Scenario(
+            "back-from-virtual-machines",
+            "the devices are to serve containers again: vfio releases them, and the driver is loaded",
+            ExitCode.DONE,
+            NEW,
+            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            env=_MANAGER,
+            bus=_with_machines,
+            devices_after="rebellions",
+        ),
+        Scenario(
+            "virtual-machine-runs",
+            "the same while a virtual machine has a device: it is named, it keeps its device, no pod is paused",
+            ExitCode.DRIVER_BUSY,
+            "not loaded",
+            lambda tree: tree.add_driver(NEW_ROOT, NEW),
+            env={**_MANAGER, "DEVICE_FREE_TIMEOUT": "1s"},
+            bus=_with_a_machine_that_runs,
+            devices_after=VFIO_DRIVER,
+            shows=NodeState.FAILED,
         ),
         Scenario(
             "ascend-reboot",

@@ -1,4 +1,4 @@
-"""The forms of what commands print with `-o json`, as JSON Schema (draft-07)."""
+"""The forms of what commands print with `-o json`, and of profile files, as JSON Schema (draft-07)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ VERSION = 1
 """Of every form: where a field is taken away, or means something else, a new one begins."""
 
 NAMES = ("status", "plan", "preflight", "holders", "failure", "rollout", "rollout-request", "rollout-history")
+"""Of what commands print; that of profile files is `profile`."""
 
 
 def schema(name: str) -> dict[str, Any]:

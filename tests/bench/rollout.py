@@ -16,7 +16,7 @@ from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord, encode
 from driver_manager.domain.fleet.status_form import status_of
-from driver_manager.fleet_ports import FactKind, Listed, Subject
+from driver_manager.ports.fleet import FactKind, Listed, Subject
 from driver_manager.sandbox.revisions import REVISION_LABEL
 from tests.bench.big_fleet import NAME, NAMESPACE, BigFleet, big_fleet, slim_node
 from tests.control_plane.fleet_witness import Witness

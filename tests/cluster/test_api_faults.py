@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.retries import Retries
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.model import Claim, Node, NodeChange
-from driver_manager.ports import Clock, Reporter
+from driver_manager.ports.base import Clock, Reporter
 from tests.control_plane import fault_runner
 from tests.control_plane.certificates import all_certificates
 from tests.control_plane.fault_kinds import ALL, Asked, Cell, share
@@ -130,9 +131,9 @@ def pauses_without_end(patch: pytest.MonkeyPatch) -> None:
 def claims_denied_are_none(patch: pytest.MonkeyPatch) -> None:
     plain = KubeCluster.claims
 
-    def claims(self: KubeCluster, namespaces: Iterable[str]) -> tuple[Claim, ...]:
+    def claims(self: KubeCluster, *asked: Any) -> tuple[Claim, ...]:
         try:
-            return plain(self, namespaces)
+            return plain(self, *asked)
         except ApiRejected:
             return ()
 

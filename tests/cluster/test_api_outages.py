@@ -63,12 +63,17 @@ def command_runner(
 
 
 def test_a_server_that_is_gone_for_3_s_while_pods_are_waited_for_is_back_in_time(
-    command_runner: CommandRunner, proxy: Proxy
+    command_runner: CommandRunner, proxy: Proxy, operands: OperandsFactory
 ) -> None:
-    node, labels = node_of(command_runner), node_of(command_runner).labels()
-    node.kubelet.stop_after("device-plugin", NEVER)
+    node = node_of(command_runner)
+    operands(node, ("metrics-exporter",))
+    labels = node.labels()
+    for name in ("device-plugin", "metrics-exporter"):
+        node.kubelet.stop_after(name, NEVER)
     run = start_and_take(command_runner)
     wait_until(lambda: any(one.status for one in proxy.exchanges("watch", "pods")), "the watch was answered")
+    node.kubelet.release("metrics-exporter")
+    wait_until(lambda: ", 1 left" in run.said(), "the run reads the watch: an answer that is lost breaks off nothing")
     proxy.go_away(3.0)
     node.kubelet.release("device-plugin")
     ended = run.end()
@@ -86,7 +91,7 @@ def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_
     proxy.add(Fault(Gone(60.0), "watch", "pods"))
     ended = command_runner.reconcile(API_TIMEOUT="1s")
     assert ended.code == 8, ended.err
-    assert "the node is still paused; the next run gives it back from the journal" in ended.last_line
+    assert "the node is still paused; the next run releases it from the journal" in ended.last_line
     assert JOURNAL in node_of(command_runner).annotations()
     wait_until(lambda: refuses(proxy.url), "the server is gone, also where the run was done with it before")
     proxy.go_away(0.0)
@@ -149,7 +154,7 @@ def test_a_token_is_rotated_while_a_watch_is_open_and_the_run_goes_on_with_the_n
     token.write_text(agent_with_events.token)
     path = kubeconfig(tmp_path, proxy.url, control_plane.ca, token)
     ended = rotated(command_runner, proxy, agent_with_events, token, KUBECONFIG=str(path))
-    assert "the credentials were read anew" in ended.err
+    assert "the credentials were read again" in ended.err
     assert [exchange.status for exchange in proxy.exchanges("patch", "nodes")] == [200, 401, 200]
 
 

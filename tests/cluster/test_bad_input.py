@@ -50,16 +50,16 @@ def _assert_lost_nothing(
         ({"NODE_NAME": "no-such-node"}, ["no-such-node does not exist"]),
         ({"NODE_NAME": "../pods"}, ["not the name of a node"]),
         ({"NODE_NAME": ""}, ["the node is not known"]),
-        ({"KUBECONFIG": "/nonexistent/kubeconfig"}, ["no usable way to the cluster"]),
+        ({"KUBECONFIG": "/nonexistent/kubeconfig"}, ["cannot connect to the cluster"]),
         ({"POD_TERMINATION_TIMEOUT": "5 parsecs"}, ["5 parsecs", "1h30m"]),
-        ({"DRIVER_PROFILE": "cray"}, ["no profile 'cray'", "ascend, nvidia, rebellions"]),
+        ({"DRIVER_PROFILE": "cray"}, ["no profile 'cray'", "amd, ascend, furiosa, gaudi, nvidia, rebellions"]),
         ({"DRIVER_LOAD": "nobody"}, ["nobody", "container"]),
         ({"FORCE_REINSTALL": "perhaps"}, ["perhaps"]),
         ({"POD_NAME": "rbln-driver-abcde", "OPERATOR_NAMESPACE": "wrong"}, ["wrong/rbln-driver-abcde is not on node"]),
         ({"PROFILE_FILE": "/nonexistent.toml"}, ["cannot be read"]),
         ({"SYS_ROOT": "/nonexistent"}, ["cannot read /nonexistent/module"]),
         ({"PROC_ROOT": "/nonexistent"}, ["cannot read /nonexistent/sys/kernel"]),
-        ({"DRIVER_CONFIG_DIGEST": ""}, ["wanted driver is not known"]),
+        ({"DRIVER_CONFIG_DIGEST": ""}, ["the wanted driver is unknown"]),
     ],
 )
 def test_a_bad_setting_is_exit_code_2(one: CommandRunner, env: dict[str, str], words: list[str]) -> None:
@@ -122,7 +122,7 @@ def test_a_dead_api_server_is_unavailable_after_the_budget(
 ) -> None:
     dead = str(control_plane.kubeconfig(agent_with_events.token, server="https://127.0.0.1:9"))
     ended = one.reconcile(KUBECONFIG=dead, API_TIMEOUT="1s")
-    _assert_lost_nothing(one, ended, 8, "did not answer usefully for 1 s")
+    _assert_lost_nothing(one, ended, 8, "gave no usable answer within 1 s")
     assert ended.took_s < patient(5.0)
 
 
@@ -131,7 +131,7 @@ def test_garbage_in_the_digest_file_means_replace_not_crash(one: CommandRunner, 
     (one.tree.root / "run/rbln/rbln-driver.state").write_bytes(garbage)
     planned = one.run("plan")
     assert planned.code == 0, planned.err
-    assert "does not hold one digest" in planned.out
+    assert "does not contain exactly one digest" in planned.out
 
 
 def test_every_command_teaches_with_help(one: CommandRunner) -> None:

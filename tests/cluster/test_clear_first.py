@@ -15,7 +15,7 @@ import pytest
 
 from driver_manager import profiles
 from tests.control_plane.api import Api, Json, gone, wait_until
-from tests.control_plane.kubelet import Node, NodeFactory, OperandsFactory
+from tests.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.control_plane.processes import Running
 from tests.control_plane.rollout_fleet import ROLLOUTS, STATE, serve_rollouts
 from tests.control_plane.rollout_tasks import PODS, TASK, ended
@@ -26,6 +26,7 @@ from tests.docs.rollout_object import definition
 DAEMON_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
 MANAGER = {"name": "manager", "image": "manager:1", "args": ["reconcile-driver-state"]}
 ROLLOUT = "clear-first"
+OPERAND = "device-plugin"
 CLEAR_POD = f"{ROLLOUT}-clear-"
 
 
@@ -97,7 +98,7 @@ def scene(
     serve_rollouts(admin_api, definition())
     one = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
     one.node = node({}, boot_id=one.tree.boot_id)
-    (pod,) = operands(one.node, ("device-plugin", "driver")).pods()["driver"]
+    (pod,) = operands(one.node, (OPERAND, "driver")).pods()["driver"]
     driver = pod["metadata"]["ownerReferences"][0]["name"]
     one.node.kubelet.start_by_hand(CLEAR_POD, driver)
     labels = one.node.labels()
@@ -146,7 +147,7 @@ def test_the_journal_carries_the_node_from_one_pod_to_the_next(scene: Scene) -> 
     left = json.loads(scene.node.annotations()[JOURNAL])
     assert left["cleared"] == pod["metadata"]["labels"]["driver-manager.rebellions.ai/revision"]
     assert left["owner"]["uid"] == pod["metadata"]["uid"]
-    assert scene.node.labels()[f"{PREFIX}device-plugin"] == "paused-for-driver-upgrade"
+    assert scene.node.labels()[f"{PREFIX}{OPERAND}"] == "paused-for-driver-upgrade"
     assert scene.one.tree.driver_version, "nothing was unloaded by us"
     second = wait_until(driver, "the next driver pod", 60)
     ended_run = scene.one.reconcile(**scene.env(second))
@@ -160,9 +161,11 @@ def test_the_journal_carries_the_node_from_one_pod_to_the_next(scene: Scene) -> 
 
 @pytest.mark.long
 def test_a_node_that_cannot_be_cleared_keeps_its_driver_pod(scene: Scene) -> None:
+    scene.node.kubelet.stop_after(OPERAND, NEVER)
     pod, clears = scene.begin()
     wait_until(lambda: JOURNAL in scene.node.annotations(), "the node is taken", 60)
     scene.one.tree.hold_device()
+    scene.node.kubelet.release(OPERAND)
     over = clears.end()
     assert over.code == 4, over.err
     scene.report(pod, over.code, over.last_line)
@@ -176,12 +179,13 @@ def test_a_node_that_cannot_be_cleared_keeps_its_driver_pod(scene: Scene) -> Non
 
 @pytest.mark.long
 def test_a_deleted_object_gives_the_node_back(scene: Scene) -> None:
+    scene.node.kubelet.stop_after(OPERAND, NEVER)
     _, clears = scene.begin()
     wait_until(lambda: JOURNAL in scene.node.annotations(), "the node is taken", 60)
     scene.controller.process.kill()
+    scene.node.kubelet.release(OPERAND)
     wait_until(lambda: "cleared" in scene.node.annotations()[JOURNAL], "the node is cleared", 60)
-    if scene.driver_pod() is None:
-        pytest.fail("the controller was faster: it is killed before the node is cleared")
+    assert scene.driver_pod() is not None
     gone(lambda: scene.api.delete(f"{ROLLOUTS}/{ROLLOUT}"))
     wait_until(
         lambda: not [one for one in scene.clear_pods() if "deletionTimestamp" not in one["metadata"]],

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.profiles import builtin
+from scripts.releasing.kustomize import OVERLAYS, only, render_with_namespace
 from tests.control_plane.api import Api, Json, refusal, wait_until
 from tests.control_plane.driver_node import OLD, DriverNode, old_driver, settled
 from tests.control_plane.kubelet import NodeFactory
@@ -26,7 +27,6 @@ from tests.control_plane.servers import ControlPlane
 from tests.control_plane.shown import of_others, shown
 from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied, apply
-from tests.deploy.kustomize import OVERLAYS, only, render
 
 pytestmark = pytest.mark.long
 
@@ -45,7 +45,7 @@ def settle(
     with ExitStack() as stack:
 
         def build(overlay: str) -> DriverNode:
-            objects = stack.enter_context(applied(admin_api, render(overlay)))
+            objects = stack.enter_context(applied(admin_api, render_with_namespace(overlay)))
             daemon_set = only(objects, "DaemonSet", f"{overlay}-driver")
             tree = old_driver(tmp_path, builtin()[overlay], "sample-1.2.92")
             runner = PodRunner(control_plane, admin_api, tree, tmp_path, proxy.url)
@@ -109,7 +109,7 @@ def defined(kind: str, spec: Json) -> Json:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_api_server_knows_every_field_and_takes_every_value(admin_api: Api, overlay: str) -> None:
-    objects = render(overlay, *(["rebooter-eviction"] if overlay == "ascend" else ["safe-load"]))
+    objects = render_with_namespace(overlay, "clients", "rebooter-eviction" if overlay == "ascend" else "safe-load")
     with applied(admin_api, objects):
         for one in objects:
             again = apply(admin_api, one)
@@ -119,7 +119,7 @@ def test_the_api_server_knows_every_field_and_takes_every_value(admin_api: Api, 
 def test_the_pod_monitors_fit_their_definition_and_find_their_port(admin_api: Api) -> None:
     admin_api.post(CRD, podmonitors())
     wait_until(lambda: admin_api.answers("/apis/monitoring.coreos.com/v1/podmonitors"), "PodMonitors are served")
-    objects = render("rebellions", "metrics", "rollout")
+    objects = render_with_namespace("rebellions", "metrics", "rollout")
     monitors = [one for one in objects if one["kind"] == "PodMonitor"]
     with applied(admin_api, [*(one for one in objects if one["kind"] == "Namespace"), *monitors]):
         watched = {}
@@ -146,7 +146,7 @@ def test_the_alerts_fit_their_definition(admin_api: Api) -> None:
     wait_until(
         lambda: admin_api.answers("/apis/monitoring.coreos.com/v1/prometheusrules"), "PrometheusRules are served"
     )
-    objects = render("rebellions", "metrics")
+    objects = render_with_namespace("rebellions", "metrics")
     with applied(admin_api, [one for one in objects if one["kind"] in ("Namespace", "PrometheusRule")]):
         broken = copy.deepcopy(only(objects, "PrometheusRule"))
         broken["spec"]["groups"][0]["rules"][0]["exrp"] = "1"
@@ -155,7 +155,7 @@ def test_the_alerts_fit_their_definition(admin_api: Api) -> None:
 
 @pytest.mark.parametrize("where", ["initContainers", "containers"])
 def test_a_field_that_does_not_exist_is_refused(admin_api: Api, where: str) -> None:
-    objects = render("rebellions")
+    objects = render_with_namespace("rebellions")
     with applied(admin_api, [one for one in objects if one["kind"] == "Namespace"]):
         broken = copy.deepcopy(only(objects, "DaemonSet"))
         broken["spec"]["template"]["spec"][where][0]["volumeMount"] = []
@@ -215,7 +215,7 @@ def watched(driver_node: DriverNode, pod: Json) -> None:
     assert ended.code == 0, ended.err
     assert f"watching the {driver_node.tree.profile.name} driver every 60 s" in ended.err
     assert '"error"' not in ended.err
-    assert "the Node is not told of wedges" not in ended.err, "it has the token of the overlay"
+    assert "wedges are not reported on the Node" not in ended.err, "it has the token of the overlay"
     warned = [line for line in ended.err.splitlines() if '"warning"' in line and "suspect(1)" not in line]
     assert not warned, "it reaches its Node with that token; the stand-in of a vendor's tool may be none"
 
@@ -304,7 +304,7 @@ def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Calla
     [
         ("/host", 2, "cannot read /sys/module"),
         ("/run/rbln", 6, "/run/rbln/rbln-driver.state cannot be written: Read-only file system"),
-        ("/var/run/secrets/kubernetes.io/serviceaccount", 2, "no usable way to the cluster"),
+        ("/var/run/secrets/kubernetes.io/serviceaccount", 2, "cannot connect to the cluster"),
     ],
 )
 def test_the_init_container_needs_each_of_its_mounts(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.releasing.kustomize import only, render_with_namespace
 from tests.control_plane.api import Api, Json, gone, wait_until
 from tests.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.control_plane.loops import Loop
@@ -24,7 +25,6 @@ from tests.control_plane.servers import ControlPlane
 from tests.control_plane.watched_node import WatchedNode, watched_node
 from tests.control_plane.workloads import Shape, Workloads, WorkloadsFactory
 from tests.deploy.apply import Right, applied, apply, rights_of
-from tests.deploy.kustomize import only, render
 from tests.deploy.rights import BOUND_KINDS, shown, user, without
 
 pytestmark = pytest.mark.long
@@ -36,8 +36,8 @@ ASCEND = "npu.openfuyao.com/"
 WARNING = '"level": "warning"'
 MANAGED = "the operator manages upgrades on this node"  # a warning that has nothing to do with rights
 
-AGENT = render("rebellions", "safe-load")
-REBOOTER = render("ascend", "rebooter-eviction")
+AGENT = render_with_namespace("rebellions", "safe-load")
+REBOOTER = render_with_namespace("ascend", "rebooter-eviction")
 AGENT_ACCOUNT = only(AGENT, "ServiceAccount")
 REBOOTER_ACCOUNT = only(REBOOTER, "ServiceAccount", "ascend-driver-rebooter")
 ASCEND_ACCOUNT = only(REBOOTER, "ServiceAccount", "ascend-driver")
@@ -220,7 +220,7 @@ def told(watched: WatchedNode) -> str:
 
 
 def _not_told(loop: Loop) -> str:
-    return "\n".join(line for line in loop.lines if line.startswith("the Node was not "))
+    return "\n".join(line for line in loop.lines if "on the Node: " in line or "whether the Node" in line)
 
 
 def test_the_rights_of_health_watch_are_enough(watched: WatchedNode) -> None:

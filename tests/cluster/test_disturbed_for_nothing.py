@@ -80,12 +80,12 @@ def test_a_process_of_the_host_disturbs_nobody_in_three_retries(
     for _ in range(3):
         ended = one.reconcile(DEVICE_FREE_TIMEOUT="1s", **EVICTS)
         assert ended.code == 4, ended.err
-        assert "trainer (pid 4242) of trainer.service has /dev/rbln0 open; nobody was disturbed" in ended.last_line
+        assert "trainer (pid 4242) of trainer.service has /dev/rbln0 open; no pod was disturbed" in ended.last_line
         assert state(one) == before
         versions.append(version(one))
     assert len(set(versions)) == 2, "the first one shows on the Node how it ended, the others write nothing"
     run = one.start("reconcile-driver-state", DEVICE_FREE_TIMEOUT="4m", **EVICTS)
-    wait_until(lambda: "with everything in place" in run.said(), "the run waits")
+    wait_until(lambda: "before anything is changed" in run.said(), "the run waits")
     assert state(one) == before
     one.tree.end_process(4242)
     assert run.end().code == 0

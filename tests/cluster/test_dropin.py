@@ -17,7 +17,9 @@ import yaml
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox import fake_tools
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.sandbox.pci_tree import PciTree
+from scripts.releasing.kustomize import only
 from tests.control_plane.api import Api, Json
 from tests.control_plane.driver_node import OLD, DriverNode, old_driver, settled
 from tests.control_plane.kubelet import Node, NodeFactory, OperandsFactory
@@ -28,7 +30,6 @@ from tests.control_plane.runner import JOURNAL, PREFIX
 from tests.control_plane.servers import ControlPlane
 from tests.control_plane.workloads import Shape, WorkloadsFactory
 from tests.deploy.apply import applied
-from tests.deploy.kustomize import only
 
 pytestmark = pytest.mark.long
 
@@ -40,18 +41,18 @@ WARNING = '"level": "warning"'
 GENERATIONS = ("generation-1", "generation-2")
 DRA_PLUGIN = "nvidia.com/dra-kubelet-plugin"
 
-SettleDropin = Callable[[str, str], DriverNode]
+SettleDropin = Callable[..., DriverNode]
 
 
 @pytest.fixture
 def settle(
     control_plane: ControlPlane, containers: None, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
 ) -> Iterator[SettleDropin]:
-    """Put a manifest in force on a node with an old driver of a profile."""
+    """Put a manifest in force on a node with an old driver of a profile; `renamed` is a word in it, and another one."""
     with ExitStack() as stack:
 
-        def build(name: str, profile: str) -> DriverNode:
-            text = (FOLDER / f"{name}.yaml").read_text()
+        def build(name: str, profile: str, renamed: tuple[str, str] = ("\0", "")) -> DriverNode:
+            text = (FOLDER / f"{name}.yaml").read_text().replace(*renamed)
             objects = stack.enter_context(applied(admin_api, yaml.safe_load_all(text)))
             tree = old_driver(tmp_path, builtin()[profile], OLD_DIGEST)
             # As the kernel shows it: the way to the host's own view, which is not read-only.
@@ -194,7 +195,7 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     rdma, *polled, event = warnings(ended.err)
     assert rdma.startswith("GPU_DIRECT_RDMA_ENABLED is set and changes nothing here")
     assert polled
-    assert all("watch pods" in one and one.endswith("looking every 2 s instead") for one in polled)
+    assert all("watch pods" in one and one.endswith("polling every 2 s instead") for one in polled)
     assert "no event was recorded" in event
     made.wait_running()
 
@@ -264,7 +265,77 @@ def test_a_vfio_managers_init_container_uninstalls_and_leaves_its_own_label_alon
     assert "no event was recorded" in event
     made.wait_running()
     again = driver_node.runner.run(driver_node.pod, MANAGER)
-    assert (again.code, "there is nothing to uninstall" in again.last_line) == (0, True), again.err
+    assert (again.code, ": there is nothing to uninstall" in again.last_line) == (0, True), again.err
+
+
+DEVICE = "0000:c1:00.0"
+
+
+def test_a_vfio_managers_own_command_gives_the_devices_to_virtual_machines(
+    settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory
+) -> None:
+    driver_node = settle("vfio-state", "rebellions")
+    tree, node = driver_node.tree, driver_node.node
+    bus = PciTree(tree.root, "rebellions")
+    bus.add(DEVICE, group="10", driver="rebellions", module="rebellions")
+    bus.add_vfio(KERNEL)
+    made = operands(node, ("device-plugin",))
+    tenants = workloads(node).managed(1)
+    tenants += workloads(node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+    workloads(node).claim("mine", tenants[1])
+    labels = node.labels()
+
+    with bus.running():
+        ended = driver_node.runner.run(driver_node.pod, MANAGER)
+
+        assert ended.code == 0, ended.err
+        assert ended.last_line.startswith("exit 0: done: the devices are on vfio")
+        assert (bus.driver_of(DEVICE), tree.driver_version, driver_node.is_mounted()) == (
+            "vfio-pci",
+            "not loaded",
+            False,
+        )
+        assert {pod.state() for pod in tenants} == {"gone"}, "the claim's holder too, though claims may not be listed"
+        assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+        assert JOURNAL not in node.annotations()
+        assert "deletionTimestamp" not in node.api.get(pod_path(driver_node.pod))["metadata"], "it paused its own label"
+        (event,) = warnings(ended.err)
+        assert "no event was recorded" in event
+        made.wait_running()
+        before = node.read()["metadata"]["resourceVersion"]
+        again = driver_node.runner.run(driver_node.pod, MANAGER)
+        assert (again.code, "on vfio already" in again.last_line) == (0, True), again.err
+        assert node.read()["metadata"]["resourceVersion"] == before
+
+
+GIVEN = "0000:c2:00.0"
+
+
+@pytest.mark.parametrize(
+    ("component", "given"), [("vgpu-manager", ("", "")), ("vfio-manager", ("vfio-pci", "vfio-pci"))]
+)
+def test_nvidias_uninstall_driver_takes_from_vfio_what_the_pods_own_driver_needs_and_nothing_else(
+    settle: SettleDropin, operands: OperandsFactory, component: str, given: tuple[str, str]
+) -> None:
+    driver_node = settle("nvidia-vgpu-manager", "nvidia", ("vgpu-manager", component))
+    tree, node = driver_node.tree, driver_node.node
+    bus = PciTree(tree.root, "nvidia")
+    bus.add(DEVICE, vendor="10de", kind="030200", group="10", driver="nvidia", module="nvidia")
+    bus.add(GIVEN, vendor="10de", kind="030200", group="11", driver="vfio-pci", module="vfio_pci", override="vfio-pci")
+    made = operands(node, ("sandbox-device-plugin",), deploy_prefix="nvidia.com/gpu.deploy.")
+    labels = node.labels()
+    assert labels[f"nvidia.com/gpu.deploy.{component}"] == "true"
+
+    with bus.running():
+        ended = driver_node.runner.run(driver_node.pod, MANAGER)
+
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done: the driver was unloaded")
+    assert (modules(driver_node), bus.driver_of(DEVICE)) == (set(), "")
+    assert (bus.driver_of(GIVEN), bus.read(GIVEN, "driver_override")) == given
+    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+    assert "nvidia.com/gpu-driver-manager.journal" not in node.annotations()
+    made.wait_running()
 
 
 def test_a_process_in_a_pod_that_a_vfio_manager_may_not_see_disturbs_nobody(

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.adapters.kube.cluster import EVICTIONS_AT_ONCE
 from tests.control_plane.api import Json, wait_until
-from tests.control_plane.faults import ALWAYS, Answer, Fault, Hold
+from tests.control_plane.exchanges import Exchange
+from tests.control_plane.faults import ALWAYS, Answer, Delay, Fault, Hold
 from tests.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
 from tests.control_plane.old_server import PodClaim
 from tests.control_plane.proxy import Proxy
@@ -42,6 +44,14 @@ STATE, REQUESTED, ENABLED, SAFE_LOAD = (
 )
 DRA_PLUGIN = f"{PREFIX}dra-kubelet-plugin"
 PAUSED = "paused-for-driver-upgrade"
+LAST_OUTCOME = "rebellions.ai/npu-driver-manager.last-outcome"
+
+EVICTION_S = 0.1
+"""What the API server takes for one eviction, by the proxy's doing."""
+
+
+def is_rehearsal(exchange: Exchange) -> bool:
+    return bool(exchange.request.body["deleteOptions"].get("dryRun"))
 
 
 class Case:
@@ -229,6 +239,26 @@ def test_sixty_pods_cost_at_most_two_requests_each_and_a_constant(case: Case) ->
     assert ended.code == 0, ended.err
     assert {pod.state() for pod in pods} == {"gone"}
     assert len(case.proxy.exchanges(since=mark)) <= 2 * 60 + 16
+    case.assert_given_back(NEW)
+
+
+def test_the_requests_for_sixty_pods_overlap(case: Case) -> None:
+    pods = case.made.managed(60, Shape(labels={"app": "users"}))
+    node_of(case.command_runner).kubelet.stop_after("users", 1.0)
+    case.proxy.add(Fault(Delay(EVICTION_S), "create", "pods/eviction", times=ALWAYS))
+    ended = case.command_runner.reconcile(**EVICT)
+    assert ended.code == 0, ended.err
+    assert {pod.state() for pod in pods} == {"gone"}
+    asked = [one for one in case.proxy.exchanges("create", "pods/eviction") if not is_rehearsal(one)]
+    assert len(asked) == 60, "each once"
+    moments = [(one.at_s, one.ended_at_s or one.at_s) for one in asked]
+    at_once = max(sum(begun <= at < ended for begun, ended in moments) for at, _ in moments)
+    assert 4 <= at_once <= EVICTIONS_AT_ONCE
+    span_s = max(ended for _, ended in moments) - min(begun for begun, _ in moments)
+    assert span_s < 60 * EVICTION_S / 2
+    window = json.loads(node_of(case.command_runner).read()["metadata"]["annotations"][LAST_OUTCOME])["window"]
+    assert span_s / 2 < window["parts"]["evict"] < window["seconds"]
+    print(f"60 evictions of {EVICTION_S:g} s each took {span_s:.2f} s, {at_once} at once; window: {window}")
     case.assert_given_back(NEW)
 
 

@@ -21,6 +21,8 @@ from tests.control_plane.servers import ControlPlane, User
 from tests.control_plane.shown import STATE
 from tests.fakes.night import NIGHTS, Night, check, textfile
 
+pytestmark = pytest.mark.long
+
 ASCEND_ROOT = "/var/lib/Ascend/driver"
 
 

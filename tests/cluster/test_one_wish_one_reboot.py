@@ -90,5 +90,5 @@ def test_a_reinstall_that_stays_forced_reboots_once(one: CommandRunner) -> None:
         one.tree.record(WANTED, ROOT, OLD)
         code, last_line = reconcile(one, FORCE_REINSTALL="true")
         assert code == 0, last_line
-        assert "after a reboot for the reinstall that is still forced" in last_line
+        assert "after the reboot for the forced reinstall" in last_line
         assert not is_asked(one)

@@ -132,7 +132,9 @@ def test_a_dropped_request_is_lost_before_or_after_it_is_applied(
     with pytest.raises(urllib3.exceptions.ProtocolError):
         through.patch(target.path, {"metadata": {"labels": {"a": "1"}}})
     assert target.labels() == {"a": label}
-    assert proxy.exchanges()[0].status is None
+    (lost,) = proxy.exchanges()
+    assert lost.status is None
+    assert lost.served == (200 if applied else None)
     proxy.assert_all_fired()
 
 

@@ -16,10 +16,10 @@ from driver_manager.domain.fleet.model import Memory, Past, Policy
 from driver_manager.domain.fleet.reading import memory_of, read
 from driver_manager.domain.fleet.status_form import status_of
 from driver_manager.domain.json_merge import merge_patch, without_blanks
+from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render
 from tests.control_plane.api import Api, Json, gone, refusal, wait_until
 from tests.control_plane.servers import NAMESPACE
 from tests.deploy.apply import applied, apply
-from tests.deploy.kustomize import DEPLOY, OVERLAYS, only, render
 from tests.fakes.rollout_objects import BAD, BLANK, FULL, SPEC, Bad, rollout, zones
 
 ROLLOUTS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
@@ -131,7 +131,7 @@ def test_what_is_blank_or_null_is_as_if_it_were_not_said(make: Make) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_example_of_an_overlay_is_taken(admin_api: Api, defined: None, overlay: str) -> None:
     body = yaml.safe_load((DEPLOY / "overlays" / overlay / "rollout/driverrollout.yaml").read_text())
-    with applied(admin_api, [*(one for one in render(overlay) if one["kind"] == "Namespace"), body]):
+    with applied(admin_api, [*render(f"{overlay}/namespace"), body]):
         stored = apply(admin_api, body)
     assert read(stored, zones).policy == read(body, zones).policy
 
@@ -141,9 +141,8 @@ def test_the_server_knows_every_field_of_the_controller(admin_api: Api, defined:
     objects = copy.deepcopy(render(f"{overlay}/rollout"))
     # The server of these tests is older than policy/v1, which has the same fields.
     only(objects, "PodDisruptionBudget")["apiVersion"] = "policy/v1beta1"
-    spaces = [one for one in render(overlay) if one["kind"] == "Namespace"]
     rest = [one for one in objects if one["kind"] != "CustomResourceDefinition"]
-    with applied(admin_api, [*spaces, *rest]):
+    with applied(admin_api, [*render(f"{overlay}/namespace"), *rest]):
         deployment = apply(admin_api, only(objects, "Deployment"))
     assert deployment["spec"]["replicas"] == 2
 

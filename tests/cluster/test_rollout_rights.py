@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.releasing.kustomize import only, render
 from tests.control_plane.api import Api, gone, wait_until
 from tests.control_plane.audit import AuditRecord
 from tests.control_plane.fleet_witness import Witness
@@ -22,7 +23,6 @@ from tests.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
 from tests.control_plane.rollout_tasks import TaskPods
 from tests.control_plane.servers import NAMESPACE, ControlPlane
 from tests.deploy.apply import Right, applied, rights_of
-from tests.deploy.kustomize import only, render
 from tests.deploy.rights import BOUND_KINDS, shown, user, without
 from tests.docs.rollout_object import definition
 

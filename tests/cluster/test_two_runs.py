@@ -173,7 +173,7 @@ def test_a_driver_that_only_a_reboot_changes_is_loaded_by_one_run_at_a_time(worl
         refused = scene.start(env={**env, **BY_HAND}).end()
         taking_over = scene.start("--take-over", env={**env, **BY_HAND}, turn_s=SHORT_TURN_S).end()
         assert (refused.code, taking_over.code) == (11, 11), (refused.err, taking_over.err)
-        assert "in the middle of changing the driver" in taking_over.err
+        assert "another run is changing the driver" in taking_over.err
         assert tree.driver_version == "not loaded"
         first.go_on()
         assert first.end().code == 0, first.log
@@ -211,7 +211,7 @@ def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_drive
     first = scene.start(*AGAIN, stops=("unload before",))
     assert first.wait_stopped(), first.log
     refused = scene.start("--take-over", command="restore", env=BY_HAND, turn_s=SHORT_TURN_S).end()
-    assert (refused.code, "in the middle of changing the driver" in refused.err) == (11, True)
+    assert (refused.code, "another run is changing the driver" in refused.err) == (11, True)
     first.kill()
     scene.command_runner.tree.hold_device()
     second = scene.start(*AGAIN)

@@ -63,13 +63,14 @@ def _status(pid: int) -> str:
 
 
 @pytest.mark.long
-def test_a_healthy_driver_costs_one_look_in_a_boot(watched: WatchedNode) -> None:
+def test_a_healthy_driver_costs_one_look_in_a_boot_at_its_node_and_its_clients(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
     for name in ("first", "second"):
         with watched.watch(name) as loop:
             loop.says("→ healthy")
             watched.wait_samples(20)
-    assert [str(one) for one in proxy.exchanges()] == [f"get nodes/{watched.scene.node.name} 200"]
+    node = f"nodes/{watched.scene.node.name} 200"
+    assert [str(one) for one in proxy.exchanges()] == [f"get {node}", "list pods 200", f"patch {node}"]
 
 
 @pytest.mark.long
@@ -126,7 +127,7 @@ def test_a_restart_during_a_wedge_asks_the_server_nothing(watched: WatchedNode) 
         watched.wait_told("wedged")
     mark = proxy.mark()
     with watched.watch("second") as loop:
-        loop.says("going on as wedged")
+        loop.says("continuing as wedged")
         watched.wait_samples(5)
     assert proxy.exchanges(since=mark) == []
 
@@ -156,12 +157,12 @@ def test_a_server_that_is_away_for_long_delays_no_mark_and_no_sample_and_hears_o
         proxy.go_away(25.0)
         watched.fail()
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
-        wait_until(lambda: _said(loop, "the Node was not told of DriverWedged: "), "it gives up", 2 * GIVES_UP_S)
+        wait_until(lambda: _said(loop, "DriverWedged was not reported on the Node: "), "it gives up", 2 * GIVES_UP_S)
         watched.wait_samples(20)
         assert watched.events(WEDGED) == []
         wait_until(lambda: watched.events(WEDGED), "the Event", 120.0)
         assert watched.state == "wedged"
-        assert len([line for line in loop.lines if "was not told" in line]) == 1
+        assert len([line for line in loop.lines if "was not reported" in line]) == 1
 
 
 @pytest.mark.long
@@ -173,7 +174,7 @@ def test_a_server_that_never_answers_is_given_up_and_nothing_is_left_of_it(watch
         holds = [Fault(Hold(), verb, resource, times=100) for verb, resource in REQUESTS]
         proxy.add(*holds)
         watched.fail()
-        wait_until(lambda: _said(loop, "the Node was not told of DriverWedged: "), "it gives up", 2 * GIVES_UP_S)
+        wait_until(lambda: _said(loop, "DriverWedged was not reported on the Node: "), "it gives up", 2 * GIVES_UP_S)
         watched.wait_samples(5)
         assert _children(loop.process.pid) <= 1, "no more than a probe"
         proxy.release()
@@ -213,7 +214,7 @@ def test_without_a_token_one_line_says_so_and_the_watch_goes_on(watched: Watched
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
         watched.mend()
         loop.says("wedged → healthy")
-    said = [line for line in loop.lines if line.startswith("the Node is not told of wedges: ")]
+    said = [line for line in loop.lines if line.startswith("wedges are not reported on the Node: ")]
     assert len(said) == 1
     assert "no service account token" in said[0]
     assert watched.scene.world.proxy.exchanges() == []
@@ -264,7 +265,7 @@ def test_a_mute_that_is_none_or_over_mutes_nothing(watched: WatchedNode, text: s
         watched.wait_told("recovered")
         watched.fail()
         wait_until(lambda: watched.events(WEDGED), "the Event")
-        garbage = [line for line in loop.lines if "mutes nothing" in line]
+        garbage = [line for line in loop.lines if "does not mute health-watch" in line]
     assert len(garbage) == (1 if text == "soon" else 0)
     assert not watched.ready.exists()
 
@@ -281,7 +282,7 @@ def test_a_node_that_cannot_be_asked_delays_the_marks_by_some_seconds_and_no_mor
         watched.wait_told("recovered")
         proxy.add(Fault(action, "get", "nodes", times=100))
         watched.fail()
-        loop.says("whether the Node mutes health-watch is not known: ")
+        loop.says("unknown whether the Node mutes health-watch: ")
         loop.says("→ wedged")
         wait_until(lambda: not watched.ready.exists(), "the ready marker is withdrawn")
         proxy.release()

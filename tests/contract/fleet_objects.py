@@ -18,7 +18,7 @@ from driver_manager.cli.zones import zone
 from driver_manager.domain.fleet.fields import GROUP, KIND, PLURAL, VERSION
 from driver_manager.domain.fleet.model import Revision
 from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.fleet_ports import FollowedDaemonSet
+from driver_manager.ports.fleet import FollowedDaemonSet
 from tests.control_plane.api import STRATEGIC_PATCH, Api, Json, gone, status_of, wait_until
 
 

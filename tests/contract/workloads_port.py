@@ -94,6 +94,7 @@ class WorkloadsContract:
         with pytest.raises(NodeMissing, match=name):
             list(cluster.watch_node(version, 30))
 
+    @pytest.mark.long
     def test_a_watch_of_the_node_with_nothing_to_tell_ends_quietly_in_time(self, target: Target) -> None:
         cluster = target.cluster(target.make_node())
         assert list(cluster.watch_node(cluster.node().resource_version, 1)) == []
@@ -143,6 +144,16 @@ class WorkloadsContract:
         assert (after.uid, after.deleting, after.grace_period_s) == (pod.uid, True, 30)
         assert cluster.evict(pod).outcome is ACCEPTED, "once more is no error"
 
+    def test_several_are_evicted_each_by_its_uid_and_each_is_answered(self, target: Target) -> None:
+        name = target.make_node()
+        for _ in range(3):
+            target.make_pod(name, grace_s=30)
+        cluster = target.cluster(name)
+        pods = cluster.pods().pods
+        found = {pod.uid: answer.outcome for pod, answer in cluster.evict_each(pods)}
+        assert found == {pod.uid: ACCEPTED for pod in pods}
+        assert all(pod.deleting for pod in cluster.pods().pods)
+
     def test_a_rehearsed_eviction_changes_nothing(self, target: Target) -> None:
         name = target.make_node()
         target.make_pod(name, grace_s=30)
@@ -151,6 +162,7 @@ class WorkloadsContract:
         assert cluster.evict(pod, dry_run=True).outcome is ACCEPTED
         assert only_pod(cluster) == pod
 
+    @pytest.mark.long
     def test_a_pod_that_is_gone_is_told_so_and_its_namesake_is_left_alone(self, target: Target) -> None:
         name = target.make_node()
         same = target.make_pod(name)

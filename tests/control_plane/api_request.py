@@ -40,6 +40,12 @@ class ApiRequest:
         return target_of(self.method, self.path, self.query)
 
     @property
+    def is_dry_run(self) -> bool:
+        """Whether it is an eviction that is only rehearsed."""
+        options = self.body.get("deleteOptions") if isinstance(self.body, dict) else None  # a JSON patch is a list
+        return bool((options or {}).get("dryRun"))
+
+    @property
     def is_watch(self) -> bool:
         """Whether the answer is a stream of events."""
         return self.target.verb == "watch"

@@ -14,7 +14,7 @@ from tests.control_plane.faults import Fault
 class Exchange:
     """One request. Times are `time.monotonic()` in seconds, `ended_at_s` None while it runs.
 
-    `status` is what the client was answered: None if nothing, or nothing yet.
+    `status` is what the client was answered, `served` what the server answered: None if nothing, or nothing yet.
     """
 
     number: int
@@ -22,6 +22,7 @@ class Exchange:
     at_s: float
     ended_at_s: float | None = None
     status: int | None = None
+    served: int | None = None
     faults: tuple[Fault, ...] = ()
 
     def __str__(self) -> str:
@@ -50,6 +51,11 @@ class ExchangeLog:
         with self._lock:
             known = self._exchanges[number]
             self._exchanges[number] = replace(known, faults=(*known.faults, fault))
+
+    def served(self, number: int, status: int) -> None:
+        """Note what the server answered, be it that the client never hears of it."""
+        with self._lock:
+            self._exchanges[number] = replace(self._exchanges[number], served=status)
 
     def answered(self, number: int, status: int) -> None:
         """Note the status, before it is sent: a client that has its answer finds it here."""

@@ -19,7 +19,8 @@ from typing import Self
 import urllib3
 
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.sandbox.pci_tree import PciTree
 from tests.control_plane.api import Api, Json, gone
 from tests.control_plane.old_server import PodClaim, claim_body, claim_status
 from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX
@@ -34,6 +35,7 @@ PAUSED = "paused-for-driver-upgrade"
 KEY = "rebellions.ai/npu-driver-upgrade"
 ENABLED, REQUESTED, SAFE_LOAD = f"{KEY}-enabled", f"{KEY}-requested", f"{KEY}.driver-wait-for-safe-load"
 OPERAND, DRA, DRIVER = f"{PREFIX}device-plugin", f"{PREFIX}dra-kubelet-plugin", f"{PREFIX}driver"
+DEVICE = "0000:c1:00.0"
 ASCEND_ROOT = "/var/lib/Ascend/driver"
 _FACTS = "architecture containerRuntimeVersion kernelVersion kubeProxyVersion kubeletVersion operatingSystem osImage"
 INFO = dict.fromkeys([*_FACTS.split(), "systemUUID"], "x")
@@ -50,7 +52,8 @@ class Route:
     workloads: tuple[Shape, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     loaded: str = OLD_DIGEST  # "" for no driver
-    in_pod: bool = False  # the run is that of the driver pod
+    placed_by: str = ""  # the deploy label of the pod whose run it is; "" for one by hand
+    has_devices: bool = False  # on a PCI bus whose kernel answers
     is_mounted: bool = False  # an earlier container's root is still there
     is_paused: bool = False
     code: int = 0
@@ -66,7 +69,7 @@ ROUTES: dict[str, Route] = {
     "full": Route(_RECONCILE, _MANAGER),
     "current": Route(_RECONCILE, {**_MANAGER, "DRIVER_CONFIG_DIGEST": OLD_DIGEST}),
     "rebind": Route(
-        _RECONCILE, {"DRIVER_LOAD": "container", "DRIVER_CONFIG_DIGEST": OLD_DIGEST}, in_pod=True, is_mounted=True
+        _RECONCILE, {"DRIVER_LOAD": "container", "DRIVER_CONFIG_DIGEST": OLD_DIGEST}, placed_by=DRIVER, is_mounted=True
     ),
     "first": Route(_RECONCILE, _MANAGER, loaded=""),
     "evict": Route(_RECONCILE, {**_MANAGER, **_EVICT}, operands=(OPERAND, DRA), workloads=(_ASKING, _BY_CLAIM)),
@@ -75,7 +78,7 @@ ROUTES: dict[str, Route] = {
         {**_MANAGER, **_EVICT, "SAFE_LOAD": "true"},
         workloads=(_ASKING,),
         annotations={ENABLED: "true"},
-        in_pod=True,
+        placed_by=DRIVER,
     ),
     "reboot": Route(
         (*_RECONCILE, "--no-wait"),
@@ -83,6 +86,9 @@ ROUTES: dict[str, Route] = {
         profile="ascend",
         operands=(),
         code=9,
+    ),
+    "vfio": Route(
+        ("reconcile-vfio-state",), operands=(OPERAND, DRIVER), placed_by=f"{PREFIX}vfio-manager", has_devices=True
     ),
     "restore": Route(("restore",), operands=(), is_paused=True),
 }
@@ -98,6 +104,7 @@ class State:
     driver: str
     digest: str
     pods: tuple[str, ...]
+    devices: tuple[str, ...] = ()  # the driver of each
     shown: Shown = NOTHING
 
 
@@ -179,6 +186,7 @@ class Scene:
         self._by = bystander
         self._api = bystander.api
         self._removals: list[Callable[[], object]] = []
+        self.bus: PciTree | None = None
         self.tree = HostTree(folder / "host", folder / "bin", builtin()[route.profile])
         self.node = f"node-{uuid.uuid4().hex[:10]}"
         self.env = {"NODE_NAME": self.node, "OPERATOR_NAMESPACE": "rbln-system", **route.env}
@@ -198,10 +206,28 @@ class Scene:
             tree.add_driver(NEW_ROOT, NEW)
         if self.route.is_mounted:
             tree.mount_driver_root()
+        if self.route.has_devices:
+            self._add_devices()
+
+    def _add_devices(self) -> None:
+        self.bus = PciTree(self.tree.root, "rebellions")
+        self.bus.add(DEVICE, group="10", driver="rebellions", module="rebellions")
+        self.bus.add_vfio(KERNEL)
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.bus.running())
+        self._removals.append(stack.close)
+
+    def _drivers(self) -> tuple[str, ...]:
+        """Of the devices, once the kernel has done what it was told."""
+        if self.bus is None:
+            return ()
+        self.bus.settle()
+        return (self.bus.driver_of(DEVICE),)
 
     def _post_node(self, paused: Json | None) -> None:
         labels = dict.fromkeys(self.route.operands, "true")
         labels |= {} if self.route.profile == "ascend" else {DRIVER: "true", f"{PREFIX}custom": "team-a"}
+        labels |= {self.route.placed_by: "true"} if self.route.placed_by else {}
         meta: Json = {"name": self.node, "labels": labels, "annotations": dict(self.route.annotations)}
         spec: Json = {}
         if paused is not None:
@@ -226,8 +252,8 @@ class Scene:
             leave[key] = [self._operand(key)]
         for shape in self.route.workloads:
             leave.setdefault(REQUESTED, []).append(self._workload(shape))
-        if self.route.in_pod:
-            self.env["POD_NAME"] = self._operand(DRIVER).rpartition("/")[2]
+        if self.route.placed_by:
+            self.env["POD_NAME"] = self._operand(self.route.placed_by).rpartition("/")[2]
             self.env["POD_NAMESPACE"] = TEAM
         self._by.look_after(self.node, leave)
 
@@ -266,6 +292,7 @@ class Scene:
             self.tree.driver_version,
             self.tree.digest,
             tuple(sorted(kinds)),
+            self._drivers(),
             shown(node),
         )
 

@@ -138,6 +138,7 @@ class Fault:
     A request matches by `verb` and `resource` (`*`: any; `pods/eviction` with its subresource), by `user` ("": any) and
     by `path`, a regular expression searched for in the path without the query. Of the matching ones since the fault
     was added, the `nth` and the following are met by `action`, `times` in all. What acts on watches matches only them.
+    `spares_dry_runs`: evictions that are only rehearsed do not match.
     """
 
     action: Action
@@ -147,6 +148,7 @@ class Fault:
     user: str = ""
     nth: int = 1
     times: float = 1
+    spares_dry_runs: bool = False
 
     def covers(self, request: ApiRequest) -> bool:
         """Whether this request counts for `nth`."""
@@ -157,6 +159,7 @@ class Fault:
             and self.user in ("", request.user)
             and re.search(self.path, request.path) is not None
             and (target.verb == "watch" or not isinstance(self.action, OnWatch))
+            and not (self.spares_dry_runs and request.is_dry_run)
         )
 
 

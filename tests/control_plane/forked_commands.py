@@ -90,7 +90,7 @@ class ForkedCommand:
         """Wait for its end (at most RUN_TIMEOUT_S)."""
         with self._changed:
             done = self._changed.wait_for(lambda: self.has_ended, RUN_TIMEOUT_S)
-        assert done, f"no end after {RUN_TIMEOUT_S:g} s\n{self.log}"
+        assert done, f"timed out after {RUN_TIMEOUT_S:g} s\n{self.log}"
         assert self._code is not None
         out, last = (self.folder / "out").read_text(), self._last_line.read_text()
         return Ended(self._code, out, self.log, last, self._at_s, self._at_s - self._began_s)

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 
 import urllib3
 
-from tests.control_plane.api import Api, ApiError, Json, gone, wait_until
+from tests.control_plane.api import PATIENCE_S, Api, ApiError, Json, gone, wait_until
 from tests.control_plane.shown import Shown, of_others, shown
 
 COMPONENTS = (
@@ -31,6 +31,8 @@ COMPONENTS = (
 
 NEVER = math.inf
 """A stop time: the pod stays until it is released."""
+
+LONG_AGO = "2020-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True)
@@ -246,6 +248,15 @@ class Node:
         """The pods bound to this node, in every namespace."""
         return self.api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.name}")
 
+    def age(self, pod: Json) -> None:
+        """Tell that the containers of a pod of this node, which runs, have run for long."""
+        meta, since = pod["metadata"], {"state": {"running": {"startedAt": LONG_AGO}}}
+        statuses = [{**one, **since} for one in pod["status"]["containerStatuses"]]
+        self.api.patch(
+            f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status",
+            {"metadata": {"uid": meta["uid"]}, "status": {"containerStatuses": statuses}},
+        )
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -273,12 +284,12 @@ class Operands:
         """The components that have a pod on the node in any state."""
         return {component for component, pods in self.pods().items() if pods}
 
-    def wait_running(self, *components: str, timeout_s: float = 75.0) -> None:
+    def wait_running(self, *components: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until these components (all, if none is named) run."""
         wanted = set(components or self.components)
         wait_until(lambda: wanted <= self.running(), f"running on {self.node.name}: {sorted(wanted)}", timeout_s)
 
-    def wait_gone(self, *components: str, timeout_s: float = 75.0) -> None:
+    def wait_gone(self, *components: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until these components (all, if none is named) have no pod on the node."""
         wanted = set(components or self.components)
         wait_until(lambda: not wanted & self.present(), f"gone from {self.node.name}: {sorted(wanted)}", timeout_s)

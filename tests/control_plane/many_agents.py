@@ -20,7 +20,7 @@ from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import reconcile
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.model import Host, Observation, Policy
-from driver_manager.ports import Ports
+from driver_manager.ports.node import Ports
 from driver_manager.settings import API_TIMEOUT_S
 from tests.control_plane.pod_transport import of_environment
 from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PROFILE
@@ -46,7 +46,7 @@ class Agent:
     def run(self) -> dict[str, Any]:
         """One reconcile; times are `time.monotonic()` in seconds, the same clock in every process."""
         begun_s = time.monotonic()
-        ports = Ports(self._cluster, self._host, self._clock, self._reporter)
+        ports = Ports(self._cluster, self._host, self._clock, self._reporter, self._host.slots, self._host.pci)
         outcome = reconcile(ports, self._observe, PROFILE, Policy())
         return {
             "node": self._node,
@@ -65,7 +65,7 @@ class Agent:
             PROFILE,
             me,
             digest=NEW_DIGEST,
-            read_host=lambda journal: self._facts(self._host.facts(journal, driver_root="", loads=False)),
+            read_host=lambda journal, _: self._facts(self._host.facts(journal, driver_root="", loads=False)),
             process_lives=lambda _: False,
         )
 

@@ -54,7 +54,7 @@ class Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             out, _ = self.process.communicate()
-            raise AssertionError(f"no end after {RUN_TIMEOUT_S:g} s\n{out}\n{self.said()}") from None
+            raise AssertionError(f"timed out after {RUN_TIMEOUT_S:g} s\n{out}\n{self.said()}") from None
         at_s, err = time.monotonic(), self.said()
         self._err.close()
         STARTED.remove(self)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from tests.control_plane.api import PATIENCE_S
 from tests.control_plane.exchanges import Exchange, ExchangeLog
 from tests.control_plane.fault_script import to_text
 from tests.control_plane.faults import Fault, Script
@@ -122,7 +123,7 @@ class Proxy:
         """How often the fault has acted."""
         return self._script.fired(fault)
 
-    def wait_fired(self, fault: Fault, times: int = 1, timeout_s: float = 75.0) -> None:
+    def wait_fired(self, fault: Fault, times: int = 1, timeout_s: float = PATIENCE_S) -> None:
         """Wait until the fault has acted so often. AssertionError after `timeout_s` seconds."""
         self._script.wait_fired(fault, times, timeout_s)
 

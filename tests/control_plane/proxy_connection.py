@@ -99,6 +99,10 @@ class _Exchange:
             if self._stage.closing.is_set():
                 raise _HungUp
 
+    def served(self, status: int) -> None:
+        """Note the server's own status."""
+        self._stage.log.served(self._number, status)
+
     def answered(self, status: int) -> None:
         """Note the status that is about to be sent."""
         self._stage.log.answered(self._number, status)
@@ -200,6 +204,7 @@ class Connection(BaseHTTPRequestHandler):
             unknown = Answer(401, "Unauthorized")
             return self._reply(exchange, unknown.status, _scripted_headers(unknown), _encoded(unknown.body()))
         response = self._ask(request, _encoded(old_eviction(request.body)) if is_eviction(request) else raw)
+        exchange.served(response.status)
         is_stream = request.is_watch and response.status == 200
         data = b"" if is_stream else response.read()
         for _ in exchange.acting(_is_after):  # the only one that is no pause is to lose the answer

@@ -22,7 +22,7 @@ from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.slots import Slots, SlotsSeen
 from driver_manager.domain.reboot.state import RebootPolicy
-from driver_manager.ports import Cluster
+from driver_manager.ports.node import Cluster
 from tests.control_plane.api import MERGE_PATCH, Api, gone
 from tests.control_plane.pod_transport import pod_transport
 from tests.control_plane.servers import ControlPlane

@@ -298,11 +298,20 @@ class RolloutFleet:
 
 def serve_rollouts(api: Api, definition: Json) -> None:
     """From here on the API server serves DriverRollouts."""
-    try:
-        api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-    except ApiError as error:
-        if error.status != 409:
-            raise
+    path, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition["metadata"]["name"]
+
+    def is_there() -> bool:
+        """One that somebody has deleted is served until it is gone."""
+        try:
+            api.post(path, definition)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            found = [one for one in api.list(path) if one["metadata"]["name"] == name]
+            return any("deletionTimestamp" not in one["metadata"] for one in found)
+        return True
+
+    wait_until(is_there, "DriverRollouts are defined", timeout_s=150)
     wait_until(lambda: api.answers(ROLLOUTS), "DriverRollouts are served", timeout_s=150)
 
 

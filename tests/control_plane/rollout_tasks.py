@@ -64,17 +64,20 @@ class TaskPods:
 
 
 def ended(pod: Json, code: int, message: str = "") -> Json:
-    """The status patch of a pod whose one container has ended so."""
+    """The status patch of a pod whose first container has ended so, and whose images are all there."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     result = {"exitCode": code, "reason": "Error" if code else "Completed", "startedAt": now, "finishedAt": now}
-    (container,) = pod["spec"]["containers"]
-    shown = {
-        "name": container["name"],
-        "image": container["image"],
-        "imageID": "",
-        "ready": False,
-        "restartCount": 0,
-        "state": {"terminated": {**result, "message": message}},
-    }
-    status = {"phase": "Failed" if code else "Succeeded", "startTime": now, "containerStatuses": [shown]}
+    pulled = {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}
+    shown = [
+        {
+            "name": container["name"],
+            "image": container["image"],
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+            "state": {"terminated": pulled if number else {**result, "message": message}},
+        }
+        for number, container in enumerate(pod["spec"]["containers"])
+    ]
+    status = {"phase": "Failed" if code else "Succeeded", "startTime": now, "containerStatuses": shown}
     return {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from tests.control_plane.api import Json
 
 STATE_END, OUTCOME_END = "driver-manager.state", "driver-manager.last-outcome"
+GENERATION_END = "driver-manager.generation"
 STATE, LAST_OUTCOME = f"rebellions.ai/npu-{STATE_END}", f"rebellions.ai/npu-{OUTCOME_END}"
 
 Shown = tuple[str | None, int | None]
@@ -20,8 +21,8 @@ NOTHING: Shown = (None, None)
 
 
 def of_others(values: Mapping[str, str]) -> dict[str, str]:
-    """`values` without the label and the annotation of the driver's state."""
-    return {key: text for key, text in values.items() if not key.endswith((STATE_END, OUTCOME_END))}
+    """`values` without the label and the annotations of the driver's state."""
+    return {key: text for key, text in values.items() if not key.endswith((STATE_END, OUTCOME_END, GENERATION_END))}
 
 
 def shown(node: Json) -> Shown:

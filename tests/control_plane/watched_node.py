@@ -100,8 +100,11 @@ class WatchedNode:
         return path.read_text() if path.exists() else ""
 
     def wait_told(self, kind: str) -> None:
-        """Wait until the watch remembers that the Node knows."""
+        """Wait until the watch remembers that the Node knows; of a driver that serves, its generation, too."""
         wait_until(lambda: f'"told": "{kind}"' in self.record(), f"the Node was told: {kind}")
+        clients = self.on_host(PROFILE.paths.client_record)
+        if kind == "recovered":
+            wait_until(lambda: clients.exists() and '"isShown": true' in clients.read_text(), "and the generation")
 
     @property
     def state(self) -> str | None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tests.control_plane.api import Api, ApiError, Json, gone, wait_until
+from tests.control_plane.api import PATIENCE_S, Api, ApiError, Json, gone, wait_until
 from tests.control_plane.kubelet import Node
 from tests.control_plane.old_server import (
     DEVICE_CLASS,
@@ -35,7 +35,7 @@ _KEPT = {"name", "labels", "annotations", "finalizers", "ownerReferences"}  # of
 
 @dataclass(frozen=True)
 class Shape:
-    """What a pod is like: `npus` are asked for by its container, `init_npus` by an init container that else is not."""
+    """What a pod is like: `npus` are requested by its container, `init_npus` by an init container that else is not."""
 
     npus: int = 1
     init_npus: int = 0
@@ -89,7 +89,7 @@ class Pod:
             return "gone"
         return "terminating" if "deletionTimestamp" in found["metadata"] else str(found["status"]["phase"])
 
-    def wait_state(self, state: str, timeout_s: float = 75.0) -> None:
+    def wait_state(self, state: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until its state is this one."""
         wait_until(lambda: self.state() == state, f"{self.key}: {state}", timeout_s)
 

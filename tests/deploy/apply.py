@@ -22,12 +22,18 @@ _PLURALS = {
     "ClusterRoleBinding": "clusterrolebindings",
     "DaemonSet": "daemonsets",
     "Deployment": "deployments",
+    "ResourceQuota": "resourcequotas",
+    "NetworkPolicy": "networkpolicies",
+    "SecurityContextConstraints": "securitycontextconstraints",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "CustomResourceDefinition": "customresourcedefinitions",
     "DriverRollout": "driverrollouts",
     "PodMonitor": "podmonitors",
     "PrometheusRule": "prometheusrules",
 }
+_CLUSTER_WIDE = ("SecurityContextConstraints",)
+"""Cluster-wide kinds that kustomize does not know as such: it gives them a namespace, which servers leave out."""
+
 _REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -35,7 +41,7 @@ def path_of(one: Json) -> str:
     """The object's path on the API server."""
     version, meta = one["apiVersion"], one["metadata"]
     base = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    within = f"/namespaces/{meta['namespace']}" if "namespace" in meta else ""
+    within = f"/namespaces/{meta['namespace']}" if "namespace" in meta and one["kind"] not in _CLUSTER_WIDE else ""
     return f"{base}{within}/{_PLURALS[one['kind']]}/{meta['name']}"
 
 

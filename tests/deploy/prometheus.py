@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.kustomize import DEPLOY
+from scripts.releasing.kustomize import DEPLOY
 
 COMPONENT = DEPLOY / "components/metrics"
 BOUND_S = 100.0

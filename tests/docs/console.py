@@ -1,7 +1,7 @@
 """The console blocks of README.md and docs/: their commands, what is run for each, and how it has to end.
 
-A block is fenced with ```console. A line that begins with `$ ` is a command; the lines below it, if there are any, are
-printed by it. Everything that is not run as written is in the one table SUBSTITUTIONS, with the reason.
+A block is fenced with ```console, in a list too. A line that begins with `$ ` is a command; the lines below it, if any,
+are printed by it. Everything that is not run as written is in the one table SUBSTITUTIONS, with the reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.docs.markdown import DOCS, ROOT
 
-FENCE = re.compile(r"^```(\w*)\s*$")
+FENCE = re.compile(r"^ *```(\w*)\s*$")
 
 
 class Unknown(Exception):
@@ -55,8 +55,16 @@ SUBSTITUTIONS = (
     Substitution(r"(kubectl|kustomize|helm|crictl) .+", None, "no cluster here; deploy/ has tests of its own"),
     Substitution(r"(buildah|podman|docker|skopeo) .+", None, "no image here; the image tier builds and runs it"),
     Substitution(r"(git|sudo|apt-get|curl|ssh|systemctl|setup-envtest) .+", None, "the world, not this project"),
+    Substitution(r"\(umask 077; kubectl .+\)", None, "no cluster here; test_by_hand_token.py has one"),
+    Substitution(r"rm by-hand\.kubeconfig", None, "what makes it is not run either"),
     Substitution(r"cd .+", None, "the world, not this project"),
     Substitution(r"scripts/(reference|pictures)", r"scripts/\1 --check", "it would write into the checkout"),
+    Substitution(
+        r"driver-manager rollout (pause|status|history|undo|resume)",
+        None,
+        "no rollout here; test_going_back.py has one",
+    ),
+    Substitution(r"(driver-manager \S+) --node-name=N(.*)", r"\1\2", "a node has a name of its own"),
     Substitution(r"(scripts/demo.*)", r"\1", "as written"),
     Substitution(
         r"(?:\S+=\S+ )*(scripts/[\w-]+).*", r"\1 --help", "it takes minutes, and scripts/test would run itself"
@@ -68,6 +76,7 @@ SUBSTITUTIONS = (
 
 EXITS = {
     "driver-manager plan --profile-file broken.toml": 2,
+    "driver-manager profile check broken.toml": 2,
 }
 """Commands that do not end with 0, by what is run."""
 
@@ -81,8 +90,8 @@ def commands(page: Path) -> Iterator[Command]:
         fence = FENCE.match(line)
         if fence:
             inside = not inside and fence[1] == "console"
-        elif inside and line.startswith("$ "):
-            found.append(Command(page.name, number, line[2:].partition("  #")[0].strip()))
+        elif inside and line.lstrip().startswith("$ "):
+            found.append(Command(page.name, number, line.lstrip()[2:].partition("  #")[0].strip()))
         elif inside and found and line.strip():
             last = found.pop()
             found.append(Command(last.page, last.line, last.text, (*last.prints, line.strip())))

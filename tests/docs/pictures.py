@@ -24,26 +24,30 @@ RECONCILE = """## reconcile-driver-state
 One run observes, plans, executes, settles. The plan is a list of steps; here is their order for each decision, merged
 from the plans that the planner makes of {count:,} mixtures of facts and wishes. A box with round ends is a step that a
 plan has only where it is needed; a current driver may need no step at all. A run that dies anywhere is followed by one
-that observes and plans anew: resuming is planning again.
+that observes and plans again: resuming is planning again.
 """
 WHEN = {
     Decision.HOST_DRIVER: "The host has a driver of its own, and a container was to install one.",
     Decision.NOT_LOADED: "No driver is loaded: nobody can hold the device, so nobody is evicted for it.",
     Decision.CURRENT: "The wanted driver is loaded.",
-    Decision.REBIND: "It is, but its container starts anew, so that pods have to let go of its old root.",
+    Decision.REBIND: "It is, but its container restarts, so that pods have to release its old root.",
     Decision.REPLACE: "Another driver is loaded than the wanted one.",
     Decision.UNINSTALL: "A driver is loaded, and our pod (vfio-manager, vgpu-manager) needs it out and brings none.",
     Decision.CLEAR: "A rollout is about to delete the driver pod, whose container unloads the driver then.",
-    Decision.REBOOT: "Another driver is loaded than the wanted one, and it must never leave a running kernel.",
+    Decision.NO_DEVICE: "Virtual machines are to have the devices, and there is none on the bus.",
+    Decision.ON_VFIO: "Virtual machines are to have the devices, and can: all are on vfio, and no driver is loaded.",
+    Decision.BIND: "Virtual machines are to have the devices, of which the driver has none.",
+    Decision.SWITCH: "Virtual machines are to have the devices, and the driver serves some.",
+    Decision.REBOOT: "Another driver is loaded than the wanted one, and it is never unloaded from a running kernel.",
 }
 HEALTH = """## health-watch
 
-From the table of its transitions. A sample is `good`, `unknown` or `bad`; the last of so many failures in a row is
+From the table of its transitions. A sample is `good`, `unknown` or `bad`; the last of several consecutive failures is
 `last bad`. `mute` is a moment at which nothing is judged: a reconcile works, the driver is not loaded or not ready.
 """
 REBOOTER = """## rebooter
 
-At every look the guards are asked in this order, and the first that has something to say decides. The acts and examples
+At every look the guards are asked in this order, and the first that applies decides. The acts and examples
 are those seen when the rebooter played {count} stories on simulated nodes.
 """
 FOLLOWERS = """Which act followed which on one node in those stories, one process after the other:"""
@@ -51,15 +55,15 @@ FOLLOWERS = """Which act followed which on one node in those stories, one proces
 ROLLOUT = """## rollout controller
 
 One decision is a pure function of what the watches show: the object, the Nodes, the driver's pods and the DaemonSet's
-revisions. It is made anew at every change, and what it is made from is on the objects: a controller that dies anywhere
+revisions. It is made again at every change, and what it is made from is on the objects: a controller that dies anywhere
 is followed by one that decides the same. The examples are those seen in {count} stories of seven simulated nodes, in
 which anything happens in the middle of a rollout and the controller dies between any two acts.
 
 The state on a Node is a label with the operators' words; this is how the rollout changed it:
 """
-PLACE = """### Where a node stands
+PLACE = """### The place of a node
 
-The first of these that has something to say about a node decides. A node that is taken is in one of the cases below.
+The first of these that applies to a node decides. A node that is taken is in one of the cases below.
 A node that has failed holds no place of others, and is done once its driver serves after all.
 """
 CASE = """### What a node is in that was taken

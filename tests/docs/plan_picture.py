@@ -9,12 +9,27 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from driver_manager.domain import selectors
+from driver_manager.domain.bindings import Binding
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Host, Loader, Node, Pod, PodList, Policy
+from driver_manager.domain.model import (
+    Claim,
+    EvictionRules,
+    Holder,
+    Host,
+    Loader,
+    Mode,
+    Module,
+    Node,
+    Pod,
+    PodList,
+    Policy,
+)
+from driver_manager.domain.pci import PciBus, PciFunction
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.reboot_wish import RebootWish
+from driver_manager.domain.staged import StagedSlot, StagedSlots
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
@@ -23,8 +38,9 @@ from driver_manager.domain.swap.steps.node import PauseLast, TakeNode
 from driver_manager.domain.swap.steps.pods import WaitForCompletion, WaitForOperands
 from tests.docs.markdown import table
 from tests.fakes import builders
+from tests.fakes.pci import VFIO_DRIVER, function
 
-SEED, MIXTURES, CLEARING = 1, 4000, 800
+SEED, MIXTURES, CLEARING, GIVING, RETURNING = 1, 4000, 800, 1600, 800
 DRA = {builders.key("dra-kubelet-plugin"): "true"}
 USERS = (
     builders.workload("asks"),
@@ -36,6 +52,12 @@ STUCK = builders.pod("stuck", builders.PLUGIN, deleting=True, due_s=0.0)
 HOLDER = Holder(7, "x", "/dev/rbln0", "open")
 LEFT_BEHIND = {"rebellions_core": builders.modules()["rebellions_core"]}
 LOADED = {"rebellions": builders.modules(), "ascend": {"drv_pcie_host": builders.modules()["rebellions"]}}
+_REMOVABLE = replace(builders.PROFILE.modules, conflicting_removable=("generic_npu",))
+DRAWN = (
+    replace(builders.PROFILE, modules=_REMOVABLE, paths=replace(builders.PROFILE.paths, firmware="/var/lib/firmware")),
+    replace(builders.ASCEND, modules=replace(builders.ASCEND.modules, conflicting_removable=("generic_npu",))),
+)
+"""A driver of each strategy, of which the profile says more than the shipped ones."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,15 @@ def _own_pod(dice: random.Random) -> Pod | None:
     return dice.choice((None, builders.driver_pod(), builders.driver_pod(main_started=True), vfio_manager))
 
 
+_SLOTS = tuple(StagedSlot(digest, digest, made_s=float(number)) for number, digest in enumerate("abc"))
+_WANTED = StagedSlot(builders.NEW_DIGEST, builders.NEW_DIGEST, "2.0")
+STAGED = (
+    StagedSlots("/opt/driver", (*_SLOTS, _WANTED), current="c", wanted=_WANTED.name, leads_to="/opt/driver.slots/c"),
+    StagedSlots("/opt/driver", (*_SLOTS, _WANTED), wanted=_WANTED.name, in_root=StagedSlot("driver")),
+)
+"""The new driver is staged: the root leads to another slot, or is a folder."""
+
+
 def _host(dice: random.Random, profile: Profile) -> Host:
     paths = profile.paths
     return builders.host(
@@ -93,6 +124,8 @@ def _host(dice: random.Random, profile: Profile) -> Host:
         active_services=dice.choice(((), ("rbln_daemon.service",))),
         marker=dice.choice((None, Marker("upgrade", "boot-0"), Marker("upgrade", "boot-1"))),
         reboot_wish=dice.choice((None, None, RebootWish("boot-0", builders.NODE, builders.NEW_DIGEST))),
+        slots=dice.choice((None, None, *STAGED)) if profile.strategy is Strategy.IN_PLACE else None,
+        removable=dice.choice(({}, {}, {"generic_npu": Module("generic_npu", "", 0)})),
     )
 
 
@@ -125,13 +158,41 @@ def _cleared(dice: random.Random, profile: Profile) -> Situation:
     return replace(now, obs=obs, policy=policy)
 
 
+_NATIVE, _BARE, _GIVEN = (function(number, driver=name) for number, name in enumerate(("rebellions", "", VFIO_DRIVER)))
+_KEPT = replace(_GIVEN, override=VFIO_DRIVER)
+_PARENT = replace(_NATIVE, virtual_count=2)
+
+
+def _given(dice: random.Random, profile: Profile) -> Situation:
+    """The same facts, for a run that gives the devices to virtual machines."""
+    now = _with_devices(dice, mixture(dice, profile), ((), (_NATIVE, _GIVEN), (_PARENT,), (_BARE,), (_GIVEN,)))
+    obs = replace(now.obs, own_pod=builders.pod("vfio", builders.key("vfio-manager")))
+    policy = replace(now.policy, mode=Mode.VFIO, loader=Loader.CONTAINER, safe_load=False, driver_pod_leaves=True)
+    return replace(now, obs=obs, policy=policy)
+
+
+def _returned(dice: random.Random, profile: Profile) -> Situation:
+    """The same facts, with devices that virtual machines had."""
+    now = _with_devices(dice, mixture(dice, profile), ((_KEPT,), (_NATIVE, _KEPT)))
+    held = Holder(8, "qemu", "/dev/vfio/12", "open") if dice.random() < 0.3 else None
+    was = (Binding(_KEPT.address, "rebellions", virtual_count=2),) if dice.random() < 0.3 else ()
+    host = replace(now.host, bindings=was)
+    return replace(now, host=host, obs=replace(now.obs, host=host, group_holders=(held,) if held is not None else ()))
+
+
+def _with_devices(dice: random.Random, now: Situation, mixtures: tuple[tuple[PciFunction, ...], ...]) -> Situation:
+    host = replace(now.host, bus=PciBus(dice.choice(mixtures)))
+    return replace(now, host=host, obs=replace(now.obs, host=host))
+
+
 @cache
 def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     """The steps of every plan that the mixtures lead to, by decision; those that are refused have none."""
     dice, found = random.Random(SEED), dict[Decision, list[tuple[str, ...]]]()  # noqa: S311  # the same at every run
-    for number in range(MIXTURES + CLEARING):
+    kinds = (*[mixture] * MIXTURES, *[_cleared] * CLEARING, *[_given] * GIVING, *[_returned] * RETURNING)
+    for made in kinds:
         try:
-            decided = plan(mixture(dice, profile) if number < MIXTURES else _cleared(dice, profile))
+            decided = plan(made(dice, profile))
         except ManagerError:
             continue
         found.setdefault(decided.decision, []).append(_names(decided))
@@ -178,7 +239,7 @@ def orders() -> tuple[Order, ...]:
     """Every decision's order: of a driver that can be swapped, then of one that cannot be."""
     return tuple(
         merged(profile.strategy, decision, found[decision])
-        for profile in (builders.PROFILE, builders.ASCEND)
+        for profile in DRAWN
         for found in (sequences(profile),)
         for decision in Decision
         if decision in found

@@ -133,7 +133,7 @@ def too_young() -> None:
 def blocked() -> None:
     """A pod would not leave; then it would."""
     machine = _one()
-    machine.workloads.blocking = ("pod a/b: its DaemonSet would make it anew",)
+    machine.workloads.blocking = ("pod a/b: its DaemonSet would recreate it",)
     machine.round()
     machine.workloads.blocking = ()
     _lives(machine)

@@ -31,9 +31,12 @@ from driver_manager.domain.reboot import metrics as reboot_metrics
 from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.run_figures import RunFigures, RunReport
 from driver_manager.domain.setting import AnySetting, SettingKind
+from driver_manager.domain.swap.window_parts import PARTS
+from driver_manager.domain.window import MEANINGS as PART_MEANINGS
+from driver_manager.domain.window import Part, Window
 from driver_manager.profiles import builtin
-from tests.docs import profile_keys, rollout_object
-from tests.docs.markdown import DOCS, code, codes, main, table, with_block
+from tests.docs import profile_keys, profile_schema, rollout_object
+from tests.docs.markdown import DOCS, ROOT, code, codes, main, table, with_block
 from tests.fakes.night import NIGHTS
 from tests.mutants.catalogue import MUTANTS
 from tests.node import measured
@@ -42,7 +45,7 @@ SCRIPT = "scripts/reference"
 NODE_BLOCK = f"{SCRIPT} from tests/node/measured.json"
 HEAD = f"""# Reference
 
-Made from the code by `{SCRIPT}`; a test fails when it says something else than the code. What things mean in
+Made from the code by `{SCRIPT}`; a test fails when it differs from the code. What things mean in
 practice: [operate.md](operate.md). How to write a profile: [profiles.md](profiles.md).
 """
 OPTIONS = """## Options
@@ -56,28 +59,31 @@ Every failure prints one line what and one line what to do; the same goes to the
 Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
 `exitCode` as JSON.
 `plan` exits as the run would where it is blocked; `health-watch`, `rebooter` and `rollout controller` end with 0 when
-told to terminate; `health-watch --once`: 5 unhealthy, 6 cannot be told. `rollout status` and `rollout plan` end with 12
+asked to terminate; `health-watch --once`: 5 unhealthy, 6 unknown. `rollout status` and `rollout plan` end with 12
 where the rollout is halted or stalled, and with 0 otherwise.
 """
 KEYS = """## Labels and annotations
 
 On the Node, by profile. Nothing else on it is ever changed but `spec.unschedulable`, and no label key is created but
-that of the driver's state, those of a reboot, that of an upgrade's state by a rollout, and `…driver=pre-installed` on
-a host with its own driver.
+that of the driver's state, those of a reboot, that of an upgrade's state by a rollout, `…driver=pre-installed` on
+a host with its own driver, and during a pause those of `deploy.on_unless_false`.
 """
 STATES = """### The driver's state
 
 The label has one of these words, the annotation beside it how the last run ended: JSON with `v` (1), `state`,
 `exitCode`, `what`, `remedy`, `step`, `digest`, `version`, `ended` and `since`. Both are written in the patches that a
-run sends anyway; only a run that sends none, or holds the node, writes them in one of their own, where they say
-something new. `NODE_STATE=off` leaves both out; what is there already then stays.
+run sends anyway; only a run that sends none, or holds the node, writes them in one of their own, where that
+changes something. `NODE_STATE=off` leaves both out; what is there already then stays.
 """
 FORMS = """## JSON
 
 What commands print with `-o json`. The package has each form as a JSON Schema (draft-07) in `driver_manager/schemas`;
-every output in the tests is checked against it. `schemaVersion` changes where a field goes or means something else; one
-may be added without. Indented by dots: the fields of an object; `[]`: of each entry of a list.
+every output in the tests is checked against it. `schemaVersion` changes where a field is removed or changes its
+meaning; a new field does not change it. Indented by dots: the fields of an object; `[]`: of each entry of a list.
 """
+APART = ("sandbox", "completion", "profile ")
+"""Commands that no group of options is about."""
+
 SAID = " Default: "
 """Where the text of a setting tells a default that is no constant."""
 
@@ -88,9 +94,12 @@ DERIVED = {
     "owner_note": "names the run that may change the driver",
     "reboot_wish": "remembers over a reboot which driver it was asked for",
     "rebooter_lock": "held locked by the one rebooter that works on this host",
-    "failure_note": "what a run notes that failed after it had disturbed somebody; the next one waits because of it",
-    "health_record": "what health-watch remembers of this boot",
-    "run_figures": "what the runs of this boot took, for metrics",
+    "failure_note": "note of a run that failed after it had disturbed pods; the next one waits because of it",
+    "health_record": "record of health-watch for this boot",
+    "run_figures": "durations of the runs of this boot, for metrics",
+    "bindings": "what the devices were bound to before a run of this boot gave them to virtual machines",
+    "client_record": "the driver generation, and what was done about its clients in this boot",
+    "client_lock": "held locked by whoever restarts clients of the driver",
     "mute_file": "mutes health-watch on this host until the time in it",
 }
 """Paths that follow from others, with their meanings."""
@@ -106,7 +115,7 @@ only the controller that leads serves them.
 METRICS_COMPONENT = DOCS.parent / "deploy/components/metrics"
 ROLLOUT_COMPONENT = DOCS.parent / "deploy/components/rollout"
 ALERTS_HEAD = f"""\
-# Made from rules.yaml by {SCRIPT}; a test fails when it says something else.
+# Made from rules.yaml by {SCRIPT}; a test fails when it differs.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
@@ -116,7 +125,7 @@ metadata:
     app.kubernetes.io/part-of: driver-manager
 spec:
 """
-ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0})
+ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0}, window=Window(0.0, 0.0, {Part.UNLOAD: 0.0}))
 ONE_REPORT = FleetReport(leads=True, rollouts={"": RolloutFigures(Phase.COMPLETE, {}, 0.0)})
 DEVICE_METRIC = ProbeResult(Health.HEALTHY, "", devices=(DeviceVerdict("0", Health.HEALTHY, ""),))
 
@@ -189,7 +198,7 @@ def _help(setting: AnySetting) -> str:
 
 def _of(names: list[str]) -> str:
     """Names of commands; all but a few are told by those few."""
-    others = [name for name in commands() if name not in names and name not in ("sandbox", "completion")]
+    others = [name for name in commands() if name not in names and not name.startswith(APART)]
     if not others:
         return "all"
     return codes(names) if len(names) <= len(others) else f"all but {codes(others)}"
@@ -214,7 +223,7 @@ def _node_keys() -> Iterator[str]:
                 (code(f"{deploy.prefix}*"), f"label: `true` places an operand; `{deploy.paused_value}` pauses it")
             )
             rows.append((code(deploy.driver_key), "label: places the driver itself; never paused"))
-        rows += [(code(label), "label: tells a node of this vendor") for label in profile.present_labels]
+        rows += [(code(label), "label: marks a node of this vendor") for label in profile.present_labels]
         yield f"### {name}\n\n" + table(("key", "what"), rows)
     yield f"Slots for reboots are in the Lease `{LEASE}` of the operator's namespace."
     rows = [(code(state.value), text) for state, text in MEANINGS.items()]
@@ -259,7 +268,7 @@ def _type_of(one: Mapping[str, Any]) -> str:
 
 def _events() -> str:
     def rows(found: Mapping[str, str]) -> str:
-        return table(("reason", "what it says"), [(code(reason), text) for reason, text in found.items()])
+        return table(("reason", "what it means"), [(code(reason), text) for reason, text in found.items()])
 
     on_nodes = f"## Events\n\nOn the Node, in the namespace `default`.\n\n{rows(EVENTS)}"
     return f"{on_nodes}\n\nOn the DriverRollout, in its namespace.\n\n{rows(ROLLOUT_EVENTS)}"
@@ -319,6 +328,12 @@ def _nights() -> str:
     return table(("what happened", "`status` begins with", "the label", "the Event", "the alert"), rows)
 
 
+def _window_parts() -> str:
+    made = {part: codes(kind.__name__ for kind, one in PARTS.items() if one is part) for part in Part}
+    rows = [(code(part.value), PART_MEANINGS[part], made[part]) for part in Part]
+    return table(("part", "what its time goes to", "steps"), rows)
+
+
 def _mutants() -> str:
     rows = [
         (code(one.name), one.breaks, codes(test.rpartition("/")[2] for test in one.tests)) for one in MUTANTS.values()
@@ -338,11 +353,21 @@ def pages() -> Mapping[Path, str]:
     parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
     parts += [*_forms(), *rollout_object.reference()]
     profiles, reliability, operate = DOCS / "profiles.md", DOCS / "reliability.md", DOCS / "operate.md"
+    window, readme = DOCS / "window.md", ROOT / "README.md"
     return {
+        readme: with_block(
+            readme.read_text(encoding="utf-8"), NODE_BLOCK, measured.upgrades_as_markdown(measured.recorded())
+        ),
         DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
         profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
         operate: with_block(operate.read_text(encoding="utf-8"), SCRIPT, _nights()),
+        window: with_block(
+            with_block(window.read_text(encoding="utf-8"), SCRIPT, _window_parts()),
+            NODE_BLOCK,
+            measured.windows_as_markdown(measured.recorded()),
+        ),
         METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
+        profile_schema.PATH: profile_schema.text(),
         ROLLOUT_COMPONENT / "crd.yaml": rollout_object.manifest(SCRIPT),
         reliability: with_block(
             with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),

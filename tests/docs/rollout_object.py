@@ -32,7 +32,7 @@ from tests.docs.status_fields import STATUS
 Json = dict[str, Any]
 
 HEAD = """\
-# Made from driver_manager/domain/fleet/fields.py by {script}; a test fails when it says something else.
+# Made from driver_manager/domain/fleet/fields.py by {script}; a test fails when it differs.
 """
 ABOUT = (
     "Rolls a new driver out over the nodes of a DaemonSet whose updateStrategy is OnDelete: which nodes go when, and "

@@ -44,8 +44,8 @@ WAVE = (
 PREFLIGHT = (
     Field("passes", Kind.WHOLE, "nodes on which the new driver's run would begin"),
     Field("fails", Kind.WHOLE, "nodes on which it would fail"),
-    Field("unknown", Kind.WHOLE, "nodes on which that could not be found out"),
-    Field("running", Kind.WHOLE, "nodes on which it is being found out"),
+    Field("unknown", Kind.WHOLE, "nodes on which that is unknown"),
+    Field("running", Kind.WHOLE, "nodes on which the preflight is running"),
 )
 PROBLEM = (
     Field("node", Kind.TEXT, "name of the node"),
@@ -69,24 +69,26 @@ STATUS = (
     Field(
         "conditions",
         Kind.LIST,
-        "`Ready`: every node runs the target revision; `Reconciling`: the rollout is on its way; `Stalled`: it waits "
+        "`Ready`: every node runs the target revision; `Reconciling`: the rollout is in progress; `Stalled`: it waits "
         "for somebody to act",
         fields=CONDITION,
     ),
     Field("targetRevision", Kind.TEXT, "revision of the DaemonSet that is rolled out: the hash that its pods carry"),
     Field("goodRevision", Kind.TEXT, "last revision that all nodes ran"),
-    Field("failedRevisions", Kind.TEXTS, "revisions that were halted; none is tried again unless somebody asks for it"),
-    Field("undone", Kind.TEXT, "ID of the last wish to go back that was met"),
+    Field("failedRevisions", Kind.TEXTS, "revisions that were halted; none is retried unless somebody asks for it"),
+    Field("undone", Kind.TEXT, "ID of the last undo request that was done"),
     Field("announced", Kind.TEXT, "the last turn of the waves that an Event was posted for"),
-    Field("undoing", Kind.OBJECT, "the way back that is being gone, as long as it is", fields=BACK),
+    Field("undoing", Kind.OBJECT, "the undo that is in progress", fields=BACK),
     Field("wave", Kind.WHOLE, "number of the current wave, from 1"),
-    Field("counts", Kind.OBJECT, "nodes by where they stand", fields=COUNTS),
+    Field("counts", Kind.OBJECT, "number of nodes by their state in the rollout", fields=COUNTS),
     Field("waves", Kind.LIST, "the waves with their nodes", fields=WAVE),
     Field("underWay", Kind.LIST, "nodes that are being upgraded, the longest first, at most 20", fields=NODE),
     Field("failures", Kind.LIST, "nodes whose upgrade failed, the earliest first, at most 20", fields=NODE),
     Field("waiting", Kind.LIST, "nodes that will be upgraded, by what they wait for, at most 10 groups", fields=GROUP),
     Field("leftOut", Kind.LIST, "nodes that are left alone, by the reason, at most 10 groups", fields=GROUP),
-    Field("preflight", Kind.OBJECT, "nodes that wait, or are left out, by what their preflight says", fields=PREFLIGHT),
+    Field(
+        "preflight", Kind.OBJECT, "nodes that wait, or are left out, by the result of their preflight", fields=PREFLIGHT
+    ),
     Field(
         "preflightProblems",
         Kind.LIST,

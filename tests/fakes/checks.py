@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.model import Mode
 from tests.fakes.builders import EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, key
 from tests.fakes.scenarios import LABELS, SCENARIOS, settle_in, undisturbed
 from tests.fakes.shown import Shown
@@ -65,8 +66,33 @@ def as_shown(settled: State, world: World) -> State:
 
 
 def without_peers(state: State) -> State:
-    """A reboot ends what somebody had loaded above the driver: it belongs to the boot, and so does its return."""
-    return replace(state, modules={name: one for name, one in state.modules.items() if name != "rebellions_peer"})
+    """A reboot ends what somebody had loaded above the driver, set in it, or bound: it belongs to the boot."""
+    modules = {name: one for name, one in state.modules.items() if name != "rebellions_peer"}
+    devices = tuple(replace(one, virtual_count=0) for one in state.devices)
+    return replace(state, modules=modules, given={}, bindings=(), devices=devices)
+
+
+def check_called_off(name: str, effect: int, *, after: bool, reboot: bool) -> None:
+    """A run that gives devices to virtual machines is killed, and the next one is a driver's. Raises AssertionError
+    unless containers are served then: every device has its own driver, and the Node is as it was."""
+    world = SCENARIOS[name]()
+    world.killer.kill_at(effect, after=after)
+    assert world.run() is None, "the kill must have struck"
+    if reboot:
+        world.reboot()
+    world.serve_containers()
+    finish(world)
+    world.host.start_driver_container("2.0", world.digest)
+    finish(world)
+    state = world.state()
+    assert (state.labels, state.annotations, state.unschedulable) == (LABELS, {}, False)
+    physical = [one for one in state.devices if not one.physical]
+    assert [(one.driver, one.override) for one in physical] == [("rebellions", "")] * len(physical)
+    if not reboot:  # a boot ends bindings, virtual functions and what is noted of them
+        had = SCENARIOS[name]().state().devices
+        counts = {one.address: one.virtual_count for one in had}
+        assert [one.virtual_count for one in physical] == [counts[one.address] for one in physical]
+        assert PROFILE.paths.bindings not in world.host.files, "a record of what is given back already"
 
 
 def check_killed(name: str, effect: int, *, after: bool, reboot: bool = False, new_pod: bool = False) -> None:
@@ -135,7 +161,7 @@ def check_cordoned_first(name: str) -> None:
 def check_terminated(name: str, call: int) -> None:
     """SIGTERM at `call`. Raises AssertionError unless the node is given back, or held where its driver is gone."""
     world = SCENARIOS[name]()
-    had_driver = bool(world.host.loaded)
+    had_driver, before = bool(world.host.loaded), world.state()
     world.killer.at_call(call, world.clock.ask_to_end)
     outcome = world.run()
     assert outcome is not None
@@ -147,6 +173,10 @@ def check_terminated(name: str, call: int) -> None:
         assert state.annotations == {}
         assert not state.unschedulable
         assert "paused" not in outcome.what
+        if world.policy.mode is Mode.VFIO and outcome.exit_code is not ExitCode.DONE:
+            assert_devices_kept(before, state)
+        if outcome.exit_code is not ExitCode.DONE and world.host.loaded.get("rebellions") != "2.0":
+            assert state.foreign == SCENARIOS[name]().state().foreign, "a conflicting module stays away for nothing"
     else:
         assert "stays paused" in outcome.what
         assert state.labels[PLUGIN] == PAUSED
@@ -157,6 +187,17 @@ def check_terminated(name: str, call: int) -> None:
     finish(world)
     assert world.state().labels == LABELS
     assert settle_in(world) == undisturbed(name)[1]
+
+
+def assert_devices_kept(before: State, after: State) -> None:
+    """Raises AssertionError unless devices are as they were, apart from those that vfio has got by now."""
+    known = {one.address: one for one in before.devices}
+    given = {one.address for one in after.devices if one.is_on_vfio}
+    kept = [one for one in after.devices if one.address not in given]
+    assert [one.override for one in kept] == [known[one.address].override for one in kept]
+    assert {one.address: one.virtual_count for one in kept} == {
+        one.address: known[one.address].virtual_count for one in kept
+    }
 
 
 SECONDS = ("driver-b", "driver-a", "")
@@ -189,5 +230,5 @@ def second_run_of(world: World, pod: str) -> World:
     other.__dict__.update(world.__dict__)
     other.pod, other.pid = pod, world.pid + 1_000
     if pod and pod not in world.cluster.listed:
-        world.cluster.add_pod(replace(driver_pod(), name=pod, uid=pod))
+        world.cluster.add_pod(replace(driver_pod(), name=pod, uid=pod, selector_keys=frozenset({world.gate})))
     return other

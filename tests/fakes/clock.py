@@ -11,7 +11,7 @@ from tests.fakes.killer import Killer
 
 
 class FakeClock:
-    """See `driver_manager.ports.Clock`. Sleeping advances the time and lets happen what was scheduled meanwhile."""
+    """See `driver_manager.ports.base.Clock`. Sleeping advances the time and lets happen what was due meanwhile."""
 
     def __init__(self, killer: Killer | None = None) -> None:
         self.now = 1_000.0
@@ -75,7 +75,7 @@ class FakeClock:
     def check(self) -> None:
         self._killer.guard()
         if self.ended_at is not None and not self._shields:
-            raise Terminated("told to end by SIGTERM", "Nothing.")
+            raise Terminated("terminated by SIGTERM", "Nothing.")
 
     def is_ending(self) -> bool:
         return self.ended_at is not None
@@ -103,7 +103,7 @@ class FakeClock:
 
 
 class RecordingReporter:
-    """See `driver_manager.ports.Reporter`."""
+    """See `driver_manager.ports.base.Reporter`."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []

@@ -18,7 +18,7 @@ from tests.fakes.killer import Killer
 
 @dataclass(frozen=True)
 class DaemonSet:
-    """An operand: one pod on the node while every label in `selector` has its value."""
+    """An operand: one pod on the node while every label in `selector` has its value, and none of the others `false`."""
 
     name: str
     selector: Mapping[str, str]
@@ -27,6 +27,12 @@ class DaemonSet:
     host_paths: tuple[str, ...] = ()
     finalizers: tuple[str, ...] = ()
     uses_device: bool = False
+    unless_false: frozenset[str] = frozenset()
+
+    def wants(self, labels: Mapping[str, str]) -> bool:
+        """Whether it has a pod on a node with `labels`."""
+        is_on = all(labels.get(key) == value for key, value in self.selector.items())
+        return is_on and all(labels.get(key) != "false" for key in self.unless_false)
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Tenant:
 
 @dataclass
 class FakeCluster:
-    """See `driver_manager.ports.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing.
+    """See `driver_manager.ports.node.Cluster`. `edit`, `replace_node` and `delete_node` are somebody else's doing.
 
     `operator` is told of every change of the Node, as an operator that watches it is.
     """
@@ -113,7 +119,7 @@ class FakeCluster:
             elif not self.clock.to_next(end):
                 return
 
-    def claims(self, namespaces: Iterable[str]) -> tuple[Claim, ...]:
+    def claims(self, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
         with self.killer.call("claims"):
             wanted = tuple(namespaces)
             return tuple(claim for claim in self.all_claims if claim.namespace in wanted)
@@ -130,6 +136,10 @@ class FakeCluster:
                 self.evicted.append(str(pod))
                 self.stop(there, tenant.stop_s)
             return Eviction(EvictionOutcome.ACCEPTED)
+
+    def evict_each(self, pods: Iterable[Pod], *, dry_run: bool = False) -> Generator[tuple[Pod, Eviction], None, None]:
+        for pod in pods:
+            yield pod, self.evict(pod, dry_run=dry_run)
 
     def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
         with self.killer.call("patch", effect=True):
@@ -256,7 +266,7 @@ class FakeCluster:
         labels = self.current.labels if self.current is not None else {}
         for owner in self.daemon_sets:
             pods = [pod for uid, pod in self.listed.items() if self.owner_of.get(uid) is owner]
-            if all(labels.get(key) == value for key, value in owner.selector.items()):
+            if owner.wants(labels):
                 if not pods:
                     self._create(owner)
             else:
@@ -271,7 +281,7 @@ class FakeCluster:
                 owner.namespace,
                 uid,
                 uid,
-                selector_keys=frozenset(owner.selector),
+                selector_keys=frozenset(owner.selector) | owner.unless_false,
                 owner_kind="DaemonSet",
                 finalizers=owner.finalizers,
                 host_paths=owner.host_paths,

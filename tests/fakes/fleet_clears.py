@@ -112,6 +112,14 @@ class ClearingWorld(World):
         cordon = {"unschedulable": False, "is_cordoned_by_run": False} if machine.facts.is_cordoned_by_run else {}
         self.change(machine, driver_state=NodeState.READY, outcome_s=self.clock_of(machine), **cordon, **GIVEN_BACK)
 
+    def help(self, machine: Machine) -> None:
+        """Beside a retry: what a run has left taken, and no other is to take, is given back by hand."""
+        super().help(machine)
+        pods = [pod for pod in self.clears.values() if pod.node == machine.facts.name and not pod.has_ended]
+        has_target = machine.pod is not None and machine.pod.revision == self.template
+        if machine.facts.is_taken_by_run and has_target and not pods:
+            self._give_back(machine)
+
     def _run(self, machine: Machine, pod: DriverPod) -> None:
         """The next driver pod's run goes on from what it finds, and gives the node back."""
         super()._run(machine, pod)

@@ -16,7 +16,7 @@ from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.inbox import Inbox
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.cli.zones import zone
-from driver_manager.fleet_ports import Change
+from driver_manager.ports.fleet import Change
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.store import Store
 from tests.fakes.clock import RecordingReporter

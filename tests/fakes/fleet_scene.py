@@ -22,7 +22,7 @@ from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.task_pods import TASKS
 from driver_manager.domain.model import NodeChange
-from driver_manager.fleet_ports import (
+from driver_manager.ports.fleet import (
     Answered,
     Change,
     EventAbout,
@@ -275,7 +275,7 @@ PLURALS = {kind: qualified(kind).partition(".")[0] for kind in FactKind}
 
 
 class StoreFleet:
-    """See `driver_manager.fleet_ports.FleetCluster`. While `is_held` nothing is told, as by a watch that lags.
+    """See `driver_manager.ports.fleet.FleetCluster`. While `is_held` nothing is told, as by a watch that lags.
 
     `refuse` gives an error that a call with an effect on this thing is answered with, None for none.
     """
@@ -429,5 +429,5 @@ class _Effect:
         return bool(self._call.__exit__(kind, error, at))
 
 
-UNAVAILABLE = ApiUnavailable("the API server did not answer usefully", "Check it.")
+UNAVAILABLE = ApiUnavailable("the API server gave no usable answer", "Check it.")
 """What an act meets whose answer is lost, or never came."""

@@ -195,7 +195,7 @@ def bring_to_its_end(world: World) -> None:
             world.now_s = decision.again_s
         for machine in world.machines.values():
             if machine.facts.upgrade == "upgrade-failed":
-                world.change(machine, wants_retry=True)
+                world.help(machine)
         world.tick(20.0)
     else:
         raise AssertionError(f"not through: {decision.outlook}")

@@ -123,6 +123,10 @@ class World:
         if revision:
             self._make_pod(machine, revision, is_ready=True)
 
+    def help(self, machine: Machine) -> None:
+        """What an administrator does for a node that has failed."""
+        self.change(machine, wants_retry=True)
+
     def change(self, machine: Machine, **said: object) -> None:
         """Somebody changes the Node: it has a new resourceVersion."""
         version = str(int(machine.facts.resource_version) + 1)

@@ -10,12 +10,13 @@ from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.metrics import HealthReport
-from driver_manager.domain.health.notices import Notice
+from driver_manager.domain.health.notices import ClientAnswer, Notice
 from driver_manager.domain.health.surroundings import Mute, MuteAnswer, Surroundings, is_own
 from driver_manager.domain.health.wedge import Kept, NoticeKind
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker, MarkerUnreadable
 from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.window import Window
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.killer import Killed, Killer
 
@@ -32,8 +33,9 @@ class HealthWorld:
     """Files by name; `chip` is what the next probes say. `has_ready` and `has_marker` are the profile's.
 
     `has_node`: the Node can be told. `has_evidence`: evidence is wanted, and comes into `kept`. `told` are the Events
-    on the Node by key, in the order in which they came. `node_mute` is what the Node says when it is asked, `host_mute`
-    what the host's file says.
+    on the Node by key, in the order in which they came. `clients_asked` are the loads whose clients were to be
+    restarted, `clients_left` what the next answers say, `client_warnings` what all of them do; "early" is
+    left and no trouble. `node_mute` is what the Node says when it is asked, `host_mute` what the host's file says.
     """
 
     policy: WatchPolicy = field(default_factory=lambda: WatchPolicy(node="node-1"))
@@ -60,6 +62,12 @@ class HealthWorld:
     host_mute: Mute | None = None
     host_mute_problem: str = ""
     locked: int = 0
+    returns: int = 0
+    window: Window | None = None
+    windows_told: list[Window] = field(default_factory=list)
+    clients_asked: list[str] = field(default_factory=list)
+    clients_left: list[str] = field(default_factory=list)
+    client_warnings: tuple[str, ...] = ()
     kept: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -172,6 +180,17 @@ class HealthWorld:
             self.told.setdefault(notice.key, notice)
         return ""
 
+    def restart_clients(self, load: str) -> ClientAnswer:
+        with self.killer.call("clients"):
+            self.clients_asked.append(load)
+            left = self.clients_left.pop(0) if self.clients_left else ""
+            return ClientAnswer(("a (DaemonSet)",), left, self.client_warnings, left == "early")
+
+    def tell_window(self, window: Window) -> str:
+        with self.killer.call("tell window", effect=True):
+            self.windows_told.append(window)
+            return "the API server does not answer" if "tell window" in self.broken else ""
+
     # the EvidenceKeeper port
 
     def keep(self, since_s: int, lines: Iterable[str]) -> Kept:
@@ -248,11 +267,17 @@ class HealthWorld:
             self.files[RECORD] = text
             self.touched_s = self.clock.wall()
 
+    def note_return(self) -> Window | None:
+        with self.killer.call("note return"):
+            self.returns += 1
+        left, self.window = self.window, None
+        return left
+
     def touch(self) -> None:
         with self.killer.call("touch"):
             self._check("touch")
             if RECORD not in self.files:
-                raise ConfigError("cannot look at or change the record: No such file or directory", "Run as root.")
+                raise ConfigError("cannot read or change the record: No such file or directory", "Run as root.")
             self.touched_s = self.clock.wall()
 
     @contextmanager

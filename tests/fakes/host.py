@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
-from driver_manager.domain import markers, reboot_wish
+from driver_manager.domain import bindings, markers, reboot_wish
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.failure import noted
@@ -27,6 +27,8 @@ from driver_manager.domain.modules import closure
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot_wish import RebootWish
 from tests.fakes.killer import Killer
+from tests.fakes.pci import FakePci
+from tests.fakes.slots import FakeSlots
 
 KERNEL = "6.1.0-fake"
 VERMAGIC = f"{KERNEL} SMP mod_unload"
@@ -35,7 +37,7 @@ TMPFS = "/run/"
 
 @dataclass
 class FakeHost:
-    """See `driver_manager.ports.HostSystem`; `facts` is what an adapter would read.
+    """See `driver_manager.ports.node.HostSystem`; `facts` is what an adapter would read.
 
     `offers` is the driver version by root. `needs` names what each module depends on; no root has those in `lacking`.
     `tunables` are the parameters by version of the driver. Those in `hanging` do not end their exit functions: they
@@ -78,6 +80,16 @@ class FakeHost:
     evidence_error: Exception | None = None
     permanent: dict[str, str] = field(default_factory=dict)
     are_modules_frozen: bool = False
+    given: dict[str, str] = field(default_factory=dict)
+    foreign: set[str] = field(default_factory=set)
+    foreign_at_boot: frozenset[str] = frozenset()
+    foreign_users: int = 0
+    work: tuple[str, ...] = ()
+    firmware_path: str = ""
+
+    def __post_init__(self) -> None:
+        self.slots = FakeSlots(self.killer)
+        self.pci = FakePci(self.killer, self.root, lambda: self.root in self.loaded)
 
     @property
     def boot_id(self) -> str:
@@ -107,8 +119,24 @@ class FakeHost:
                 self.leaving[name] = version
                 raise ModuleStuck(f"module {name} is stuck while unloading", "Reboot.")
 
+    def remove_conflicting(self, name: str, deadline: Deadline) -> None:
+        with self.killer.call(f"remove {name}", effect=True):
+            assert name in self.profile.modules.conflicting_removable
+            if self.foreign_users:
+                raise ModuleBusy(f"module {name} is in use", "Stop what uses it.")
+            self.foreign.discard(name)
+
+    def set_firmware_path(self, path: str) -> None:
+        with self.killer.call("write firmware_class.path", effect=True):
+            self.firmware_path = path
+
+    def warm(self, source: DriverSource, deadline: Deadline) -> int:
+        with self.killer.call("warm"):
+            return 2**20 if source.root in self.offers else 0
+
     def load(self, source: DriverSource, deadline: Deadline) -> None:
         before = set(self.loaded)
+        self.given = dict(source.given)
         for wanted in source.modules:
             for name in (*self.needs.get(wanted.name, ()), wanted.name):
                 with self.killer.call(f"load {name}", effect=True):
@@ -117,17 +145,25 @@ class FakeHost:
                             del self.loaded[extra]
                         raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
                     self._refuse_leaving(name)
-                    self.loaded.setdefault(name, self.offers[source.root])
+                    self.loaded.setdefault(name, self._offered(source.root))
             if self.loaded[wanted.name] != wanted.version:
                 raise ModuleFailed(f"{wanted.name} is loaded in version {self.loaded[wanted.name]}", "Reboot.")
 
     def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         for name in names:
             with self.killer.call(f"reload {name}", effect=True):
+                if source.root == "/" and name in self.foreign_at_boot:
+                    self.foreign.add(name)
+                    continue
                 if name in self.lacking or not set(self.needs.get(name, ())) <= self.loaded.keys():
                     raise ModuleFailed(f"module {name} cannot be loaded from {source.root}", "Look at dmesg.")
                 self._refuse_leaving(name)
-                self.loaded[name] = self.offers[source.root]
+                self.loaded[name] = self._offered(source.root)
+
+    def _offered(self, root: str) -> str:
+        version = self._version_at(root)
+        assert version is not None, f"nothing is at {root}"
+        return version
 
     def _refuse_leaving(self, name: str) -> None:
         if name in self.leaving:
@@ -145,7 +181,7 @@ class FakeHost:
         with self.killer.call("probe"):
             version = self.loaded.get(self.root, "")
             health = Health.UNHEALTHY if version in self.sick else Health.HEALTHY
-            return ProbeResult(health, f"{self.root} {version} is {health.value}")
+            return ProbeResult(health, f"{self.root} {version} is {health.value}", busy=self.work)
 
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         with self.killer.call(f"unmount {mount_point}", effect=True):
@@ -237,7 +273,9 @@ class FakeHost:
         """A fresh kernel: modules, mounts and tmpfs are gone, every service runs."""
         self.boots += 1
         self.loaded, self.leaving, self.mounts = {}, {}, []
+        self.foreign, self.firmware_path = set(self.foreign_at_boot), ""
         self.services = dict.fromkeys(self.services, True)
+        self.pci.reboot()
         self.files = {path: text for path, text in self.files.items() if not path.startswith(TMPFS)}
 
     def put_driver(self, version: str, digest: str, *, peer: bool = True) -> None:
@@ -255,27 +293,41 @@ class FakeHost:
 
     def source_of(self, root: str) -> DriverSource | None:
         """What `root` offers, None where it offers nothing."""
-        version = self.offers.get(root)
+        version = self._version_at(root)
         if version is None:
             return None
-        return DriverSource(
-            root, tuple(ModuleFile(name, root, version, VERMAGIC) for name in self.profile.modules.roots)
-        )
+        files = tuple(ModuleFile(name, root, version, VERMAGIC) for name in self.profile.modules.roots)
+        return DriverSource(root, files, real_root=self.slots.real(root))
 
-    def facts(self, journal: Journal | None, *, driver_root: str, loads: bool) -> Host:
+    def _version_at(self, root: str) -> str | None:
+        staged = self.slots.version_at(root)
+        return self.offers.get(root) if staged is None else staged
+
+    def _wanted(self, driver_root: str, wanted: str) -> DriverSource | None:
+        """The slot of the wanted driver where it is staged, else what the driver root offers."""
+        seen = self.slots.seen(wanted)
+        if seen is None or not seen.wanted:
+            return self.source_of(driver_root)
+        slot = seen.named(seen.wanted)
+        problem = slot.problem if slot is not None else ""
+        path = seen.path(seen.wanted)
+        return DriverSource(path, problem=problem, remedy="Stage it again.") if problem else self.source_of(path)
+
+    def facts(self, journal: Journal | None, *, driver_root: str, loads: bool, wanted: str = "") -> Host:
         """All facts of the host, as one read. The way back is the journaled driver's, else the loaded one's."""
         with self.killer.call("host"):
             record = self._record()
             old = journal.driver if journal else None
-            candidates = [(old.root, old.version)] if old else []
+            paths = self.profile.paths
+            digest = self.files.get(paths.state_file)
+            candidates = [(self.slots.path(old.digest), old.version), (old.root, old.version)] if old else []
             if self.root in self.loaded:
                 loaded = self.loaded[self.root]
+                candidates += [(self.slots.path(digest.strip()), loaded)] if digest else []
                 candidates += [(record.root, loaded)] if record else []
                 candidates += [(driver_root, loaded)]
             found = ((self.source_of(root), version) for root, version in candidates)
             previous = (source for source, version in found if source is not None and source.version == version)
-            paths = self.profile.paths
-            digest = self.files.get(paths.state_file)
             return Host(
                 boot_id=self.boot_id,
                 kernel_release=KERNEL,
@@ -287,7 +339,8 @@ class FakeHost:
                 root_mounts=tuple(reversed(self.mounts)),
                 artifacts=tuple(sorted(self.files)),
                 host_driver=self.host_driver,
-                source=self.source_of(driver_root) if loads else None,
+                source=self._wanted(driver_root, wanted) if loads else None,
+                slots=self.slots.seen(wanted if loads else ""),
                 previous_source=next(previous, None),
                 marker=self._marker(),
                 reboot_wish=self._wish(),
@@ -295,6 +348,10 @@ class FakeHost:
                 permanent=dict(self.permanent),
                 are_modules_frozen=self.are_modules_frozen,
                 failure=noted(self.files.get(paths.failure_note, ""), self.boot_id),
+                bus=self.pci.see(),
+                bindings=bindings.noted(self.files.get(paths.bindings, ""), self.boot_id),
+                removable={name: Module(name, "", 0) for name in sorted(self.foreign)},
+                firmware_path=self.firmware_path,
             )
 
     def _record(self) -> LoadRecord | None:

@@ -18,7 +18,7 @@ MOODS = {
     "healthy": 'cat "$FOLDER/table"',
     "critical": "sed '0,/| OK      /s//| Critical/' \"$FOLDER/table\"",
     "hang": "sleep 300",
-    "hang ignoring TERM": "trap '' TERM; sleep 300 & wait; sleep 300",
+    "hang ignoring TERM": "trap '' TERM; sleep 300 & echo $! >> \"$FOLDER/children\"; wait; sleep 300",
     "hang with children": 'for i in 1 2 3; do sleep 300 & echo $! >> "$FOLDER/children"; done; wait',
     "leaves children": 'sleep 300 & echo $! >> "$FOLDER/children"; cat "$FOLDER/table"',
     "huge": "exec cat /dev/zero",

@@ -46,7 +46,7 @@ class Home(Protocol):
 
 @dataclass
 class FakeRebootHost:
-    """See `driver_manager.ports.RebootHost`. `obeys` says what takes it down: the command, sysrq, or nothing."""
+    """See `driver_manager.ports.reboot.RebootHost`. `obeys` says what takes it down: the command, sysrq, or nothing."""
 
     machine: Home
     boots: int = 1
@@ -136,7 +136,7 @@ class FakeRebootHost:
 
 @dataclass
 class FakeSlots:
-    """See `driver_manager.ports.SlotStore`, as one node sees it; the value is the fleet's."""
+    """See `driver_manager.ports.reboot.SlotStore`, as one node sees it; the value is the fleet's."""
 
     machine: Machine
 
@@ -158,7 +158,7 @@ class FakeSlots:
 
 @dataclass
 class FakeWorkloads:
-    """See `driver_manager.ports.Workloads`."""
+    """See `driver_manager.ports.reboot.NodeDrainer`."""
 
     machine: Machine
     blocking: tuple[str, ...] = ()

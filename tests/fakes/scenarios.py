@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import cache
 
 from driver_manager.domain import selectors
+from driver_manager.domain.bindings import Binding, encode, noted
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Node, Policy
+from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Mode, Node, Policy
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,
@@ -22,6 +23,7 @@ from tests.fakes.builders import (
     workload,
 )
 from tests.fakes.cluster import DaemonSet, Tenant
+from tests.fakes.pci import VFIO_DRIVER, VFIO_MODULE, function
 from tests.fakes.world import State, World
 
 LONG_VALUE = "a-custom-value-of-forty-five-characters-total"
@@ -35,6 +37,8 @@ LABELS = {
     key("empty"): "",
     DRA_PLUGIN: "true",
     DRIVER: "true",
+    "example.com/deploy.open": "yes",
+    "example.com/deploy.shut": "false",
     "kubernetes.io/hostname": NODE,
 }
 OPERANDS = (
@@ -43,12 +47,22 @@ OPERANDS = (
     DaemonSet("dra-plugin", {DRA_PLUGIN: "true"}, stop_s=2.0),
     DaemonSet("client", {key("custom-client"): "gold"}, namespace="tenant", stop_s=5.0, uses_device=True),
 )
+GATE, OPEN_GATE, SHUT_GATE = (f"example.com/deploy.{name}" for name in ("telemetry", "open", "shut"))
+"""Switches that are on unless they say `false`: the first is not on the Node."""
+
+TELEMETRY = DaemonSet(
+    "telemetry",
+    {"kubernetes.io/hostname": NODE},
+    stop_s=4.0,
+    uses_device=True,
+    unless_false=frozenset({GATE, OPEN_GATE}),
+)
 REQUESTED = PROFILE.keys.upgrade_requested
 NEW_ROOT, OLD_ROOT = "/opt/new", "/opt/old"
 
 
-def _world(loader: Loader, *, force: bool = False) -> World:
-    world = World(LABELS, Policy(loader=loader, force_reinstall=force), OPERANDS, driver_root=NEW_ROOT)
+def _world(loader: Loader, *, force: bool = False, operands: tuple[DaemonSet, ...] = OPERANDS) -> World:
+    world = World(LABELS, Policy(loader=loader, force_reinstall=force), operands, driver_root=NEW_ROOT)
     world.host.offers = {NEW_ROOT: "2.0", OLD_ROOT: "1.0", ROOT_MOUNT: "1.0"}
     return world
 
@@ -66,9 +80,9 @@ def replace_by_container() -> World:
     return world
 
 
-def replace_by_manager() -> World:
+def replace_by_manager(operands: tuple[DaemonSet, ...] = OPERANDS) -> World:
     """An old driver, loaded by an earlier run of ours, and a root with a new one."""
-    world = _world(Loader.MANAGER)
+    world = _world(Loader.MANAGER, operands=operands)
     world.host.put_driver("1.0", OLD_DIGEST, peer=False)
     _record(world, OLD_ROOT, "1.0")
     return world
@@ -78,6 +92,27 @@ def replace_with_a_peer() -> World:
     """As above, and a module of the driver is loaded above its root."""
     world = replace_by_manager()
     world.host.loaded["rebellions_peer"] = "1.0"
+    return world
+
+
+def replace_with_more_of_the_profile() -> World:
+    """As by the manager, and the profile says more of the driver than the shipped one."""
+    world = replace_by_manager((*OPERANDS, TELEMETRY))
+    modules = replace(
+        PROFILE.modules,
+        parameters=("rebellions.mode=2",),
+        keep_parameters=("rebellions.dep*",),
+        conflicting_removable=("generic_npu",),
+    )
+    paths = replace(PROFILE.paths, firmware="/var/lib/firmware")
+    deploy = replace(PROFILE.deploy, on_unless_false=(GATE, OPEN_GATE, SHUT_GATE))
+    world.profile = world.host.profile = replace(PROFILE, modules=modules, paths=paths, deploy=deploy)
+    world.host.foreign_at_boot = frozenset({"generic_npu"})
+    world.host.foreign = {"generic_npu"}
+    world.host.tunables = {
+        "1.0": {"rebellions.depth": "7 x", "rebellions.speed": "3"},
+        "2.0": {"rebellions.depth": "1"},
+    }
     return world
 
 
@@ -144,6 +179,37 @@ def replace_after_completion() -> World:
     return world
 
 
+def _staged() -> World:
+    """An old driver, the new one in a slot, and slots of three drivers before."""
+    world = _world(Loader.MANAGER)
+    slots = world.host.slots
+    world.driver_root = slots.root
+    for number in (1, 2, 3):
+        slots.stage(f"{number}" * 64, f"0.{number}")
+    world.host.put_driver("1.0", OLD_DIGEST, peer=False)
+    return world
+
+
+def swap_to_a_slot() -> World:
+    """The driver root leads to the old driver's slot, and the new one is staged beside it."""
+    world = _staged()
+    slots = world.host.slots
+    slots.stage(OLD_DIGEST, "1.0")
+    slots.leads_to = slots.path(OLD_DIGEST)
+    slots.stage(NEW_DIGEST, "2.0")
+    _record(world, slots.leads_to, "1.0")
+    return world
+
+
+def swap_a_folder_for_a_slot() -> World:
+    """The driver root still is a folder, as before anything was staged."""
+    world = _staged()
+    world.host.slots.in_root = "1.0"
+    world.host.slots.stage(NEW_DIGEST, "2.0")
+    _record(world, world.driver_root, "1.0")
+    return world
+
+
 def replace_once_the_device_is_let_go() -> World:
     """As by the manager, and a process of the host has the device for a little while."""
     world = replace_by_manager()
@@ -158,7 +224,7 @@ def replace_once_the_device_is_let_go() -> World:
 
 
 def replace_after_a_failure() -> World:
-    """As by the manager, and the last run failed a moment ago for what is not there any more."""
+    """As by the manager, and the last run failed a moment ago for what no longer exists."""
     world = replace_by_manager()
     world.policy = replace(world.policy, device_free_timeout_s=1.0)
     world.host.stuck_users = {"rebellions": 1}
@@ -202,12 +268,69 @@ def replace_managed_by_operator() -> World:
     return world
 
 
+def _for_machines() -> World:
+    """Four devices: two with the driver, of which one has virtual functions, one on vfio, one that nobody has."""
+    world = _world(Loader.CONTAINER)
+    world.gate = key("vfio-manager")
+    world.move_to_new_pod()
+    world.policy = Policy(mode=Mode.VFIO, driver_pod_leaves=True, eviction=EvictionRules(is_enabled=True, forces=True))
+    kept = function(2, driver=VFIO_DRIVER, override=VFIO_DRIVER)
+    world.host.pci.held = {kept.group: Holder(4711, "qemu", f"/dev/vfio/{kept.group}", "open", machine="a")}
+    world.host.pci.put(kept, function(3))
+    return world
+
+
+def switch_to_vfio() -> World:
+    """The driver is loaded and users' pods have it; one device is a virtual machine's already."""
+    world = _for_machines()
+    world.host.put_driver("1.0", OLD_DIGEST)
+    world.host.mounts = [ROOT_MOUNT]
+    parent = function(driver="rebellions", virtual_count=1)
+    child = function(4, driver="rebellions", physical=parent.address)
+    world.host.pci.put(parent, child, function(1, driver="rebellions"))
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
+    return world
+
+
+def bind_to_vfio() -> World:
+    """No driver is loaded: the devices only have to be bound."""
+    world = _for_machines()
+    world.host.pci.put(function(), function(1))
+    return world
+
+
+def return_from_vfio() -> World:
+    """A driver container is about to start, and the devices are still kept for virtual machines, which have ended."""
+    world = _world(Loader.CONTAINER)
+    given = [function(number, driver=VFIO_DRIVER, override=VFIO_DRIVER) for number in (0, 1)]
+    world.host.pci.loaded = {VFIO_MODULE}
+    by_ids = function(3, driver=VFIO_DRIVER)
+    world.host.pci.put(*given, replace(function(2), override=VFIO_DRIVER), by_ids)
+    world.host.pci.by_ids = frozenset({by_ids.address})
+    noted = [Binding(one.address, "rebellions") for one in given]
+    world.host.files[PROFILE.paths.bindings] = encode(world.host.boot_id, noted)
+    return world
+
+
+def return_from_vfio_by_manager() -> World:
+    """As above, and the manager loads the driver; one device had virtual functions."""
+    world = return_from_vfio()
+    world.policy = Policy(loader=Loader.MANAGER)
+    text = world.host.files[PROFILE.paths.bindings]
+    first, *others = noted(text, world.host.boot_id)
+    world.host.files[PROFILE.paths.bindings] = encode(world.host.boot_id, [replace(first, virtual_count=2), *others])
+    return world
+
+
 SCENARIOS: dict[str, Callable[[], World]] = {
     scenario.__name__: scenario
     for scenario in (
         replace_by_container,
         replace_by_manager,
         replace_with_a_peer,
+        replace_with_more_of_the_profile,
+        swap_to_a_slot,
+        swap_a_folder_for_a_slot,
         replace_with_host_services,
         replace_with_workloads,
         replace_with_claims,
@@ -219,12 +342,19 @@ SCENARIOS: dict[str, Callable[[], World]] = {
         first_install_over_a_stale_root,
         first_install_by_manager,
         current,
+        switch_to_vfio,
+        bind_to_vfio,
+        return_from_vfio,
+        return_from_vfio_by_manager,
     )
 }
 TAKING = (
     "replace_by_container",
     "replace_by_manager",
     "replace_with_a_peer",
+    "replace_with_more_of_the_profile",
+    "swap_to_a_slot",
+    "swap_a_folder_for_a_slot",
     "replace_with_host_services",
     "replace_with_workloads",
     "replace_with_claims",
@@ -233,15 +363,24 @@ TAKING = (
     "replace_after_a_failure",
     "rebind",
     "first_install_over_a_stale_root",
+    "switch_to_vfio",
 )
 """Those that pause labels."""
 
 
 def settle_in(world: World) -> State:
     """The state once the driver container, where there is one, has started too."""
-    if world.policy.loader is Loader.CONTAINER:
+    if world.policy.loader is Loader.CONTAINER and world.policy.mode is Mode.CONTAINER:
         world.host.start_driver_container("2.0", world.digest)
     return world.state()
+
+
+@cache
+def calls_until_given_back(name: str) -> int:
+    """How many calls of an undisturbed run there are until the node is given back: what follows changes no node."""
+    world = SCENARIOS[name]()
+    world.run()
+    return max(number for number, called in enumerate(world.killer.calls) if called == "patch") + 1
 
 
 @cache

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import Outcome, reconcile
+from driver_manager.domain.bindings import Binding, noted
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import decode
-from driver_manager.domain.model import Observation, Policy
+from driver_manager.domain.model import Observation, Pod, Policy
+from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.profile import Profile
-from driver_manager.ports import Ports
-from tests.fakes.builders import NEW_DIGEST, PROFILE, driver_pod, node
+from driver_manager.ports.node import Ports
+from tests.fakes.builders import DRIVER, NEW_DIGEST, PROFILE, driver_pod, node
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import DaemonSet, FakeCluster
 from tests.fakes.host import FakeHost
@@ -26,6 +28,7 @@ class State:
     """What is left after a run, compared byte for byte; notes that hold a time are left out of `files`.
 
     `shown` is the driver's state, apart from what it says of time. Its label and annotation are in no other field.
+    `bindings` are the original ones of the devices, as the record of this boot has them.
     """
 
     labels: Mapping[str, str]
@@ -36,11 +39,17 @@ class State:
     mounts: tuple[str, ...]
     services: Mapping[str, bool]
     shown: Shown = NOTHING_SHOWN
+    staged: object = None
+    devices: tuple[PciFunction, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+    foreign: frozenset[str] = frozenset()
+    firmware_path: str = ""
 
 
 @dataclass
 class World:
-    """One node. `policy` and `digest` are what its runs want; `pod` is the pod they run in.
+    """One node. `policy` and `digest` are what its runs want; `pod` is the pod they run in, placed by the label `gate`.
 
     `is_shown`: every run that ends shows on the Node how; else the test says itself what is shown.
     """
@@ -54,6 +63,7 @@ class World:
     pod: str = "driver-a"
     enclosing_uid: str = ""
     is_shown: bool = True
+    gate: str = DRIVER
 
     def __post_init__(self) -> None:
         self.killer = Killer()
@@ -61,7 +71,7 @@ class World:
         self.reporter = RecordingReporter()
         self.cluster = FakeCluster(self.killer, self.clock, node(dict(self.labels)), self.daemon_sets)
         self.host = FakeHost(self.killer, self.profile, self.cluster.device_users)
-        self.cluster.add_pod(driver_pod())
+        self.cluster.add_pod(self._own_pod())
         self.pid = 100
         self.running: set[Owner] = set()
 
@@ -72,7 +82,7 @@ class World:
 
     @property
     def ports(self) -> Ports:
-        return Ports(self.cluster, self.host, self.clock, self.reporter)
+        return Ports(self.cluster, self.host, self.clock, self.reporter, slots=self.host.slots, devices=self.host.pci)
 
     def observe(self) -> Observation:
         """As the command line would."""
@@ -82,8 +92,8 @@ class World:
             self.profile,
             Identity(self.pod, bool(self.pod), "rbln-system", self.process, self.enclosing_uid),
             digest=self.digest,
-            read_host=lambda journal: self.host.facts(
-                journal, driver_root=self.driver_root, loads=self.policy.loader.value == "manager"
+            read_host=lambda journal, wanted: self.host.facts(
+                journal, driver_root=self.driver_root, loads=self.policy.loader.value == "manager", wanted=wanted
             ),
             process_lives=lambda owner: replace(owner, pod="", pod_uid="") in self.running,
             at=Moment(self.clock.monotonic(), self.clock.wall()),
@@ -125,7 +135,17 @@ class World:
         """The driver pod is deleted and made again by its DaemonSet."""
         self.cluster.remove_pod(self.pod)
         self.pod += "x"
-        self.cluster.add_pod(replace(driver_pod(), name=self.pod, uid=self.pod))
+        self.cluster.add_pod(self._own_pod())
+
+    def serve_containers(self) -> None:
+        """The user wants the devices for containers again: whoever had one has ended, and a driver pod comes."""
+        self.host.pci.held = {}
+        self.policy, self.gate = Policy(eviction=self.policy.eviction), DRIVER
+        self.move_to_new_pod()
+
+    def _own_pod(self) -> Pod:
+        name = self.pod or "driver-a"
+        return replace(driver_pod(), name=name, uid=name, selector_keys=frozenset({self.gate}))
 
     def state(self) -> State:
         """What is on the Node and the host now."""
@@ -140,9 +160,15 @@ class World:
             {
                 path: text
                 for path, text in self.host.files.items()
-                if path not in (paths.load_record, paths.failure_note)
+                if path not in (paths.load_record, paths.failure_note, paths.bindings)
             },
             tuple(self.host.mounts),
             dict(self.host.services),
             shown(current, keys),
+            self.host.slots.state,
+            self.host.pci.see().functions,
+            noted(self.host.files.get(paths.bindings, ""), self.host.boot_id),
+            dict(self.host.given),
+            frozenset(self.host.foreign),
+            self.host.firmware_path,
         )

@@ -132,7 +132,7 @@ def read_and_plan(data: bytes) -> None:
             PROFILE,
             Identity("driver-a", False, "rbln-system", ME, ""),
             digest="",
-            read_host=lambda _: host(),
+            read_host=lambda *_: host(),
             process_lives=lambda _: False,
         )
         decided = plan(Situation.of(seen, PROFILE, Policy()))

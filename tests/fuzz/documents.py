@@ -13,7 +13,7 @@ from driver_manager import profiles
 from driver_manager.adapters.host import mounts
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.domain import failure as failure_note
-from driver_manager.domain import journal, markers, selectors
+from driver_manager.domain import generation, journal, markers, selectors
 from driver_manager.domain import profile as profile_form
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
@@ -21,6 +21,7 @@ from driver_manager.domain.failure import PastFailure
 from driver_manager.domain.fleet import reading
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import status_of_problems
+from driver_manager.domain.generation import Generation
 from driver_manager.domain.health import probe_output
 from driver_manager.domain.health import record as health_record
 from driver_manager.domain.health.machine import History
@@ -30,7 +31,8 @@ from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.model import ProbeResult
-from driver_manager.domain.pods import labels
+from driver_manager.domain.pods import client_record, labels
+from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot import record as reboot_record
@@ -132,6 +134,21 @@ SEEN = Surroundings(
     marker=None,
     marker_problem="",
 )
+
+
+def read_clients(data: bytes) -> None:
+    found = client_record.decode(text_of(data))
+    assert_conforms(found, ClientRecord)
+    assert client_record.decode(client_record.encode(found)) == found
+    shown = generation.encode(found.generation)
+    assert generation.decode(shown) == found.generation
+    assert_speakable(shown, *map(str, found.clients), *found.unknown)
+
+
+def read_generation(data: bytes) -> None:
+    found = generation.decode(text_of(data))
+    assert_conforms(found, Generation)
+    assert generation.decode(generation.encode(found)) == found
 
 
 def read_health_record(data: bytes) -> None:
@@ -267,6 +284,8 @@ TARGETS = (
     Target("marker", read_marker, (*golden("marker-*.json"), b"driver upgrade needs a reboot\n"), Form.JSON),
     Target("rebooter-record", read_record, golden("rebooter-*.json"), Form.JSON),
     Target("slots", read_slots, golden("slots-*.json"), Form.JSON),
+    Target("client-record", read_clients, golden("clients-*.json"), Form.JSON),
+    Target("generation", read_generation, golden("generation-*.json"), Form.JSON),
     Target("health-record", read_health_record, (HEALTH,), Form.JSON, allowed=()),
     Target("rollout", read_rollout, ROLLOUTS, Form.JSON, allowed=()),
     Target("probe-output", read_probe_output, PROBES, allowed=(), runs=2_000),

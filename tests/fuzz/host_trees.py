@@ -28,7 +28,7 @@ from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.journal import OldDriver, Owner
 from driver_manager.domain.model import DriverSource, Holder, Host, Policy
-from driver_manager.domain.profile import LoadScope
+from driver_manager.domain.profile import LoadScope, Modules
 from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.swap.planner import plan
@@ -199,7 +199,7 @@ def read_driver_tree(data: bytes) -> None:
     """A module tree as data, whatever the rest of the host is."""
     with laid_out(data) as tree:
         for scope in LoadScope:
-            trees = ModuleTrees(tree.roots.files(), tree.roots.proc, tree.roots.sys, KERNEL, scope)
+            trees = ModuleTrees(tree.roots.files(), tree.roots.proc, tree.roots.sys, KERNEL, Modules((), load=scope))
             assert_conforms(trees.source("/run/rbln/driver", ("rebellions",)), DriverSource)
             trees.find("/", "rebellions")
 

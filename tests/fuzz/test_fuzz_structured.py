@@ -48,7 +48,7 @@ def bounded() -> Generator[None, None, None]:
     """Raises HangError in the reader that does not come back."""
 
     def ring(_number: int, _frame: FrameType | None) -> None:
-        raise HangError(f"no end after {HANG_S:g} s")
+        raise HangError(f"timed out after {HANG_S:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, HANG_S)

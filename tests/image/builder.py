@@ -40,6 +40,7 @@ PACKAGE_OF = {
     "dpkg-deb": "dpkg",
     "wget": "wget",
     "unshare": "util-linux",
+    "qemu-aarch64-static": "qemu-user-static",
 }
 
 

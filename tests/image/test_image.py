@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import stat
+import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -118,18 +121,62 @@ def test_its_bill_of_materials_names_what_is_in_it(root: Path) -> None:
     assert len([name for name in names if name.startswith("pkg:pypi/")]) == len(installed) - 1
 
 
+def test_public_authorities_are_where_programs_look_for_them(root: Path, container: builder.Container) -> None:
+    (bundle,) = root.glob(f"{TREE}/lib/python3*/site-packages/certifi/cacert.pem")
+    assert (root / "etc/ssl/certs/ca-certificates.crt").readlink() == Path("/") / bundle.relative_to(root)
+    assert (root / "usr/lib/ssl/cert.pem").readlink() == Path("/etc/ssl/certs/ca-certificates.crt")
+    code = "import ssl; print(len(ssl.create_default_context().get_ca_certs()))"
+    said = container.run(f"/{TREE}/bin/python3", "-c", code)
+    assert int(said.out) > 100, said.err
+
+
 def test_it_carries_the_licence_that_it_is_under(root: Path) -> None:
     (found,) = root.glob(f"{TREE}/lib/python3*/site-packages/driver_manager-*.dist-info/licenses/LICENSE")
     assert found.read_bytes() == (builder.CHECKOUT / "LICENSE").read_bytes()
 
 
-def test_a_second_build_gives_the_same_layers(image: builder.Image) -> None:
-    again = builder.build(f"{builder.TAG}-again:test")
-    try:
-        assert list(again.layers()) == list(image.layers())
-        assert again.inspect()["created"] == image.inspect()["created"]
-    finally:
-        builder.remove(again)
+@pytest.fixture(scope="module")
+def again(image: builder.Image) -> Iterator[builder.Image]:
+    """The same built once more."""
+    made = builder.build(f"{builder.TAG}-again:test")
+    yield made
+    builder.remove(made)
+
+
+def test_a_second_build_gives_the_same_layers(image: builder.Image, again: builder.Image) -> None:
+    assert list(again.layers()) == list(image.layers())
+    assert again.inspect()["created"] == image.inspect()["created"]
+
+
+def test_a_release_with_images_of_two_builds_is_the_same_to_the_byte(
+    image: builder.Image, again: builder.Image, tmp_path: Path
+) -> None:
+    archive = f"driver-manager-{PROJECT['version']}-amd64.oci.tar"
+    for name, one in (("first", image), ("second", again)):
+        words = [sys.executable, "-m", "scripts.releasing.folder", f"--image=amd64={one.name}", str(tmp_path / name)]
+        assert archive in builder.checked(words, builder.BUILD_TIMEOUT_S)
+    sums = [(tmp_path / name / "SHA256SUMS").read_text() for name in ("first", "second")]
+    assert sums[0] == sums[1]
+    for name in ("first", "second"):
+        builder.checked(["sha256sum", "--check", "--strict", "SHA256SUMS"], builder.RUN_TIMEOUT_S, tmp_path / name)
+    told = json.loads((tmp_path / f"first/{archive.replace('.oci.tar', '.cdx.json')}").read_text())
+    assert told == json.loads((image.root() / "usr/share/sbom/driver-manager.cdx.json").read_text())
+    # What a registry would have of it is what was built.
+    with tarfile.open(tmp_path / "first" / archive) as tar:
+        (manifest,) = json.load(_member(tar, "index.json"))["manifests"]
+        assert manifest["annotations"]["org.opencontainers.image.ref.name"] == f"driver-manager:{PROJECT['version']}"
+        config = json.load(_member(tar, _blob(manifest)))["config"]
+        assert json.load(_member(tar, _blob(config)))["rootfs"]["diff_ids"] == list(image.layers())
+
+
+def _blob(descriptor: dict[str, str]) -> str:
+    return f"blobs/{descriptor['digest'].replace(':', '/')}"
+
+
+def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    found = tar.extractfile(name)
+    assert found is not None, name
+    return found
 
 
 def test_the_locks_have_wheels_for_arm64_and_nothing_in_the_build_names_an_architecture() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from driver_manager.cli.main import COMMANDS
 from driver_manager.sandbox import fake_tools
+from scripts.releasing.kustomize import only, render
 from tests.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
-from tests.deploy.kustomize import only, render
 from tests.image.builder import Container, Said
 
 TREE = "/opt/driver-manager"
@@ -144,6 +144,18 @@ def test_every_way_to_the_cluster_works_with_what_is_kept(
         assert said.status == 0, f"{name}: {said.err}"
 
 
+def test_a_kubeconfig_without_an_authority_trusts_the_public_ones(
+    command_runner: ImageRig, control_plane: ControlPlane, agent_with_events: User
+) -> None:
+    config = json.loads(control_plane.kubeconfig(agent_with_events.token).read_text())
+    del config["clusters"][0]["cluster"]["certificate-authority-data"]
+    said = _status(command_runner, "public", config)
+    assert said.status == 2, "this server's authority is none of them"
+    assert "certificate is not trusted" in said.err
+    trusted = _status(command_runner, "public", config, SSL_CERT_FILE=f"{SERVICE_ACCOUNT}/ca.crt")
+    assert trusted.status == 0, trusted.err
+
+
 def test_an_expired_openid_token_is_renewed_or_its_failure_is_not_for_want_of_a_module(
     command_runner: ImageRig, control_plane: ControlPlane
 ) -> None:
@@ -159,7 +171,7 @@ def test_an_expired_openid_token_is_renewed_or_its_failure_is_not_for_want_of_a_
     assert "Traceback" not in said.err
 
 
-def _status(command_runner: ImageRig, name: str, kubeconfig: dict[str, Any]) -> Said:
+def _status(command_runner: ImageRig, name: str, kubeconfig: dict[str, Any], **env: str) -> Said:
     path = command_runner.tree.root.parent / f"kubeconfig-{name}"
     path.write_text(json.dumps(kubeconfig))
-    return command_runner.run_inside("status", KUBECONFIG=str(path), API_TIMEOUT="1s")
+    return command_runner.run_inside("status", KUBECONFIG=str(path), API_TIMEOUT="1s", **env)

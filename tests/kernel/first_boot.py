@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import uuid
+from pathlib import Path
 
 from driver_manager.cli import main, rebooter  # noqa: F401  # before the environment is the rebooter's own
 from driver_manager.domain.markers import Marker, encode
+from tests.kernel import vfio_reboot
+from tests.kernel.guest_fixtures import DriverRoots
 from tests.kernel.reboots import ASKED, MARKER, OUTCOME, boot_id, environment, guest_node, write_json
 
 
 def ask_for_a_reboot() -> None:
     """Does not come back where all is well; what keeps the reboot from happening is written to the disk."""
+    vfio_reboot.leave_half_done(DriverRoots(Path(os.environ["GUEST_DRIVER_ROOTS"])))
     boot, name = boot_id(), f"guest-{uuid.uuid4().hex[:8]}"
     node = guest_node(name)
     info = dict.fromkeys(("architecture", "containerRuntimeVersion", "kernelVersion", "kubeProxyVersion"), "x")

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +32,22 @@ class Ended:
 
 
 class Forked:
-    """A command under way in a child."""
+    """A command under way in a child, which calls `before` first."""
 
-    def __init__(self, arguments: tuple[str, ...], env: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        arguments: tuple[str, ...],
+        env: Mapping[str, str],
+        folder: Path,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
         number = len(list(folder.glob("run-*")))
         self._out, self._err = folder / f"run-{number}.out", folder / f"run-{number}.err"
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _be_command(arguments, env, self._out, self._err)
+            _be_command(arguments, env, self._out, self._err, before)
 
     def said(self) -> str:
         """What it has written to standard error so far."""
@@ -61,14 +67,16 @@ class Forked:
             if time.monotonic() > deadline_s:
                 self.kill()
                 os.waitpid(self.pid, 0)
-                raise AssertionError(f"no end after {RUN_TIMEOUT_S:g} s: {self._err.read_text()}")
+                raise AssertionError(f"timed out after {RUN_TIMEOUT_S:g} s: {self._err.read_text()}")
             time.sleep(0.01)
         ended = Ended(os.waitstatus_to_exitcode(status_word), self._out.read_text(), self._err.read_text())
         print(ended.err, file=sys.stderr)
         return ended
 
 
-def _be_command(arguments: tuple[str, ...], env: Mapping[str, str], out: Path, err: Path) -> None:
+def _be_command(
+    arguments: tuple[str, ...], env: Mapping[str, str], out: Path, err: Path, before: Callable[[], None]
+) -> None:
     """The child's life: never returns."""
     code = 1
     try:
@@ -79,6 +87,7 @@ def _be_command(arguments: tuple[str, ...], env: Mapping[str, str], out: Path, e
             os.dup2(opened, descriptor)
         sys.stdout = os.fdopen(1, "w", closefd=False)
         sys.stderr = os.fdopen(2, "w", closefd=False)
+        before()
         code = main.run(list(arguments))
         sys.stdout.flush()
         sys.stderr.flush()

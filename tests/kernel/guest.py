@@ -32,6 +32,16 @@ DRIVER_ROOTS_VARIABLE = "GUEST_DRIVER_ROOTS"
 # The kernel measures the TSC's rate while it boots, and on a busy machine wrongly: its seconds were 22 times too short.
 # The HPET's rate is told by the machine.
 CLOCK = "tsc=reliable clocksource=hpet"
+# An emulated IOMMU and devices that can be given to virtual machines: two in groups of their own, and one that shares
+# its group with a virtio device, as both are behind a bridge to conventional PCI. tests.kernel.guest_vfio has them.
+DEVICES = (
+    "intel-iommu",
+    "edu,addr=10",
+    "edu,addr=11",
+    "pcie-pci-bridge,id=conventional,addr=12",
+    "edu,bus=conventional,addr=1",
+    "virtio-rng-pci,bus=conventional,addr=2",
+)
 COMMAND_LINE = f"console=ttyS0 quiet nokaslr {CLOCK} mitigations=off panic=-1 driver_manager.guest=1"
 
 
@@ -204,7 +214,8 @@ def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:
     for name in ("console", "results"):
         (folder / name).write_bytes(b"")
     argv = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"]
-    argv += ["-accel", "tcg", "-machine", "pc", "-cpu", "max", "-smp", "1"]
+    argv += ["-accel", "tcg", "-machine", "q35", "-cpu", "max", "-smp", "1"]
+    argv += [word for device in DEVICES for word in ("-device", device)]
     argv += ["-m", f"{MEMORY_MIB}M", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     argv += ["-object", f"memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on", "-numa", "node,memdev=memory"]
     for tag, path in shared.items():

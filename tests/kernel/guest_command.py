@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,28 +16,31 @@ from tests.control_plane.api import Api
 from tests.control_plane.kubelet import Node
 from tests.control_plane.objects import create_node
 from tests.control_plane.shown import shown
+from tests.control_plane.sweep.launch import Order, Recorder
 from tests.kernel.forked_command import Ended, Forked
 from tests.kernel.guest_fixtures import DriverRoots, modprobe
+from tests.kernel.guest_profile import VIRTIO_PCI_VENDOR, write_profile
 
 PREFIX = "rebellions.ai/npu.deploy."
 JOURNAL = "rebellions.ai/npu-driver-manager.journal"
 STATE = Path("/run/rbln/rbln-driver.state")
 DRIVER_ROOT = Path("/run/rbln/driver")
 LABELS = {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-a", f"{PREFIX}vfio-manager": "false"}
-VIRTIO_PCI_VENDOR = "1af4"
 
 
 class Command:
-    """The command line on this guest for one node."""
+    """The command line on this guest for one node, whose accelerators are the functions of `pci_vendor`."""
 
-    def __init__(self, api: Api, node: Node, folder: Path) -> None:
+    def __init__(self, api: Api, node: Node, folder: Path, pci_vendor: str = VIRTIO_PCI_VENDOR) -> None:
         self.api = api
         self.node = node
         self._folder = folder
-        self._profile = folder / "profile.toml"
-        shipped = Path("driver_manager/profiles/rebellions.toml").read_text()
-        own = shipped.replace('pci_vendor = "1eff"', f'pci_vendor = "{VIRTIO_PCI_VENDOR}"')
-        self._profile.write_text(own.replace('pci_classes = ["1200"]', "pci_classes = []"))
+        self._profile = folder / f"profile-{pci_vendor}.toml"
+        write_profile(self._profile, pci_vendor)
+
+    def for_devices(self, pci_vendor: str) -> Command:
+        """The same for other accelerators of this node."""
+        return Command(self.api, self.node, self._folder, pci_vendor)
 
     def environment(self, **env: str) -> dict[str, str]:
         """An init container's environment; `env` adds to it."""
@@ -55,6 +60,15 @@ class Command:
         """Start a command."""
         return Forked(arguments, self.environment(**env), self._folder)
 
+    def recorded(self, record: Path, *arguments: str, kill_at: int = -1, **env: str) -> Ended:
+        """Run it to its end with its effects in `record`, one line each; killed right before number `kill_at`."""
+        order = Order(
+            arguments, {"HOST_ROOT": "/", "TMPDIR": str(self._folder)}, "", f"{self._folder}/err", str(record), kill_at
+        )
+        record.unlink(missing_ok=True)
+        before = partial(_record, order)
+        return Forked(arguments, self.environment(**env), self._folder, before).end()
+
     def run(self, *arguments: str, **env: str) -> Ended:
         """Run it to its end."""
         return self.start(*arguments, **env).end()
@@ -62,6 +76,10 @@ class Command:
     def reconcile(self, root: Path, **env: str) -> Ended:
         """`reconcile-driver-state` with a driver root."""
         return self.run("reconcile-driver-state", DRIVER_ROOT=str(root), **env)
+
+
+def _record(order: Order) -> None:
+    sys.addaudithook(Recorder(order))
 
 
 def old_driver(roots: DriverRoots) -> None:

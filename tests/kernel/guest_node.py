@@ -9,11 +9,11 @@ import contextlib
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.kernel import far_plane
+from tests.kernel.console import say
 from tests.kernel.inside import require_guest
 from tests.node.drivers import Drivers
 from tests.node.machine import Machine
@@ -25,14 +25,7 @@ WITHOUT_VARIABLE = "GUEST_WITHOUT_NODE"
 FOLDER = Path("/node")
 """A tmpfs: the guest's other files are in an overlay, which can hold no other one's upper folder."""
 
-CONSOLE = Path("/dev/console")
 TELLS_EVERY_S = 60.0
-
-
-def say(what: str) -> None:
-    """To the console, past pytest: the host ends a guest that says nothing for too long."""
-    with CONSOLE.open("w") as console:
-        console.write(f"node, {time.monotonic():.0f} s: {what}\n")
 
 
 @contextlib.contextmanager

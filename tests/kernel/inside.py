@@ -46,6 +46,8 @@ def main(node_ids: list[str]) -> int:
         "-p",
         "tests.kernel.guest_command",
         "-p",
+        "tests.kernel.guest_vfio",
+        "-p",
         "no:cacheprovider",
         "--color=no",
         # Names each test on the console before it runs: the last one named is where a guest died.

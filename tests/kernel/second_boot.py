@@ -31,6 +31,7 @@ from tests.control_plane.shown import of_others, shown
 from tests.fakes.builders import PROFILE, observation
 from tests.fakes.clock import RecordingReporter
 from tests.fakes.plans import CONTAINER
+from tests.kernel import vfio_reboot
 from tests.kernel.guest_fixtures import DriverRoots, modprobe, rmmod
 from tests.kernel.reboots import ASKED, DISK, MARKER, OUTCOME, RECORD, boot_id, environment, guest_node, write_json
 
@@ -42,6 +43,7 @@ def main() -> None:
     asked = json.loads(ASKED.read_text())
     node, env = guest_node(asked["node"]), environment(asked["node"])
     trees = DriverRoots(Path(os.environ["GUEST_DRIVER_ROOTS"]))
+    given = vfio_reboot.finish()
     modprobe(trees["v1"], "rebellions")
     had_marker = MARKER.exists()
     node.tell_ready()
@@ -70,6 +72,7 @@ def main() -> None:
             "events": sorted(event["reason"] for event in events if event["involvedObject"]["name"] == node.name),
             "evidence": [path.name for path in DISK.glob("*-upgrade.txt")],
             "refusals": _refusals(roots, trees),
+            "vfio": given,
         },
     )
 

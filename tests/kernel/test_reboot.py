@@ -52,3 +52,11 @@ def test_what_a_kernel_never_does_is_known_before_it_is_tried(outcome: dict[str,
     assert frozen["problems"][0].startswith("kernel.modules_disabled is 1")
     assert (permanent["version"], frozen["version"]) == ("2.0.1", "2.0.1")
     assert tried["rmmod"] != 0, tried["said"]
+
+
+def test_devices_on_their_way_to_virtual_machines_get_there_over_a_reboot(outcome: dict[str, Any]) -> None:
+    found = outcome["vfio"]
+    before = found.pop("before")
+    assert set(before["had"].values()) == {"rebellions"}
+    assert (before["code"], before["isTaken"], set(before["kept"])) == (-9, True, {"vfio-pci"})
+    assert found == {"code": 0, "isOnVfio": True, "hasLabels": True, "isTaken": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.clear_mutants import CLEAR_MUTANTS
+from tests.mutants.client_mutants import CLIENT_MUTANTS
 from tests.mutants.driver_mutants import DRIVER_MUTANTS
 from tests.mutants.fleet_control_mutants import FLEET_CONTROL_MUTANTS
 from tests.mutants.fleet_metrics_mutants import FLEET_METRICS_MUTANTS
@@ -16,16 +17,22 @@ from tests.mutants.metric_gate_mutants import METRIC_GATE_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
 from tests.mutants.patience_mutants import PATIENCE_MUTANTS
+from tests.mutants.profile_mutants import PROFILE_MUTANTS
 from tests.mutants.sandbox_mutants import SANDBOX_MUTANTS
+from tests.mutants.staged_mutants import STAGED_MUTANTS
 from tests.mutants.state_mutants import STATE_MUTANTS
+from tests.mutants.vfio_mutants import VFIO_MUTANTS
 from tests.mutants.watch_mutants import WATCH_MUTANTS
+from tests.mutants.window_mutants import WINDOW_MUTANTS
 
 _EVERY = (
     *NODE_MUTANTS,
     *PATIENCE_MUTANTS,
     *HOST_MUTANTS,
     *DRIVER_MUTANTS,
+    *VFIO_MUTANTS,
     *WATCH_MUTANTS,
+    *WINDOW_MUTANTS,
     *STATE_MUTANTS,
     *FORM_MUTANTS,
     *FLEET_CONTROL_MUTANTS,
@@ -37,6 +44,9 @@ _EVERY = (
     *FLEET_PODS_MUTANTS,
     *METRIC_GATE_MUTANTS,
     *CLEAR_MUTANTS,
+    *CLIENT_MUTANTS,
+    *STAGED_MUTANTS,
+    *PROFILE_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

@@ -118,8 +118,9 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "firmware-looked-for-in-the-driver-root",
         "firmware that only the driver root has is told, because the kernel does not look there",
         "adapters/host/modules/tree.py",
-        "        folders = firmware.search_path(self._sys_root, self.kernel)",
-        '        folders = (f"{root}/lib/firmware", *firmware.search_path(self._sys_root, self.kernel))',
+        "        folders = firmware.search_path(self._sys_root, self.kernel, self._firmware_folder)\n        own",
+        '        folders = (f"{root}/lib/firmware", *firmware.search_path(self._sys_root, self.kernel, ""))\n'
+        "        own",
         ("unit/adapters/test_firmware.py::test_firmware_of_the_driver_root_is_not_found_by_the_kernel",),
     ),
     Mutant(

@@ -17,8 +17,8 @@ FLEET_CONTROL_MUTANTS = (
         "before every single act the lead has to be sure",
         "core/fleet/controller.py",
         "            if not self._may_act():\n                self._wake(UNSURE_S)\n                return\n"
-        "            self._acting.do(",
-        "            self._acting.do(",
+        "            yield act",
+        "            yield act",
         (CONTROLLER + "test_each_act_asks_whether_it_may_still_be_done",),
     ),
     Mutant(

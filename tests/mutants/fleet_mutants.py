@@ -78,8 +78,8 @@ _MUTANTS = (
         "fleet-two-of-a-unit",
         "never two nodes of a unit that goes one at a time",
         PATH + "units.py",
-        "        if standing.verdict.place is Place.UNDER_WAY and (unit := name(standing.member, units))\n",
-        "        if standing.verdict.place is Place.DONE and (unit := name(standing.member, units))\n",
+        "one for one in standings if one.verdict.place is Place.UNDER_WAY)",
+        "one for one in standings if one.verdict.place is Place.DONE)",
         (STARTS + "test_a_node_of_the_unit_that_is_under_way_for_any_revision_counts",),
     ),
     Mutant(
@@ -156,7 +156,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-run-at-work",
-        "no pod is deleted while a run is at work on its node",
+        "no pod is deleted while a run is working on its node",
         PATH + "obstacles.py",
         "_cordoned, _run_at_work)",
         "_cordoned)",

@@ -8,6 +8,7 @@ PATH = "domain/fleet/"
 PREFLIGHT = "unit/fleet/test_fleet_preflight.py::"
 PODS = "unit/fleet/test_task_pods.py::"
 RUNS = "unit/fleet/test_controller.py::"
+OBJECTS = "unit/adapters/test_fleet_objects.py::"
 
 FLEET_PODS_MUTANTS = (
     Mutant(
@@ -27,11 +28,27 @@ FLEET_PODS_MUTANTS = (
         (PREFLIGHT + "test_a_node_that_would_fail_keeps_its_driver_and_the_others_go",),
     ),
     Mutant(
+        "passes-before-pulled",
+        "a node's preflight passes once all images are there",
+        "adapters/kube/fleet_objects.py",
+        '    if code == 0 and (not all(others) or (others and text_of(status, "reason"))):\n',
+        '    if code == 0 and others and text_of(status, "reason"):\n',
+        (OBJECTS + "test_a_short_lived_pod_has_ended_well_once_it_has_pulled_what_it_was_to_pull",),
+    ),
+    Mutant(
+        "stranded-is-done",
+        "a node that a run has left taken is not done, though its driver serves",
+        PATH + "judge.py",
+        "    if member.node.is_taken_by_run:\n        return Shut",
+        "    if member.node.is_taken_by_run and not member.pod:\n        return Shut",
+        ("unit/fleet/test_clearing.py::test_what_a_run_has_left_taken_is_not_done_because_its_driver_serves",),
+    ),
+    Mutant(
         "preflight-for-ever",
         "a preflight that never ends holds nobody up for ever",
         PATH + "preflight.py",
-        "    if now_s >= until_s:\n",
-        "    if now_s >= until_s and not until_s:\n",
+        "    if not is_at_work(pod, now_s):\n        why",
+        "    if pod.has_ended:\n        why",
         (PREFLIGHT + "test_a_pod_that_never_runs_holds_nobody_up_for_ever",),
     ),
     Mutant(

@@ -6,6 +6,14 @@ from tests.mutants.mutant import Mutant
 
 FORM_MUTANTS = (
     Mutant(
+        "suggests-its-own-names-only",
+        "a mistyped command is answered with the one that was meant, that of a group also",
+        "cli/lazy.py",
+        "possibilities=[*self.table, *inner]",
+        "possibilities=self.table",
+        ("unit/cli/test_cli.py::test_a_usage_error_is_two_lines_and_exit_code_two",),
+    ),
+    Mutant(
         "setting-not-taken",
         "a setting that a command does not take is an error, never off",
         "domain/setting.py",

@@ -24,6 +24,14 @@ HOST_MUTANTS = (
         ("unit/adapters/test_holders.py::test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again",),
     ),
     Mutant(
+        "name-before-pod",
+        "whose process has the device is told before its name is asked for",
+        "adapters/host/holders.py",
+        '.partition("(")[2].rpartition(")")[0]\n',
+        '.partition("(")[2].rpartition(")")[0]\n    yield from _whole_name(proc, pid)\n',
+        ("unit/adapters/test_holders.py::test_a_name_that_does_not_come_hides_no_pod",),
+    ),
+    Mutant(
         "name-is-enough",
         "a file that only has a device's name is not the device",
         "adapters/host/holders.py",

@@ -25,7 +25,7 @@ from tests.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FORK_SERVER = CHECKOUT / "tests/mutants/fork_server.py"
-COPIED = (PACKAGE, "tests", "pyproject.toml")
+COPIED = (PACKAGE, "scripts", "tests", "pyproject.toml")
 CONTROL_LIMIT_S = 3_600
 ALL_PASSED, SOME_FAILED, NO_END = 0, 1, None
 """Of pytest's exit statuses; any other says that it did not come to run the tests."""

@@ -9,11 +9,11 @@ NODE_MUTANTS = (
         "two-patch-pause",
         "pause, cordon and journal are one patch",
         "core/swap/node_steps.py",
-        "            taken = cluster.patch_node(settler.state.taking(change), step.resource_version)\n",
-        "            later = {key: change.annotations[key] for key in change.annotations}\n"
-        "            first = NodeChange(change.labels, {}, change.unschedulable)\n"
-        "            taken = cluster.patch_node(first, step.resource_version)\n"
-        "            taken = cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n",
+        "                taken = cluster.patch_node(settler.state.taking(change), step.resource_version)\n",
+        "                later = {key: change.annotations[key] for key in change.annotations}\n"
+        "                first = NodeChange(change.labels, {}, change.unschedulable)\n"
+        "                taken = cluster.patch_node(first, step.resource_version)\n"
+        "                taken = cluster.patch_node(NodeChange(annotations=later), taken.resource_version)\n",
         ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
@@ -25,11 +25,19 @@ NODE_MUTANTS = (
         ("unit/swap/test_node_patches.py::test_pause_cordon_and_journal_are_one_patch",),
     ),
     Mutant(
+        "release-of-no-label",
+        "a release names no count of zero",
+        "domain/swap/steps/node.py",
+        'parts = [f"restore {len(self.journal.paused)} label(s)"] if self.journal.paused else []',
+        'parts = [f"restore {len(self.journal.paused)} label(s)"]',
+        ("unit/swap/test_settling.py::test_a_release_names_what_there_is_to_undo_and_no_count_of_zero",),
+    ),
+    Mutant(
         "stale-refusal",
         "a preflight that fails on what another run is changing is not the end of the second run",
         "core/swap/reconcile.py",
-        "            if is_seen_half_done and _was_taken_since(obs, ports, self._profile):\n",
-        "            if is_seen_half_done and not ports:\n",
+        "        if is_seen_half_done and _was_taken_since(obs, ports, self._profile):\n",
+        "        if is_seen_half_done and not ports:\n",
         ("unit/swap/test_reconcile_stale.py::test_a_run_that_was_overtaken_ends_as_the_second_of_two",),
     ),
     Mutant(
@@ -152,8 +160,8 @@ NODE_MUTANTS = (
         "release-without-a-look-at-services",
         "services are not started on a node that another run took over",
         "core/swap/settling.py",
-        "        if self._taken is None or (journal.services and not self._services_started):",
-        "        if self._taken is None:",
+        "        if self._taken is None or self._to_load_again or (journal.services and not self._services_started):",
+        "        if self._taken is None or self._to_load_again:",
         ("unit/swap/test_settling.py::test_services_are_started_before_the_node_is_given_back",),
     ),
     Mutant(
@@ -191,9 +199,9 @@ NODE_MUTANTS = (
     Mutant(
         "owner-not-asked",
         "two runs never interleave",
-        "domain/swap/planner.py",
-        "    if journal is None or take_over or obs.owner_alive is False or journal.owner == obs.me:\n        return\n",
-        "    return\n",
+        "domain/swap/driver_state.py",
+        "    if journal is None or not is_owned_elsewhere(obs, take_over=take_over):\n",
+        "    if journal is None or not take_over:\n",
         ("unit/swap/test_planner_refusals.py",),
     ),
     Mutant(
@@ -224,16 +232,16 @@ NODE_MUTANTS = (
         "taken-before-it-is-noted",
         "a patch whose answer is lost is given back",
         "core/swap/node_steps.py",
-        "        settler.took(journal)\n        with self._context.fence.taking(journal.owner):\n",
-        "        with self._context.fence.taking(journal.owner):\n",
+        "            settler.took(journal)\n            with self._context.fence.taking(journal.owner):\n",
+        "            with self._context.fence.taking(journal.owner):\n",
         ("unit/swap/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
     Mutant(
         "retry-by-name",
         "a pod of the same name is never evicted in place of the one that was meant",
         "adapters/kube/cluster.py",
-        '        options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}',
-        '        options = {"dryRun": ["All"]} if dry_run else {}',
+        '    options = {"preconditions": {"uid": pod.uid}, **({"dryRun": ["All"]} if dry_run else {})}',
+        '    options = {"dryRun": ["All"]} if dry_run else {}',
         ("unit/adapters/test_kube_workloads.py::test_an_eviction_names_exactly_one_pod_and_leaves_its_grace_alone",),
     ),
     Mutant(
@@ -288,14 +296,14 @@ NODE_MUTANTS = (
         "unloaded-driver-evicts",
         "with no driver loaded nobody is evicted or waited for",
         "domain/swap/planner.py",
-        "    taken = _taken(now, stale, cordon=False) if owns else ()",
-        "    taken = _taken(now, pausable_keys(now.obs.node, now.profile), cordon=False) if owns else ()",
+        "    taken = taking(now, stale, cordon=False) if owns else ()",
+        "    taken = taking(now, pause_in_two(now)[0], cordon=False) if owns else ()",
         ("unit/swap/test_planner.py::test_only_pods_bound_to_a_stale_root_are_bounced_when_nothing_is_loaded",),
     ),
     Mutant(
         "dra-plugin-first",
         "the DRA plugin leaves after the last claim holder",
-        "domain/swap/planner.py",
+        "domain/swap/node_taking.py",
         "    return keys - last, (keys & last) - paused_keys(now.obs.node, now.profile)",
         "    return keys, frozenset()",
         ("unit/swap/test_planner_workloads.py::test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left",),
@@ -304,8 +312,8 @@ NODE_MUTANTS = (
         "unload-before-the-pods-left",
         "no driver is unloaded while an operand pod is there",
         "core/swap/executor.py",
-        "                return self._pods.do(step, paused_at=self._node.paused_at, replaces=replaces)",
-        "                return Then.GO_ON",
+        "                return self._pods.do(step, paused_at=self._node.paused_at",
+        "                return Then.GO_ON if step else self._pods.do(step, paused_at=self._node.paused_at",
         ("unit/swap/test_executor.py::test_one_reconcile_with_operands_is_five_requests",),
     ),
     Mutant(
@@ -349,8 +357,8 @@ NODE_MUTANTS = (
         "digest-before-the-proof",
         "the digest is recorded only of a driver that was verified",
         "domain/swap/loading.py",
-        "    return [\n        LoadModules(",
-        "    return [\n        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
+        "        *_firmware_path(now),\n        LoadModules(",
+        "        *_firmware_path(now),\n        RecordDigest(paths.state_file, digest, paths.load_record, source),\n"
         "        LoadModules(",
         ("unit/swap/test_planner.py::test_the_full_path_with_a_manager_loads_records_and_knows_the_way_back",),
     ),

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 CONTRACT = "unit/sandbox/test_contract_on_sandbox.py::TestFleetObjectsOnSandbox::"
 STORY = "unit/sandbox/test_fleet_story.py::"
 SCREEN = "unit/cli/test_screens.py::"
+FOREGROUND = "unit/sandbox/test_foreground.py::"
 
 SANDBOX_MUTANTS = (
     Mutant(
@@ -48,6 +49,14 @@ SANDBOX_MUTANTS = (
         "        if not holds():\n            raise",
         "        if False:\n            raise",
         (STORY + "test_a_controller_that_ends_by_itself_ends_the_story",),
+    ),
+    Mutant(
+        "terminal-of-another-kind",
+        "on a terminal a story's command draws what it draws for a person",
+        "sandbox/foreground.py",
+        "    attributes[OUTPUT_FLAGS] &= ~termios.OPOST\n",
+        "",
+        (FOREGROUND + "test_what_it_draws_comes_as_it_is",),
     ),
     Mutant(
         "table-is-left-behind",

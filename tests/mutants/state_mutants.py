@@ -11,6 +11,22 @@ STATUS = "unit/cli/test_status.py::"
 STATE_WRITER = "unit/swap/test_state_writer.py"
 STATE_MUTANTS = (
     Mutant(
+        "notes-before-errors",
+        "errors come before notes in what needs a hand",
+        "domain/status/attention.py",
+        "key=lambda one: one.kind in NOTES",
+        "key=lambda one: one.kind not in NOTES",
+        ("unit/status/test_attention.py::test_errors_come_before_notes",),
+    ),
+    Mutant(
+        "unknown-pods-unsaid",
+        "holders says that the names of pods are unknown",
+        "cli/holders.py",
+        '        "podsUnknown": unread.what if unread is not None else None,\n',
+        '        "podsUnknown": None,\n',
+        ("unit/cli/test_by_hand.py::test_without_an_api_server_holders_says_that_pods_are_unknown",),
+    ),
+    Mutant(
         "end-in-a-patch-of-its-own",
         "how a run ended is shown in the patch that gives the node back",
         "core/swap/settling.py",
@@ -102,14 +118,14 @@ STATE_MUTANTS = (
         "wedge-called-ready",
         "what the host shows of a wedge counts more than what the last run left on the Node",
         "domain/status/headline.py",
-        "    _wedged,\n    _failed,\n    _not_loaded,\n    _ready,\n",
+        "    _wedged,\n    _failed,\n    _with_machines,\n    _not_loaded,\n    _ready,\n",
         "    _failed,\n    _not_loaded,\n    _ready,\n    _wedged,\n",
         ("unit/status/test_headline.py::test_the_headline",),
     ),
     Mutant(
         "one-right-costs-all",
         "a right that is missing costs status its own lines only",
-        "cli/status_facts.py",
+        "cli/sight.py",
         "            self.errors[part] = error\n            return otherwise\n",
         "            self.errors[part] = error\n            raise\n",
         (STATUS + "test_without_the_right_to_list_pods_everything_else_is_shown",),

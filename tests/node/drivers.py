@@ -7,16 +7,19 @@ Must not import the product.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 
+from scripts.releasing.kustomize import only, render_with_namespace
 from tests.control_plane.api import JSON_PATCH, Json, gone
 from tests.deploy.apply import apply
-from tests.deploy.kustomize import only, render
 from tests.node.control_plane import NAMESPACE
+from tests.node.daemon_sets import daemon_set, running, shell
 from tests.node.images import OPERAND, TAGS
 from tests.node.machine import Machine
 from tests.node.patience import wait_until
@@ -43,7 +46,11 @@ GATE = "/run/gate"
 READY_MARKER = "rbln/validations/.driver-ctr-ready"
 """Below /run."""
 
+LAST_OUTCOME = "rebellions.ai/npu-driver-manager.last-outcome"
 STOP_S = 3
+INSTALL = "install"
+INSTALL_S = 5
+"""Of a driver image that installs, as `load_by` has it. Vendors' take longer: they unpack, and many compile."""
 
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
@@ -70,6 +77,14 @@ class Seen:
     restarts: int
 
 
+class Loads(Enum):
+    """Who loads the driver, in the order of the table of windows."""
+
+    CONTAINER = "the driver's container loads"
+    MANAGER = "driver-manager loads, installed by an init container"
+    STAGED = "driver-manager loads, from a staged slot"
+
+
 class Drivers:
     """The driver DaemonSet of deploy/overlays/rebellions on the node, and what lives beside it."""
 
@@ -80,8 +95,9 @@ class Drivers:
         self.modules = machine.place.modules(machine.namespaces.root)
         self.version = ""
         self._extra: frozenset[str] = frozenset()
-        self._objects = render("rebellions")
+        self._objects = render_with_namespace("rebellions")
         self._set = only(self._objects, "DaemonSet", "rebellions-driver")
+        self._template = copy.deepcopy(self._set["spec"]["template"]["spec"])
 
     def install(self) -> None:
         """Apply deploy/ in its first version, label the node, and wait until the driver is ready."""
@@ -124,13 +140,64 @@ class Drivers:
             values = {one["name"]: one for one in container.get("env", [])}
             if "DRIVER_VERSION" in values:
                 values["DRIVER_VERSION"]["value"] = version
-            if container["name"] == "driver":
+            if container["name"] in ("driver", INSTALL):
                 container["image"] = f"driver-manager-sample-driver:{TAGS[version]}"
             if container["name"] in (MANAGER, WATCH):
                 kept = [one for one in container["env"] if one["name"] not in self._extra]
                 container["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
         self._extra = frozenset(env)
         apply(self.api, self._set)
+
+    def load_by(self, how: Loads) -> None:
+        """The driver is loaded so, as docs/operate.md writes it, by an image that takes `INSTALL_S` to install."""
+        spec = self._set["spec"]["template"]["spec"] = copy.deepcopy(self._template)
+        if how is Loads.CONTAINER:
+            (driver,) = [one for one in spec["containers"] if one["name"] == "driver"]
+            driver["command"] = ["/bin/sh", "-c", f"sleep {INSTALL_S}; exec sample-driver"]
+        else:
+            self._load_by_manager(spec, how)
+        self._replace_containers()
+
+    def _load_by_manager(self, spec: Json, how: Loads) -> None:
+        (manager,) = [one for one in spec["initContainers"] if one["name"] == MANAGER]
+        manager["env"] = [*manager["env"], {"name": "DRIVER_LOAD", "value": "manager"}]
+        volume, at, into = (
+            (INSTALL, "/install", "/install") if how is Loads.STAGED else ("run-rbln", "/run/rbln", "/run/rbln/driver")
+        )
+        mounts = [{"name": volume, "mountPath": at}]
+        command = ["/bin/sh", "-c", f"sleep {INSTALL_S}; mkdir -p {into} && cp -a /opt/driver/. {into}/"]
+        image = f"driver-manager-sample-driver:{TAGS[self.version]}"
+        install = {"name": INSTALL, "image": image, "command": command, "volumeMounts": mounts}
+        install["imagePullPolicy"] = "IfNotPresent"
+        first: list[Json] = [install]
+        if how is Loads.STAGED:
+            stage = copy.deepcopy(manager)
+            stage |= {"name": "stage", "command": ["driver-manager", "stage", "--from=/install"]}
+            stage["volumeMounts"] = [*manager["volumeMounts"], {"name": INSTALL, "mountPath": "/install"}]
+            del stage["args"]
+            first.append(stage)
+            spec["volumes"] = [*spec["volumes"], {"name": INSTALL, "emptyDir": {}}]
+        spec["initContainers"] = [*first, *spec["initContainers"]]
+
+    def load_as_deployed(self) -> None:
+        """The driver is loaded as deploy/ has it again."""
+        self._set["spec"]["template"]["spec"] = copy.deepcopy(self._template)
+        self._replace_containers()
+
+    def _replace_containers(self) -> None:
+        """Applying merges by name, keeps the order of those that are there, and what was added."""
+        spec = self._set["spec"]["template"]["spec"]
+        patch = [
+            {"op": "replace", "path": f"/spec/template/spec/{key}", "value": spec[key]}
+            for key in ("initContainers", "containers", "volumes")
+        ]
+        self.api.patch(f"{_SETS}/{self._set['metadata']['name']}", patch, JSON_PATCH)
+
+    def window(self) -> Json | None:
+        """The last window that the Node shows, None without one."""
+        text = self.machine.kubelet.node()["metadata"].get("annotations", {}).get(LAST_OUTCOME, "{}")
+        found: Json | None = json.loads(text).get("window")
+        return found
 
     def other_version(self) -> str:
         """Not the present one."""
@@ -243,21 +310,13 @@ class Drivers:
 
     def running(self, name: str) -> list[Json]:
         """The pods of a DaemonSet that run and are not on their way out."""
-        return [
-            pod
-            for pod in self.pods(name)
-            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-        ]
+        return running(self.pods(name))
 
     def add_operand(self, name: str, line: str, *, grace_s: int = 30, is_privileged: bool = False) -> None:
-        """A DaemonSet that a deploy label places, whose containers run this line of shell; waits for its pod.
-
-        A privileged one has the device nodes that are there when its container is made.
-        """
+        """A DaemonSet that a deploy label places, whose containers run this line of shell; waits for its pod."""
         labels = {"app": name, "node-tests": "operand"}
-        container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [line]}
+        container = shell(name, line, is_privileged=is_privileged)
         container["volumeMounts"] = [{"name": "gate", "mountPath": GATE}]
-        container["securityContext"] = {"privileged": is_privileged}
         spec: Json = {
             "nodeSelector": {f"{PREFIX}{name}": "true"},
             "tolerations": [{"operator": "Exists"}],
@@ -265,16 +324,7 @@ class Drivers:
             "containers": [container],
             "volumes": [{"name": "gate", "hostPath": {"path": GATE, "type": "DirectoryOrCreate"}}],
         }
-        body = {
-            "apiVersion": "apps/v1",
-            "kind": "DaemonSet",
-            "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
-            "spec": {
-                "selector": {"matchLabels": {"app": name}},
-                "template": {"metadata": {"labels": labels}, "spec": spec},
-            },
-        }
-        apply(self.api, body)
+        apply(self.api, daemon_set(name, NAMESPACE, labels, spec))
         self.label({f"{PREFIX}{name}": "true"})
         self._wait(lambda: bool(self.running(name)), f"{name} runs")
 
@@ -308,10 +358,10 @@ class Drivers:
         status = f"{RESOURCE} can be had"
         self._wait(lambda: RESOURCE in self.machine.kubelet.node()["status"]["allocatable"], status)
 
-    def add_users(self, name: str, *, replicas: int, min_available: int) -> str:
+    def add_users(self, name: str, *, replicas: int, min_available: int, stop_s: int = 0) -> str:
         """A ReplicaSet whose pods use an accelerator each, with a disruption budget, running; the budget's path."""
         labels = {"app": name}
-        container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [stopping_after(0)]}
+        container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [stopping_after(stop_s)]}
         container["resources"] = {"limits": {RESOURCE: "1"}}
         template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
         selector = {"matchLabels": labels}
@@ -327,12 +377,7 @@ class Drivers:
 
     def users(self, name: str) -> list[Json]:
         """The users' pods that run and are not on their way out."""
-        pods = self.api.list("/api/v1/namespaces/default/pods", labelSelector=f"app={name}")
-        return [
-            pod
-            for pod in pods
-            if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
-        ]
+        return running(self.api.list("/api/v1/namespaces/default/pods", labelSelector=f"app={name}"))
 
     def remove_users(self) -> None:
         """All of them, with their budgets."""

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -26,6 +26,8 @@ RECORD = Path(__file__).with_name("measured.json")
 HEAD = ("action", "what the kubelet did", "end state", "seconds")
 PARTS = "Where the time of the upgrade goes, from the deletion of the driver's pod to the ready marker:"
 PARTS_HEAD = ("part", "ours", "seconds")
+SHOWN_S = 0.005
+WINDOWS_HEAD = ("who loads", "window", "its parts")
 
 
 class Action(Enum):
@@ -75,6 +77,7 @@ class Table:
     load: float = field(default_factory=lambda: os.getloadavg()[0])
     slower: float = field(default_factory=ratio)
     parts: tuple[Part, ...] = ()
+    windows: Mapping[str, Json] = field(default_factory=dict)
     last: ClassVar[str] = ""
 
     @contextlib.contextmanager
@@ -100,11 +103,13 @@ class Table:
             "slower": round(self.slower, 1),
             "rows": rows,
             "parts": [part.to_json() for part in self.parts],
+            "windows": {"load": round(self.load, 1), "ways": self.windows},
         }
 
     def write(self) -> None:
         """Keep it in build/node."""
         if self.rows:
+            Table.last = as_markdown(self.to_json())
             (FOLDER / RECORD.name).write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n")
             (FOLDER / "measured.md").write_text(Table.last + "\n")
 
@@ -124,3 +129,29 @@ def as_markdown(measured: Json) -> str:
         f"of an interpreter took {measured['slower']} times as long as on an idle machine."
     )
     return f"{table(HEAD, rows)}\n\n{machine}\n\n{PARTS}\n\n{table(PARTS_HEAD, parts)}"
+
+
+def upgrades_as_markdown(measured: Json) -> str:
+    """A few rows of it for the first look: whole upgrades, and how long users are without their device."""
+    seconds = {one["action"]: f"{one['seconds']:.1f} s" for one in measured["rows"]}
+    rows = [(action.value, seconds[action.value]) for action in (Action.OPERANDS, Action.USERS, Action.ROLLOUT)]
+    rows += [(f"users without their device, {how}", f"{one['seconds']:.1f} s") for how, one in _ways(measured)]
+    return table(("what", "time"), rows)
+
+
+def _ways(measured: Json) -> Iterator[tuple[str, Json]]:
+    yield from measured["windows"]["ways"].items()
+
+
+def windows_as_markdown(measured: Json) -> str:
+    """The table of windows, and the machine they were measured on."""
+    rows = [
+        (
+            how,
+            f"{found['seconds']:.1f} s",
+            ", ".join(f"{part} {took:.2f} s" for part, took in found["parts"].items() if took >= SHOWN_S),
+        )
+        for how, found in _ways(measured)
+    ]
+    machine = f"On {measured['processors']} processors, load average {measured['windows']['load']} at the beginning."
+    return f"{table(WINDOWS_HEAD, rows)}\n\n{machine}"

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from driver_manager import profiles
+from scripts.releasing.kustomize import only, render
 from tests.control_plane.api import Json, gone
 from tests.control_plane.audit import AuditRecord
 from tests.deploy.apply import apply, path_of
-from tests.deploy.kustomize import only, render
 from tests.node.control_plane import NAMESPACE
 from tests.node.drivers import Drivers
 from tests.node.patience import wait_until

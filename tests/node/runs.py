@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+from tests.node.control_plane import NAMESPACE
 from tests.node.drivers import Drivers, Seen
 from tests.node.patience import wait_until
 
@@ -34,6 +35,16 @@ def kill_run(drivers: Drivers) -> None:
     pid = wait_until(lambda: run_process(drivers), "the run's process")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: run_process(drivers) != pid, "the end of the run's process")
+
+
+def last_words(drivers: Drivers) -> str:
+    """The termination message of the init container's last run; "" where there was none."""
+    pod = drivers.pod()
+    if pod is None:
+        return ""
+    status = drivers.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}")["status"]
+    (found,) = status.get("initContainerStatuses") or [{}]
+    return str(found.get("lastState", {}).get("terminated", {}).get("message", ""))
 
 
 def what_happened(before: Seen, after: Seen) -> str:

@@ -22,6 +22,7 @@ from tests.node.measured import Action, Table
 from tests.node.namespaces import Daemon
 from tests.node.node_init import STAND_INS
 from tests.node.patience import wait_until
+from tests.node.runs import last_words
 
 DEVICE = "/dev/rbln0"
 REFCOUNT = "run/rbln/.stand-ins/sys/module/rebellions/refcnt"
@@ -99,15 +100,6 @@ def holder(busy: Busy) -> Iterator[Daemon]:
     made.end()
 
 
-def last_words(drivers: Drivers) -> str:
-    """The termination message of the init container's last run; "" where there was none."""
-    pod = drivers.pod()
-    if pod is None:
-        return ""
-    (status,) = drivers.api.get(f"{PODS}/{pod.name}")["status"].get("initContainerStatuses") or [{}]
-    return str(status.get("lastState", {}).get("terminated", {}).get("message", ""))
-
-
 def wait_retried(drivers: Drivers, times: int) -> None:
     """Wait until the kubelet has started the run so often again."""
     wait_until(lambda: (pod := drivers.pod()) and pod.restarts >= times, f"{times} retries")
@@ -125,7 +117,7 @@ def test_a_process_of_the_host_on_the_device_disturbs_nobody_in_three_retries(
     said = last_words(drivers)
     assert said.startswith("exit 4: "), said
     assert "sleep" in said
-    assert "nobody was disturbed" in said
+    assert "no pod was disturbed" in said
     holder.end()
     (drivers.machine.namespaces.root / REFCOUNT).write_text("0\n")
     drivers.replace_pod()

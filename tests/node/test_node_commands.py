@@ -65,7 +65,7 @@ def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
     try:
         wait_until(lambda: drivers.api.get(path)["status"]["phase"] == "Running", "the debug pod runs")
-        reading, _, executing = documented(r"exec -i D").partition(" | ")
+        reading, _, executing = documented(r"^kubectl config view --raw .*exec -i D").partition(" | ")
         given = drivers.machine.kubectl(*words_of(reading)).stdout.replace("127.0.0.1", ADDRESS)
         words = [pod if word == "D" else word for word in words_of(executing)]
         done = drivers.machine.kubectl(words[0], words[1], "exec", "-i", *words[3:], given=given)

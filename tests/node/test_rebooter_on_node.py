@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.releasing.kustomize import only, render_with_namespace
 from tests.control_plane.api import Json, gone
 from tests.deploy.apply import apply, path_of
-from tests.deploy.kustomize import only, render
 from tests.node.machine import Machine
 from tests.node.measured import Action, Table
 from tests.node.patience import wait_until
@@ -39,7 +39,7 @@ class Rebooter:
         self.root = machine.namespaces.root
         self.objects = [
             one
-            for one in render("ascend")
+            for one in render_with_namespace("ascend")
             if one["kind"] == "Namespace" or one["metadata"]["name"].startswith("ascend-driver-rebooter")
         ]
         self.set = only(self.objects, "DaemonSet", "ascend-driver-rebooter")
@@ -134,7 +134,7 @@ def test_the_command_runs_among_the_hosts_namespaces_and_a_refusal_is_one(reboot
         assert rebooter.record()["pending"]["forced"] is None
         assert APPROVAL not in rebooter.notes()
         rebooter.inhibit(on=False)
-        rebooter.wait_said("the host was told to reboot")
+        rebooter.wait_said("the reboot command was given")
         row.kubelet, row.end = "new pod with hostPID", "reboot command taken, in all namespaces of pid 1"
     told = rebooter.asked()[-1].split(" ", 1)
     assert told[0] == "reboot"

@@ -9,9 +9,9 @@ from tests.node.rollouts import DAEMON_SET, Rollouts, rollouts
 
 STATE = "rebellions.ai/npu-driver-upgrade-state"
 OPERAND = "device-plugin"
-CLEARS = "driver-clear-"
-ACTS = ["patch nodes", "create pods", "delete pods", "patch nodes"]
-"""Taken, cleared, restarted, done."""
+CLEARS, LOOKS = "driver-clear-", "driver-preflight-"
+ACTS = ["create pods", "patch nodes", "create pods", "delete pods", "patch nodes"]
+"""Looked at, taken, cleared, restarted, done."""
 
 
 def test_kubectl_set_env_takes_a_node_through_a_rollout(drivers: Drivers, table: Table) -> None:
@@ -20,7 +20,7 @@ def test_kubectl_set_env_takes_a_node_through_a_rollout(drivers: Drivers, table:
     drivers.add_users("job", replicas=1, min_available=0)
     with rollouts(drivers) as rollout:
         try:
-            rollout.make(waves=[{"name": "all"}])
+            rollout.make(waves=[{"name": "all"}], preflight="require")
             goes_through(drivers, rollout, table)
         finally:
             rollout.set_env("DRIVER_CONFIG_DIGEST-")
@@ -47,9 +47,9 @@ def goes_through(drivers: Drivers, rollout: Rollouts, table: Table) -> None:
     node = drivers.machine.kubelet.node()["metadata"]
     assert node["labels"][STATE] == "upgrade-done"
     asked = [one for one in rollout.requests(since) if one.resource in ("nodes", "pods")]
-    acts = [one for one in asked if not one.name.startswith(CLEARS)]
+    acts = [one for one in asked if not one.name.startswith((CLEARS, LOOKS))]
     assert [f"{one.verb} {one.resource}" for one in acts] == ACTS, [str(one) for one in asked]
-    assert (acts[2].name, len(asked)) == (driver.name, len(ACTS) + 1), "and its pod that cleared is removed"
+    assert (acts[3].name, len(asked)) == (driver.name, len(ACTS) + 2), "and its short-lived pods are removed"
     shown = rollout.shown()
     assert f"{DAEMON_SET}" in shown, shown
     assert "Complete" in shown, shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tests.fakes.pace import patient
+from tests.fakes.pace import ratio
 from tests.node.drivers import MANAGER, OPERANDS, Drivers
 from tests.node.measured import Action, Table
 from tests.node.patience import wait_until
@@ -21,9 +21,8 @@ READY_S = 9.0
 OURS_S = {"old containers stop": 1.0, "run starts and pauses": 1.0, "run ends": 0.5, "startup probe": 2.0}
 """Bounds of what is ours to make shorter, on an idle machine."""
 
-
 TRIES = 3
-"""The kubelet's own parts of the time differ by seconds; ours is held in each try, the whole in one of them."""
+"""The kubelet's own parts of the time differ by seconds, and on a busy machine ours do: the best of them is ours."""
 
 TICK_S = 10.0
 """A kubelet removes the objects of pods that have ended at the ticks of this period, which begins with the kubelet
@@ -35,20 +34,38 @@ AHEAD_S = 1.5
 
 @dataclass(frozen=True)
 class Try:
-    """Seconds until the driver was ready again, those of them until the old pod was removed, and when that was."""
+    """One upgrade: its parts' seconds, and when the old pod's object was removed.
 
-    whole_s: float
-    removal_s: float
+    `slow_by` tells how many times slower than an idle machine this one was right after it.
+    """
+
+    took_s: dict[str, float]
     removed_at: float
+    slow_by: float
+
+    @property
+    def own_s(self) -> float:
+        """The whole on an idle machine, but for the removal of the old pod's object."""
+        return (sum(self.took_s.values()) - self.took_s["old pod's object is removed"]) / self.slow_by
+
+    @property
+    def is_good(self) -> bool:
+        return self.own_s <= READY_S and not self.slow
+
+    @property
+    def slow(self) -> set[str]:
+        """Which parts of ours took longer than their bounds."""
+        return {what for what, bound_s in OURS_S.items() if self.took_s[what] > bound_s * self.slow_by}
 
 
 def test_six_operands_leave_and_come_back(with_operands: Drivers, table: Table) -> None:
     tried: list[Try] = []
-    while not tried or (min(one.whole_s for one in tried) > patient(READY_S) and len(tried) < TRIES):
+    while not any(one.is_good for one in tried) and len(tried) < TRIES:
         if tried:
             time.sleep((tried[-1].removed_at - AHEAD_S - time.time()) % TICK_S)
         tried.append(upgraded(with_operands, table))
-    assert min(one.whole_s - one.removal_s for one in tried) <= patient(READY_S), tried
+    assert min(one.own_s for one in tried) <= READY_S, tried
+    assert not set.intersection(*(one.slow for one in tried)), tried
 
 
 def upgraded(drivers: Drivers, table: Table) -> Try:
@@ -62,10 +79,12 @@ def upgraded(drivers: Drivers, table: Table) -> Try:
             drivers.wait_ready()
             row.kubelet = "new pod"
             row.end = "driver ready"
+        slow_by = ratio()
         pod = drivers.a_pod()
         parts = parts_of(seen, drivers, begin_s, old.uid, pod.uid, list(before.values()))
-        removed_at = seen.gone(old.uid)
-        requests = seen.requests()
+        removed_at, ended_at = seen.gone(old.uid), seen.ended(pod.uid, MANAGER)
+        # health-watch, which begins after the run, has the same account.
+        requests = [one for one in seen.requests() if one.received_at.timestamp() <= ended_at]
     if table.rows[row.action] is row:
         table.parts = parts
     drivers.wait_serving()
@@ -75,10 +94,7 @@ def upgraded(drivers: Drivers, table: Table) -> Try:
         assert before[name] not in [one["metadata"]["uid"] for one in drivers.running(name)]
     asked = [f"{one.verb} {one.resource}" for one in requests]
     assert [one for one in asked if one not in BESIDE] == REQUESTS, [str(one) for one in requests]
-    took = {part.what: part.seconds for part in parts}
-    slow = {what: took[what] for what, bound_s in OURS_S.items() if took[what] > patient(bound_s)}
-    assert not slow, took
-    return Try(sum(took.values()), took["old pod's object is removed"], removed_at)
+    return Try({part.what: part.seconds for part in parts}, removed_at, slow_by)
 
 
 def parts_of(

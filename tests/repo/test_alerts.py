@@ -31,9 +31,10 @@ from driver_manager.domain.fleet.record import encode as encode_record
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.record import Attempt, RebootRequest, Record, encode
 from driver_manager.domain.run_figures import RunReport
+from driver_manager.domain.window import Part, Window
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.apiserver import ApiServer
-from tests.deploy.kustomize import DEPLOY, OVERLAYS, only, render
+from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render
 from tests.deploy.prometheus import BOUND_S, COMPONENT, Prometheus, free_port, prometheus, tool
 from tests.docs.markdown import ROOT, anchors
 from tests.docs.reference import every_family
@@ -314,7 +315,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         with stuck_rollouts(folder, status_port), prometheus(folder, targets) as running:
             found = Scraped(running, tree)
             found.wait(lambda: bool(running.query('driver_manager_health_state{state="wedged"} == 1')), "the wedge")
-            run = RunReport(5, time.time(), 12.5, {"unload modules": 2.0}, is_held=True, requests=7, retries=1)
+            window = Window(time.time() - 12.5, 12.5, {Part.UNLOAD: 2.0}, is_open=True)
+            steps = {"unload modules": 2.0}
+            run = RunReport(5, time.time(), 12.5, steps, is_held=True, requests=7, retries=1, window=window)
             for _ in range(3):
                 RunFiguresFile(roots.files(), paths).add(run)
                 time.sleep(0.5)  # some scrapes, so that a counter is seen to grow

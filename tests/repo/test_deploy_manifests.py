@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -20,18 +20,26 @@ from driver_manager.adapters.report.http import parse_address
 from driver_manager.cli.main import cli
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.profiles import builtin
-from tests.deploy import kustomize
-from tests.deploy.kustomize import DEPLOY, OVERLAYS, ROLLOUTS, Json, only, render
+from scripts.releasing import kustomize
+from scripts.releasing.kustomize import DEPLOY, NAMESPACES, OVERLAYS, ROLLOUTS, Json, only, render
+from tests.deploy.meaning import canonical
 
 PROFILES = builtin()
 COMPONENTS = sorted(path.name for path in (DEPLOY / "components").iterdir())
+ROUND = ("openshift", "resource-quota", "network-policy")
+"""What clusters ask for around the pods; of use to every overlay."""
+
 SETS = [
     *((overlay, ()) for overlay in OVERLAYS),
-    ("rebellions", ("safe-load", "metrics")),
-    ("nvidia", ("safe-load", "metrics")),
-    ("ascend", ("rebooter-eviction", "metrics")),
+    ("rebellions", ("safe-load", "metrics", *ROUND)),
+    ("nvidia", ("safe-load", "metrics", *ROUND)),
+    ("ascend", ("rebooter-eviction", "clients", "metrics", "openshift-rebooter", *ROUND)),
 ]
-FLEETS: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in ROLLOUTS]
+FLEETS: list[tuple[str, tuple[str, ...]]] = [
+    *((name, ()) for name in ROLLOUTS),
+    *((name, ("openshift-rollout",)) for name in ROLLOUTS),
+]
+SPACES: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in NAMESPACES]
 KNOWN = {
     name
     for group in (
@@ -86,25 +94,18 @@ def digests(template: Json) -> dict[str, str]:
     return found
 
 
-def canonical(value: Any) -> Any:
-    """`value` with the lists whose order means nothing in one order."""
-    if isinstance(value, dict):
-        return {key: canonical(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        inner = [canonical(one) for one in value]
-        keyed = all(isinstance(one, dict) and {"name", "mountPath", "kind"} & one.keys() for one in inner)
-        return sorted(inner, key=lambda one: json.dumps(one, sort_keys=True)) if keyed else inner
-    return value
-
-
-@pytest.mark.parametrize(("overlay", "further"), SETS + FLEETS, ids=lambda part: "+".join(part) if part else "")
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("overlay", "further"), SETS + FLEETS + SPACES, ids=lambda part: "+".join(part) if part else ""
+)
 def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tuple[str, ...], tmp_path: Path) -> None:
     tool = kubectl()
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     folder = tmp_path / "deploy/overlays" / overlay
     file = folder / "kustomization.yaml"
     body = yaml.safe_load(file.read_text())
-    body["components"] = [*body["components"], *(f"../../components/{name}" for name in further)]
+    added = (os.path.relpath(DEPLOY / "components" / name, DEPLOY / "overlays" / overlay) for name in further)
+    body["components"] = [*body["components"], *added]
     file.write_text(yaml.safe_dump(body))
     done = subprocess.run([tool, "kustomize", str(folder)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -117,12 +118,13 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(kustomize, "DEPLOY", tmp_path / "deploy")
     file = tmp_path / "deploy/overlays/rebellions/kustomization.yaml"
     file.write_text(file.read_text() + "nameSuffix: -x\n")
-    with pytest.raises(AssertionError, match="nameSuffix"):
+    with pytest.raises(kustomize.NotRenderedError, match="nameSuffix"):
         render("rebellions")
 
 
 def test_every_component_is_offered_by_an_overlay() -> None:
-    texts = [(DEPLOY / "overlays" / name / "kustomization.yaml").read_text() for name in (*OVERLAYS, *ROLLOUTS)]
+    folders = (*OVERLAYS, *ROLLOUTS, *NAMESPACES)
+    texts = [(DEPLOY / "overlays" / name / "kustomization.yaml").read_text() for name in folders]
     offered = {name for text in texts for name in re.findall(r"components/(\S+)", text)}
     assert offered == set(COMPONENTS)
 
@@ -131,7 +133,7 @@ def test_every_component_is_offered_by_an_overlay() -> None:
 def test_an_overlay_is_its_profiles(overlay: str) -> None:
     profile = PROFILES[overlay]
     objects = render(overlay)
-    assert only(objects, "Namespace")["metadata"]["name"] == profile.namespace
+    assert only(render(f"{overlay}/namespace"), "Namespace")["metadata"]["name"] == profile.namespace
     spec = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]
     (selector,) = spec["template"]["spec"]["nodeSelector"].items()
     wanted = profile.deploy.driver_key if profile.deploy.prefix else profile.present_labels[0]
@@ -162,7 +164,7 @@ def writable(spec: Json, container: Json) -> list[str]:
 def written(profile: Profile, container: str) -> set[str]:
     """What of the host a container writes."""
     paths = profile.paths
-    kept = {paths.evidence}
+    kept = {paths.evidence, paths.client_record, paths.client_lock}
     common = {"k8s-driver-manager": {paths.work_lock, paths.state_file, paths.load_record, *paths.artifacts, *kept}}
     common["health-watch"] = {paths.work_lock, paths.health_record, paths.ready_marker, *kept}
     common["rebooter"] = {paths.work_lock, paths.rebooter_record, paths.reboot_evidence}
@@ -320,7 +322,9 @@ def test_only_a_driver_that_leaves_a_running_kernel_gets_rights_over_pods() -> N
 
 
 def test_every_mount_and_every_verb_has_its_reason() -> None:
-    for path in DEPLOY.rglob("*.yaml"):
+    sources = [path for path in DEPLOY.rglob("*.yaml") if "charts" not in path.relative_to(DEPLOY).parts]
+    assert len(sources) > 50
+    for path in sources:
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
             if path.name == "rbac.yaml" and re.fullmatch(r" {6}- \w+( .*)?", line):

@@ -52,9 +52,9 @@ def ran(node: ByHand, text: str) -> subprocess.CompletedProcess[str]:
     The host's tree stands for /host, and for the folder that holds a page's own profile.
     """
     env = node.environment(DRIVER_CONFIG_DIGEST=NEW_DIGEST, LOG_FORMAT="text")
-    line = text.replace("--profile-file ", f"--profile-file {node.tree.root}/").replace(
-        "=/host/", f"={node.tree.root}/"
-    )
+    line = text.replace("=/host/", f"={node.tree.root}/")
+    for before in ("--profile-file ", "profile check "):
+        line = line.replace(before, f"{before}{node.tree.root}/")
     argv = ["bash", "--norc", "--noprofile", "-c", line]
     return subprocess.run(
         argv,

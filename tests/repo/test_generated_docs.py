@@ -34,10 +34,11 @@ from tests.docs import (
     reference,
 )
 from tests.docs.markdown import Drift
-from tests.fakes.builders import ASCEND, PROFILE
 
 
-@pytest.mark.parametrize("make", [reference.pages, pictures.pages], ids=["reference", "pictures"])
+@pytest.mark.parametrize(
+    "make", [reference.pages, pytest.param(pictures.pages, marks=pytest.mark.long)], ids=["reference", "pictures"]
+)
 def test_the_pages_say_what_the_code_says(make: typing.Callable[[], typing.Mapping[Path, str]]) -> None:
     markdown.check(make())
 
@@ -48,12 +49,14 @@ def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         markdown.check(reference.pages())
 
 
+@pytest.mark.long
 def test_a_transition_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(machine.TRANSITIONS[HealthState.SUSPECT], Finding.UNKNOWN, HealthState.WEDGED)
     with pytest.raises(Drift, match=r"docs/states\.md"):
         markdown.check(pictures.pages())
 
 
+@pytest.mark.long
 def test_guards_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reboot_picture, "GUARDS", tuple(reversed(GUARDS)))
     with pytest.raises(Drift, match=r"docs/states\.md"):
@@ -67,7 +70,7 @@ def test_steps_in_an_order_that_no_plan_may_have_are_noticed() -> None:
 
 
 def test_the_order_of_steps_is_kept_by_every_plan() -> None:
-    profiles = {profile.strategy: profile for profile in (PROFILE, ASCEND)}
+    profiles = {profile.strategy: profile for profile in plan_picture.DRAWN}
     for order in plan_picture.orders():
         for found in plan_picture.sequences(profiles[order.strategy])[order.decision]:
             assert list(found) == [name for name in order.steps if name in found]

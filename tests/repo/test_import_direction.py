@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,17 +47,16 @@ LAYERS = {
     "schemas": set[str](),
     "settings": {"domain"},
     "profiles": {"domain", "domain/health", "domain/pods"},
-    "ports": {"domain", "domain/health", "domain/reboot"},
-    "fleet_ports": {"domain", "domain/fleet"},
+    "ports": {"domain", "domain/fleet", "domain/health", "domain/reboot"},
     "core/node": {"domain", "ports"},
     "core/pods": {"domain", "domain/pods", "ports"},
     "core/health": {"core/node", "domain", "domain/health", "ports"},
     "core/reboot": {"core/pods", "domain", "domain/pods", "domain/reboot", "ports"},
     "core/swap": {"core/node", "core/pods", "domain", "domain/pods", "domain/reboot", "domain/swap", "ports"},
-    "core/fleet": {"domain", "domain/fleet", "fleet_ports", "ports"},
+    "core/fleet": {"domain", "domain/fleet", "ports"},
     "adapters/process": {"domain"},
-    "adapters/kube": {"adapters/process", "domain", "domain/fleet", "domain/reboot", "fleet_ports", "ports"},
-    "adapters/prometheus": {"adapters/process", "domain", "domain/fleet", "fleet_ports"},
+    "adapters/kube": {"adapters/process", "domain", "domain/fleet", "domain/reboot", "ports"},
+    "adapters/prometheus": {"adapters/process", "domain", "domain/fleet", "ports"},
     "adapters/host": {"adapters/process", "domain", "domain/health", "domain/reboot", "ports"},
     "adapters/report": {"adapters/host", "adapters/process", "domain", "domain/fleet", "domain/health", "ports"},
 }
@@ -71,6 +71,7 @@ KUBERNETES = {"adapters/kube/library.py"}
 """Imported for kubeconfigs only: in a pod, nothing of it is."""
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Every module by its path inside the package."""
     return {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -84,6 +85,15 @@ def room_of(module: str) -> str:
 
 def imports(path: Path) -> Iterator[str]:
     """Full names of all modules imported anywhere in a file, also inside functions."""
+    return iter(_imports(path, path.stat().st_mtime_ns))
+
+
+@functools.cache
+def _imports(path: Path, _changed_ns: int) -> tuple[str, ...]:
+    return tuple(_found(path))
+
+
+def _found(path: Path) -> Iterator[str]:
     for found in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(found, ast.Import):
             yield from (alias.name for alias in found.names)
@@ -123,9 +133,7 @@ def inside(*rooms: str) -> dict[str, Path]:
 def test_a_module_imports_only_what_lies_below_it() -> None:
     rooms = {name: room_of(name) for name in modules()}
     inner = {name for name, room in rooms.items() if room not in EDGE and not name.endswith("__init__.py")}
-    assert {rooms[name] for name in inner} == set(LAYERS) - {"profiles", "schemas"}, (
-        "say in LAYERS what a room may import"
-    )
+    assert {rooms[name] for name in inner} == set(LAYERS) - {"schemas"}, "say in LAYERS what a room may import"
     inner |= {"profiles/__init__.py", "schemas/__init__.py"}
     wrong = {name: own_rooms(modules()[name]) - LAYERS[rooms[name]] - {rooms[name]} for name in inner}
     assert not {name: found for name, found in wrong.items() if found}
@@ -175,7 +183,7 @@ def test_the_domain_reads_no_clock_file_or_environment() -> None:
 
 
 def test_the_core_uses_no_third_party_package() -> None:
-    core = inside("core", "domain", "fleet_ports", "ports", "profiles", "settings", "__init__", "__main__")
+    core = inside("core", "domain", "ports", "profiles", "settings", "__init__", "__main__")
     wrong = {name: outside(path) & THIRD_PARTY for name, path in core.items()}
     assert not {name: found for name, found in wrong.items() if found}
 
@@ -218,7 +226,7 @@ def test_this_test_sees_an_import_inside_of_a_function(tmp_path: Path, source: s
         ("from driver_manager.domain.swap.planner import plan", {"domain/swap"}),
         ("from driver_manager.domain.health.parsers import npu_smi", {"domain/health"}),
         ("from driver_manager import profiles, settings", {"profiles", "settings"}),
-        ("from driver_manager.ports import Clock", {"ports"}),
+        ("from driver_manager.ports.base import Clock", {"ports"}),
         ("import driver_manager.adapters.host.modules.kmod", {"adapters/host"}),
         ("from driver_manager import __version__", set[str]()),
     ],
@@ -234,8 +242,8 @@ TAKES_OBSERVATIONS = {
     "core/swap/settling.py": "to give back where nothing could be planned",
     "domain/pods/operands.py": "pods of a stale root",
     "domain/pods/workloads.py": "pods of the node",
+    "domain/swap/driver_state.py": "whether the node may be taken at all, also by hand",
     "domain/swap/node_patches.py": "what is taken and given back",
-    "domain/swap/planner.py": "whether the node may be taken at all, also by hand",
     "domain/swap/situation.py": "from here on it travels inside of a Situation",
 }
 """Modules of domain and core that are handed an Observation, and what for. The way of one to the step that uses it is

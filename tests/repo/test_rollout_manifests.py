@@ -16,7 +16,7 @@ from driver_manager.domain.fleet.model import Policy
 from driver_manager.domain.fleet.reading import RolloutObject, read
 from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
-from tests.deploy.kustomize import DEPLOY, OVERLAYS, Json, only, render
+from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json, only, render
 from tests.fakes.rollout_objects import zones
 
 PROFILES = builtin()

@@ -60,6 +60,7 @@ def errors(folder: Path, old: str, new: str) -> str:
 UNION = "AnyOperatorStep = WaitForSafeLoad | "
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -3,49 +3,73 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.marker_file import read_marker
-from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.modules import firmware, kmod
 from driver_manager.adapters.host.modules.options import loaded_parameters
-from driver_manager.adapters.host.modules.tree import HOST, ModuleTrees
+from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.adapters.host.pci import pci_devices
+from driver_manager.adapters.host.pci_bus import read_bus
 from driver_manager.adapters.host.roots import HostRoots, boot_id, kernel_fact, machine_id
-from driver_manager.domain import reboot_wish
+from driver_manager.adapters.host.slots import look, may_have_slots
+from driver_manager.adapters.host.sources import Sources
+from driver_manager.domain import bindings, reboot_wish
+from driver_manager.domain.bindings import Binding
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.failure import PastFailure, noted
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.model import DriverSource, Host, LoadRecord
-from driver_manager.domain.profile import Profile, is_safe_root
+from driver_manager.domain.model import Host, LoadRecord
+from driver_manager.domain.profile import Modules, Profile, is_safe_root
 from driver_manager.domain.reboot_wish import RebootWish, WishUnreadable
 
+MAX_BINDINGS_BYTES = 1024 * 1024
+"""Of a host with thousands of functions."""
 
-def read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
+
+def read_host(  # noqa: PLR0913  # what the source of the driver depends on
+    roots: HostRoots,
+    profile: Profile,
+    driver_root: str,
+    journal: Journal | None,
+    *,
+    loads: bool,
+    wanted: str = "",
+    picks_vfio: bool = False,
+) -> Host:
     """All facts of the host. `loads` says whether this run loads the driver, so that its source matters.
 
-    Raises ConfigError where the host cannot be read.
+    `wanted` is the digest of the wanted driver. `picks_vfio`: which vfio module serves each device matters. Raises
+    ConfigError where the host cannot be read.
     """
     try:
-        return _read_host(roots, profile, driver_root, journal, loads=loads)
+        host = _read_host(roots, profile, driver_root, journal, wanted if loads else "", loads=loads)
+        return replace(host, bus=read_bus(roots, profile, host.kernel_release, picks_vfio=picks_vfio))
     except OSError as error:
         raise ConfigError(
             f"cannot read {error.filename or roots.root} of the host: {error.strerror}",
-            "Run as root with the host's root mounted (HOST_ROOT); look at that path on the host.",
+            "Run as root with the host's root mounted (HOST_ROOT); check that path on the host.",
         ) from error
 
 
-def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, *, loads: bool) -> Host:
+def _read_host(  # noqa: PLR0913  # as above
+    roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, wanted: str, *, loads: bool
+) -> Host:
     files, paths = roots.files(), profile.paths
     this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
-    trees = ModuleTrees(files, roots.proc, roots.sys, kernel, profile.modules.load)
+    trees = ModuleTrees(files, roots.proc, roots.sys, kernel, profile.modules, paths.firmware)
     modules = kmod.driver_modules(roots.sys, profile.modules)
     digest, digest_problem = _digest(files, paths.state_file)
     marker, marker_problem = read_marker(files, paths.reboot_marker)
     record = _record(files, paths.load_record, this_boot)
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
+    root = driver_root or paths.driver_root
+    slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
+    sources = Sources(trees, profile, slots if wanted else None, wanted)
     return Host(
         boot_id=this_boot,
         kernel_release=kernel,
@@ -57,10 +81,9 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
         digest_problem=digest_problem,
         root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
         artifacts=tuple(path for path in _artifacts(profile) if files.exists(path)),
-        host_driver=_host_driver(trees, profile),
-        source=_source(trees, profile, driver_root) if loads else None,
-        previous_source=_journaled_source(trees, profile, journal)
-        or (_previous(trees, profile, _roots_to_try(profile, driver_root, record), version) if version else None),
+        host_driver=sources.host_driver(),
+        source=sources.wanted(driver_root) if loads else None,
+        previous_source=sources.before(driver_root, journal, record, digest, version),
         pci_devices=pci_devices(roots, profile),
         conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
         marker=marker,
@@ -72,6 +95,10 @@ def _read_host(roots: HostRoots, profile: Profile, driver_root: str, journal: Jo
         permanent=kmod.permanent(roots.proc, modules),
         are_modules_frozen=_text(roots.proc / "sys/kernel/modules_disabled") == "1",
         failure=_failure(files, paths.failure_note, this_boot),
+        bindings=_bindings(files, paths.bindings, this_boot),
+        slots=slots,
+        removable=kmod.driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
+        firmware_path=firmware.custom_path(roots.sys) if paths.firmware else "",
     )
 
 
@@ -81,6 +108,14 @@ def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
         return noted(files.read(path) or "", this_boot)
     except OSError:
         return None
+
+
+def _bindings(files: HostFiles, path: str, this_boot: str) -> tuple[Binding, ...]:
+    """What a run of this boot found the devices bound to; none for garbage and for other boots."""
+    try:
+        return bindings.noted(files.read(path, MAX_BINDINGS_BYTES) or "", this_boot)
+    except OSError:
+        return ()
 
 
 def _enforces_signatures(sys_root: Path) -> bool:
@@ -114,7 +149,7 @@ def _digest(files: HostFiles, path: str) -> tuple[str | None, str]:
         return None, ""
     value = text.strip()
     if not is_digest(value):
-        return None, f"{path} does not hold one digest"
+        return None, f"{path} does not contain exactly one digest"
     return value, ""
 
 
@@ -141,49 +176,11 @@ def _root_mounts(roots: HostRoots, driver_root: str) -> tuple[str, ...]:
     """Mounts at and below the driver root, `driver_root` being its path without symlinks."""
     if not is_safe_root(driver_root):
         raise ConfigError(
-            f"the driver root leads to {driver_root}, which the host itself lives in",
-            "Remove the symlink that leads there; nothing was changed.",
+            f"the driver root resolves to the system directory {driver_root}",
+            "Remove the symlink that leads there. Nothing was changed.",
         )
     path = roots.proc / "1/mountinfo"
     try:
         return mounts.mount_points_below(path.read_text(errors="surrogateescape"), driver_root)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", "Run as root with the host's /proc.") from error
-
-
-def _host_driver(trees: ModuleTrees, profile: Profile) -> str:
-    """Path of the driver's module in the host's own module tree, "" if it has none; nothing is run to find out."""
-    found = (trees.find(HOST, name) for name in profile.modules.roots)
-    return next((path for path in found if path), "")
-
-
-def _source(trees: ModuleTrees, profile: Profile, driver_root: str) -> DriverSource:
-    """Where the manager loads from: DRIVER_ROOT, else the profile's root where it has modules, else the host's."""
-    roots = profile.modules.roots
-    if driver_root:
-        return trees.source(driver_root, roots)
-    own = trees.source(profile.paths.driver_root, roots)
-    return own if not own.problem or not _host_driver(trees, profile) else trees.source(HOST, roots)
-
-
-def _roots_to_try(profile: Profile, driver_root: str, record: LoadRecord | None) -> list[str]:
-    """Roots that the loaded driver may have come from, the likeliest first."""
-    known = [record.root if record else "", profile.paths.driver_root, driver_root, HOST]
-    return list(dict.fromkeys(root for root in known if root))
-
-
-def _previous(trees: ModuleTrees, profile: Profile, roots: list[str], version: str) -> DriverSource | None:
-    """The first of `roots` that still offers the loaded `version`."""
-    for root in roots:
-        offered = trees.source(root, profile.modules.roots, in_depth=False)
-        if not offered.problem and offered.version == version:
-            return offered
-    return None
-
-
-def _journaled_source(trees: ModuleTrees, profile: Profile, journal: Journal | None) -> DriverSource | None:
-    """The old driver that the journal remembers, where its root still offers it."""
-    driver = journal.driver if journal else None
-    if driver is None or not driver.root:
-        return None
-    return _previous(trees, profile, [driver.root], driver.version)

@@ -15,7 +15,7 @@ from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.profile import HostPaths
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
 
 TURN_S = 10.0
 """What a run waits for another one's effect, or for its taking of the node, to end."""
@@ -32,7 +32,7 @@ class Ownership:
 
     @contextmanager
     def turn(self) -> Generator[Callable[[Owner], bool], None, None]:
-        """See `driver_manager.ports.HostSystem`."""
+        """See `driver_manager.ports.node.HostSystem`."""
         with contextlib.ExitStack() as stack:
             try:
                 is_alone = stack.enter_context(self._lock.alone(self._clock, TURN_S))
@@ -41,14 +41,15 @@ class Ownership:
                 return
             if not is_alone:
                 raise OwnedElsewhere(
-                    "another run is in the middle of changing the driver, and does not end it",
-                    f"`lslocks` names the process that holds {self._lock.path}: let it end or kill it, then run again.",
+                    "another run is changing the driver and has not finished",
+                    f"`lslocks` shows the process that holds {self._lock.path}: wait for it to end or kill it, then "
+                    "run again.",
                 )
             yield self._noted
 
     @contextmanager
     def owned(self, owner: Owner) -> Generator[None, None, None]:
-        """See `driver_manager.ports.HostSystem`."""
+        """See `driver_manager.ports.node.HostSystem`."""
         with self.turn():
             self._refuse_other(owner)
             yield
@@ -73,7 +74,7 @@ class Ownership:
             who = found.partition("\n")[2].strip() or "somebody"
             raise OwnedElsewhere(
                 f"the driver was taken over by {who} meanwhile",
-                "Nothing to do here: nothing more was done to the driver, and that run gives the node back.",
+                "No action needed: this run stopped changing the driver, and that run releases the node.",
             )
 
 

@@ -141,14 +141,24 @@ class HostFiles:
         flags = os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK
         return self._writable(path, lambda where: open_in(where, flags, 0o600), missing=Missing.MAKE)
 
+    def open_folder(self, path: str) -> int:
+        """A descriptor of the folder on a view that can be written; it is made if it is not there. Raises OSError."""
+        # The place of any name in it: what is held open is the folder.
+        return self._writable(f"{path.rstrip('/')}/any", _open_writable, missing=Missing.MAKE)
+
     def touch(self, path: str) -> None:
         """Set the file's time of modification to now. Raises OSError."""
         self._writable(path, lambda where: os.utime(where.name, dir_fd=where.folder, follow_symlinks=False))
 
-    def modified_s(self, path: str) -> float:
-        """The file's time of modification, in seconds since the epoch. Raises OSError."""
-        with place(self.root, path) as where:
-            return os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mtime
+    def written_s(self, path: str) -> float | None:
+        """When the file was written, in seconds since the epoch; None where there is none, or no `path`."""
+        if not path:
+            return None
+        try:
+            with place(self.root, path) as where:
+                return os.stat(where.name, dir_fd=where.folder, follow_symlinks=False).st_mtime
+        except OSError:
+            return None
 
     def remove(self, path: str) -> None:
         """Remove the file or symlink, if it is there. Raises OSError."""
@@ -214,6 +224,15 @@ def _why_no_room(where: Place, path: str) -> str:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(where.path))
     free_bytes = status.f_bavail * status.f_frsize
     return "" if free_bytes >= MIN_FREE_BYTES else f"{where.path.parent} has only {free_bytes} bytes left"
+
+
+def _open_writable(where: Place) -> int:
+    """The folder of the place. Raises OSError (EROFS) on a read-only file system."""
+    folder = open_in(replace(where, name="."), os.O_RDONLY | os.O_DIRECTORY)
+    if os.fstatvfs(folder).f_flag & os.ST_RDONLY:
+        os.close(folder)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(where.path))
+    return folder
 
 
 def _put_back(where: Place, aside: str) -> None:

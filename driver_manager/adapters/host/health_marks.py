@@ -7,26 +7,29 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 
+from driver_manager.adapters.host.loads import load_text
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import read_marker
+from driver_manager.adapters.host.refusals import refused, translated
 from driver_manager.adapters.host.roots import HostRoots, boot_id
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.surroundings import Mute, Surroundings, is_own
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.profile import Profile
-from driver_manager.ports import Clock
+from driver_manager.domain.window import Window
+from driver_manager.ports.base import Clock
 
 
 class HostMarks:
-    """See `driver_manager.ports.HealthMarks`."""
+    """See `driver_manager.ports.health.HealthMarks`."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
         self._roots = roots
         self._clock = clock
         self._files = roots.files()
         self._paths = profile.paths
-        self._modules = profile.modules.roots
+        self._modules = profile.modules
         self._lock = WorkLock(self._files, profile.paths.work_lock)
 
     @contextmanager
@@ -37,23 +40,23 @@ class HostMarks:
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
                 seen = self._seen(is_reconciling=not is_alone)
             except OSError as error:
-                raise _refused(error.filename or self._paths.work_lock, error) from error
+                raise refused(error.filename or self._paths.work_lock, error) from error
             yield seen
 
     def withdraw_ready(self) -> None:
         """See the port."""
         paths = self._paths
-        with _translated(paths.ready_marker), contextlib.suppress(FileNotFoundError):
+        with translated(paths.ready_marker), contextlib.suppress(FileNotFoundError):
             self._files.put_aside(paths.ready_marker, self._withdrawn_name)
 
     def restore_ready(self) -> None:
         """See the port."""
-        with _translated(self._paths.ready_marker), contextlib.suppress(FileNotFoundError):
+        with translated(self._paths.ready_marker), contextlib.suppress(FileNotFoundError):
             self._files.put_back(self._paths.ready_marker, self._withdrawn_name)
 
     def forget_ready(self) -> None:
         """See the port."""
-        with _translated(self._paths.ready_withdrawn):
+        with translated(self._paths.ready_withdrawn):
             self._files.remove(self._paths.ready_withdrawn)
 
     def request_recovery(self, marker: Marker) -> None:
@@ -65,7 +68,7 @@ class HostMarks:
         there, problem = read_marker(self._files, path)
         if there is None and not problem:
             raise ConfigError(
-                f"cannot write {path} on the host: a symlink that leads nowhere is in its place",
+                f"cannot write {path} on the host: a dangling symlink is in its place",
                 "Remove it if nobody needs it.",
             )
         if there is not None and is_own(there) and there.is_stale(marker.boot_id):
@@ -73,7 +76,7 @@ class HostMarks:
 
     def clear_request(self) -> None:
         """See the port."""
-        with _translated(self._paths.reboot_marker):
+        with translated(self._paths.reboot_marker):
             self._files.remove(self._paths.reboot_marker)
 
     def recall(self) -> str:
@@ -89,15 +92,20 @@ class HostMarks:
 
     def touch(self) -> None:
         """See the port."""
-        with _translated(self._paths.health_record):
+        with translated(self._paths.health_record):
             self._files.touch(self._paths.health_record)
+
+    def note_return(self) -> Window | None:
+        """See the port. When the driver came is what its files say: we only look now and then."""
+        from driver_manager.adapters.host.run_figures import RunFiguresFile  # noqa: PLC0415  # once for each load
+
+        paths = self._paths
+        recorded_s, ready_s = (self._files.written_s(path) for path in (paths.state_file, paths.ready_marker))
+        return RunFiguresFile(self._files, paths).returned(recorded_s, ready_s, self._clock.wall())
 
     def touched_s(self) -> float | None:
         """When that was, or `remember`, in seconds since the epoch; None where nothing is remembered."""
-        try:
-            return self._files.modified_s(self._paths.health_record)
-        except OSError:
-            return None
+        return self._files.written_s(self._paths.health_record)
 
     def _seen(self, *, is_reconciling: bool) -> Surroundings:
         paths = self._paths
@@ -105,8 +113,8 @@ class HostMarks:
         mute, mute_problem = self._mute()
         return Surroundings(
             boot_id=boot_id(self._roots),
-            driver=self._driver(),
-            is_loaded=all(self._is_live(name) for name in self._modules),
+            driver=load_text(self._roots, self._modules),
+            is_loaded=self._modules.are_loaded(self._is_live),
             is_reconciling=is_reconciling,
             ready=self._files.exists(paths.ready_marker) if paths.ready_marker else None,
             is_withdrawn=bool(paths.ready_withdrawn) and self._files.exists(paths.ready_withdrawn),
@@ -123,7 +131,7 @@ class HostMarks:
         try:
             text = self._files.read(path)
         except OSError as error:
-            return None, f"{path} on the host mutes nothing: {error.strerror}"
+            return None, f"{path} on the host does not mute health-watch: {error.strerror}"
         if text is None:
             return None, ""
         from driver_manager.domain.health import mute  # noqa: PLC0415  # with calendars, which the loop does without
@@ -132,13 +140,6 @@ class HostMarks:
             return mute.parsed(text, f"{path} on the host"), ""
         except ValueError as error:
             return None, str(error)
-
-    def _driver(self) -> str:
-        """What no two loads of the driver have in common: sysfs numbers its folders as they come (fs/kernfs/dir.c)."""
-        try:
-            return ",".join(str((self._roots.sys / "module" / name).stat().st_ino) for name in self._modules)
-        except OSError:
-            return ""
 
     def _is_live(self, module: str) -> bool:
         """Whether the kernel has finished loading it, and does not unload it (kernel/module/sysfs.c, initstate)."""
@@ -150,18 +151,3 @@ class HostMarks:
     @property
     def _withdrawn_name(self) -> str:
         return PurePosixPath(self._paths.ready_withdrawn).name
-
-
-@contextmanager
-def _translated(path: str) -> Generator[None, None, None]:
-    try:
-        yield
-    except OSError as error:
-        raise _refused(path, error) from error
-
-
-def _refused(path: str | bytes, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot look at or change {path!s} on the host: {error.strerror}",
-        "Run as root, with the vendor's folders of the host mounted read-write.",
-    )

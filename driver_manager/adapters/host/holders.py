@@ -1,6 +1,6 @@
 """Which processes use a device: open files and mappings under the host's /proc, and whose container they are.
 
-`psutil.open_files()` lists regular files only, so descriptors are read here; process names come from psutil.
+`psutil.open_files()` lists regular files only, so descriptors are read here; long names of processes come from psutil.
 A process may end or be hidden (hidepid) at any moment: what cannot be read is passed over. What is read of a process
 that is stuck in a driver may never come: every look is taken in a disposable child, and who does not answer is named.
 Sources: proc(5); cgroup names of the kubelet (pkg/kubelet/cm) with the systemd and cgroupfs drivers.
@@ -33,6 +33,10 @@ OPEN, MAPPED = "open", "mapped"
 GONE = "(gone)"
 DELETED = " (deleted)"
 NAMES_S = 5.0
+NAME = 3
+"""Its place among what is said of a process."""
+COMM_LETTERS = 15
+"""A kernel's name of a process has no more (TASK_COMM_LEN, proc(5)): one of so many may go on."""
 
 Nodes = dict[str, int | None]
 """Device numbers by path, None for what is no device."""
@@ -90,7 +94,7 @@ def find_holders(
             for node in names:
                 found.setdefault((pid, node), MAPPED)
     unread = sorted(looks.unread & set(pids) - {pid for pid, _ in found})
-    described = Looks(timeout_s=NAMES_S).at(sorted({pid for pid, _ in found} | set(unread)), partial(_described, proc))
+    described = _descriptions(proc, sorted({pid for pid, _ in found} | set(unread)))
     holders = [_holder(pid, node, how, described.get(pid, [])) for (pid, node), how in sorted(found.items())]
     # Nobody is evicted for what may be so: no pod is named.
     holders += [replace(_holder(pid, "", UNREAD, described.get(pid, [])), pod_uid="") for pid in unread]
@@ -171,21 +175,35 @@ def _mapped_nodes(process: Path, nodes: Nodes) -> set[str]:
     return found
 
 
+def _descriptions(proc: Path, pids: list[int]) -> dict[int, list[str]]:
+    """What `_described` says of each process, with its whole name where that may be longer.
+
+    That comes last: whose process it is decides over a run, and must not wait for a name.
+    """
+    described = Looks(timeout_s=NAMES_S).at(pids, partial(_described, proc))
+    longer = [pid for pid, said in described.items() if len(said) > NAME and len(said[NAME]) >= COMM_LETTERS]
+    for pid, said in Looks(timeout_s=NAMES_S).at(longer, partial(_whole_name, proc)).items():
+        described[pid] += said
+    return described
+
+
 def _described(proc: Path, pid: int) -> Iterator[str]:
-    """Pod uid, container, unit and name of a process, and then its whole name: that may not answer (cmdline)."""
+    """Pod uid, container, unit and the kernel's name of a process."""
     cgroups = _cgroups(proc / str(pid))
     yield from _pod_and_container(cgroups)
     service = _SERVICE.search(cgroups)
     yield service.group(1) if service else ""
     with contextlib.suppress(OSError):
         yield (proc / str(pid) / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")[0]
-    import psutil  # noqa: PLC0415  # 2 MiB that a device in use pays for
+
+
+def _whole_name(proc: Path, pid: int) -> Iterator[str]:
+    """The name of a process, its end too: what that is read from may not answer (cmdline)."""
+    import psutil  # noqa: PLC0415  # 2 MiB, and seconds where the processor is not ours
 
     psutil.PROCFS_PATH = str(proc)
-    try:
+    with contextlib.suppress(psutil.Error, OSError, ValueError, IndexError):  # psutil believes every stat that it gets
         yield psutil.Process(pid).name()
-    except (psutil.Error, OSError, ValueError, IndexError):  # psutil believes every stat that it gets
-        yield GONE
 
 
 def _holder(pid: int, node: str, how: str, described: list[str]) -> Holder:

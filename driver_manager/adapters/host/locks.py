@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from driver_manager.adapters.host.files import HostFiles
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
 
 POLL_S = 0.02
 

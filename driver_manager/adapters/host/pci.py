@@ -40,8 +40,8 @@ def pci_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
     except OSError:
         return ()
     for entry in entries:
-        vendor, kind = _hex(entry / "vendor"), _hex(entry / "class")
-        device = _hex(entry / "device")
+        vendor, kind = pci_value(entry / "vendor"), pci_value(entry / "class")
+        device = pci_value(entry / "device")
         wanted_class = not profile.pci_classes or any(kind.startswith(prefix) for prefix in profile.pci_classes)
         wanted_device = not profile.pci_devices or device in profile.pci_devices
         if vendor == profile.pci_vendor and wanted_class and wanted_device:
@@ -49,7 +49,8 @@ def pci_devices(roots: HostRoots, profile: Profile) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _hex(path: Path) -> str:
+def pci_value(path: Path) -> str:
+    """A number of a function, as its class, in lower-case hexadecimal digits; "" where it cannot be read."""
     try:
         return path.read_text().strip().removeprefix("0x").lower()
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ OUTPUT_CHARS = 4096
 
 
 class ToolProber:
-    """See `driver_manager.ports.Prober`. `root` is the driver root, absolute on the host."""
+    """See `driver_manager.ports.health.Prober`. `root` is the driver root, absolute on the host."""
 
     def __init__(
         self, roots: HostRoots, profile: Profile, root: str, supervisor: Supervisor, timeout_s: float | None = None

@@ -21,7 +21,7 @@ from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot.record import RebootAnswer, Record
 from driver_manager.domain.tool_status import TIMED_OUT
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
 
 COMMAND_TIMEOUT_S = 60.0
 """A reboot command queues the reboot and comes back; one that hangs is left to the grace period."""
@@ -38,7 +38,7 @@ HOLDERS_S = 10.0
 
 
 class HostRebooter(RebootFiles):
-    """See `driver_manager.ports.RebootHost`. `command` is the reboot command's argv; `publish` sees each record."""
+    """See `driver_manager.ports.reboot.RebootHost`. `command` is the reboot's argv; `publish` sees each record."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class HostRebooter(RebootFiles):
         patterns = profile.expected_nodes
         nodes = (node for pattern in patterns for node in roots.dev.glob(pattern.removeprefix("/dev/")))
         if patterns and pci_devices(roots, profile) and next(nodes, None) is None:
-            return "the driver has made no device node yet"
+            return "the driver has not created a device node yet"
         ready = profile.paths.ready_marker
         is_ready = not ready or self._files.exists(ready)
         return "" if is_ready else f"the driver's ready marker {ready} is not there yet"
@@ -82,7 +82,7 @@ class HostRebooter(RebootFiles):
                 is_alone = stack.enter_context(self._lock.alone(self._clock))
             if not is_alone:
                 raise ModuleFailed(
-                    f"{self._marker} stays: somebody works on the driver at this moment", "Nothing: it is tried again."
+                    f"{self._marker} stays: another run is working on the driver", "No action needed; it is retried."
                 )
             remove_marker(self._files, self._marker, seen)
 
@@ -117,7 +117,7 @@ class HostRebooter(RebootFiles):
             return True
 
     def _no_program(self) -> str:
-        return f"the host has no {self._command[0]} to reboot by: set REBOOT_COMMAND to a command that it has"
+        return f"the host has no {self._command[0]} to reboot with: set REBOOT_COMMAND to a command that the host has"
 
     def reboot(self) -> RebootAnswer:
         """See the port. A command that was killed, or hangs, may have told the host before."""

@@ -14,7 +14,7 @@ from driver_manager.domain.reboot.snapshot import Snapshot
 
 
 class RebootFiles:
-    """See `driver_manager.ports.RebootHost`. `marker` and `record` are paths on the host.
+    """See `driver_manager.ports.reboot.RebootHost`. `marker` and `record` are paths on the host.
 
     `publish` sees each record that is kept.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles
@@ -21,6 +22,15 @@ class HostRoots:
     def files(self) -> HostFiles:
         """The host's files."""
         return HostFiles(self.root, self.proc)
+
+    def to_document(self) -> dict[str, str]:
+        """For another interpreter of this version."""
+        return {name: str(path) for name, path in asdict(self).items()}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, str]) -> HostRoots:
+        """What `to_document` made."""
+        return cls(**{name: Path(path) for name, path in document.items()})
 
 
 def boot_id(roots: HostRoots) -> str:

@@ -6,6 +6,7 @@ from driver_manager.adapters.host.files import HostFiles
 from driver_manager.domain import run_figures
 from driver_manager.domain.profile import HostPaths
 from driver_manager.domain.run_figures import RunFigures, RunReport
+from driver_manager.domain.window import Window
 
 
 class RunFiguresFile:
@@ -27,6 +28,18 @@ class RunFiguresFile:
         text = run_figures.encode(self.read().with_run(run, is_given_back=is_given_back))
         self._files.write(self._path, text)
         return run_figures.decode(text)
+
+    def returned(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Window | None:
+        """The window that is over now that the driver of a container serves, None where none was open for it.
+
+        Times as `Window.ended_by_container` takes them. Raises ConfigError.
+        """
+        figures = self.read()
+        if figures.window is None or not figures.window.is_open or figures.is_held:
+            return None
+        window = figures.window.ended_by_container(recorded_s, ready_s, now_s)
+        self._files.write(self._path, run_figures.encode(figures.with_window(window)))
+        return window
 
     def release(self) -> None:
         """Somebody gave the node back by hand. Raises ConfigError."""

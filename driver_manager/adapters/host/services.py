@@ -11,7 +11,7 @@ from driver_manager.adapters.process.run import run
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed
 from driver_manager.domain.tool_status import NO_TOOL
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
 
 SYSTEMCTL_TIMEOUT_S = 10.0
 STOP_S = 60.0
@@ -31,7 +31,7 @@ def stop(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None:
     ended = deadline.within(STOP_S)
     if not _becomes(roots.sys, name, clock, ended, wanted=False):
         raise ModuleFailed(
-            f"host service {name} does not stop within {ended.allowed_s:g} s", f"Look at `systemctl status {name}`."
+            f"host service {name} did not stop within {ended.allowed_s:g} s", f"Look at `systemctl status {name}`."
         )
 
 
@@ -39,7 +39,7 @@ def start(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None
     """Start a service; waits only shortly, as this is on every way out. Raises ModuleFailed."""
     _systemctl(roots.proc, "start", name, deadline)
     if not _becomes(roots.sys, name, clock, deadline.within(START_S), wanted=True):
-        raise ModuleFailed(f"host service {name} was told to start and does not run yet", f"`systemctl status {name}`.")
+        raise ModuleFailed(f"host service {name} was started but is not running yet", f"`systemctl status {name}`.")
 
 
 def _becomes(sys_root: Path, name: str, clock: Clock, deadline: Deadline, *, wanted: bool) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+import shutil
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from driver_manager.adapters.host import mounts, services
@@ -12,7 +13,7 @@ from driver_manager.adapters.host.fence import Ownership
 from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
-from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.modules import firmware, kmod
 from driver_manager.adapters.host.modules.options import READ_S, loaded_parameters
 from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.adapters.host.namespaces import is_of_a_kernel
@@ -21,6 +22,7 @@ from driver_manager.adapters.host.probe_command import probe_command
 from driver_manager.adapters.host.roots import HostRoots, boot_id
 from driver_manager.adapters.host.udev import DeviceEvents
 from driver_manager.adapters.host.unmount import why_not_unmounted
+from driver_manager.adapters.host.warming import warm
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, run
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck
@@ -30,17 +32,19 @@ from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
 from driver_manager.domain.modules import unload_order, users
-from driver_manager.domain.profile import Profile, Strategy, is_safe_root
-from driver_manager.ports import Clock
+from driver_manager.domain.parameters import joined
+from driver_manager.domain.profile import Profile, is_safe_root
+from driver_manager.ports.base import Clock
 
 WORK_LOCK_S = 5.0
 EVIDENCE_HOLDERS_S = 5.0
+WARM_S = 20.0
 NODE_POLL_S = 0.25
 """Between two looks at /dev where no event comes: not every container gets the kernel's events."""
 
 
 class LinuxHost:
-    """See `driver_manager.ports.HostSystem`."""
+    """See `driver_manager.ports.node.HostSystem`."""
 
     def __init__(self, roots: HostRoots, profile: Profile, clock: Clock) -> None:
         self._roots = roots
@@ -55,23 +59,33 @@ class LinuxHost:
         return kmod.driver_modules(self._roots.sys, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
-        """See the port. A driver of strategy `reboot` is never unloaded, whatever asked for it."""
-        if self._profile.strategy is not Strategy.IN_PLACE:
+        """See the port. A driver that only a reboot changes is never unloaded, whatever asked for it."""
+        if self._profile.never_unloads:
             raise ModuleFailed(
-                f"refused to unload {name}: the {self._profile.name} driver must not leave a running kernel",
+                f"refused to unload {name}: the {self._profile.name} driver must not be unloaded from a running kernel",
                 "This is a bug; report it. Reboot the node to change its driver.",
             )
         kmod.unload(self._roots.sys, name, deadline, self._clock)
+
+    def remove_conflicting(self, name: str, deadline: Deadline) -> None:
+        """See the port. Nothing that the profile does not name is ever unloaded by this."""
+        if name not in self._profile.modules.conflicting_removable:
+            raise ModuleFailed(f"refused to unload {name}: the profile does not allow it", "This is a bug; report it.")
+        kmod.unload(self._roots.sys, name, deadline, self._clock)
+
+    def set_firmware_path(self, path: str) -> None:
+        """See the port."""
+        firmware.set_path(self._roots.sys, path)
 
     def load(self, source: DriverSource, deadline: Deadline) -> None:
         """See the port. A modprobe over a loaded module does nothing and returns 0: the version is compared."""
         before = set(self.modules())
         try:
             failed = self._load_tree(source, deadline)
+            for name in () if source.tree else source.sequence:
+                self._load_one(source, name, deadline)
             for wanted in source.modules:
-                if not source.tree:
-                    self._load_one(source.root, wanted.name, deadline)
-                elif wanted.name in failed:
+                if wanted.name in failed:
                     raise ModuleFailed(
                         f"module {wanted.name} cannot be loaded from {source.root}: {failed[wanted.name]}",
                         "Look at the kernel log (dmesg): was the driver built for this kernel?",
@@ -84,19 +98,19 @@ class LinuxHost:
     def _load_tree(self, source: DriverSource, deadline: Deadline) -> dict[str, str]:
         """Load what can be loaded of a whole tree; what was said of the rest, by name."""
         files = ((name, self._files.path(path)) for name, path in source.tree)
-        return kmod.load_all(self._roots.sys, files, deadline, self._trees().options())
+        return kmod.load_all(self._roots.sys, files, deadline, joined(source.given, self._trees().options()))
 
-    def _load_one(self, root: str, name: str, deadline: Deadline) -> None:
-        """Load a module and what it needs, with the options of the host's modprobe.d. Raises ModuleFailed."""
-        trees = self._trees()
+    def _load_one(self, source: DriverSource, name: str, deadline: Deadline) -> None:
+        """Load a module and what it needs, with its options and those of the host's modprobe.d. Raises ModuleFailed."""
+        trees, root = self._trees(), source.root
         by_hand = trees.one_by_one(root, (name,))
         if not by_hand:
-            # On the host itself modprobe reads these by itself.
-            options = kmod.NO_OPTIONS if self._files.is_own_root else trees.options()
+            # On the host itself modprobe reads the host's by itself.
+            options = source.given if self._files.is_own_root else joined(source.given, trees.options())
             kmod.load(self._files.path(root), self._kernel, name, deadline, options)
             return
         files = [(one, self._files.path(path)) for one, path in by_hand]
-        failed = kmod.load_all(self._roots.sys, files, deadline, trees.options())
+        failed = kmod.load_all(self._roots.sys, files, deadline, joined(source.given, trees.options()))
         if name in failed:
             raise ModuleFailed(
                 f"module {name} cannot be loaded from {root}: {failed[name]}",
@@ -104,12 +118,37 @@ class LinuxHost:
             )
 
     def _trees(self) -> ModuleTrees:
-        return ModuleTrees(self._files, self._roots.proc, self._roots.sys, self._kernel, self._profile.modules.load)
+        return ModuleTrees(
+            self._files,
+            self._roots.proc,
+            self._roots.sys,
+            self._kernel,
+            self._profile.modules,
+            self._profile.paths.firmware,
+        )
+
+    def warm(self, source: DriverSource, deadline: Deadline) -> int:
+        """See the port."""
+        return warm(lambda: self._read_by(source), deadline.bound(WARM_S))
+
+    def _read_by(self, source: DriverSource) -> Iterator[Path]:
+        """The files that a load of `source` and its probe read, tools first, as far as they can be found."""
+        yield from (Path(found) for name in kmod.TOOLS if (found := shutil.which(name)))
+        yield from self._trees().files_of(source)
+        probe = self._profile.probe
+        with contextlib.suppress(OSError):
+            command = probe_command(self._files, probe, source.root) if probe is not None else None
+            yield from (Path(word) for word in (command.argv if command is not None else ()) if word[:1] == "/")
 
     def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
         """See the port."""
         for name in names:
-            self._load_one(source.root, name, deadline)
+            self._load_one(source, name, deadline)
+
+    def load_of_host(self, name: str, deadline: Deadline) -> None:
+        """Load a module of the host's own kernel tree; nothing where it is loaded. Raises ModuleFailed."""
+        if not (self._roots.sys / "module" / name).is_dir():
+            self._load_one(DriverSource("/"), name, deadline)
 
     def parameters(self, deadline: Deadline) -> Mapping[str, str]:
         """See the port."""
@@ -141,7 +180,9 @@ class LinuxHost:
     def unmount(self, mount_point: str, deadline: Deadline) -> None:
         """See the port. A busy mount is detached lazily: only what still uses it keeps the dead view."""
         if not is_safe_root(mount_point):
-            raise ModuleFailed(f"refused to unmount {mount_point}: the host itself lives in it", "Report this bug.")
+            raise ModuleFailed(
+                f"refused to unmount {mount_point}: it is a system directory of the host", "Report this bug."
+            )
         before, why = self._times_mounted(mount_point), ""
         for lazily in (False, True):
             why = self._why_not_unmounted(mount_point, deadline, lazily=lazily)
@@ -219,7 +260,7 @@ class LinuxHost:
         try:
             return self._files.exists(path)
         except OSError as error:
-            raise ConfigError(f"cannot look at {path} on the host: {error.strerror}", "Look at that path.") from error
+            raise ConfigError(f"cannot access {path} on the host: {error.strerror}", "Check that path.") from error
 
     def write_text(self, path: str, text: str) -> None:
         """See the port."""
@@ -255,7 +296,7 @@ class LinuxHost:
     def _verify_version(self, name: str, version: str) -> None:
         module = self.modules().get(name)
         if module is None:
-            raise ModuleFailed(f"modprobe said it loaded {name}, the kernel does not have it", "Look at dmesg.")
+            raise ModuleFailed(f"modprobe reported success, but {name} is not loaded", "Look at dmesg.")
         if version and module.version and module.version != version:
             raise ModuleFailed(
                 f"module {name} is loaded in version {module.version}, not {version}",
@@ -265,7 +306,8 @@ class LinuxHost:
     def _unload_new(self, before: set[str], deadline: Deadline) -> None:
         """A failed modprobe leaves the dependencies it loaded: take them out again, as far as they go."""
         loaded = self.modules()
-        for name in unload_order({name: module for name, module in loaded.items() if name not in before}):
+        new = {name: module for name, module in loaded.items() if name not in before}
+        for name in unload_order(new, self._profile.modules.order):
             try:
                 self.unload(name, deadline)
             except ModuleStuck:

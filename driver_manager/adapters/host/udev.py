@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
 
 
 class DeviceEvents:

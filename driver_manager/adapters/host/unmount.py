@@ -26,7 +26,7 @@ def why_not_unmounted(proc: Path, mount_point: str, here: Path, timeout_s: float
     target = str(here) if namespace is None else mount_point
     flags = UMOUNT_NOFOLLOW | (MNT_DETACH if lazily else 0)
     said = lines_within(timeout_s, lambda: _unmounted(namespace, target, flags))
-    return f"no end after {timeout_s:g} s" if said is None else "".join(said)
+    return f"timed out after {timeout_s:g} s" if said is None else "".join(said)
 
 
 def _unmounted(namespace: Path | None, target: str, flags: int) -> list[str]:

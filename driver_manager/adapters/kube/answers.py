@@ -37,7 +37,7 @@ def refused(what: str, message: str) -> ApiRefused:
     """The error for a 403 on `what` (verb, resource and namespace)."""
     return ApiRefused(
         f"the API server refused to {what} ({FORBIDDEN}): {message}",
-        "Give this account the verb (deploy/ has all that it needs), or use another account (KUBECONFIG).",
+        "Grant this account the verb (deploy/ has all the rules it needs), or use another account (KUBECONFIG).",
     )
 
 
@@ -53,7 +53,7 @@ def rejected(status: int, what: str, message: str) -> ApiRejected:
     """The error for any other status on `what` that a repetition does not change."""
     return ApiRejected(
         f"the API server rejected {what} ({status}): {message}",
-        "Look for an admission webhook that refuses it, and that the server is a supported Kubernetes; else report it.",
+        "Check for an admission webhook that refuses it, and that the Kubernetes version is supported; else report it.",
     )
 
 

@@ -26,7 +26,7 @@ from driver_manager.adapters.kube.transport import (
     WireRequest,
 )
 from driver_manager.domain.errors import ConfigError, WatchBroken
-from driver_manager.ports import Clock, Reporter
+from driver_manager.ports.base import Clock, Reporter
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -39,8 +39,8 @@ _OUT_OF_DATE = frozenset({9, 10})
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (OpenSSL, x509_vfy.h)."""
 
 _MEND_DATES = "Renew the API server's certificate, or set this node's clock if that is wrong; the next run tries again."
-_MEND_SOURCE = "Look at the file, or the plugin, that the token comes from; the next run tries again."
-_MEND_TRUST = "Set the server's address and its CA (certificate-authority) in the kubeconfig right."
+_MEND_SOURCE = "Check the file or the plugin that the token comes from; the next run tries again."
+_MEND_TRUST = "Correct the server's address and its CA (certificate-authority) in the kubeconfig."
 
 
 def load_client(kubeconfig: str | None) -> Transport:
@@ -78,14 +78,22 @@ class KubeApi:
         self._retries = Retries(clock, reporter, retry_budget_s)
         self._was_answered = False
         self._sent = 0
+        self._retry_budget_s = retry_budget_s
 
     @property
     def traffic(self) -> tuple[int, int]:
         """How many requests were sent so far, and how many of those were sent again."""
         return self._sent, self._retries.repeated
 
+    def beside(self, clock: Clock) -> KubeApi:
+        """The same server for another thread, on that thread's clock; what is sent there is counted there."""
+        other = KubeApi(self._transport, clock, self._reporter, self._retry_budget_s)
+        other._was_answered = self._was_answered
+        return other
+
     def limit_retries(self, budget_s: float) -> None:
         """From now on, spend at most `budget_s` seconds on the retries of one call, and on one read."""
+        self._retry_budget_s = min(self._retry_budget_s, budget_s)
         self._retries.limit(budget_s)
 
     def call(  # noqa: PLR0913  # what a request may be; all but the body by keyword
@@ -174,14 +182,14 @@ class KubeApi:
             yield from (line for line in lines if line.strip())
 
     def _renewed(self) -> bool:
-        """Whether the credentials were read anew, after a 401: a rotated token is on disk before the old one ends."""
+        """Whether the credentials were read again, after a 401: a rotated token is on disk before the old one ends."""
         try:
             is_renewed = self._transport.renew()
         except ConfigError as error:
             self._reporter.warn(f"API: 401, and {error.what}")
             return False
         if is_renewed:
-            self._reporter.info("API: 401; the credentials were read anew")
+            self._reporter.info("API: 401; the credentials were read again")
         return is_renewed
 
     def _send(  # noqa: PLR0913  # the parts of one request
@@ -202,7 +210,7 @@ class KubeApi:
             raise Transient(f"the credentials cannot be read: {error}", remedy=_MEND_SOURCE) from error
         except ValueError as error:
             raise ConfigError(
-                "the credentials cannot be sent: they hold characters that no header can", "Renew the kubeconfig."
+                "the credentials cannot be sent: they contain characters that a header cannot", "Renew the kubeconfig."
             ) from error
         self._was_answered = True
         return response

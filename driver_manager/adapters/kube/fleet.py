@@ -25,8 +25,8 @@ from driver_manager.domain.errors import Conflict
 from driver_manager.domain.fleet.fields import GROUP, KIND, VERSION
 from driver_manager.domain.json_patch import Operation, expect
 from driver_manager.domain.model import FIELD_MANAGER, NodeChange
-from driver_manager.fleet_ports import Change, EventAbout, FactKind, Item, Subject
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
+from driver_manager.ports.fleet import Change, EventAbout, FactKind, Item, Subject
 
 KEY_CHARS = 20
 
@@ -35,7 +35,7 @@ Letter = tuple[Feed | None, Change | BaseException]
 
 
 class KubeFleet:
-    """See `driver_manager.fleet_ports.FleetCluster`. `connect` makes one more way to the server, for a thread of it."""
+    """See `driver_manager.ports.fleet.FleetCluster`. `connect` makes one more way to the server, for a thread of it."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class KubeFleet:
             )
         except Answer as refusal:
             why = "is gone" if refusal.status == NOT_FOUND else "changed since it was read"
-            raise Conflict(f"{name} {why}", "No action needed; it is looked at again.") from refusal
+            raise Conflict(f"{name} {why}", "No action needed; it is retried.") from refusal
         return understood(self._readers[kind], answer)
 
 

@@ -23,7 +23,7 @@ from driver_manager.domain.fleet.fields import GROUP, PLURAL
 from driver_manager.domain.fleet.model import FleetNode
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.model import FIELD_MANAGER, Claim, Pod
-from driver_manager.fleet_ports import FactKind, Leader, Listed, Subject
+from driver_manager.ports.fleet import FactKind, Leader, Listed, Subject
 
 ATTEMPTS = 3
 """Of one list that the server lets expire between its pages."""
@@ -32,7 +32,7 @@ EVERY_POD = Subject(FactKind.GATE_PODS)
 
 
 class KubeDesk:
-    """See `driver_manager.fleet_ports.FleetDesk`."""
+    """See `driver_manager.ports.fleet.FleetDesk`."""
 
     def __init__(self, api: KubeApi, read: Mapping[FactKind, Reader]) -> None:
         self._api = api
@@ -49,7 +49,7 @@ class KubeDesk:
             except Answer as answer:
                 raise ConfigError(
                     f"the API server knows no {PLURAL}.{GROUP}",
-                    "Install deploy/components/rollout; docs/rollout.md says how.",
+                    "Install deploy/components/rollout; docs/rollout.md shows how.",
                 ) from answer
         raise ApiUnavailable(f"{subject} could not be listed: each list expired before its end", "Run it again.")
 
@@ -113,8 +113,8 @@ class KubeDesk:
                 passing=frozenset({NOT_FOUND, CONFLICT}),
             )
         except Answer as answer:
-            why = "is gone" if answer.status == NOT_FOUND else "is another one by now"
-            raise Conflict(f"{name} {why}", "Nothing was changed on it; look again.") from answer
+            why = "is gone" if answer.status == NOT_FOUND else "was replaced by another one"
+            raise Conflict(f"{name} {why}", "Nothing was changed; check it again.") from answer
 
 
 def _as_leader(body: Mapping[str, Any]) -> Leader:

@@ -21,7 +21,7 @@ from driver_manager.adapters.process.thread_clock import ThreadClock
 from driver_manager.domain.backoff import around_s, retry_s
 from driver_manager.domain.errors import ApiRefused, ManagerError, Terminated, WatchBroken, WatchExpired
 from driver_manager.domain.listing import sentences
-from driver_manager.fleet_ports import Change, Found, Gone, Lost, Seen, Subject
+from driver_manager.ports.fleet import Change, Found, Gone, Lost, Seen, Subject
 
 WATCH_S = 420.0
 """How long one watch lasts, more or less by a third: those of all controllers must not end together."""
@@ -40,7 +40,7 @@ Tell = Callable[[Change | BaseException], None]
 
 
 class SilentReporter:
-    """See `driver_manager.ports.Reporter`. The loop says what a thread tells it; a log has one writer."""
+    """See `driver_manager.ports.base.Reporter`. The loop says what a thread tells it; a log has one writer."""
 
     def step(self, number: int, total: int, text: str) -> None:
         """See the port."""

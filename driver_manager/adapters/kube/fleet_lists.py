@@ -17,7 +17,7 @@ from driver_manager.adapters.kube.fleet_objects import Reader
 from driver_manager.adapters.kube.fleet_paths import collection, qualified
 from driver_manager.adapters.kube.objects import as_versioned, understood
 from driver_manager.domain.errors import WatchExpired
-from driver_manager.fleet_ports import Item, Listed, Subject
+from driver_manager.ports.fleet import Item, Listed, Subject
 
 PAGE = 500
 

@@ -22,7 +22,7 @@ from driver_manager.domain.model import Node
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
 from driver_manager.domain.selectors import Selector
-from driver_manager.fleet_ports import FactKind, FollowedDaemonSet, Item
+from driver_manager.ports.fleet import FactKind, FollowedDaemonSet, Item
 
 REVISION_LABEL = "controller-revision-hash"
 """On a DaemonSet's pods and its ControllerRevisions (k8s.io/api apps/v1, ControllerRevisionHashLabelKey)."""
@@ -110,6 +110,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
         is_cordoned_by_run=keys.journal in notes and notes.get(keys.cordon) not in (None, CORDON_FOR_REBOOT),
         is_taken_by_run=keys.journal in notes,
         cleared_by=_cleared_by(notes.get(keys.journal, "")),
+        window=outcome.window if outcome is not None else None,
     )
     return _item(metadata, fact)
 
@@ -146,12 +147,19 @@ def as_gate_pod(item: Mapping[str, Any]) -> Item:
 
 
 def as_task_pod(item: Mapping[str, Any]) -> Item:
-    """The pod in `item`, for one that a rollout made for a task."""
+    """The pod in `item`, for one that a rollout made for a task: the first container's. The others are waited for.
+
+    Of these it does not matter how they ended, unless the kubelet ended the whole pod: then they may not have begun.
+    """
     metadata, status = item["metadata"], item.get("status") or {}
     labels, states = texts_of(metadata, "labels"), status.get("containerStatuses") or []
-    ended = next((one["state"]["terminated"] for one in states if (one.get("state") or {}).get("terminated")), None)
+    first = next((text_of(one, "name") for one in (item.get("spec") or {}).get("containers") or ()), "")
+    ends = {text_of(one, "name"): (one.get("state") or {}).get("terminated") for one in states}
+    ended, others = ends.pop(first, None), ends.values()
     has_ended = text_of(status, "phase") in ("Succeeded", "Failed")
     code, left = (typed(ended.get("exitCode"), int, -1), text_of(ended, "message")) if ended else (None, "")
+    if code == 0 and (not all(others) or (others and text_of(status, "reason"))):
+        code, left = None, ""
     fact = TaskPod(
         namespace=intern(text_of(metadata, "namespace")),
         name=text_of(metadata, "name"),

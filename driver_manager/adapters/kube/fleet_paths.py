@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from driver_manager.domain.fleet.fields import GROUP, PLURAL, VERSION
-from driver_manager.fleet_ports import FactKind, Subject
+from driver_manager.ports.fleet import FactKind, Subject
 
 _COLLECTIONS = {
     FactKind.ROLLOUTS: (f"/apis/{GROUP}/{VERSION}", PLURAL, f"{PLURAL}.{GROUP}"),

@@ -16,7 +16,7 @@ from driver_manager.adapters.kube.answers import CONFLICT, NOT_FOUND, Answer
 from driver_manager.adapters.kube.client import MERGE_PATCH, KubeApi
 from driver_manager.adapters.kube.objects import as_versioned, text_of, typed, understood
 from driver_manager.domain.backoff import around_s
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
 
 LEASE_S = 15
 RENEW_S = 5.0
@@ -44,7 +44,7 @@ class _Record:
 
 
 class LeaseLeadership:
-    """See `driver_manager.fleet_ports.Leadership`. `identity` is ours alone: no other process ever has it."""
+    """See `driver_manager.ports.fleet.Leadership`. `identity` is ours alone: no other process ever has it."""
 
     def __init__(self, api: KubeApi, clock: Clock, namespace: str, name: str, identity: str) -> None:
         self._api = api

@@ -24,7 +24,7 @@ CHANGED = frozenset({404, 409})
 
 
 class LeaseSlots:
-    """See `driver_manager.ports.SlotStore`."""
+    """See `driver_manager.ports.reboot.SlotStore`."""
 
     def __init__(self, api: KubeApi, namespace: str, keys: NodeKeys) -> None:
         self._api = api

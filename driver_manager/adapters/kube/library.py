@@ -16,6 +16,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError, ReadTimeoutError
 
 from driver_manager.adapters.kube import in_pod
+from driver_manager.adapters.kube.answers import FORBIDDEN, UNAUTHENTICATED
 from driver_manager.adapters.kube.transport import (
     CredentialsUnreadable,
     Response,
@@ -28,6 +29,7 @@ from driver_manager.adapters.kube.transport import (
 from driver_manager.domain.errors import ConfigError
 
 CHUNK_BYTES = 65536
+_NO_CREDENTIALS = "A plugin (exec) that is not installed here gives none: use a token, from `kubectl create token`."
 _NO_FILE = "No configuration found"
 """What the client says where no file is there (kubernetes.config.kube_config); of a bad one it says what is wrong."""
 
@@ -46,9 +48,10 @@ class Library:
         return self._client.configuration
 
     def send(self, request: WireRequest, *, connect_s: float, read_s: float) -> Response:
-        """See the port."""
+        """See the port. Raises ConfigError where the server refuses a request without any credentials, too."""
         configuration = self._client.configuration
-        headers = {**request.headers, **_authorization(configuration)}
+        authorization = _authorization(configuration)
+        headers = {**request.headers, **authorization}
         try:
             response = self._client.rest_client.pool_manager.request(
                 request.method,
@@ -62,7 +65,11 @@ class Library:
             )
         except (HTTPError, OSError) as error:
             raise _unreachable(error) from error
-        return _Response(response)
+        answer = _Response(response)
+        if answer.status in (UNAUTHENTICATED, FORBIDDEN) and not (authorization or configuration.cert_file):
+            answer.close()
+            raise ConfigError("the API server wants credentials, and the kubeconfig gave none", _NO_CREDENTIALS)
+        return answer
 
     def renew(self) -> bool:
         """See the port."""
@@ -150,9 +157,7 @@ def _client(kubeconfig: str | None) -> Any:
     except Exception as error:  # the client lets through what its YAML, base64 and TLS readers raise
         said = _said(error)
         if _NO_FILE in said:
-            said = (
-                "there is no such file" if kubeconfig else "there is neither a kubeconfig nor a service account's token"
-            )
+            said = "no such file" if kubeconfig else "no kubeconfig and no service account token"
         raise ConfigError(*no_way(kubeconfig or "", said)) from error
     configuration.retries = False
     return kube_client.ApiClient(configuration)

@@ -141,6 +141,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         has_empty_dir=any("emptyDir" in volume for volume in volumes),
         termination_grace_s=typed(spec.get("terminationGracePeriodSeconds"), int, 0),
         have_ended=_have_ended(spec, status),
+        started_s=_started_s(spec, status),
     )
 
 
@@ -204,7 +205,10 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _selector_keys(spec: Mapping[str, Any]) -> frozenset[str]:
-    """Node-label keys that the pod's placement requires: nodeSelector and required node affinity."""
+    """Node-label keys that the pod's placement requires: nodeSelector and required node affinity.
+
+    `NotIn ["false"]` is one: a switch that is on while the Node lacks it.
+    """
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     ) or {}
@@ -212,9 +216,14 @@ def _selector_keys(spec: Mapping[str, Any]) -> frozenset[str]:
         expression
         for term in affinity.get("nodeSelectorTerms") or []
         for expression in term.get("matchExpressions") or []
-        if expression.get("operator") not in ("NotIn", "DoesNotExist")
+        if expression.get("operator") not in ("NotIn", "DoesNotExist") or _is_switch(expression)
     )
     return frozenset(texts_of(spec, "nodeSelector")) | {typed(expression["key"], str, "") for expression in expressions}
+
+
+def _is_switch(expression: Mapping[str, Any]) -> bool:
+    values = expression.get("values") or []
+    return expression.get("operator") == "NotIn" and isinstance(values, list) and "false" in values
 
 
 def _config_digest(containers: Iterable[Mapping[str, Any]], annotations: Mapping[str, str]) -> str:
@@ -265,6 +274,15 @@ def _have_ended(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool | No
         "terminated" in state or (was_running and text_of(state.get("waiting") or {}, "reason") in NOT_MADE)
         for state in states
     )
+
+
+def _started_s(spec: Mapping[str, Any], status: Mapping[str, Any]) -> float | None:
+    """Since when the first of the containers runs that run now: the main ones, and init containers that stay."""
+    staying = {one.get("name") for one in spec.get("initContainers") or [] if one.get("restartPolicy") == "Always"}
+    inits = (one for one in status.get("initContainerStatuses") or [] if one.get("name") in staying)
+    running = ((one.get("state") or {}).get("running") for one in (*(status.get("containerStatuses") or []), *inits))
+    moments = (_seconds(text_of(one, "startedAt")) for one in running if one)
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 def _main_started(container: Mapping[str, Any], status: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from driver_manager.adapters.kube.answers import (
 )
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiUnavailable, WatchExpired
-from driver_manager.ports import Clock, Reporter
+from driver_manager.ports.base import Clock, Reporter
 
 if TYPE_CHECKING:
     import tenacity
@@ -103,8 +103,8 @@ class Retries:
         try:
             return self._repeated(lambda: _with_fresh_credentials(attempt, renewed), first, end)
         except Transient as error:
-            spent = "" if only_once else f" for {self._budget_s:g} s"
-            what = f"the API server did not answer usefully{spent}: {error}"
+            spent = "" if only_once else f" within {self._budget_s:g} s"
+            what = f"the API server gave no usable answer{spent}: {error}"
             raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error
 
     def _repeated(self, attempt: Callable[[], T], first: Transient, end: float) -> T:

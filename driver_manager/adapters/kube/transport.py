@@ -105,6 +105,6 @@ class Transport(Protocol):
 def no_way(where: str, why: str) -> tuple[str, str]:
     """What to say, and its remedy, where there is no usable way to the cluster; `where` is the kubeconfig or ""."""
     return (
-        f"no usable way to the cluster{f' in {where}' if where else ''}: {why}",
+        f"cannot connect to the cluster{f' with {where}' if where else ''}: {why}",
         "Set KUBECONFIG (or --kubeconfig) to a valid file, or run in a pod with a service account.",
     )

@@ -13,7 +13,7 @@ from driver_manager.domain.errors import Terminated
 
 
 class SystemClock:
-    """See `driver_manager.ports.Clock`. One per process: it owns the handlers of SIGTERM and SIGINT."""
+    """See `driver_manager.ports.base.Clock`. One per process: it owns the handlers of SIGTERM and SIGINT."""
 
     def __init__(self) -> None:
         self._asked_by = ""
@@ -48,7 +48,7 @@ class SystemClock:
     def check(self) -> None:
         """See the port."""
         if self._asked_by and not self._shields:
-            raise Terminated(f"told to end by {self._asked_by}", "Nothing: the next run goes on from what it finds.")
+            raise Terminated(f"terminated by {self._asked_by}", "No action needed: the next run continues.")
 
     def is_ending(self) -> bool:
         """See the port."""

@@ -62,7 +62,7 @@ def run(
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         _end(process)
-        return Result(TIMED_OUT, "", f"{argv[0]}: no end after {timeout_s:g} s")
+        return Result(TIMED_OUT, "", f"{argv[0]}: timed out after {timeout_s:g} s")
     return Result(process.returncode, _text(out), _text(err))
 
 

@@ -108,7 +108,7 @@ class Supervisor:
         if child.is_cut:
             return Ran(0, "", "", is_cut=True)
         if status is None:
-            return Ran(TIMED_OUT, "", f"{argv[0]}: no end after {timeout_s:g} s")
+            return Ran(TIMED_OUT, "", f"{argv[0]}: timed out after {timeout_s:g} s")
         return Ran(status, child.out.text(), child.err.text())
 
     def _clear(self, group: int) -> None:

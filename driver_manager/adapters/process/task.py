@@ -40,7 +40,7 @@ class TaskProcess:
             answer = json.loads(ran.out)
         except (ValueError, RecursionError):
             return {PROBLEM: ran.last_line}
-        return answer if isinstance(answer, dict) else {PROBLEM: "its answer is no object"}
+        return answer if isinstance(answer, dict) else {PROBLEM: "its answer is not an object"}
 
 
 def problem_in(answer: Mapping[str, Any]) -> str:

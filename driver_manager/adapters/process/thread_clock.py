@@ -12,7 +12,7 @@ from driver_manager.domain.errors import Terminated
 
 
 class ThreadClock:
-    """See `driver_manager.ports.Clock`. `end` may come from any thread; what blocks in a call ends with that call."""
+    """See `driver_manager.ports.base.Clock`. `end` may come from any thread; what blocks in a call ends with it."""
 
     def __init__(self) -> None:
         self._is_ending = threading.Event()
@@ -41,7 +41,7 @@ class ThreadClock:
     def check(self) -> None:
         """See the port."""
         if self._is_ending.is_set():
-            raise Terminated("this thread was told to end", "No action needed.")
+            raise Terminated("this thread was asked to stop", "No action needed.")
 
     def is_ending(self) -> bool:
         """See the port."""

@@ -12,7 +12,7 @@ from driver_manager.adapters.process.thread_clock import ThreadClock
 from driver_manager.adapters.prometheus.query import ask
 from driver_manager.domain.errors import Terminated
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
-from driver_manager.fleet_ports import Answered
+from driver_manager.ports.fleet import Answered
 
 EVERY_S = 30.0
 """Between two times that the same is asked."""
@@ -22,7 +22,7 @@ Ask = Callable[[MetricQuestion], tuple[MetricAnswer, bool]]
 
 
 class PrometheusServers:
-    """See `driver_manager.fleet_ports.MetricServers`. `tell` may be called from any thread."""
+    """See `driver_manager.ports.fleet.MetricServers`. `tell` may be called from any thread."""
 
     def __init__(self, tell: Tell, ask: Ask = ask, every_s: float = EVERY_S) -> None:
         self._tell = tell

@@ -40,7 +40,7 @@ class FleetEndpoint:
                 return _probed(age, is_well=not self._heartbeat.is_late)
             case "/readyz":
                 report = self._report
-                role = "leads" if report.leads else "stands by"
+                role = "leads" if report.leads else "standing by"
                 return _probed(f"{report.why_not_ready or role}\n".encode(), is_well=not report.why_not_ready)
             case "/metrics":
                 report = self._report

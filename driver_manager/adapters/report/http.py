@@ -54,7 +54,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Host ("" for all, IPv4 and IPv6) and port in `host:port`, `:port` or `[v6]:port`. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host.isascii() or not _PORT.fullmatch(port) or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not an address such as :9400 or 127.0.0.1:9400", "Mend --metrics-addr.")
+        raise ConfigError(f"{text!r} is not an address such as :9400 or 127.0.0.1:9400", "Fix --metrics-addr.")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

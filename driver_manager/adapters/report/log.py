@@ -19,7 +19,7 @@ _COLOURS = {"warning": YELLOW, "error": RED}
 
 
 class LogReporter:
-    """See `driver_manager.ports.Reporter`. `wall` gives seconds since the epoch."""
+    """See `driver_manager.ports.base.Reporter`. `wall` gives seconds since the epoch."""
 
     def __init__(self, wall: Callable[[], float], *, as_json: bool, level: str, stream: TextIO | None = None) -> None:
         self._wall = wall

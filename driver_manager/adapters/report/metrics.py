@@ -12,7 +12,7 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.metrics import Family
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
 
 EXTRA = "metrics"
 CLIENT = "prometheus_client"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from driver_manager.domain.health.metrics import HealthReport
-from driver_manager.ports import Reporter
+from driver_manager.ports.base import Reporter
 
 
 class ReadyFile:

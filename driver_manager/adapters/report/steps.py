@@ -28,7 +28,7 @@ class _Present:
 
 
 class StepList(LogReporter):
-    """See `driver_manager.ports.Reporter`. `ended` has to be called after the last step."""
+    """See `driver_manager.ports.base.Reporter`. `ended` has to be called after the last step."""
 
     def __init__(self, monotonic: Callable[[], float], *, level: str, stream: TextIO) -> None:
         super().__init__(monotonic, as_json=False, level=level, stream=stream)

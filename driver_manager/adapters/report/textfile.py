@@ -7,7 +7,7 @@ from pathlib import Path
 
 from driver_manager.adapters.host.files import replace_file
 from driver_manager.domain.metrics import Family, exposition
-from driver_manager.ports import Reporter
+from driver_manager.ports.base import Reporter
 
 
 class Textfile:

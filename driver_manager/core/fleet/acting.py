@@ -18,8 +18,8 @@ from driver_manager.domain.fleet.model import Policy
 from driver_manager.domain.fleet.node_patches import marked
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.fleet_ports import EventAbout, FactKind, FleetCluster
-from driver_manager.ports import Reporter
+from driver_manager.ports.base import Reporter
+from driver_manager.ports.fleet import EventAbout, FactKind, FleetCluster
 
 MAX_POSTED = 10_000
 """Keys of Events that are remembered."""
@@ -94,7 +94,7 @@ class Acting:
             return
         self.world.learn(NODES, item)
         why = f" ({act.record.reason})" if act.record is not None and act.record.reason else ""
-        self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'left to itself'}{why}")
+        self.reporter.info(f"node {act.node}: {act.state.value if act.state else 'no longer managed'}{why}")
         self._went_well(key, act)
 
     def _went_well(self, key: str, act: Act) -> None:
@@ -106,7 +106,7 @@ class Acting:
             case RestartPod():
                 self.cluster.delete_pod(act.namespace, act.name, act.uid)
                 self.world.end_pod(act.uid)
-                self.reporter.info(f"node {act.node}: driver pod {act.namespace}/{act.name} is restarted")
+                self.reporter.info(f"node {act.node}: driver pod {act.namespace}/{act.name} is being restarted")
             case CreatePod():
                 made = self.cluster.create_pod(act.namespace, act.body)
                 self.unmade.pop(rollout.key, None)
@@ -116,7 +116,7 @@ class Acting:
                         f"Delete it: kubectl -n {act.namespace} delete pod {act.name}",
                     )
                 self.world.learn(self.world.tasks, made)
-                self.reporter.info(f"node {act.node}: {act.task.value} pod {act.namespace}/{act.name} is made")
+                self.reporter.info(f"node {act.node}: {act.task.value} pod {act.namespace}/{act.name} is created")
             case DeletePod():
                 self.cluster.delete_pod(act.namespace, act.name, act.uid)
                 self.world.end_pod(act.uid)
@@ -129,7 +129,7 @@ class Acting:
         template = self.world.template(policy, act.revision)
         if not template:
             raise ConfigError(
-                f"revision {act.revision} of DaemonSet {policy.daemon_set} is not there any more",
+                f"revision {act.revision} of DaemonSet {policy.daemon_set} no longer exists",
                 "Set the DaemonSet's template by hand.",
             )
         item = self.cluster.set_template(rollout.namespace, policy.daemon_set, template, act.resource_version)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from driver_manager.core.fleet.acting import Acting
 from driver_manager.core.fleet.gauges import Gauges
@@ -18,14 +18,15 @@ from driver_manager.core.fleet.hearing import Hearing
 from driver_manager.core.fleet.rests import Rests
 from driver_manager.core.fleet.world import FleetWorld
 from driver_manager.domain.errors import Conflict, ManagerError, Terminated
-from driver_manager.domain.fleet.acts import FleetDecision
+from driver_manager.domain.fleet.acts import Act, FleetDecision
 from driver_manager.domain.fleet.metrics import FleetReport
 from driver_manager.domain.fleet.model import Fleet, Policy
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
 from driver_manager.domain.json_merge import merge_patch, without_blanks
 from driver_manager.domain.profile import Profile
-from driver_manager.fleet_ports import (
+from driver_manager.ports.base import Clock, Reporter
+from driver_manager.ports.fleet import (
     Answered,
     Change,
     FactKind,
@@ -35,7 +36,6 @@ from driver_manager.fleet_ports import (
     Lost,
     MetricServers,
 )
-from driver_manager.ports import Clock, Reporter
 
 SETTLE_S = 0.05
 """What comes within this time after the first change is decided on together with it."""
@@ -53,6 +53,8 @@ MAX_AT_ONCE = 20
 """So many decisions in a row may each follow at once from what the one before did. One more waits a second."""
 
 LEASE = "the Lease"
+
+ActT = TypeVar("ActT", bound=Act)
 
 Advance = Callable[[Fleet, float], FleetDecision]
 
@@ -169,7 +171,7 @@ class FleetController:
             try:
                 self._ports.leadership.release()
             except ManagerError as error:
-                self._ports.reporter.warn(f"the lead could not be given back: {error.what}; it runs out by itself")
+                self._ports.reporter.warn(f"the Lease could not be released: {error.what}; it expires by itself")
 
     # what is told
 
@@ -222,14 +224,7 @@ class FleetController:
 
     def _let_go(self) -> None:
         """Nodes that a rollout has left behind which is no more are nobody's."""
-        end_s = self._ports.clock.monotonic() + PASS_S
-        for act in self._world.orphans():
-            if self._ports.clock.monotonic() >= end_s:
-                self._wake(0.0)
-                return
-            if not self._may_act():
-                self._wake(UNSURE_S)
-                return
+        for act in self._in_time(self._world.orphans()):
             self._acting.mark(act)
 
     def _refuse(self, rollout: RolloutObject) -> None:
@@ -250,7 +245,8 @@ class FleetController:
         if decision.again_s is not None:
             self._again_s = min(self._again_s, max(decision.again_s, now_s + LEAST_S))
         before = self._acts.total()
-        self._act(rollout, policy, decision)
+        for act in self._in_time(decision.acts):
+            self._acting.do(act, rollout, policy)
         if self._acts.total() > before or self._acting.blocked() != blocked:
             self._follow_up()
             # The next decision, which follows at once, sees what was done and what failed; every other one is shown in
@@ -264,16 +260,17 @@ class FleetController:
         if is_refused or (is_shown and decision.memory != rollout.memory):
             self._follow_up()
 
-    def _act(self, rollout: RolloutObject, policy: Policy, decision: FleetDecision) -> None:
+    def _in_time(self, acts: Iterable[ActT]) -> Iterator[ActT]:
+        """Those of `acts` that may be done in this pass; what is left is decided on again."""
         end_s = self._ports.clock.monotonic() + PASS_S
-        for act in decision.acts:
+        for act in acts:
             if self._ports.clock.monotonic() >= end_s:
                 self._wake(0.0)
                 return
             if not self._may_act():
                 self._wake(UNSURE_S)
                 return
-            self._acting.do(act, rollout, policy)
+            yield act
 
     def _follow_up(self) -> None:
         """What was done may call for more: decide again, at once unless that goes on without an end."""

@@ -14,7 +14,7 @@ from driver_manager.domain.fleet.acts import FleetDecision, Phase
 from driver_manager.domain.fleet.figures import RolloutFigures, figures, pace
 from driver_manager.domain.fleet.forecast import GOING_ON, plan
 from driver_manager.domain.fleet.model import Fleet
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
 
 ESTIMATE_S = 60.0
 """Between two estimates of one rollout: as often as somebody scrapes them."""

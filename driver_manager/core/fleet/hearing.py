@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
-from driver_manager.fleet_ports import Answered, MetricServers
+from driver_manager.ports.fleet import Answered, MetricServers
 
 
 class Hearing:

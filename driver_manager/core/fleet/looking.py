@@ -13,7 +13,7 @@ from driver_manager.domain.fleet.fields import KIND
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.listing import several
-from driver_manager.fleet_ports import FactKind, FleetDesk, Subject
+from driver_manager.ports.fleet import FactKind, FleetDesk, Subject
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def chosen(world: FleetWorld, namespace: str, name: str) -> RolloutObject:
     if len(rollouts) == 1 and not name:
         return next(iter(rollouts.values()))
     if not rollouts:
-        raise ConfigError(f"there is no {KIND} in namespace {namespace}", "Name another namespace with -n.")
+        raise ConfigError(f"there is no {KIND} in namespace {namespace}", "Use another namespace with -n.")
     names = several(sorted(rollouts))
     if name:
-        raise ConfigError(f"there is no {KIND} {name} in namespace {namespace}", f"There is: {names}.")
-    raise ConfigError(f"namespace {namespace} has {len(rollouts)} rollouts", f"Name one of them: {names}.")
+        raise ConfigError(f"there is no {KIND} {name} in namespace {namespace}", f"Use one of: {names}.")
+    raise ConfigError(f"namespace {namespace} has {len(rollouts)} rollouts", f"Use one of: {names}.")

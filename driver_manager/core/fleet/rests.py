@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, ManagerError
-from driver_manager.ports import Clock, Reporter
+from driver_manager.ports.base import Clock, Reporter
 
 STUBBORN = 3
 """After so many failures in a row it is no accident any more that something fails."""

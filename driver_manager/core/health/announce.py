@@ -1,4 +1,4 @@
-"""Brings a notice of health-watch to the Node: the state as a label, and one Event.
+"""Brings a notice of health-watch to the Node: the state as a label, and one Event. Or the end of a window.
 
 Runs in a process of its own, which may be killed between any two requests and is then begun again. Depends on ports
 only.
@@ -6,14 +6,18 @@ only.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from driver_manager.core.node.cas import patch_until_current
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.notices import Notice
 from driver_manager.domain.health.wedge import NoticeKind
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.domain.node_state import NodeState, label, outcome_on, state_on
+from driver_manager.domain.node_state import NodeState, encode, label, outcome_on, state_on
 from driver_manager.domain.profile import NodeKeys
-from driver_manager.ports import Cluster, Reporter
+from driver_manager.domain.window import Window
+from driver_manager.ports.base import Reporter
+from driver_manager.ports.node import Cluster
 
 _YIELDS_TO_A_WEDGE = (None, NodeState.READY, NodeState.FAILED)
 """States that a wedge takes the place of. The others are a run's that has the node, or ask for a reboot already."""
@@ -36,6 +40,19 @@ def announce(cluster: Cluster, reporter: Reporter, keys: NodeKeys, notice: Notic
         cluster.record_event(notice.event, notice.message, warning=is_bad, key=notice.key)
     if failed is not None:
         raise failed
+
+
+def announce_window(cluster: Cluster, reporter: Reporter, keys: NodeKeys, window: Window) -> None:
+    """Show that `window` is over where the Node's last outcome has just this one open. Raises as the port."""
+
+    def change(node: Node) -> NodeChange:
+        outcome = outcome_on(node, keys)
+        there = outcome.window if outcome is not None else None
+        if outcome is None or there is None or not there.is_open or there.began_s != window.began_s:
+            return NodeChange()
+        return NodeChange(annotations={keys.last_outcome: encode(replace(outcome, window=window))})
+
+    patch_until_current(cluster, reporter, change)
 
 
 def _change(node: Node, keys: NodeKeys, notice: Notice) -> NodeChange:

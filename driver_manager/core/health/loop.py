@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from driver_manager.core.health.client_talk import ClientTalk
 from driver_manager.core.health.node_talk import NodeTalk
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health import machine, marks, record, surroundings
@@ -16,7 +17,8 @@ from driver_manager.domain.health.marks import MarkChange
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.model import Health, ProbeResult
-from driver_manager.ports import Clock, EvidenceKeeper, HealthMarks, NodeNotifier, Prober, Reporter
+from driver_manager.ports.base import Clock, Reporter
+from driver_manager.ports.health import EvidenceKeeper, HealthMarks, NodeNotifier, Prober
 
 PATIENCE_INTERVALS = 3
 """A suspicion that is older than so many intervals (and probes) when a process starts is no longer consecutive."""
@@ -68,9 +70,12 @@ class HealthWatch:
         self._recorded = ""
         self._boot_id = ""
         self._is_ready = False
+        self._returned = "", ""
         self._keeper = ports.keeper
         self._evidence_of: int | None = None
         self._talk = NodeTalk(ports.notifier, ports.clock, self._warn)
+        self._clients = ClientTalk(ports.notifier, ports.clock, ports.reporter, self._warn)
+        self._serves = ""
 
     @property
     def report(self) -> HealthReport:
@@ -106,6 +111,7 @@ class HealthWatch:
             with self._marks.alone() as seen:
                 self._judge(result, seen, begun)
                 self._settle(seen)
+                self._note_return(seen)
         except ManagerError as error:
             if self._clock.is_ending():
                 raise
@@ -127,7 +133,7 @@ class HealthWatch:
                 if self._history.stuck is not None:
                     self._prober.inherit(self._history.stuck)
                 if self._history.state is not HealthState.STARTING:
-                    self._reporter.info(f"going on as {self._history.name}: {self._history.reason}")
+                    self._reporter.info(f"continuing as {self._history.name}: {self._history.reason}")
             return self._why_hold(seen)[0]
 
     def _why_hold(self, seen: Surroundings) -> tuple[str, bool]:
@@ -178,7 +184,7 @@ class HealthWatch:
             )
             tell(f"{before.name} → {after.name}: {muted or said.reason}")
         if after.is_flapping is not before.is_flapping:
-            self._reporter.warn("flapping" if after.is_flapping else "no longer flapping")
+            self._reporter.warn("driver health is flapping" if after.is_flapping else "driver health is stable again")
 
     def _settle(self, seen: Surroundings) -> None:
         """Bring the host's marks to what the state calls for. What fails is tried again at the next turn."""
@@ -193,7 +199,26 @@ class HealthWatch:
         if failed is not None:
             raise failed
         is_blocked = history.state is HealthState.WEDGED and bool(seen.marker_problem)
-        self._warn("marker", f"no recovery marker is written: {seen.marker_problem}" if is_blocked else "")
+        self._warn("marker", f"the recovery marker is not written: {seen.marker_problem}" if is_blocked else "")
+
+    def _note_return(self, seen: Surroundings) -> None:
+        """Once for each load of the driver, when it is first seen to serve."""
+        load = seen.boot_id, seen.driver
+        self._serves = seen.driver if self._is_serving(seen) else ""
+        if load == self._returned or not self._serves:
+            return
+        window = self._marks.note_return()
+        self._returned = load
+        self._clients.owe(seen.driver)
+        if window is not None:
+            self._reporter.info(f"the driver is back: {window.sentence()}")
+            self._talk.owe(window)
+
+    def _is_serving(self, seen: Surroundings) -> bool:
+        """By the probe; where no probe has told anything yet, as without a tool, by the ready marker."""
+        state = self._history.state if self._history is not None else None
+        is_marked = seen.ready is True and seen.is_loaded and not seen.is_reconciling
+        return state is HealthState.HEALTHY or (state is HealthState.STARTING and is_marked)
 
     def _do(self, act: MarkChange, history: History, seen: Surroundings) -> None:
         match act:
@@ -223,7 +248,7 @@ class HealthWatch:
             self._warn("record", "")
         except ManagerError as error:
             self._recorded = ""
-            self._warn("record", f"a restart would forget what was seen: {error.what}")
+            self._warn("record", f"a restart would lose the history: {error.what}")
 
     def _tell(self, result: ProbeResult | None, took_s: float) -> None:
         last, samples = self._report, dict(self._report.samples)
@@ -272,6 +297,8 @@ class HealthWatch:
         if told != history:
             self._history = told
             self._remember()
+        self._talk.tell_window()
+        self._clients.restart(self._serves)
 
     def _warn(self, topic: str, text: str) -> None:
         """Say a trouble once, as long as it is the same; an empty `text` says that it is over."""

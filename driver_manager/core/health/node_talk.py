@@ -9,12 +9,15 @@ from driver_manager.domain.health import machine, notices
 from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.health.notices import Notice
 from driver_manager.domain.health.surroundings import Mute
-from driver_manager.ports import Clock, NodeNotifier
+from driver_manager.domain.window import Window
+from driver_manager.ports.base import Clock
+from driver_manager.ports.health import NodeNotifier
 
 Warn = Callable[[str, str], None]
 """Says a trouble of a topic once, as long as it is the same; an empty text says that it is over."""
 
-TOPIC, MUTE_TOPIC = "node", "mute of the node"
+TOPIC, MUTE_TOPIC, WINDOW_TOPIC = "node", "mute of the node", "window on the node"
+WINDOW_TRIES = 3
 LOOK_S = 300.0
 """How often a Node with a wedged driver is asked whether somebody muted the watch meanwhile, in seconds."""
 
@@ -30,6 +33,8 @@ class NodeTalk:
         self._failed = 0
         self._next_s: float | None = 0.0
         self._asked_s = clock.monotonic()
+        self._window: Window | None = None
+        self._window_tries = 0
 
     def asks(self, history: History, would_wedge: Callable[[], bool]) -> bool:
         """Whether the Node is to be asked now if it mutes the watch: before a wedge is declared, and then and again.
@@ -51,7 +56,7 @@ class NodeTalk:
             return None
         self._asked_s = self._clock.monotonic()
         answer = self._notifier.mute()
-        doubt = f"whether the Node mutes health-watch is not known: {answer.problem}" if answer.problem else ""
+        doubt = f"unknown whether the Node mutes health-watch: {answer.problem}" if answer.problem else ""
         self._warn(MUTE_TOPIC, answer.garbage or doubt)
         return machine.held(answer.mute, self._clock.wall()) if answer.mute is not None else None
 
@@ -75,9 +80,24 @@ class NodeTalk:
         self._warn(TOPIC, "")
         return replace(history, wedge=replace(history.wedge, told=notice.kind))
 
+    def owe(self, window: Window) -> None:
+        """The Node is to be told that this window is over."""
+        if self._notifier is not None:
+            self._window, self._window_tries = window, WINDOW_TRIES
+
+    def tell_window(self) -> None:
+        """Tell it what it is owed; a figure that cannot be brought in some turns is given up. Raises Terminated."""
+        if self._notifier is None or self._window is None:
+            return
+        problem = self._notifier.tell_window(self._window)
+        self._window_tries -= 1
+        if not problem or not self._window_tries:
+            self._window = None
+        self._warn(WINDOW_TOPIC, f"the end of the window was not reported on the Node: {problem}" if problem else "")
+
     def _put_off(self, notice: Notice, problem: str) -> None:
         self._failed += 1
         wait_s = notices.retry_after_s(self._failed)
         self._next_s = None if wait_s is None else self._clock.monotonic() + wait_s
-        end = "it is given up until the next change" if wait_s is None else "it is tried again"
+        end = "not retried until the next change" if wait_s is None else "it is retried"
         self._warn(TOPIC, f"{notice.undone}: {problem}; {end}")

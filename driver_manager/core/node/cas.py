@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from driver_manager.domain.errors import ApiUnavailable, Conflict
 from driver_manager.domain.model import Node, NodeChange
-from driver_manager.ports import Cluster, Reporter
+from driver_manager.ports.base import Reporter
+from driver_manager.ports.node import Cluster
 
 ATTEMPTS = 10
 """How often the patch is computed anew when somebody else changes the Node at the same moment."""
@@ -36,5 +37,5 @@ def patch_until_current(
         try:
             return cluster.patch_node(change, node.resource_version)
         except Conflict as error:
-            reporter.info(f"{error.what}; looking again")
+            reporter.info(f"{error.what}; reading it again")
     raise ApiUnavailable(f"the Node kept changing: {ATTEMPTS} patches conflicted", remedy)

@@ -5,7 +5,8 @@ Owns the eviction loop. Which pods it concerns is `driver_manager.domain.pods.wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 
 from driver_manager.core.pods.saying import said_meanwhile
 from driver_manager.core.pods.watch import PodWait
@@ -17,7 +18,8 @@ from driver_manager.domain.listing import several
 from driver_manager.domain.model import Pod, PodList
 from driver_manager.domain.pod_changes import EvictionOutcome
 from driver_manager.domain.pods.workloads import AFTER_GRACE_S, PodAction, Workload, grace_s, with_action
-from driver_manager.ports import Clock, Cluster, Reporter
+from driver_manager.ports.base import Clock, Reporter
+from driver_manager.ports.node import Cluster
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 15.0
@@ -25,6 +27,20 @@ LAST_RETRY_S = 15.0
 
 REHEARSAL_S = 15.0
 """What a rehearsal may take: it only warns, and a slow API server is not to hold up the run for it."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Pods whose eviction would be refused, by name, each with the reason; whether there was time for all."""
+
+    refused: tuple[tuple[Pod, str], ...] = ()
+    is_whole: bool = True
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One line for each refusal, and one for what was not asked."""
+        lines = tuple(f"the eviction of {pod} would be refused now: {why}" for pod, why in self.refused)
+        return lines if self.is_whole else (*lines, f"not every eviction was checked within {REHEARSAL_S:g} s")
 
 
 class Evictor:
@@ -48,35 +64,39 @@ class Evictor:
         going, begun = tuple(leaving), self._clock.monotonic()
         terminating = with_action(going, PodAction.WAIT)
         latest = max([0.0, *(begun + grace_s(one.pod) + AFTER_GRACE_S for one in terminating)])
-        pending = {one.pod.uid: one for one in with_action(going, PodAction.EVICT)}
-        latest = max(latest, self._evict(pending, asking))
+        latest = max(latest, self.ask(with_action(going, PodAction.EVICT), asking))
         uids = frozenset(one.pod.uid for one in going)
         wait = PodWait(self._cluster, self._clock, self._reporter, lambda pod: pod.uid in uids and not pod.has_left)
         wait.until_gone(known, limit.until(max(asking.end, latest)))
         return wait.present
 
-    def rehearse(self, pods: Iterable[Pod]) -> tuple[str, ...]:
-        """One line for each pod whose eviction the API server would refuse now; nothing is evicted.
+    def rehearse(self, pods: Iterable[Pod]) -> Rehearsal:
+        """What the API server would answer now; nothing is evicted.
 
         Raises ApiRefused where no eviction is ours to make, Terminated.
         """
-        refused, end = list[str](), Deadline.after(REHEARSAL_S, self._clock.monotonic)
-        for pod in pods:
+        end, unasked = Deadline.after(REHEARSAL_S, self._clock.monotonic), list(pods)
+        answers = list(self._cluster.evict_each(self._until(end, unasked), dry_run=True))
+        refused = [(pod, answer.why) for pod, answer in answers if answer.outcome is EvictionOutcome.BLOCKED]
+        return Rehearsal(tuple(sorted(refused, key=lambda one: str(one[0]))), is_whole=not unasked)
+
+    def _until(self, end: Deadline, pods: list[Pod]) -> Generator[Pod, None, None]:
+        """`pods` one by one, taken out, until `end` is over."""
+        while pods:
             self._clock.check()
             if end.is_over:
-                refused.append(f"not every eviction was rehearsed within {REHEARSAL_S:g} s")
-                break
-            answer = self._cluster.evict(pod, dry_run=True)
-            if answer.outcome is EvictionOutcome.BLOCKED:
-                refused.append(f"the eviction of {pod} would be refused now: {answer.why}")
-        return tuple(refused)
+                return
+            yield pods.pop(0)
 
-    def _evict(self, pending: dict[str, Workload], asking: Deadline) -> float:
-        """Ask until each of `pending` was let go; the moment by which the last of them has to be gone."""
-        said = dict[str, str]()
+    def ask(self, leaving: Iterable[Workload], asking: Deadline) -> float:
+        """Ask until each of `leaving` was let go; the moment by which the last of them has to be gone, monotonic.
+
+        Raises EvictionRefused for what is still refused when `asking` is over, ApiRefused, Terminated.
+        """
+        pending, said = {one.pod.uid: one for one in leaving}, dict[str, str]()
 
         def refusals() -> str:
-            return f"{len(pending)} pod(s) are not let go: {_answers(pending, said)}"
+            return f"{len(pending)} pod(s) may not be evicted yet: {_answers(pending, said)}"
 
         with said_meanwhile(self._clock, self._reporter, asking, refusals):
             return self._asked(pending, said, asking)
@@ -110,23 +130,28 @@ class Evictor:
         Seconds that the API server asks to wait, and the moment by which those let go have to be gone.
         """
         asked_s, gone_by = 0.0, 0.0
-        for uid, one in list(pending.items()):
-            self._clock.check()
-            if said and self._clock.monotonic() > asking.end:  # at the end itself, once more
-                break
-            self._check_owner()
-            answer = self._cluster.evict(one.pod)
+        leaving = self._allowed(tuple(one.pod for one in pending.values()), said, asking)
+        for pod, answer in self._cluster.evict_each(leaving):
             if answer.outcome is EvictionOutcome.BLOCKED:
                 asked_s = max(asked_s, answer.retry_after_s)
-                if said.get(uid) != answer.why:
-                    self._reporter.info(f"the eviction of {one} is refused: {answer.why}; trying again")
-                said[uid] = answer.why
+                if said.get(pod.uid) != answer.why:
+                    self._reporter.info(f"the eviction of {pending[pod.uid]} is refused: {answer.why}; trying again")
+                said[pod.uid] = answer.why
                 continue
-            del pending[uid]
+            one = pending.pop(pod.uid)
             is_gone = answer.outcome is EvictionOutcome.GONE
-            gone_by = max(gone_by, self._clock.monotonic() + (0.0 if is_gone else grace_s(one.pod) + AFTER_GRACE_S))
+            gone_by = max(gone_by, self._clock.monotonic() + (0.0 if is_gone else grace_s(pod) + AFTER_GRACE_S))
             self._reporter.info(f"{one} {'was gone already' if is_gone else 'is being evicted'}")
         return asked_s, gone_by
+
+    def _allowed(self, pods: tuple[Pod, ...], said: dict[str, str], asking: Deadline) -> Generator[Pod, None, None]:
+        """`pods` one by one, each right before it is asked for, as long as we may: see `_round`."""
+        for pod in pods:
+            self._clock.check()
+            if said and self._clock.monotonic() > asking.end:  # at the end itself, once more
+                return
+            self._check_owner()
+            yield pod
 
 
 def _answers(pending: dict[str, Workload], said: dict[str, str]) -> str:
@@ -136,8 +161,8 @@ def _answers(pending: dict[str, Workload], said: dict[str, str]) -> str:
 def _refused(pending: dict[str, Workload], said: dict[str, str], timeout_s: float) -> EvictionRefused:
     error = EvictionRefused(
         f"{len(pending)} pod(s) could not be evicted within {timeout_s:g} s: {_answers(pending, said)}",
-        "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), or end the pods; the next "
-        "run tries again.",
+        "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), or delete the pods; the "
+        "next run tries again.",
     )
     error.blockers = tuple(map(pod_blocker, pending))
     return error

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.waiting import SAID_EVERY_S, still_waiting
-from driver_manager.ports import Clock, Reporter
+from driver_manager.ports.base import Clock, Reporter
 
 
 def said_meanwhile(

@@ -20,7 +20,8 @@ from driver_manager.domain.listing import several
 from driver_manager.domain.model import Node, Pod, PodList
 from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from driver_manager.domain.pods.operands import why_still_there
-from driver_manager.ports import Clock, Cluster, Reporter
+from driver_manager.ports.base import Clock, Reporter
+from driver_manager.ports.node import Cluster
 
 WATCH_S = 240.0
 """About the longest single watch; servers end theirs after 5 to 10 minutes, so ours ends first and in order."""
@@ -96,7 +97,7 @@ class _Wait(ABC, Generic[T]):
                 self._reporter.warn(f"{error.what}; watching again")
                 self._pause(deadline)
             except ApiRefused as error:
-                self._reporter.warn(f"{error.what}; looking every {POLL_S:g} s instead")
+                self._reporter.warn(f"{error.what}; polling every {POLL_S:g} s instead")
                 self._may_watch = False
         return True
 
@@ -202,7 +203,7 @@ class RestartWait(PodWait):
     """Waits until pods have left that somebody else deletes, whenever they like."""
 
     def _why_not_done(self) -> str:
-        return f"the node is cleared; waits for {several(self._remaining.values())} to be deleted"
+        return f"the node is cleared; waiting for {several(self._remaining.values())} to be deleted"
 
 
 def _reasons(pods: Iterable[Pod]) -> str:

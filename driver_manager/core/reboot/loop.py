@@ -29,7 +29,9 @@ from driver_manager.domain.reboot.record import Attempt, Pending, Record, event_
 from driver_manager.domain.reboot.slots import SlotHolder, SlotsUnreadable
 from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState
-from driver_manager.ports import Clock, Cluster, NodeDrainer, RebootHost, Reporter, SlotStore
+from driver_manager.ports.base import Clock, Reporter
+from driver_manager.ports.node import Cluster
+from driver_manager.ports.reboot import NodeDrainer, RebootHost, SlotStore
 
 MAX_ACTS = 40
 """More than any round needs: a round that does not end is looked at again after the interval."""
@@ -99,7 +101,7 @@ class Rebooter:
                 if decision.act in ENDS:
                     self._last_trouble = ""
                     return decision
-            raise Conflict(f"no end after {MAX_ACTS} steps", "Nothing: it is tried again.")
+            raise Conflict(f"not finished after {MAX_ACTS} steps", "No action needed; it is retried.")
         except Terminated:
             raise
         except ManagerError as error:
@@ -254,7 +256,7 @@ class Rebooter:
         since_s = state.snapshot.uptime_s if pending.refused_s is None else pending.refused_s
         refused = replace(pending, commanded_s=None, refused_s=since_s, refusal=reason[:REASON_CHARS])
         self._ports.host.keep(replace(state.record, pending=refused, reason=what))
-        limit = f"{self._policy.grace_s:g} s after the first refusal the reboot is given up"
+        limit = f"the reboot is abandoned {self._policy.grace_s:g} s after the first refusal"
         raise ModuleFailed(what, f"Remove what inhibits it; {limit}.")
 
     def _force(self, state: RebootState, _: str) -> None:
@@ -287,7 +289,7 @@ class Rebooter:
         except Terminated:
             raise
         except ManagerError as error:
-            self._ports.reporter.warn(f"no evidence is saved: {error.what}")
+            self._ports.reporter.warn(f"evidence is not saved: {error.what}")
 
     def _clean_up(self, state: RebootState, _: str) -> None:
         self._patch(cleaned(state), None)
@@ -344,7 +346,7 @@ class Rebooter:
     def _leave_slot(self, uids: set[str]) -> None:
         seen = self._ports.slots.read(self._policy.max_concurrent)
         if seen.problem:
-            raise SlotsUnreadable(f"the slot cannot be given back: {seen.problem}", "Mend or delete the Lease.")
+            raise SlotsUnreadable(f"the slot cannot be released: {seen.problem}", "Fix or delete the Lease.")
         # By name as well: the record may have come with a copy of another node's disk.
         mine = (holder.uid for holder in seen.slots.holders if holder.node == self._policy.node)
         left = seen.slots.without(frozenset(uids.intersection(mine)))
@@ -362,9 +364,9 @@ class Rebooter:
                 self._ports.cluster.limit_retries(HURRY_S)
                 state = self._observed()
                 if state.here is not None and state.here.commanded_s is None:
-                    self._release(state, "told to end")
+                    self._release(state, "asked to stop")
             except ManagerError as error:
-                self._ports.reporter.warn(f"not given back: {error.what}; the next process does it")
+                self._ports.reporter.warn(f"not released: {error.what}; the next process releases it")
 
     def _patch(self, change: NodeChange, resource_version: str | None) -> None:
         if not change.is_empty:

@@ -18,14 +18,15 @@ from driver_manager.domain.pods.workloads import (
     workloads,
 )
 from driver_manager.domain.profile import Profile
-from driver_manager.ports import Clock, Cluster, Reporter
+from driver_manager.ports.base import Clock, Reporter
+from driver_manager.ports.node import Cluster
 
 MOST_S = 3600.0
 """However long the grace of a pod is."""
 
 
 class NodeDrain:
-    """See `driver_manager.ports.Workloads`."""
+    """See `driver_manager.ports.reboot.NodeDrainer`."""
 
     def __init__(
         self, cluster: Cluster, clock: Clock, reporter: Reporter, profile: Profile, rules: EvictionRules
@@ -42,7 +43,7 @@ class NodeDrain:
         stuck = with_action(found, PodAction.BLOCK)
         if stuck:
             return tuple(f"{one}: {one.why} ({one.remedy})" for one in stuck)
-        return self._evictor.rehearse(one.pod for one in with_action(found, PodAction.EVICT))
+        return self._evictor.rehearse(one.pod for one in with_action(found, PodAction.EVICT)).warnings
 
     def clear(self) -> None:
         """See the port."""

@@ -12,7 +12,7 @@ from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.ports import Ports
+from driver_manager.ports.node import Ports
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ class DriverRoot:
         names = {pod.uid: str(pod) for pod in self._context.situation.obs.pods.pods}
         for pod_uid in bound:
             self._context.ports.reporter.warn(
-                f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root: restart it to give it the new one"
+                f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root: restart it so that it sees the "
+                "new one"
             )
 
     def _remove(self, step: RemoveArtifacts) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from driver_manager.core.pods.saying import said_meanwhile
+from driver_manager.core.swap.client_gap import ClientGap
 from driver_manager.core.swap.context import RunContext
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
@@ -31,16 +32,22 @@ from driver_manager.domain.swap.steps.modules import (
     AnyModuleStep,
     LoadModules,
     RecordDigest,
+    RemoveConflicting,
+    SetFirmwarePath,
     StopServices,
     UnloadModules,
     WaitForDevice,
 )
+from driver_manager.domain.window import Part
 
 DEVICE_POLL_S = 0.2
 """The kernel has no event for a falling module reference count, so it is looked at."""
 
 HOLDERS_LOOK_S = 5.0
 """Between two looks at all processes while the number of users stays the same."""
+
+WORK_POLL_S = 2.0
+"""Between two samples of a probe that tells whether devices are at work."""
 
 DEVICE_NODES_S = 15.0
 ROLLBACK_UNLOAD_S = 10.0
@@ -61,10 +68,14 @@ SERVICE_S = 90.0
 class DriverSwap:
     """The driver of one host."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, flip_back: Callable[[], None]) -> None:
+        """`flip_back` makes the driver root lead to the old driver again."""
         self._context = context
+        self._flip_back = flip_back
         self._free_by: Deadline | None = None
+        self._gap: ClientGap | None = None
         self._in_use = "the device"
+        self._has_loaded = False
 
     def do(self, step: AnyModuleStep) -> None:
         """Do `step`. Raises DriverBusy, ModuleFailed, ConfigError, OwnedElsewhere."""
@@ -73,8 +84,15 @@ class DriverSwap:
                 self._stop_services(step)
             case WaitForDevice():
                 self._wait_for_device(step)
+            case RemoveConflicting():
+                self._remove_conflicting(step)
+            case SetFirmwarePath():
+                with self._context.effect():
+                    self._context.ports.host.set_firmware_path(step.path)
             case UnloadModules():
+                self._gap = ClientGap(self._context, step.clients) if step.clients else None
                 self._unload_all(self._context.situation.host.previous_source)
+                self._gap = None
             case LoadModules():
                 self._load_modules(step)
             case RecordDigest():
@@ -87,6 +105,17 @@ class DriverSwap:
             with self._context.effect():
                 self._context.ports.host.stop_service(name, self._context.soon(SERVICE_S))
 
+    def _remove_conflicting(self, step: RemoveConflicting) -> None:
+        for name in step.names:
+            try:
+                with self._context.effect():
+                    self._context.ports.host.remove_conflicting(name, self._context.soon(UNLOAD_S))
+            except ModuleBusy as error:
+                raise DriverBusy(
+                    error.what, f"Stop what uses {name}; or blacklist it on the host and reboot."
+                ) from error
+            self._context.ports.reporter.info(f"conflicting module {name} is unloaded")
+
     def _wait_for_device(self, step: WaitForDevice) -> None:
         ports, free_by = self._context.ports, self._context.deadline.within(step.timeout_s)
         self._free_by = free_by
@@ -94,6 +123,26 @@ class DriverSwap:
             self._until_free(free_by, frozenset(step.apart))
 
     def _until_free(self, free_by: Deadline, apart: frozenset[str]) -> None:
+        self._until_unused(free_by, apart)
+        # What those pods do that stay until the unload is work as well.
+        while at_work := () if apart else self._at_work():
+            if free_by.is_over:
+                raise self._busy(f"the devices are still at work after {free_by.allowed_s:g} s: {several(at_work)}")
+            self._in_use = f"devices at work: {several(at_work)}"
+            self._context.ports.clock.sleep(WORK_POLL_S)
+            self._until_unused(free_by, apart)
+
+    def _at_work(self) -> tuple[str, ...]:
+        """What is at work on the devices though no process has them open, where the profile's probe tells."""
+        situation = self._context.situation
+        probe = situation.profile.probe
+        if probe is None or not probe.tells_idle:
+            return ()
+        loaded_from = situation.host.previous_source
+        root = loaded_from.root if loaded_from is not None else situation.profile.paths.driver_root
+        return self._context.ports.host.probe(root, self._context.soon(PROBE_MORE_S + probe.timeout_s)).busy
+
+    def _until_unused(self, free_by: Deadline, apart: frozenset[str]) -> None:
         ports, said = self._context.ports, ""
         look: Deadline | None = None
         while busy := [module for module in ports.host.modules().values() if users(module)]:
@@ -156,7 +205,9 @@ class DriverSwap:
                 self._context.ports.clock.check()
                 if not removed:
                     self._keep_evidence(loaded)
-                name = unload_order(loaded)[0]
+                    if self._gap is not None:
+                        self._gap.open()
+                name = unload_order(loaded, self._context.situation.profile.modules.order)[0]
                 if name in removed:
                     raise ModuleFailed(f"module {name} came back after it was unloaded", "Find what loads it again.")
                 self._unload_one(loaded[name])
@@ -187,9 +238,15 @@ class DriverSwap:
                 with self._context.effect():
                     return self._context.ports.host.unload(module.name, self._context.soon(UNLOAD_S))
             except ModuleBusy as error:
-                if self._free_by is None or self._free_by.is_over:
+                if not self._may_get_free():
                     raise self._busy(error.what) from error
                 self._context.ports.clock.sleep(DEVICE_POLL_S)
+
+    def _may_get_free(self) -> bool:
+        """Whether a module that is busy may be free in a moment."""
+        if self._gap is not None:
+            return self._gap.goes_on()
+        return self._free_by is not None and not self._free_by.is_over
 
     def _reload(self, removed: list[str], source: DriverSource | None) -> None:
         """Put back modules that went before one of them turned out to be busy, as long as the roots are there."""
@@ -211,10 +268,11 @@ class DriverSwap:
             # Loaded in part it would have to wait for a reboot: whoever is killed here leaves the journal.
             with self._context.ports.clock.shielded() if never_unloaded else contextlib.nullcontext():
                 self._load_and_verify(step.source, step.also)
+            self._context.settler.driver_has_come()
         except ModuleStuck:
             raise
         except ModuleFailed as error:
-            raise self._rolled_back(error, step) from error
+            raise self.rolled_back(error, step) from error
 
     def _load_and_verify(self, source: DriverSource, also: tuple[str, ...]) -> None:
         """Load `source` and see it work. Raises ModuleFailed; a driver that loaded but does not work is left loaded."""
@@ -222,30 +280,36 @@ class DriverSwap:
         with self._context.effect():
             host.load(source, self._context.soon(LOAD_S))
         self._load_again(source, also)
+        self._context.ports.tally.window.turns_to(Part.PROBE, self._context.ports.clock.monotonic())
         if not host.await_device_nodes(self._context.soon(DEVICE_NODES_S)):
             raise ModuleFailed(
                 f"driver {source.version} is loaded, but no device node appeared within {DEVICE_NODES_S:g} s",
-                "Look at the kernel log (dmesg) for what the driver says of the device.",
+                "Look at the kernel log (dmesg) for what the driver reports about the device.",
             )
         probe = self._context.situation.profile.probe
         result = host.probe(source.root, self._context.soon(PROBE_MORE_S + (probe.timeout_s if probe else 0.0)))
         if result.health is Health.UNHEALTHY:
             raise ModuleFailed(
-                f"driver {source.version} is loaded, but its probe says: {result.reason}",
+                f"driver {source.version} is loaded, but its probe reports: {result.reason}",
                 "Look at the kernel log (dmesg) and run the vendor's tool by hand.",
             )
         note = "" if result.health is Health.HEALTHY else f"; not probed: {result.reason}"
         self._context.ports.reporter.info(f"driver {source.version or '(no version)'} is loaded{note}")
-        self._tell_lost_parameters()
+        self._has_loaded = True
 
-    def _tell_lost_parameters(self) -> None:
-        """Say which parameters of the old driver the new one does not have: what was set by hand is not set again."""
+    def afterwards(self) -> None:
+        """What can wait until the node is given back: which parameters of the old driver the new one does not have.
+
+        What was set by hand is not set again.
+        """
+        if not self._has_loaded:
+            return
         before = self._context.situation.host.parameters
         now = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S)) if before else {}
         lost = [
             f"{name} was {value}, is {now[name]}" for name, value in before.items() if now.get(name, value) != value
         ]
-        lost += [f"{name} was {value}, is no more" for name, value in before.items() if now and name not in now]
+        lost += [f"{name} was {value}, is no longer set" for name, value in before.items() if now and name not in now]
         if lost:
             self._context.ports.reporter.warn(
                 f"module parameters differ from those of the driver before: {several(lost, '; ')}. To keep one, set it "
@@ -264,19 +328,22 @@ class DriverSwap:
             except ManagerError as error:
                 self._context.ports.reporter.warn(f"{name} was loaded before and is not now: {error.what}")
 
-    def _rolled_back(self, error: ModuleFailed, step: LoadModules) -> ModuleFailed:
+    def rolled_back(self, error: ModuleFailed, step: LoadModules) -> ModuleFailed:
         """What to raise after trying to bring the old driver back."""
         previous = step.previous
         if previous is None:
             self._context.settler.driver_is_unusable()
             return ModuleFailed(f"{error.what}; there is no old driver to go back to", error.remedy)
+        self._context.ports.tally.window.turns_to(Part.LOAD, self._context.ports.clock.monotonic())
         self._context.ports.reporter.warn(f"{error.what}; going back to {previous.version} from {previous.root}")
         try:
             # Told to end or not: between two drivers there is none, and the way back is short.
             with self._context.ports.clock.shielded():
                 self._free_by = self._context.soon(ROLLBACK_UNLOAD_S)
                 self._unload_all(step.source)
+                self._flip_back()
                 self._load_and_verify(previous, step.also)
+                self.afterwards()
         except OwnedElsewhere:
             raise
         except ManagerError as second:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 
 from driver_manager.domain.journal import Owner
-from driver_manager.ports import HostSystem, Reporter
+from driver_manager.ports.base import Reporter
+from driver_manager.ports.node import HostSystem
 
 
 class Fence:
@@ -34,7 +35,7 @@ class Fence:
             yield
             self._owner, self._is_on_host = owner, noted(owner)
         if not self._is_on_host:
-            self._reporter.warn("the host has no room to note who has the node: only the Node itself tells")
+            self._reporter.warn("cannot write the owner file; re-reading the Node before each change")
 
     def effect(self, ask_node: Callable[[], None]) -> AbstractContextManager[None]:
         """Within it the driver may be changed. Raises OwnedElsewhere where another run took over.

@@ -6,13 +6,14 @@ Owns how each of these steps is done. Depends on ports only.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import assert_never
 
 from driver_manager.core.node.cas import patch_until_current
 from driver_manager.core.swap.context import RunContext
 from driver_manager.domain import timestamps
-from driver_manager.domain.errors import OwnedElsewhere, StandingDown, Terminated
+from driver_manager.domain.errors import Conflict, OwnedElsewhere, StandingDown, Terminated
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.swap.node_patches import marked_cleared, noted, pause_more
@@ -25,6 +26,7 @@ from driver_manager.domain.swap.steps.node import (
     StandDown,
     TakeNode,
 )
+from driver_manager.domain.swap.window_parts import opens
 
 
 class NodeSteps:
@@ -53,13 +55,28 @@ class NodeSteps:
 
     def _take(self, step: TakeNode) -> None:
         cluster, settler = self._context.ports.cluster, self._context.settler
-        journal, change = self._noted(step.journal, step.change, step)
-        # Noted before it is done: a patch whose answer is lost may have been applied.
-        settler.took(journal)
-        with self._context.fence.taking(journal.owner):
-            taken = cluster.patch_node(settler.state.taking(change), step.resource_version)
-            settler.took(journal, taken)
-            self.paused_at = taken.resource_version
+        with self._window_opens_by(step):
+            journal, change = self._noted(step.journal, step.change, step)
+            # Noted before it is done: a patch whose answer is lost may have been applied.
+            settler.took(journal)
+            with self._context.fence.taking(journal.owner):
+                taken = cluster.patch_node(settler.state.taking(change), step.resource_version)
+                settler.took(journal, taken)
+                self.paused_at = taken.resource_version
+
+    @contextlib.contextmanager
+    def _window_opens_by(self, step: TakeNode) -> Generator[None, None, None]:
+        """Within it the journal tells of the window; it never opened where the node turns out to be another's."""
+        clock, window = self._context.ports.clock, self._context.ports.tally.window
+        is_first = opens(step) and not window.is_open
+        if is_first:
+            window.opens(clock.wall(), clock.monotonic())
+        try:
+            yield
+        except (Conflict, OwnedElsewhere):
+            if is_first:
+                window.forget()
+            raise
 
     def _pause_last(self, step: PauseLast) -> None:
         """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
@@ -93,14 +110,16 @@ class NodeSteps:
         return taken
 
     def _noted(self, journal: Journal, change: NodeChange, step: NodeStep) -> tuple[Journal, NodeChange]:
-        """Both with what the journal has for its reader: the step that writes it, and when the node was taken."""
-        now = timestamps.written(self._context.ports.clock.wall())
+        """Both with what the journal has for its reader: the step that writes it, since when, and the window so far."""
+        ports = self._context.ports
+        now, window = timestamps.written(ports.clock.wall()), ports.tally.window.at(ports.clock.monotonic())
+        journal = replace(journal, window=window or journal.window)
         return noted(journal, change, self._context.situation.profile, step.name, now)
 
     def _stand_down(self, step: StandDown) -> None:
         ports = self._context.ports
         ended = StandingDown(
-            step.why, "Remove the host's driver if a container shall install one; nothing else is needed."
+            step.why, "Remove the host's driver if a container is to install one; otherwise no action is needed."
         )
         state = self._context.settler.state
         state.fails(ended)

@@ -20,6 +20,7 @@ from driver_manager.domain.model import (
     Claim,
     Holder,
     Host,
+    Mode,
     Node,
     Observation,
     Part,
@@ -29,11 +30,13 @@ from driver_manager.domain.model import (
 )
 from driver_manager.domain.modules import users_of
 from driver_manager.domain.pods.operands import named
-from driver_manager.domain.pods.workloads import namespaces_with_claims
+from driver_manager.domain.pods.workloads import names_of_claims, namespaces_with_claims
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.planner import wants_users
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.ports import Ports
+from driver_manager.domain.swap.vfio_return import nodes_to_return
+from driver_manager.domain.swap.vfio_rows import nodes_in_doubt
+from driver_manager.ports.node import Ports
 
 HOLDERS_S = 60.0
 
@@ -79,7 +82,7 @@ def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
         raise ConfigError(
             f"our own pod {identity.namespace}/{identity.pod_name} is not on node {node.name}{hint}",
             "Set POD_NAME, POD_NAMESPACE (or OPERATOR_NAMESPACE) and NODE_NAME from the downward API; leave POD_NAME "
-            "out by hand.",
+            "unset when run by hand.",
         )
     return named[0] if len(named) == 1 else None
 
@@ -114,7 +117,7 @@ def _checked(digest: str, where: str) -> str:
     if not is_digest(digest):
         raise ConfigError(
             f"DRIVER_CONFIG_DIGEST in {where} is not one printable word of at most 256 characters",
-            "Mend it in the driver DaemonSet.",
+            "Fix it in the driver DaemonSet.",
         )
     return digest
 
@@ -144,18 +147,28 @@ def read_journal(node: Node, profile: Profile) -> Journal | None:
     return journals.decode(text) if text is not None else None
 
 
+def _with_group_holders(now: Situation, ports: Ports) -> Situation:
+    """With who has the devices open that are about to change hands; as it is where there are none."""
+    nodes = nodes_in_doubt(now) if now.policy.mode is Mode.VFIO else nodes_to_return(now)
+    if not nodes:
+        return now
+    found = ports.devices.holders(nodes, Deadline.after(HOLDERS_S, ports.clock.monotonic))
+    return replace(now, obs=replace(now.obs, group_holders=named(found, now.obs.pods.pods)))
+
+
 def look_closer(now: Situation, ports: Ports) -> Situation:
     """With the claims and the holders of the device too, where the driver is to be replaced; else as it is.
 
     Raises as `plan`, and ApiRefused where claims may not be listed and pods are to be evicted for them.
     """
+    now = _with_group_holders(now, ports)
     if not wants_users(now):
         return now
     obs, rules = now.obs, now.policy.eviction
     namespaces = namespaces_with_claims(obs.pods.pods, now.profile, rules)
     claims: tuple[Claim, ...] | None = ()
     try:
-        claims = ports.cluster.claims(namespaces) if namespaces else ()
+        claims = ports.cluster.claims(namespaces, names_of_claims(obs.pods.pods)) if namespaces else ()
     except ApiRefused:
         if rules.is_enabled or rules.drains:
             raise
@@ -167,7 +180,7 @@ def look_closer(now: Situation, ports: Ports) -> Situation:
             deadline = Deadline.after(HOLDERS_S, ports.clock.monotonic)
             holders = named(ports.host.holders(deadline, count), obs.pods.pods)
         except ManagerError as error:
-            ports.reporter.warn(f"who has the device open is not known: {error.what}")
+            ports.reporter.warn(f"unknown which processes have the device open: {error.what}")
     for holder in holders:
         if holder.how == UNREAD:
             ports.reporter.warn(str(holder))
@@ -181,21 +194,22 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
     identity: Identity,
     *,
     digest: str,
-    read_host: Callable[[Journal | None], Host | None],
+    read_host: Callable[[Journal | None, str], Host | None],
     process_lives: Callable[[Owner], bool | None],
     reading: Reading = strictly,
     at: Moment | None = None,
 ) -> Observation:
-    """All facts as one value. `read_host` gives None where no host can be read, `at` is now.
+    """All facts as one value. `read_host` is told the wanted digest and gives None where no host can be read; `at` is
+    now.
 
     Raises JournalUnreadable, ConfigError (own pod not found, host unreadable), unless `reading` does not.
     """
     journal = reading(Part.JOURNAL, lambda: read_journal(node, profile), None)
-    host = reading(Part.HOST, lambda: read_host(journal), None)
-    if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
-        host = None
     own = reading(Part.OWN_POD, lambda: own_pod(pods, node, identity), None)
     wanted, source = reading(Part.DIGEST, lambda: wanted_digest(digest, own, pods, profile), ("", ""))
+    host = reading(Part.HOST, lambda: read_host(journal, wanted), None)
+    if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
+        host = None
     return Observation(
         node=node,
         pods=pods,

@@ -71,7 +71,7 @@ class Handoff:
                 self._clock,
                 self._reporter,
                 lambda now: now.annotations.get(step.key) != step.value,
-                f"the operator has not taken {step.key} away, by which it says that it is safe to load",
+                f"the operator has not removed {step.key}, which means that it is safe to load",
             )
             if wait.until_wanted(node, deadline):
                 return
@@ -80,20 +80,20 @@ class Handoff:
             raise
         self._withdraw(step.key, step.value)
         raise PodsRemain(
-            f"the operator did not say within {deadline.allowed_s:g} s that it is safe to load: "
-            f"{step.key} was still there",
-            "Look at the operator's log and at its state of this node; the next run asks again.",
+            f"the operator did not confirm within {deadline.allowed_s:g} s that it is safe to load: it has not "
+            f"removed {step.key}",
+            "Check the operator's log and its state for this node; the next run asks again.",
         )
 
     def _not_moved(self, step: AskOperator, error: PodsRemain, deadline: Deadline) -> PodsRemain:
         """What to say of pods that are still there: whether the operator did anything about them."""
         state = self._cluster.node().labels.get(step.state_key, "")
         if state != step.state:
-            return PodsRemain(f"the operator is at work (its state: {state or 'none'}), but {error.what}", error.remedy)
+            return PodsRemain(f"the operator is working (its state: {state or 'none'}), but {error.what}", error.remedy)
         return PodsRemain(
             f"the operator did not react to {step.key} within {deadline.allowed_s:g} s (its state: {state or 'none'}), "
             f"and {several(step.pods)} still use the driver",
-            "Look at the operator's log, or end the pods; the request stays, and the next run waits again.",
+            "Check the operator's log, or delete the pods; the request stays, and the next run waits again.",
         )
 
     def _withdraw(self, key: str, value: str, is_ours: Callable[[Node], bool] = lambda _: True) -> None:

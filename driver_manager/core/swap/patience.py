@@ -17,7 +17,13 @@ from driver_manager.domain.failure import is_process, process_blocker
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import UNREAD
 from driver_manager.domain.modules import users_of
-from driver_manager.domain.swap.steps.waits import AnyWaitStep, WaitAfterFailure, WaitForHolders, WaitForStuckPods
+from driver_manager.domain.swap.steps.waits import (
+    AnyWaitStep,
+    WaitAfterFailure,
+    WaitForHolders,
+    WaitForMachines,
+    WaitForStuckPods,
+)
 
 USERS_POLL_S = 0.2
 """The kernel has no event for a falling module reference count, so it is looked at: a file for each module."""
@@ -43,6 +49,8 @@ class Patience:
     def do(self, step: AnyWaitStep) -> None:
         """Do `step`; what it came to is for the next plan to see. Raises PodsRemain, Terminated."""
         match step:
+            case WaitForMachines():
+                self._for_machines(step)
             case WaitForHolders():
                 self._for_holders(step)
             case WaitForStuckPods():
@@ -58,6 +66,22 @@ class Patience:
         in_use = f"device in use: {several(step.holders, '; ')}"
         with said_meanwhile(ports.clock, ports.reporter, deadline, lambda: in_use):
             self._until_let_go(frozenset(step.pids), deadline)
+
+    def _for_machines(self, step: WaitForMachines) -> None:
+        """Until nobody has one of the devices open any more, or the time is over."""
+        ports, deadline = self._ports, self._context.deadline.within(step.timeout_s)
+        in_use = f"devices in use: {several(step.holders, '; ')}"
+        with said_meanwhile(ports.clock, ports.reporter, deadline, lambda: in_use):
+            while not deadline.is_over and self._have_machines(frozenset(step.nodes)):
+                ports.clock.sleep(deadline.bound(HOLDERS_LOOK_S))
+
+    def _have_machines(self, nodes: frozenset[str]) -> bool:
+        """Whether somebody has one of the device nodes open, as far as that can be seen."""
+        try:
+            held = self._ports.devices.holders(nodes, self._context.soon(LOOK_S))
+        except ManagerError:
+            return False
+        return any(one.how != UNREAD for one in held)
 
     def _until_let_go(self, pids: frozenset[int], deadline: Deadline) -> None:
         count, look = self._count(), deadline.within(HOLDERS_LOOK_S)
@@ -77,7 +101,7 @@ class Patience:
         try:
             wait.until_gone(self._situation.obs.pods, self._context.deadline.within(step.timeout_s))
         except PodsRemain as error:
-            end = ", and nobody was disturbed" if step.is_undisturbed else ""
+            end = ", and no pod was disturbed" if step.is_undisturbed else ""
             what = f"{error.what}; they should have ended before this run began{end}"
             raise PodsRemain(what, error.remedy) from error
 

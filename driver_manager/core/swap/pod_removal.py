@@ -21,6 +21,7 @@ from driver_manager.domain.pods.workloads import (
     NodePods,
     PodAction,
     Workload,
+    names_of_claims,
     namespaces_with_claims,
     with_action,
     workloads,
@@ -45,7 +46,7 @@ HURRY_S = 1.2
 class Then(Enum):
     """What follows a step."""
 
-    GO_ON = "go on"
+    GO_ON = "continue"
     PLAN_AGAIN = "plan again"
     """Pods came that use the driver: the plan does not hold any more."""
 
@@ -113,8 +114,8 @@ class Departures:
                 return
             if not isinstance(error, PodsRemain):
                 raise
-            what = f"the node is cleared, but nobody has deleted driver pod {several(step.pods)} before the deadline"
-            raise StandingDown(what, "Look at the rollout's controller; it clears the node again.") from error
+            what = f"the node is cleared, but driver pod {several(step.pods)} was not deleted before the deadline"
+            raise StandingDown(what, "Check the rollout's controller; it clears the node again.") from error
 
     def _are_leaving(self, uids: frozenset[str]) -> bool:
         """Whether somebody has begun to delete all of these pods; one that cannot be asked for has nobody."""
@@ -163,14 +164,15 @@ class Departures:
         found = workloads(self._scene(came), self._situation.profile, self._situation.policy.eviction) if came else ()
         users = [one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.must_leave]
         if users:
-            self._ports.reporter.info(f"{several(users)} came meanwhile")
+            self._ports.reporter.info(f"{several(users)} started meanwhile")
         return Then.PLAN_AGAIN if users else Then.GO_ON
 
     def _scene(self, pods: tuple[Pod, ...]) -> NodePods:
         """`pods` with their claims and, where holders may be evicted, who has the device open now."""
         now, ports = self._situation, self._ports
         namespaces = namespaces_with_claims(pods, now.profile, now.policy.eviction)
-        claims = ports.cluster.claims(namespaces) if namespaces and not now.obs.has_unread_claims else ()
+        is_asked = bool(namespaces) and not now.obs.has_unread_claims
+        claims = ports.cluster.claims(namespaces, names_of_claims(pods)) if is_asked else ()
         holders: tuple[Holder, ...] = ()
         if now.policy.eviction.evicts_holders:
             holders = named(ports.host.holders(self._context.soon(HOLDERS_S)), pods)

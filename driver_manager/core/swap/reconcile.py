@@ -19,6 +19,7 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
     ApiUnavailable,
     Conflict,
+    EvictionRefused,
     ExitCode,
     ManagerError,
     ModuleStuck,
@@ -28,10 +29,12 @@ from driver_manager.domain.errors import (
     Terminated,
 )
 from driver_manager.domain.failure import encode, pod_blocker
+from driver_manager.domain.listing import several
 from driver_manager.domain.model import Node, Observation, Policy
 from driver_manager.domain.node_state import NodeState, state_of
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.driver_state import is_owned_elsewhere
 from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
@@ -39,13 +42,22 @@ from driver_manager.domain.swap.preflight import access, remedies, rights
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, noted, time_of_day, wait_s
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import PATCH_NODES, Step
+from driver_manager.domain.swap.steps.devices import BindToVfio, MakeVirtualFunctions, OverrideDrivers, ReturnDevices
 from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, StandDown
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads
 from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, EndWithoutReboot, HoldForReboot
+from driver_manager.domain.swap.steps.slots import RemoveSlots
 from driver_manager.domain.swap.steps.waits import WaitAfterFailure
-from driver_manager.ports import Ports
+from driver_manager.domain.swap.window_parts import earlier, opens
+from driver_manager.ports.node import Ports
+
+LEAST_SAID_BYTES = 2**20 // 10
+"""Of files that were read ahead: less is 0.0 MiB."""
+
+WARM_S = 20.0
+"""What reading ahead may take: a slow disk is better waited for with everything in place."""
 
 TAKE_ATTEMPTS = 10
 """How often a run observes and plans anew when the Node changes between its observation and its first patch."""
@@ -96,11 +108,11 @@ def reconcile(
             if again.after == AFTER_FAILURE:  # however often it is looked
                 continue
         except Conflict as error:
-            ports.reporter.info(f"{error.what}; observing again")
+            ports.reporter.info(f"{error.what}; reading the facts again")
         except ManagerError as error:
             return _plain(error)
         attempts += 1
-    return run.failed(ApiUnavailable("the Node kept changing while it was to be taken", "Run again."))
+    return run.failed(ApiUnavailable("the Node kept changing while this run tried to take it", "Run again."))
 
 
 def decide(
@@ -115,11 +127,25 @@ def decide(
 
 
 def rehearsed(ports: Ports, decided: Plan) -> Plan:
-    """`decided` with a warning for each eviction that the API server would refuse now. Raises ApiRefused."""
+    """`decided` with a warning for each eviction that the API server would refuse now.
+
+    Raises EvictionRefused for a client of the driver: it is asked last, when everybody else has left. ApiRefused.
+    """
+    uids = {uid for step in decided.steps if isinstance(step, UnloadModules) for uid in step.clients}
+    clients = [one.pod for one in with_action(decided.workloads, PodAction.RESTART) if one.pod.uid in uids]
     evicting = any(isinstance(step, EvictWorkloads | DrainNode) for step in decided.steps)
-    targets = [one.pod for one in with_action(decided.workloads, PodAction.EVICT)] if evicting else []
-    refused = Evictor(ports.cluster, ports.clock, ports.reporter).rehearse(targets)
-    return replace(decided, warnings=(*decided.warnings, *refused))
+    users = [one.pod for one in with_action(decided.workloads, PodAction.EVICT)] if evicting else []
+    rehearsal = Evictor(ports.cluster, ports.clock, ports.reporter).rehearse([*clients, *users])
+    refused = [(pod, why) for pod, why in rehearsal.refused if pod.uid in uids]
+    if refused:
+        named = several((f"{pod}: {why}" for pod, why in refused), "; ")
+        error = EvictionRefused(
+            f"the eviction of client(s) that hold the device would be refused now: {named}",
+            "Make room in the PodDisruptionBudget (more replicas, or one disruption allowed), then run again.",
+        )
+        error.blockers = tuple(pod_blocker(pod.uid) for pod, _ in refused)
+        raise error
+    return replace(decided, warnings=(*decided.warnings, *rehearsal.warnings))
 
 
 class _Run:
@@ -147,15 +173,8 @@ class _Run:
         except OwnedElsewhere:
             raise
         except ManagerError as error:
-            is_seen_half_done = isinstance(error, PreflightFailed | ModuleStuck)
-            if is_seen_half_done and _was_taken_since(obs, ports, self._profile):
-                raise Conflict(f"{error.what}, but the Node was taken or given back meanwhile", error.remedy) from error
-            # A node that an earlier run left paused does not stay so because this run cannot even start.
-            settler.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
-            if obs.host is None:
-                return _plain(error)
-            # A node that is left out of upgrades was asked for by hand: that is no news of its driver.
-            return _failed(error, ports, settler, obs, is_news=not isinstance(error, StandingDown))
+            return self._refused(error, obs, settler)
+        self._go_on_measuring(obs)
         if not _ends_by_itself(decided):
             settler.state.will_end_well(_summary(decided), _state_after(decided, now))
         try:
@@ -164,6 +183,7 @@ class _Run:
                 now, decided = decide(ports, obs, self._profile, self._policy, self._waited)
             settler.state.reached("preflight")
             self._prepare(decided, settler.state)
+            self._warm(decided)
             waited_for = Executor(RunContext(ports, now, settler, self._fence, self._deadline), decided).run()
         except (Conflict, OwnedElsewhere):
             raise
@@ -177,7 +197,30 @@ class _Run:
         if waited_for:
             raise Again(waited_for, settler, now.obs)
         settler.state.correct()
-        return Outcome(ExitCode.DONE, _summary(decided) + settler.evidence, changed=bool(decided.steps))
+        what = _summary(decided) + _measured(ports) + settler.evidence
+        return Outcome(ExitCode.DONE, what, changed=bool(decided.steps))
+
+    def _refused(self, error: ManagerError, obs: Observation, settler: Settler) -> Outcome:
+        """The end of a run that cannot begin. Raises Conflict where another run was seen half done."""
+        ports = self._ports
+        if is_owned_elsewhere(obs, take_over=self._policy.take_over):  # nothing of that run's is given back
+            return _plain(error)
+        self._go_on_measuring(obs)
+        is_seen_half_done = isinstance(error, PreflightFailed | ModuleStuck)
+        if is_seen_half_done and _was_taken_since(obs, ports, self._profile):
+            raise Conflict(f"{error.what}, but the Node was taken or released meanwhile", error.remedy) from error
+        # A node that an earlier run left paused does not stay so because this run cannot even start.
+        settler.state.reached("preflight" if isinstance(error, PreflightFailed) else "plan")
+        if obs.host is None:
+            return _plain(error)
+        # A node that is left out of upgrades was asked for by hand: that is no news of its driver.
+        return _failed(error, ports, settler, obs, is_news=not isinstance(error, StandingDown))
+
+    def _go_on_measuring(self, obs: Observation) -> None:
+        """The window that the run before opened, whose journal was found and is ours to go on from, is still open."""
+        clock, before = self._ports.clock, earlier(obs.journal)
+        if before is not None:
+            self._ports.tally.window.goes_on(before, clock.wall(), clock.monotonic())
 
     def go_on(self, again: Again) -> None:
         """The next attempt follows what `again` waited for."""
@@ -210,12 +253,24 @@ class _Run:
         for warning in decided.warnings:
             self._ports.reporter.warn(warning)
 
+    def _warm(self, decided: Plan) -> None:
+        """Read what the load will need before anybody has to leave for it; later it is as quick to read it then."""
+        ports = self._ports
+        loads = [step for step in decided.steps if isinstance(step, LoadModules)]
+        plans_again = any(isinstance(step, PlanAgain) for step in decided.steps)
+        if not loads or plans_again or ports.tally.window.is_open or not any(map(opens, decided.steps)):
+            return
+        read = ports.host.warm(loads[0].source, self._deadline.within(WARM_S))
+        if read >= LEAST_SAID_BYTES:
+            ports.reporter.info(f"{read / 2**20:.1f} MiB of the new driver's files are read ahead")
+
     def _is_let_go(self, now: Situation, decided: Plan) -> bool:
         """Whether budgets allow by now the evictions that they refused to the run that failed. Raises ApiRefused."""
-        blockers = now.host.failure.blockers if now.host.failure is not None else ()
-        going = with_action(decided.workloads, PodAction.EVICT)
+        ports, blockers = self._ports, now.host.failure.blockers if now.host.failure is not None else ()
+        going = with_action(decided.workloads, PodAction.EVICT, PodAction.RESTART)
         pods = [one.pod for one in going if pod_blocker(one.pod.uid) in blockers]
-        return bool(pods) and not Evictor(self._ports.cluster, self._ports.clock, self._ports.reporter).rehearse(pods)
+        evictor = Evictor(ports.cluster, ports.clock, ports.reporter)
+        return bool(pods) and not evictor.rehearse(pods).warnings
 
     def _noted(self, outcome: Outcome, error: ManagerError, now: Situation, settler: Settler, decided: Plan) -> Outcome:
         """`outcome`, with when the next run tries again if it waits at all, which is noted on the host for it."""
@@ -226,7 +281,7 @@ class _Run:
         try:
             ports.host.write_text(self._profile.paths.failure_note, encode(failure))
         except ManagerError as problem:
-            ports.reporter.warn(f"the next run will not wait before it tries the same again: {problem.what}")
+            ports.reporter.warn(f"the next run will not wait before it retries: {problem.what}")
             return outcome
         if not (settler.has_given_back and disturbs(decided)):
             return outcome
@@ -247,11 +302,16 @@ def _waits_after_failure(decided: Plan) -> bool:
 
 
 _DONE: tuple[tuple[type[Step], str], ...] = (
+    (BindToVfio, "the devices are on vfio"),
+    (OverrideDrivers, "the devices are kept for vfio"),
+    (ReturnDevices, "devices were taken back from vfio"),
+    (MakeVirtualFunctions, "virtual functions were made again"),
     (UnloadModules, "the old driver was unloaded"),
     (UnmountDriverRoot, "the old driver root was unmounted"),
-    (GiveBack, "the node was given back"),
+    (GiveBack, "the node was released"),
     (ClearRebootRequest, "an earlier reboot request was cleared"),
     (RemoveArtifacts, "files of an earlier driver were removed"),
+    (RemoveSlots, "old slots were removed"),
 )
 """What a run that loaded nothing has done: the first of these steps that it had says it."""
 
@@ -264,10 +324,17 @@ def _summary(decided: Plan) -> str:
         return f"done: the node is cleared ({decided.reason})"
     loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
     there = (text for kind, text in _DONE if any(isinstance(step, kind) for step in decided.steps))
-    done = f"driver {loaded[0]} was loaded" if loaded else next(there, "a request to the operator was withdrawn")
+    done = f"driver {loaded[0]} loaded" if loaded else next(there, "a request to the operator was withdrawn")
     if decided.decision is Decision.UNINSTALL:
         done = "the driver was unloaded"
-    return f"done: {done} ({decided.reason})"
+    is_first = loaded and decided.decision is Decision.NOT_LOADED
+    return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
+
+
+def _measured(ports: Ports) -> str:
+    """How long nobody was served, as the end of a sentence; "" where nobody was told to go."""
+    window = ports.tally.window.at(ports.clock.monotonic())
+    return "" if window is None else f"; {window.sentence()}"
 
 
 def _state_after(decided: Plan, now: Situation) -> NodeState:
@@ -328,4 +395,4 @@ def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observatio
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     if is_news and not is_ending:  # killed soon: the Event comes first
         settler.state.write(what)
-    return Outcome(error.exit_code, what + settler.evidence, error.remedy, changed=True)
+    return Outcome(error.exit_code, what + _measured(ports) + settler.evidence, error.remedy, changed=True)

@@ -6,21 +6,24 @@ Owns that decision and the patch that gives a node back. Depends on ports only.
 from __future__ import annotations
 
 from driver_manager.core.node.cas import patch_until_current
+from driver_manager.core.swap.device_undo import undo
 from driver_manager.core.swap.state_writer import StateWriter
 from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, JournalUnreadable
-from driver_manager.domain.model import Node, NodeChange, Observation
-from driver_manager.domain.modules import has_root
-from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.model import DriverSource, Node, NodeChange, Observation
+from driver_manager.domain.modules import driver_version, has_root
+from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.node_patches import release, tested_release
-from driver_manager.ports import Ports
+from driver_manager.domain.window import Part
+from driver_manager.ports.node import Ports
 
 HURRY_S = 1.2
 """Bound of each of the last four API calls (two patches, a read, the event) after SIGTERM: together below 5 s."""
 
 SERVICE_S = 30.0
+RELOAD_S = 60.0
 
 
 class Settler:
@@ -29,6 +32,7 @@ class Settler:
     def __init__(self, ports: Ports, profile: Profile, obs: Observation) -> None:
         self._cluster = ports.cluster
         self._host = ports.host
+        self._devices = ports.devices
         self._clock = ports.clock
         self._reporter = ports.reporter
         self._tally = ports.tally
@@ -40,7 +44,10 @@ class Settler:
         self._is_driver_unusable = False
         self._is_driver_stuck = False
         self._is_driver_proved = False
+        self._has_come = False
         self._services_started = False
+        self._are_devices_given = False
+        self._to_load_again: tuple[str, ...] = ()
         self.state = StateWriter(ports, profile, obs.node, obs.digest)
         self._evidence: list[str] = []
 
@@ -83,6 +90,14 @@ class Settler:
         """What is loaded now was seen to work, and is recorded."""
         self._is_driver_proved = True
 
+    def devices_are_given(self) -> None:
+        """Virtual machines can have the devices now: the node serves without its driver."""
+        self._are_devices_given = True
+
+    def driver_has_come(self) -> None:
+        """The wanted driver is loaded, and was seen to work."""
+        self._has_come = True
+
     def driver_is_stuck(self) -> None:
         """A module of the driver does not leave the kernel: until a reboot nothing can take its place."""
         self._is_driver_stuck = True
@@ -100,31 +115,55 @@ class Settler:
         with self._clock.shielded():
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
+            self._tally.window.turns_to(Part.BACK, self._clock.monotonic())
             if why := self._why_hold(journal):
                 self.state.holds()
                 self._tally.is_held = True
                 self._start_services_of_ours(journal)
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
+            self._to_load_again = () if self._has_new_driver(journal) else journal.removed
             try:
+                self.undo_devices(journal)
                 self.give_back(journal)
             except OwnedElsewhere as error:
                 self.state.keeps_silent()
                 return f"the node is left as it is: {error.what}"
             except NodeMissing:
                 self.state.keeps_silent()
-                return "the Node is gone, so there is nothing to give back"
+                return "the Node is gone, so there is nothing to release"
             except ManagerError as error:
                 self.state.keeps_silent()
                 self._start_services(journal)
-                self._reporter.warn(f"not given back: {error.what}")
-                return "the node is still paused; the next run gives it back from the journal"
-        return "the node was given back as it was"
+                self._reporter.warn(f"not released: {error.what}")
+                return "the node is still paused; the next run releases it from the journal"
+        return "the node was released"
+
+    def undo_devices(self, journal: Journal) -> None:
+        """Give devices that were kept for virtual machines back to what they were; those that are given stay so.
+
+        Nothing where the journal is of another boot, which made them all anew. Raises OwnedElsewhere, and as the API.
+        """
+        host = self._obs.host
+        if journal.devices and host is not None and journal.boot_id == host.boot_id:
+            self.refuse_foreign(self._cluster.node(), journal)
+            undo(self._devices, journal.devices, self._clock, self._reporter)
 
     def give_back(self, journal: Journal) -> None:
         """Start the services of `journal` and undo it on the Node in one patch; nothing where the Node was replaced.
 
         Raises OwnedElsewhere when another run took the node over, ApiUnavailable when it kept changing, NodeMissing.
         """
+        window = self._tally.window
+        window.is_serving = window.is_open and self._is_driver_there()
+        try:
+            self._give_back(journal)
+        except ManagerError:
+            window.is_serving = False
+            raise
+        self._tally.is_given_back = True
+        window.closes(self._clock.monotonic())
+
+    def _give_back(self, journal: Journal) -> None:
         try:
             if not self._gave_back_as_taken(journal):
                 remedy = "Run again; the journal is still on the Node."
@@ -135,9 +174,17 @@ class Settler:
         except NodeMissing as error:
             self._start_services(journal)
             self._is_given_back = True
-            raise NodeMissing(error.what, "Nothing is left to give back.") from error
+            raise NodeMissing(error.what, "No action needed: nothing is left to release.") from error
         self._is_given_back = True
-        self._tally.is_given_back = True
+
+    def _is_driver_there(self) -> bool:
+        """Whether the node serves once it is given back; False too where its driver's container is yet to load it."""
+        if self._are_devices_given:
+            return True
+        try:
+            return has_root(self._host.modules(), self._profile.modules)
+        except ManagerError:
+            return False
 
     def _gave_back_as_taken(self, journal: Journal) -> bool:
         """Whether one patch did it without a look, because the Node still was as this run's own patch had left it.
@@ -145,14 +192,14 @@ class Settler:
         Services are started before the node is given back, and on a node that another run took over not at all: that
         takes a look.
         """
-        if self._taken is None or (journal.services and not self._services_started):
+        if self._taken is None or self._to_load_again or (journal.services and not self._services_started):
             return False
         operations = tested_release(self._taken, journal, self._profile)
         try:
             if operations:
                 self._saw(self._cluster.patch_node_where((*operations, *self.state.operations(self._taken))))
         except Conflict as error:
-            self._reporter.info(f"{error.what}; looking again")
+            self._reporter.info(f"{error.what}; reading it again")
             self._taken = None
             return False
         return bool(operations)
@@ -162,11 +209,12 @@ class Settler:
         self.refuse_foreign(node, journal)
         is_same = node.uid == self._obs.node.uid or self._is_ours(node)
         self._start_services(journal)
+        self._load_removed()
         if not is_same:
-            self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to give back")
+            self._reporter.warn(f"node {node.name} was replaced meanwhile: nothing to release")
             return NodeChange()
         if self._held is not None and self._profile.keys.journal not in node.annotations:
-            self._reporter.warn("the journal was removed meanwhile: somebody gave this node back before us")
+            self._reporter.warn("the journal was removed meanwhile: this node was already released")
         return self.state.ending(node, release(node, journal, self._profile))
 
     def _saw(self, node: Node | None) -> None:
@@ -185,6 +233,28 @@ class Settler:
             self._reporter.warn(error.what)
         self._start_services(journal)
 
+    def _has_new_driver(self, journal: Journal) -> bool:
+        """Whether another driver than that of `journal` is in the kernel, or nobody can tell."""
+        if self._has_come or not journal.removed:
+            return self._has_come
+        try:
+            loaded = self._host.modules()
+        except ManagerError:
+            return True
+        before = journal.driver.version if journal.driver is not None else None
+        return has_root(loaded, self._profile.modules) and driver_version(loaded) != before
+
+    def _load_removed(self) -> None:
+        """Load again, once, what was unloaded for a driver that did not come; what does not load is said."""
+        names, self._to_load_again = self._to_load_again, ()
+        if not names:
+            return
+        try:
+            self._host.reload(DriverSource("/"), names, Deadline.after(RELOAD_S, self._clock.monotonic))
+            self._reporter.info(f"{', '.join(names)} loaded again")
+        except ManagerError as error:
+            self._reporter.warn(f"{', '.join(names)} may stay unloaded: {error.what}")
+
     def _start_services(self, journal: Journal) -> None:
         """Start what was stopped, once; a service that does not start is said and keeps nobody from the node."""
         for name in () if self._services_started else journal.services:
@@ -201,7 +271,7 @@ class Settler:
         A host that cannot be read may be without one: hold then, too. A driver that only a reboot changes was not
         unloaded by us, and nothing reboots a node that is held.
         """
-        if self._profile.strategy is Strategy.REBOOT:
+        if self._profile.never_unloads:
             return ""
         if self._is_driver_stuck:
             return "its driver is stuck while unloading"
@@ -216,7 +286,7 @@ class Settler:
             return "its driver does not work"
         if not is_there:
             return "its old driver is gone"
-        return "an earlier run left a driver that was not seen to work" if self._is_unproved() else ""
+        return "an earlier run left a driver that was not verified" if self._is_unproved() else ""
 
     def _is_unproved(self) -> bool:
         """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.
@@ -249,5 +319,5 @@ class Settler:
         if there is not None and there != journal and there.owner != self._obs.me:
             raise OwnedElsewhere(
                 f"node {node.name} was taken over by {there.owner}",
-                "Nothing to do here: that run gives the node back.",
+                "No action needed: that run releases the node.",
             )

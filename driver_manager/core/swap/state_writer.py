@@ -16,7 +16,7 @@ from driver_manager.domain.model import Host, Node, NodeChange
 from driver_manager.domain.modules import driver_version
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.profile import Profile
-from driver_manager.ports import Ports
+from driver_manager.ports.node import Ports
 
 
 class StateWriter:
@@ -68,7 +68,7 @@ class StateWriter:
 
     def is_given_by_hand(self) -> None:
         """`restore` gives the node back: whoever took it did not end."""
-        what = "the node was given back by hand; the run that had taken it did not finish"
+        what = "the node was released by hand; the run that had taken it did not finish"
         remedy = "Restart the driver pod, or run reconcile-driver-state."
         self._outcome = LastOutcome(NodeState.FAILED, ExitCode.DONE, what, remedy)
 
@@ -105,7 +105,7 @@ class StateWriter:
                 cluster, reporter = self._ports.cluster, self._ports.reporter
                 self._node = patch_until_current(cluster, reporter, self._change, known=self._node) or self._node
             except ManagerError as error:
-                self._ports.reporter.warn(f"the Node does not show how this run ended: {error.what}")
+                self._ports.reporter.warn(f"the end of this run is not shown on the Node: {error.what}")
 
     def correct(self) -> None:
         """After a run that ended well: replace what the Node shows, where that is over. Never raises."""
@@ -123,4 +123,5 @@ class StateWriter:
         with contextlib.suppress(ManagerError):
             version = driver_version(self._ports.host.modules())
         before = node_state.outcome_on(node, self._keys)
-        return replace(outcome, version=version).of(self._ports.clock.wall(), before)
+        window = self._ports.tally.window.at(self._ports.clock.monotonic())
+        return replace(outcome, version=version, window=window).of(self._ports.clock.wall(), before)

@@ -20,7 +20,7 @@ from driver_manager.domain.fleet.turns import GateKind, is_approved
 from driver_manager.domain.fleet.verdict import Standing
 from driver_manager.domain.listing import several
 
-LOOK = "`driver-manager rollout status` shows where it stands."
+LOOK = "`driver-manager rollout status` shows its state."
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ def pause(fleet: Fleet) -> Request:
     if fleet.policy.paused:
         raise ConfigError("the rollout is paused already", "Continue it with `driver-manager rollout resume`.")
     after = replace(fleet, policy=replace(fleet.policy, paused=True))
-    return Request(("paused; no other node starts, nodes under way are finished",), after, spec={"paused": True})
+    return Request(
+        ("paused; no other node starts, nodes that have started are finished",), after, spec={"paused": True}
+    )
 
 
 def resume(fleet: Fleet) -> Request:
@@ -76,7 +78,7 @@ def approve(fleet: Fleet, now_s: float, wave: int | None) -> Request:
     if wave <= approved:
         raise ConfigError(f"wave {wave} is approved already for revision {target}", LOOK)
     if not any(number < wave for number in asking):
-        raise ConfigError(f"wave {wave} waits for no approval", LOOK)
+        raise ConfigError(f"wave {wave} does not wait for an approval", LOOK)
     wishes = replace(fleet.wishes, approved_for=target, approved=wave)
     did = f"approved; waves of revision {target} up to {_named(wave, waves)} may begin"
     return Request((did,), replace(fleet, wishes=wishes), annotations={APPROVED: f"{target}:{wave}"})
@@ -103,7 +105,7 @@ def retry_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
     wanted = list(dict.fromkeys(names))
     refused = [f"{name}: {why}" for name in wanted if (why := _why_no_retry(standings.get(name), seen))]
     if refused:
-        raise ConfigError(f"nothing to try again: {several(refused, '; ')}", LOOK)
+        raise ConfigError(f"nothing to retry: {several(refused, '; ')}", LOOK)
     asked = tuple(replace(standings[name].member.node, wants_retry=True) for name in wanted)
     by_name = {node.name: node for node in asked}
     after = replace(fleet, nodes=tuple(by_name.get(node.name, node) for node in fleet.nodes))
@@ -115,7 +117,7 @@ def retry_nodes(fleet: Fleet, now_s: float, names: Sequence[str]) -> Request:
 def _tries_again(view: NodeView) -> str:
     if view.place is Place.LEFT_OUT:
         return f"node {view.name} is checked again"
-    return f"node {view.name} may try once more, {view.reason or view.place.value}"
+    return f"node {view.name} is retried: {view.reason or view.place.value}"
 
 
 def retry_revision(fleet: Fleet, now_s: float) -> Request:
@@ -128,12 +130,12 @@ def retry_revision(fleet: Fleet, now_s: float) -> Request:
     if target not in memory.failed:
         raise ConfigError(
             f"revision {target} was not halted or undone before",
-            "Nodes that failed are tried again by their names: `driver-manager rollout retry NODE`.",
+            "Retry failed nodes by their names: `driver-manager rollout retry NODE`.",
         )
     if fleet.wishes.retry == target:
-        raise ConfigError(f"revision {target} may be tried again already", LOOK)
+        raise ConfigError(f"revision {target} may already be retried", LOOK)
     after = replace(fleet, wishes=replace(fleet.wishes, retry=target))
-    return Request((f"revision {target} may be tried again",), after, annotations={RETRY: target})
+    return Request((f"revision {target} may be retried",), after, annotations={RETRY: target})
 
 
 def undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
@@ -145,14 +147,14 @@ def undo(fleet: Fleet, now_s: float, to: str, wish: str) -> Request:
     _refuse_aside(seen)
     target, memory = seen.scene.terms.target, fleet.memory
     if memory.undo_to and memory.undo_from == target:
-        raise ConfigError(f"the rollout goes back from revision {target} to {memory.undo_to} already", LOOK)
+        raise ConfigError(f"the rollout already goes back from revision {target} to {memory.undo_to}", LOOK)
     found = way.named(fleet, to) if to else way.last_good(fleet, target)
     if not found:
         what = f"there is no revision {to}" if to else "no earlier revision is known to be good on all nodes"
-        raise ConfigError(what, f"Name one with --to: {_others(fleet, target)}.")
+        raise ConfigError(what, f"Choose one with --to: {_others(fleet, target)}.")
     if found == target:
         raise ConfigError(
-            f"revision {found} is the target already", f"Name another one with --to: {_others(fleet, target)}."
+            f"revision {found} is the target already", f"Choose another one with --to: {_others(fleet, target)}."
         )
     wishes = replace(fleet.wishes, undo=wish, undo_to=found if to else "")
     other = sum(one.member.pod is not None and one.member.pod.revision != found for one in seen.standings)
@@ -175,7 +177,7 @@ def _waiting_wave(seen: Survey, asking: Sequence[int]) -> int:
     is_waiting = any(one.wave > seen.scene.turn.upto and one.verdict.place is Place.WAITING for one in seen.standings)
     if gate is not None and gate.kind is GateKind.APPROVAL and is_waiting:
         return gate.wave + 1
-    ahead = f"Approve ahead with --wave {asking[0] + 1}." if asking else "No wave to come asks for one."
+    ahead = f"To approve ahead of time, use --wave {asking[0] + 1}." if asking else "No later wave needs one."
     raise ConfigError("nothing waits for an approval now", ahead)
 
 
@@ -185,7 +187,7 @@ def _why_no_retry(standing: Standing | None, seen: Survey) -> str:
         return "it is not in this rollout, as it has no driver pod of the DaemonSet"
     member, verdict = standing.member, standing.verdict
     if member.node.wants_retry:
-        return "one more attempt was asked for already"
+        return "a retry was already asked for"
     asked = place(replace(member, node=replace(member.node, wants_retry=True)), seen.scene.terms)
     if (asked.place, asked.reason, asked.wants_turn) != (verdict.place, verdict.reason, verdict.wants_turn):
         return ""

@@ -24,7 +24,7 @@ from driver_manager.domain.fleet.verdict import TAKEN_AGAIN, Standing, Terms, Un
 AGAIN_S = 30.0
 """After so long a pod that ended for a reason which passes is followed by another one."""
 
-GONE = "its pods are gone before they end"
+GONE = "its pods disappear before they end"
 
 
 def judge(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
@@ -49,7 +49,7 @@ def _cleared(member: Member, record: NodeRecord, terms: Terms, pod: TaskPod, dri
     if _is_back(record, driver, terms) and _is_alive(pod):
         held = Untouched(record, driver, is_at_work=True)
         return Verdict(Place.UNDER_WAY, "is cleared; its driver pod has the target revision again", untouched=held)
-    why = "is cleared; its driver pod is to be deleted"
+    why = "is cleared; its driver pod will be deleted"
     if member.node.is_ready:
         return Verdict(Place.UNDER_WAY, why, untouched=Untouched(record, driver, has_begun=True))
     until_s = record.since_s + terms.policy.node_timeout_s
@@ -114,7 +114,7 @@ def _without_pod(member: Member, record: NodeRecord, terms: Terms, clears: Clear
     until_s, unmade = record.since_s + terms.policy.node_timeout_s, clears.fleet.unmade
     if terms.now_s >= until_s and (unmade or record.reason == TAKEN_AGAIN):
         return failing(member, record, terms, f"it could not be cleared: {unmade or GONE}")
-    why = f"is to be cleared{': ' if unmade else ''}{unmade}"
+    why = f"will be cleared{': ' if unmade else ''}{unmade}"
     untouched = replace(found, has_begun=member.node.is_taken_by_run, is_to_be_cleared=True)
     return Verdict(Place.UNDER_WAY, why, until_s=until_s, untouched=untouched)
 
@@ -136,9 +136,9 @@ def _message(pod: TaskPod) -> str:
 
 def _why_not_yet(pod: TaskPod) -> str:
     if pod.is_deleting:
-        return "waits for the pod that was to clear it to end"
+        return "waits for the pod that clears it to end"
     if pod.has_ended:
-        return f"is cleared once more soon: {_message(pod)}"
+        return f"will be cleared again soon: {_message(pod)}"
     return f"is being cleared{': ' if pod.why_waiting else ''}{pod.why_waiting}"
 
 

@@ -118,9 +118,9 @@ MAX_GATES = 20
 MAX_NODES = 100_000
 
 WAVE = (
-    Field("name", Kind.NAME, "what the wave is called", example="canary", is_required=True, most=63),
+    Field("name", Kind.NAME, "name of the wave", example="canary", is_required=True, most=63),
     Field("nodeSelector", Kind.SELECTOR, "takes only nodes that match; without it any node", example="rack=a"),
-    Field("count", Kind.WHOLE, "takes at most so many nodes", example=1, least=1, most=MAX_NODES),
+    Field("count", Kind.WHOLE, "takes at most this number of nodes", example=1, least=1, most=MAX_NODES),
     Field(
         "percent",
         Kind.WHOLE,
@@ -164,7 +164,7 @@ UNITS = (
     ),
 )
 METRICS = (
-    Field("name", Kind.NAME, "what the metric is called in reasons", example="errors", is_required=True, most=63),
+    Field("name", Kind.NAME, "name of the metric, as reasons show it", example="errors", is_required=True, most=63),
     Field(
         "url",
         Kind.URL,
@@ -191,7 +191,7 @@ METRICS = (
     Field(
         "delay",
         Kind.DURATION,
-        "time from a ready driver to the first query: longer than the server takes to scrape anew",
+        "time from a ready driver to the first query: longer than the server takes to scrape again",
         default="1m",
         example="2m",
         least=0,
@@ -206,9 +206,20 @@ GATES = (
         most=MAX_GATES,
         fields=(
             Field(
-                "namespace", Kind.NAME, "where the pods are; without it the object's own", example="monitoring", most=63
+                "namespace",
+                Kind.NAME,
+                "namespace of the pods; default: the object's own",
+                example="monitoring",
+                most=63,
             ),
-            Field("selector", Kind.SELECTOR, "which pods", example="app=validator", is_required=True, least=1),
+            Field(
+                "selector",
+                Kind.SELECTOR,
+                "label selector of the pods",
+                example="app=validator",
+                is_required=True,
+                least=1,
+            ),
         ),
     ),
     Field(
@@ -338,7 +349,8 @@ SPEC = (
     Field(
         "preflight",
         Kind.CHOICE,
-        "what a node gets that is expected to fail: `require` leaves it out, `warn` names it, `off` does not check; "
+        "what happens to a node that is expected to fail: `require` leaves it out, `warn` names it, `off` does not "
+        "check; "
         "write `off` in quotes, as YAML reads it as false without them",
         default=PreflightMode.OFF.value,
         example=PreflightMode.REQUIRE.value,

@@ -50,7 +50,7 @@ class Expected:
 class Forecast:
     """Who goes when. `typical_s` is what a node takes, None while none is done; `ends_s` is when all may be through.
 
-    `free` is how many more nodes may be under way now.
+    `free` is how many more nodes may be under way now; `window_s` is how long a node's users are without their device.
     """
 
     outlook: Outlook
@@ -58,6 +58,7 @@ class Forecast:
     typical_s: float | None = None
     ends_s: float | None = None
     free: int = 0
+    window_s: float | None = None
 
 
 def plan(fleet: Fleet, now_s: float) -> Forecast:
@@ -83,7 +84,7 @@ def plan(fleet: Fleet, now_s: float) -> Forecast:
         )
         for number, standing in enumerate(waiting, 1)
     )
-    return Forecast(outlook, found, typical_s, ends_s, _free(seen))
+    return Forecast(outlook, found, typical_s, ends_s, _free(seen), typical_window(seen.standings, outlook.target))
 
 
 def typical(standings: Iterable[Standing], target: str) -> float | None:
@@ -94,6 +95,24 @@ def typical(standings: Iterable[Standing], target: str) -> float | None:
         if record is not None and standing.member.state is UpgradeState.DONE and record.since_s > record.began_s:
             took[record.revision == target].append(record.since_s - record.began_s)
     found = took[True] or took[False]
+    return _median(found) if found else None
+
+
+def typical_window(standings: Iterable[Standing], target: str) -> float | None:
+    """How long users are without their device, in seconds: the median of the nodes done for the target.
+
+    Only a window that is over and that began within the node's turn tells that.
+    """
+    found = [
+        window.seconds
+        for standing in standings
+        if (record := standing.member.record) is not None
+        and standing.member.state is UpgradeState.DONE
+        and record.revision == target
+        and (window := standing.member.node.window) is not None
+        and not window.is_open
+        and window.began_s >= record.began_s
+    ]
     return _median(found) if found else None
 
 

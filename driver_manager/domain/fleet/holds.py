@@ -150,7 +150,7 @@ def _failed_before(scene: Scene) -> Hold | None:
     target, wishes = scene.terms.target, scene.fleet.wishes
     if target not in scene.fleet.memory.failed or wishes.retry == target:
         return None
-    text = f"revision {target} was halted or undone before, and is tried again only when asked for"
+    text = f"revision {target} was halted or undone before, and is retried only when asked for"
     return Hold(Phase.HALTED, "FailedBefore", text)
 
 
@@ -159,7 +159,7 @@ def _too_many_failed(scene: Scene) -> Hold | None:
         return None
     found = (*scene.failed, *scene.failing)
     names = several(standing.member.node.name for standing in found)
-    why = found[0].verdict.reason or "one more attempt was asked for"
+    why = found[0].verdict.reason or "a retry was asked for"
     policy = scene.terms.policy
     return Hold(
         Phase.HALTED,

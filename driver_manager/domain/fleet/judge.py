@@ -19,6 +19,9 @@ from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.fleet.verdict import TAKEN_AGAIN, Terms, Untouched, Verdict, failing, mark
 from driver_manager.domain.node_state import NodeState
 
+TAKEN = "a run has left the node taken: `driver-manager restore` releases it"
+"""Of one whose driver serves: nothing that the rollout does would give the node back."""
+
 _BROKEN = frozenset({NodeState.HELD, NodeState.WEDGED})
 
 
@@ -33,6 +36,8 @@ def lacking(member: Member, terms: Terms) -> Shut:
     is_serving = pod is not None and pod.revision == terms.target and member.has_ready_pod
     if not is_serving or member.node.driver_state in _BROKEN:
         return Shut("its driver does not serve")
+    if member.node.is_taken_by_run:
+        return Shut(TAKEN)
     return gates.shut(member, terms)
 
 
@@ -47,9 +52,7 @@ def _untouched(member: Member, record: NodeRecord, terms: Terms) -> Verdict | No
         return cleared
     if terms.now_s >= until_s and record.reason == TAKEN_AGAIN and record.revision == terms.target:
         return failing(member, record, terms, f"its driver pod could not be deleted within {spoken(limit_s)}")
-    return Verdict(
-        Place.UNDER_WAY, "its driver pod is to be deleted", until_s=until_s, untouched=Untouched(record, pod)
-    )
+    return Verdict(Place.UNDER_WAY, "its driver pod will be deleted", until_s=until_s, untouched=Untouched(record, pod))
 
 
 def _no_new_pod(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
@@ -80,7 +83,7 @@ def _reboot(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
         return Verdict(Place.UNDER_WAY, why, (marked,))
     if policy.approves_reboots:
         return _bounded(member, record, terms, policy.node_timeout_s, "waits for its reboot")
-    return Verdict(Place.UNDER_WAY, "waits for its reboot, which somebody has to approve")
+    return Verdict(Place.UNDER_WAY, "waits for somebody to approve its reboot")
 
 
 def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> Verdict | None:
@@ -94,7 +97,7 @@ def _other_revision(member: Member, record: NodeRecord, terms: Terms) -> Verdict
     if pod is None or not pod.is_ready or pod.revision == terms.target:
         return None
     if record.revision == terms.target and pod.revision not in terms.revisions:
-        why = f"its new driver pod has revision {pod.revision}, which is not seen yet"
+        why = f"its new driver pod has revision {pod.revision}, which is not known yet"
         return _bounded(member, record, terms, terms.policy.node_timeout_s, why)
     if record.revision == terms.target:
         return failing(member, record, terms, f"its new driver pod has revision {pod.revision}, not {terms.target}")

@@ -128,9 +128,9 @@ class Heard:
 
 def _out_of_bounds(gate: MetricGate, value: float) -> str:
     if gate.at_least is not None and not value >= gate.at_least:
-        return f"it is {value:.6g}, and has to be at least {gate.at_least:.6g}"
+        return f"it is {value:.6g}, and must be at least {gate.at_least:.6g}"
     if gate.at_most is not None and not value <= gate.at_most:
-        return f"it is {value:.6g}, and has to be at most {gate.at_most:.6g}"
+        return f"it is {value:.6g}, and must be at most {gate.at_most:.6g}"
     return ""
 
 

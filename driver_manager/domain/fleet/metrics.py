@@ -24,7 +24,7 @@ class FleetReport:
     """
 
     leads: bool = False
-    why_not_ready: str = "it has not looked at anything yet"
+    why_not_ready: str = "it has not read anything yet"
     rollouts: Mapping[str, RolloutFigures] = field(default_factory=dict)
     acts: Mapping[str, int] = field(default_factory=dict)
 
@@ -36,7 +36,7 @@ def families(report: FleetReport) -> tuple[Family, ...]:
         gauge("rollout_leader", "Whether this controller is the one that acts.", report.leads),
         gauge(
             "rollout_ready",
-            "Whether this controller does its work, or stands by; 0 where it does not see what it needs, or hangs.",
+            "Whether this controller works or stands by; 0 where it cannot read what it needs, or hangs.",
             not report.why_not_ready,
         ),
         Family(
@@ -52,7 +52,7 @@ def families(report: FleetReport) -> tuple[Family, ...]:
         Family(
             PREFIX + "rollout_nodes",
             "gauge",
-            "Nodes of the rollout by where they stand.",
+            "Nodes of the rollout by their state in it.",
             tuple(
                 ({"rollout": name, "place": place.value}, float(one.places.get(place, 0)))
                 for name, one in known
@@ -61,7 +61,7 @@ def families(report: FleetReport) -> tuple[Family, ...]:
         ),
         _of_each(
             "progress_timestamp_seconds",
-            "When a node last came to another state, or else the rollout began.",
+            "When a node last changed its state, or else when the rollout began.",
             {name: one.progress_s for name, one in known},
         ),
         _of_each(
@@ -71,20 +71,20 @@ def families(report: FleetReport) -> tuple[Family, ...]:
         ),
         _of_each(
             "node_seconds",
-            "What a node takes: the median of those that are done, 0 while none is.",
+            "How long a node takes: the median of the nodes that are done, 0 while none is.",
             {name: one.pace.node_s for name, one in known},
         ),
         Family(
             PREFIX + "rollout_expected_end_timestamp_seconds",
             "gauge",
-            "When the rollout of this revision may be through, as `rollout plan` estimates it; 0 where it cannot.",
+            "When the rollout of this revision may be complete, as `rollout plan` estimates it; 0 where it cannot.",
             tuple(({"rollout": name, "revision": one.target}, one.pace.ends_s) for name, one in known),
         ),
         _of_each("decision_seconds", "How long the last decision took.", {name: one.decision_s for name, one in known}),
         by_label(
             "counter",
             "rollout_acts_total",
-            "Acts that were done.",
+            "Actions that were done.",
             "act",
             {name: report.acts.get(name, 0) for name in ACTS},
         ),

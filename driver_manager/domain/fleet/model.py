@@ -14,6 +14,7 @@ from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.windows import Schedule
 from driver_manager.domain.selectors import Selector
+from driver_manager.domain.window import Window
 
 NO_LIMIT = 0
 """As a number of nodes that may be under way: as many as there are."""
@@ -144,7 +145,7 @@ class FleetNode:
     own runs show, None without it; `outcome` is what the last of them said, and `outcome_s` when that one ended, None
     where it is not known. `is_cordoned_by_run`: the cordon is that of a node's own run, as its journal tells.
     `is_taken_by_run`: there is such a journal; `cleared_by` is the uid of the pod whose run has cleared the node and
-    says so in it.
+    says so in it. `window` is the last one that a run or health-watch has shown.
     """
 
     name: str
@@ -167,6 +168,7 @@ class FleetNode:
     is_cordoned_by_run: bool = False
     is_taken_by_run: bool = False
     cleared_by: str = ""
+    window: Window | None = None
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _deleting(member: Member) -> str:
 
 
 def _skipped(member: Member) -> str:
-    return "a label says to skip it" if member.node.is_skipped else ""
+    return "a label excludes it" if member.node.is_skipped else ""
 
 
 def _not_ready(member: Member) -> str:
@@ -84,7 +84,7 @@ def _cordoned(member: Member) -> str:
 def _run_at_work(member: Member) -> str:
     """The runs of a node that has failed go on retrying: they do not keep it from the next revision."""
     is_at_work = member.node.driver_state is NodeState.UPGRADING and member.state is not UpgradeState.FAILED
-    return "a run is at work on it" if is_at_work else ""
+    return "a run is working on it" if is_at_work else ""
 
 
 FOREIGN: tuple[Callable[[Member], str], ...] = (_unreadable, _another_rollout, _operated, _foreign_word)

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable
 
 from driver_manager.domain.fleet.acts import MarkNode
 from driver_manager.domain.fleet.model import UNDER_WAY, FleetNode
+from driver_manager.domain.fleet.verdict import release
 
 _WORDS = frozenset(state.value for state in UNDER_WAY)
 
@@ -17,7 +18,7 @@ _WORDS = frozenset(state.value for state in UNDER_WAY)
 def orphans(nodes: Iterable[FleetNode], namespace: str, rollouts: Container[str]) -> list[MarkNode]:
     """State and record go from each of `nodes` that is under way for a rollout of `namespace`, but for `rollouts`."""
     return [
-        MarkNode(node.name, node.resource_version, None, None)
+        release(node)
         for node in nodes
         if node.record is not None and node.upgrade in _WORDS and not node.is_operated
         if node.record.rollout.startswith(f"{namespace}/") and node.record.rollout not in rollouts

@@ -86,7 +86,7 @@ def _node(standing: Standing, view: View) -> NodeView:
     name, record = member.node.name, member.record
     reason = verdict.reason or view.starts.reasons.get(name, "")
     if verdict.place is Place.UNDER_WAY and name in view.blocked:
-        reason = f"cannot go on: {view.blocked[name]}"
+        reason = f"cannot continue: {view.blocked[name]}"
     since_s = record.since_s if record is not None else None
     return NodeView(name, verdict.place, standing.wave, reason, since_s, view.checks.shown.get(name))
 
@@ -156,7 +156,7 @@ def _window(view: View) -> Caption | None:
 def _preflight(view: View) -> Caption | None:
     checks = view.checks
     if checks.blocked:
-        return Caption(Phase.STALLED, "PreflightImpossible", f"no preflight can be made: {checks.blocked}")
+        return Caption(Phase.STALLED, "PreflightImpossible", f"the preflight cannot run: {checks.blocked}")
     if not checks.reasons:
         return None
     return Caption(Phase.PROGRESSING, "Preflight", f"preflight of the nodes that are next: {checks.progress}")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from driver_manager.domain.fleet import obstacles, preflight
 from driver_manager.domain.fleet.acts import Place, PreflightResult
 from driver_manager.domain.fleet.census import Member, is_placed
-from driver_manager.domain.fleet.judge import judge, lacking
+from driver_manager.domain.fleet.judge import TAKEN, judge, lacking
 from driver_manager.domain.fleet.model import PreflightMode, UpgradeState
 from driver_manager.domain.fleet.verdict import Terms, Verdict, mark, release
 
@@ -45,7 +45,7 @@ def _no_longer_placed(member: Member, terms: Terms) -> Verdict | None:
     if is_placed(member, terms.daemon_set):
         return None
     stands = Place.UNDER_WAY if member.is_taken else Place.LEFT_OUT
-    return Verdict(stands, "the DaemonSet places no pod on it any more", (release(member),))
+    return Verdict(stands, "the DaemonSet no longer places a pod on it", (release(member.node),))
 
 
 def _taken(member: Member, terms: Terms) -> Verdict | None:
@@ -67,9 +67,7 @@ def _failed(member: Member, terms: Terms) -> Verdict | None:
     if not member.node.wants_retry:
         return Verdict(Place.FAILED, record.reason, until_s=shut.until_s, questions=shut.questions)
     unfit = obstacles.why_unfit(member)
-    return Verdict(
-        Place.FAILED, f"one more attempt was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit
-    )
+    return Verdict(Place.FAILED, f"a retry was asked for, but it {unfit}" if unfit else "", wants_turn=not unfit)
 
 
 def _has_target(member: Member, terms: Terms) -> Verdict | None:
@@ -78,7 +76,8 @@ def _has_target(member: Member, terms: Terms) -> Verdict | None:
         return None
     if _was_upgraded(member, terms):
         return DONE
-    found = _left_out("has the target revision already, but does not serve yet")
+    is_stranded = member.has_ready_pod and member.node.is_taken_by_run
+    found = _left_out(f"has the target revision already, but {TAKEN if is_stranded else 'does not serve yet'}")
     if member.state is not UpgradeState.FAILED or member.record is None:
         return found
     # It failed for an earlier target, and may lack nothing but the answer to a query: that has to be asked for.
@@ -95,7 +94,7 @@ def _has_left(member: Member, terms: Terms) -> Verdict | None:
         return DONE
     if member.node.wants_retry:
         return None
-    return _left_out(f"was upgraded already, but its driver pod has revision {pod.revision} now: ask for a retry")
+    return _left_out(f"was upgraded already, but its driver pod has revision {pod.revision} now: retry it")
 
 
 def _unfit(member: Member, terms: Terms) -> Verdict | None:

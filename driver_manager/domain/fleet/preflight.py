@@ -1,7 +1,8 @@
 """Owns what is known of a node before it begins: whether a run for the target revision would succeed on it.
 
-A short-lived pod of the new template looks, and keeps its own result: it stays until its node has begun, or nobody
-needs to know any more. A wave begins once all of its nodes have a result; whoever joins it later waits for their own.
+A short-lived pod of the new template looks, pulls meanwhile all images that the template's pods need, so that no node
+waits for them in its turn, and keeps its own result: it stays until its node has begun, or nobody needs to know any
+more. A wave begins once all of its nodes have a result; whoever joins it later waits for their own.
 Pure.
 """
 
@@ -126,18 +127,19 @@ def told(shown: NodePreflight) -> str:
 
 
 def _finding(pod: TaskPod, now_s: float) -> Finding:
-    message, until_s = shortened(pod.message, MAX_REASON_CHARS), pod.made_s + LIMIT_S + LATE_S
+    message = shortened(pod.message, MAX_REASON_CHARS)
     if pod.exit_code == ExitCode.DONE:
         return Finding(pod, NodePreflight(PreflightResult.PASSES))
     if pod.exit_code is not None:
         result = PreflightResult.FAILS if pod.exit_code in FAILING else PreflightResult.UNKNOWN
         return Finding(pod, NodePreflight(result, message or f"exit {pod.exit_code}"))
     if pod.has_ended:
-        return Finding(pod, NodePreflight(PreflightResult.UNKNOWN, message or "its pod ended without a result"))
-    if now_s >= until_s:
+        why = "; ".join(filter(None, (pod.why_waiting, message))) or "its pod ended without a result"
+        return Finding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
+    if not is_at_work(pod, now_s):
         why = f"no result within {spoken(LIMIT_S + LATE_S)}{': ' if pod.why_waiting else ''}{pod.why_waiting}"
         return Finding(pod, NodePreflight(PreflightResult.UNKNOWN, why))
-    return Finding(pod, NodePreflight(PreflightResult.RUNNING, pod.why_waiting), until_s)
+    return Finding(pod, NodePreflight(PreflightResult.RUNNING, pod.why_waiting), _until_s(pod))
 
 
 def _unneeded(fleet: Fleet, standings: Sequence[Standing], terms: Terms) -> list[Act]:
@@ -189,7 +191,11 @@ def _made(fleet: Fleet, asked: Sequence[Standing], terms: Terms) -> tuple[list[C
 
 def is_at_work(pod: TaskPod, now_s: float) -> bool:
     """Whether something may come of it yet. One whose kubelet is gone never ends: after a while it holds no place."""
-    return not pod.has_ended and now_s < pod.made_s + LIMIT_S + LATE_S
+    return not pod.has_ended and now_s < _until_s(pod)
+
+
+def _until_s(pod: TaskPod) -> float:
+    return pod.made_s + LIMIT_S + LATE_S
 
 
 def _has_result(standing: Standing, terms: Terms) -> bool:

@@ -44,7 +44,8 @@ class NodeRecordUnreadable(ConfigError):
 FORM = Form(
     "the rollout's record on the Node",
     NodeRecordUnreadable,
-    "Remove the annotation and the upgrade-state label once the node's driver is ready; the rollout then looks again.",
+    "Remove the annotation and the upgrade-state label once the node's driver is ready; the rollout then continues "
+    "with it.",
     key="v",
     is_compact=True,
 )

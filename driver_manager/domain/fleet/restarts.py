@@ -28,7 +28,7 @@ def restart(member: Member, found: Untouched, terms: Terms, hold: Hold | None) -
     is_stale = terms.now_s >= stale_s
     is_unwanted = record.revision != terms.target or bool(obstacles.why_unfit(member))
     if is_stale and (is_unwanted or hold is not None):
-        return (release(member),), None
+        return (release(member.node),), None
     if is_unwanted or is_aside:
         return (), stale_s
     if found.is_at_work:

@@ -1,4 +1,4 @@
-"""Owns who begins now, and why each of the others that could has to wait. Pure."""
+"""Owns who starts now, and why each of the others that could has to wait. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.fleet.turns import Turn
 from driver_manager.domain.fleet.verdict import Standing, Terms
 
-BEGINS = "begins now"
+BEGINS = "starts now"
 
 
 @dataclass
@@ -43,7 +43,7 @@ def order(standings: Iterable[Standing]) -> list[Standing]:
 def starts(
     standings: Sequence[Standing], terms: Terms, turn: Turn, hold: Hold | None, unchecked: Mapping[str, str]
 ) -> Starts:
-    """Who of `standings`, all nodes of the rollout by name, begins now; none of `unchecked`, which has the reasons."""
+    """Who of `standings`, all nodes of the rollout by name, starts now; none of `unchecked`, which has the reasons."""
     found = Starts()
     candidates = []
     for standing in order(standings):
@@ -60,7 +60,7 @@ def starts(
     if not candidates:
         return found
     budget = Budget(terms.policy, standings, absent(terms.daemon_set, standings))
-    busy = units.busy(standings, terms.policy.units)
+    busy = units.busy(standings, terms.policy.units) | units.kept_back(standings, found.blocked, terms.policy.units)
     one_at_a_time = units.is_one_at_a_time(terms.policy.units)
     for unit, crew in units.crews(candidates, terms.policy.units):
         never = budget.never(unit, crew) if len(crew) > 1 else ""

@@ -8,7 +8,7 @@ counts it as a driver. Pure.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
@@ -139,7 +139,7 @@ def _template(fleet: Fleet, revision: str) -> Json:
         found = None
     if type(found) is not dict or type(found.get("spec")) is not dict:
         raise TemplateUnusable(
-            f"the pod template of revision {revision} cannot be read", "Look at the DaemonSet's ControllerRevisions."
+            f"the pod template of revision {revision} cannot be read", "Check the DaemonSet's ControllerRevisions."
         )
     return found
 
@@ -163,9 +163,24 @@ def _spec(spec: Mapping[str, Any], task: Task, revision: str) -> Json:
         **kept,
         "restartPolicy": "Never",
         "activeDeadlineSeconds": LIMIT_S,
-        "containers": [container],
+        "containers": [container, *(_pulls(spec, manager) if task is Task.PREFLIGHT else ())],
         "volumes": [one for one in spec.get("volumes") or () if one.get("name") in used],
     }
+
+
+def _pulls(spec: Mapping[str, Any], manager: Mapping[str, Any]) -> Iterator[Json]:
+    """A container for each other image of the template: once it has ended, or could not even start, the image is here.
+
+    It mounts nothing, and runs nothing of the image but a shell that ends at once.
+    """
+    known = {manager.get("image")}
+    for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        image = one.get("image")
+        if image and image not in known:
+            known.add(image)
+            policy = {key: one[key] for key in ("imagePullPolicy",) if key in one}
+            name = f"pull-{one.get('name')}"[:_MAX_LABEL_CHARS].rstrip("-")
+            yield {"name": name, "image": image, **policy, "command": ["/bin/sh", "-c", ":"]}
 
 
 def _is_manager(container: Mapping[str, Any]) -> bool:

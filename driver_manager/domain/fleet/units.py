@@ -24,11 +24,21 @@ def busy(standings: Iterable[Standing], units: Units | None) -> dict[str, str]:
     """The units of which no other node may begin, each with the node that is under way."""
     if not is_one_at_a_time(units):
         return {}
-    return {
-        unit: standing.member.node.name
-        for standing in standings
-        if standing.verdict.place is Place.UNDER_WAY and (unit := name(standing.member, units))
-    }
+    return _by_unit((one for one in standings if one.verdict.place is Place.UNDER_WAY), units)
+
+
+def kept_back(standings: Iterable[Standing], blocked: Iterable[str], units: Units | None) -> dict[str, str]:
+    """The units that go together and cannot yet, each with a node of it that has not begun and is `blocked`."""
+    if units is None or units.mode is not UnitMode.TOGETHER:
+        return {}
+    stuck = set(blocked)
+    waiting = (one for one in standings if one.verdict.place is Place.WAITING)
+    return _by_unit((one for one in waiting if one.member.node.name in stuck), units)
+
+
+def _by_unit(standings: Iterable[Standing], units: Units | None) -> dict[str, str]:
+    """The units of `standings`, each with the name of a node of it."""
+    return {unit: one.member.node.name for one in standings if (unit := name(one.member, units))}
 
 
 def crews(candidates: Iterable[Standing], units: Units | None) -> list[tuple[str, list[Standing]]]:

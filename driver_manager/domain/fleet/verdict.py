@@ -12,7 +12,15 @@ from driver_manager.domain import events, timestamps
 from driver_manager.domain.fleet.acts import Act, Announce, MarkNode, NodePreflight, Place
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.metric_gates import Heard, MetricQuestion
-from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, GatePod, Policy, TaskPod, UpgradeState
+from driver_manager.domain.fleet.model import (
+    DaemonSetFacts,
+    DriverPod,
+    FleetNode,
+    GatePod,
+    Policy,
+    TaskPod,
+    UpgradeState,
+)
 from driver_manager.domain.fleet.record import NodeRecord
 from driver_manager.domain.fleet.task_pods import Clears
 
@@ -131,9 +139,9 @@ def again(member: Member, record: NodeRecord, terms: Terms) -> MarkNode:
     return MarkNode(node.name, node.resource_version, UpgradeState.RESTART, found)
 
 
-def release(member: Member) -> MarkNode:
+def release(node: FleetNode) -> MarkNode:
     """State and record go, as if the node had never been taken."""
-    return MarkNode(member.node.name, member.node.resource_version, None, None)
+    return MarkNode(node.name, node.resource_version, None, None)
 
 
 def failing(member: Member, record: NodeRecord, terms: Terms, why: str) -> Verdict:
@@ -153,4 +161,4 @@ def moment(wall_s: float) -> str:
     try:
         return timestamps.written(wall_s)
     except (OverflowError, ValueError, OSError):  # a record written by a clock that is off by ages
-        return "a moment that no calendar shows"
+        return "an unknown time"

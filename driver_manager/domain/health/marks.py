@@ -13,7 +13,7 @@ class MarkChange(Enum):
     """One effect on the host's marks."""
 
     WITHDRAW_READY = "withdraw the ready marker"
-    RESTORE_READY = "put the ready marker back"
+    RESTORE_READY = "restore the ready marker"
     FORGET_READY = "drop the withdrawn ready marker"
     REQUEST_RECOVERY = "write the recovery marker"
     CLEAR_REQUEST = "remove the recovery marker"

@@ -37,16 +37,18 @@ def families(report: HealthReport) -> tuple[Family, ...]:
         by_label(
             "gauge",
             "health_state",
-            "What is held of the driver: 1 for the state it is in.",
+            "The driver's health: 1 for the state it is in.",
             "state",
             {state.value: float(state is history.state) for state in HealthState},
         ),
-        gauge("health_consecutive_failures", "Failed probes in a row; unknown ones are left out.", history.failures),
-        gauge("health_flapping", "Whether the driver changes between healthy and failing.", history.is_flapping),
+        gauge(
+            "health_consecutive_failures", "Consecutive failed probes; unknown ones are not counted.", history.failures
+        ),
+        gauge("health_flapping", "Whether driver health is flapping.", history.is_flapping),
         Family(
             f"{PREFIX}device_health",
             "gauge",
-            "What the last probe said of each device: 1 for the health it has.",
+            "The health of each device in the last probe: 1 for the health it has.",
             tuple(
                 ({"device": device.name, "health": health.value}, float(health is device.health))
                 for device in devices
@@ -56,17 +58,17 @@ def families(report: HealthReport) -> tuple[Family, ...]:
         gauge("probe_duration_seconds", "How long the last probe took.", report.probe_s),
         gauge(
             "probe_last_success_timestamp_seconds",
-            "When the last probe said healthy, 0 if none did since the start.",
+            "When the last healthy probe ended, 0 if there was none since the start.",
             report.last_success_wall_s,
         ),
         by_label(
             "counter",
             "probe_samples_total",
-            "Probes by what they said.",
+            "Probes by result.",
             "health",
             {health.value: float(report.samples.get(health, 0)) for health in Health},
         ),
         counter("probe_abandoned_total", "Probes that could not be killed.", report.abandoned),
-        gauge("probe_stuck", "Whether a probe that could not be killed still lives.", report.is_stuck),
-        gauge("watch_last_turn_timestamp_seconds", "When health-watch last took a turn.", report.turn_wall_s),
+        gauge("probe_stuck", "Whether a probe that could not be killed is still running.", report.is_stuck),
+        gauge("watch_last_turn_timestamp_seconds", "When the loop of health-watch last ran.", report.turn_wall_s),
     )

@@ -22,7 +22,7 @@ def parsed(text: str, where: str) -> Mute:
     until_s = timestamps.seconds_of(said) if _RFC3339.fullmatch(said) else None
     if until_s is None:
         shown = said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}…"
-        raise ValueError(f"{where} mutes nothing: {shown!r} is no time such as 2026-01-02T03:04:05Z")
+        raise ValueError(f"{where} does not mute health-watch: {shown!r} is not a time such as 2026-01-02T03:04:05Z")
     return Mute(until_s, said, where)
 
 

@@ -62,14 +62,14 @@ class Notice:
             case NoticeKind.RECOVERED:
                 return f"the driver serves its devices again: {self.reason}"
             case NoticeKind.MUTED:
-                return f"health-watch is {self.reason}: what it had marked for the wedge is taken back"
+                return f"health-watch is {self.reason}: what it had marked for the wedge is withdrawn"
 
     @property
     def undone(self) -> str:
         """What a process that failed to bring it leaves undone, for a message."""
         if self.since_s:
-            return f"the Node was not told of {self.event}"
-        return "the Node was not asked whether it still shows a wedge of an earlier boot"
+            return f"{self.event} was not reported on the Node"
+        return "unknown whether the Node still shows a wedge of an earlier boot"
 
     def to_json(self) -> dict[str, Any]:
         """For another process of this version."""
@@ -79,6 +79,19 @@ class Notice:
     def from_json(cls, body: Mapping[str, Any]) -> Notice:
         """What `to_json` made."""
         return cls(**{**body, "kind": NoticeKind(body["kind"])})
+
+
+@dataclass(frozen=True)
+class ClientAnswer:
+    """What became of clients of the driver: those `restarted` now, and what is `left` to be done, "" for nothing.
+
+    `is_early`: that is no trouble yet. `warnings` are about what else is worth knowing.
+    """
+
+    restarted: tuple[str, ...] = ()
+    left: str = ""
+    warnings: tuple[str, ...] = ()
+    is_early: bool = False
 
 
 def due(history: History, boot_id: str) -> Notice | None:

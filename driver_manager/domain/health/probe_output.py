@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from driver_manager.domain.health.parsers import npu_smi, nvidia_smi, rbln_smi
+from driver_manager.domain.health.parsers import (
+    amd_smi,
+    furiosa_smi,
+    hl_smi,
+    npu_smi,
+    nvidia_smi,
+    rbln_smi,
+    tt_smi,
+)
 from driver_manager.domain.health.parsers.verdicts import unhealthy
 from driver_manager.domain.model import Health, ProbeResult
 from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT, loader_failure
 
 LAST_LINE_CHARS = 300
+
+TELL_IDLE = frozenset({"furiosa-smi", "rbln-smi"})
+"""Parsers that say what is at work on the devices."""
 
 Parser = Callable[[int, str, str, tuple[str, ...]], ProbeResult]
 """Exit status, output, the last line for a reason, and the PCI functions that the driver should serve."""
@@ -40,8 +51,12 @@ def _exit_status(status: int, _out: str, last_line: str, _present: tuple[str, ..
 
 PARSERS: dict[str, Parser] = {
     "exit-status": _exit_status,
+    "amd-smi-list": amd_smi.listing,
+    "furiosa-smi": furiosa_smi.status,
+    "hl-smi": hl_smi.query,
     "npu-smi": npu_smi.table,
     "npu-smi-list": npu_smi.listing,
     "nvidia-smi": nvidia_smi.query,
     "rbln-smi": rbln_smi.devices,
+    "tt-smi": tt_smi.snapshot,
 }

@@ -63,7 +63,7 @@ def resume(text: str, seen: Surroundings, now_s: float, patience_s: float, thres
     """
     history = recorded(text, seen.boot_id)
     if seen.is_marked and history.state not in (HealthState.HEALTHY, HealthState.SUSPECT):
-        reason = history.reason if history.state is HealthState.WEDGED else "marked on the host before this start"
+        reason = history.reason if history.state is HealthState.WEDGED else "already marked on the host at the start"
         failures = max(history.failures, threshold) if seen.has_request_of_ours else history.failures
         wedge = history.wedge
         if not wedge.since_s and seen.has_request_of_ours and seen.marker is not None:

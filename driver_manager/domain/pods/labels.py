@@ -34,6 +34,29 @@ def is_pausable(value: str | None) -> bool:
     return value not in (None, "", "false")
 
 
+OFF = "false"
+"""What switches off a gate that is on unless it says so."""
+
+
+def gate_originals(
+    labels: Mapping[str, str], journaled: Mapping[str, str | None], keys: frozenset[str]
+) -> dict[str, str | None]:
+    """Original value by key, None where it was absent, of every gate in `keys` that is on, or that we switched off.
+
+    A gate that is off speaks of us only by the journal; one that is on speaks for itself.
+    """
+    return {
+        key: journaled.get(key) if labels.get(key) == OFF else labels.get(key)
+        for key in sorted(keys)
+        if labels.get(key) != OFF or key in journaled
+    }
+
+
+def gates_restored(labels: Mapping[str, str], saved: Mapping[str, str | None]) -> dict[str, str | None]:
+    """New value by key, None to remove it, of the gates in `saved` that are still off."""
+    return {key: original for key, original in sorted(saved.items()) if labels.get(key) == OFF}
+
+
 def originals(
     labels: Mapping[str, str], journaled: Mapping[str, str], keys: frozenset[str], paused_value: str
 ) -> dict[str, str]:

@@ -23,8 +23,9 @@ def gates(labels: Mapping[str, str], own: Pod | None, profile: Profile) -> froze
     Never one that places our own pod: its DaemonSet would end us in the middle.
     """
     places_us = own.selector_keys if own is not None else frozenset[str]()
-    keys = profile.deploy_keys(labels) - places_us
-    return frozenset(key for key in keys if label_rules.is_pausable(labels[key]))
+    keys, inverse = profile.deploy_keys(labels) - places_us, profile.deploy.on_unless_false
+    switches = (key for key in keys if key not in inverse and label_rules.is_pausable(labels.get(key)))
+    return frozenset(switches) | {key for key in keys & set(inverse) if labels.get(key) != label_rules.OFF}
 
 
 def is_placed_by(pod: Pod, keys: Set[str], own: Pod | None) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from fnmatch import fnmatchcase
 
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.failure import pod_blocker
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Pod
+from driver_manager.domain.pods.clients import ClientRules, is_client
 from driver_manager.domain.pods.operands import asks_by_itself, gates, is_placed_by, is_unmoved
 from driver_manager.domain.profile import Profile
 
@@ -21,12 +23,13 @@ DELETE_DATA = (
     "allow it with NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA=true (--npu-pod-eviction-delete-emptydir-data), "
     "or delete the pod"
 )
-ENABLE_IT = "set ENABLE_NPU_POD_EVICTION=true (--enable-npu-pod-eviction), or end the pod"
+ENABLE_IT = "set ENABLE_NPU_POD_EVICTION=true (--enable-npu-pod-eviction), or delete the pod"
 EVICT_HOLDERS = "end what holds it, or allow it with EVICT_HOLDERS=true (--evict-holders)"
 USE_LABEL = (
     "give its DaemonSet a nodeSelector on a deploy label of the node, so that the pause makes it leave, or take "
     "the node out of its reach"
 )
+RESTART_IT = "let the run restart it with RESTART_CLIENTS=true (--restart-clients)"
 MIRROR = "remove its manifest from the node"
 
 AFTER_GRACE_S = 10.0
@@ -50,6 +53,8 @@ class PodAction(Enum):
     EVICT = "evict"
     WAIT = "wait"
     BLOCK = "block"
+    RESTART = "restart"
+    """It leaves right before the unload, and its controller makes it anew: a client of the driver."""
     STAY = "stay"
 
 
@@ -128,6 +133,11 @@ def namespaces_with_claims(pods: Iterable[Pod], profile: Profile, rules: Evictio
     return tuple(sorted({pod.namespace for pod in pods if pod.claims and not pod.is_over}))
 
 
+def names_of_claims(pods: Iterable[Pod]) -> frozenset[tuple[str, str]]:
+    """Namespace and name of every claim that one of `pods` holds; a pod that has ended holds none."""
+    return frozenset((pod.namespace, name) for pod in pods if not pod.is_over for name in pod.claims)
+
+
 def workloads(scene: NodePods, profile: Profile, rules: EvictionRules) -> tuple[Workload, ...]:
     """Every pod on the node that uses the accelerator, or has to leave before it, with its fate, by name."""
     claims = {(claim.namespace, claim.name): claim for claim in scene.claims}
@@ -166,12 +176,19 @@ def holds_claim(scene: NodePods, profile: Profile, rules: EvictionRules) -> bool
     return any(_claims_of(pod, claims, profile, rules) for pod in scene.pods if not pod.is_over)
 
 
+def claims_of(pods: Iterable[Pod], claims: Iterable[Claim], profile: Profile) -> tuple[str, ...]:
+    """The claims of ours, as namespace/name, that `pods` hold."""
+    known, rules = {(claim.namespace, claim.name): claim for claim in claims}, EvictionRules()
+    held = (f"{pod.namespace}/{name}" for pod in pods for name in _claims_of(pod, known, profile, rules))
+    return tuple(sorted(set(held)))
+
+
 def unread_claims(scene: NodePods) -> tuple[str, ...]:
     """A warning where pods hold claims that we may not read."""
     pods = [pod for pod in scene.pods if pod.claims and not pod.is_over] if scene.has_unread_claims else []
     if not pods:
         return ()
-    return (f"whether {several(pods)} use the driver is not known: resourceclaims may not be listed",)
+    return (f"unknown whether {several(pods)} use the driver: resourceclaims may not be listed",)
 
 
 def staying(scene: NodePods, profile: Profile, rules: EvictionRules, why: str) -> tuple[Workload, ...]:
@@ -216,11 +233,18 @@ def is_operand(pod: Pod, profile: Profile) -> bool:
 
 def _asks_for(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile, rules: EvictionRules) -> str:
     """What of the accelerator the pod asks for, "" for nothing."""
-    resources = [name for name in pod.resources if name.startswith(profile.resource_prefixes)]
+    resources = [name for name in pod.resources if _is_of_the_driver(name, profile)]
     held = _claims_of(pod, claims, profile, rules)
     asked = [f"requests {', '.join(resources)}"] if resources else []
     asked += [f"holds claim {', '.join(held)}"] if held else []
     return " and ".join(asked)
+
+
+def _is_of_the_driver(resource: str, profile: Profile) -> bool:
+    """Whether a pod that asks for `resource` uses the driver: not where the device is passed through to its machine."""
+    given_away = profile.passthrough.resources if profile.passthrough is not None else ()
+    is_ours = resource.startswith(profile.resource_prefixes)
+    return is_ours and not any(fnmatchcase(resource, pattern) for pattern in given_away)
 
 
 def _claims_of(pod: Pod, claims: Mapping[tuple[str, str], Claim], profile: Profile, rules: EvictionRules) -> list[str]:
@@ -263,7 +287,15 @@ def _judged_holder(pod: Pod, holder: Holder, scene: NodePods, profile: Profile, 
     if pod.is_mirror:
         return Workload(pod, uses, PodAction.BLOCK, "mirror pod of a static manifest", MIRROR)
     judged = _evictable(pod, uses, rules)
-    return _consented(judged, "not evicted without being asked", EVICT_HOLDERS, is_given=rules.evicts_holders)
+    holder_judged = _consented(judged, "not evicted without being asked", EVICT_HOLDERS, is_given=rules.evicts_holders)
+    if not is_client(pod, ClientRules.of(profile, rules.clients, scene.enclosing_uid)) or pod.deleting:
+        return holder_judged
+    if rules.restarts_clients:
+        return Workload(pod, uses, PodAction.RESTART, "a client of the driver, evicted right before the unload")
+    if holder_judged.action is PodAction.BLOCK:
+        why = "a client of the driver, not restarted without being asked"
+        return replace(holder_judged, why=why, remedy=RESTART_IT)
+    return holder_judged
 
 
 def _is_unmoved_by(pod: Pod, keys: frozenset[str], scene: NodePods) -> bool:
@@ -309,12 +341,12 @@ def _evictable(pod: Pod, uses: str, rules: EvictionRules) -> Workload:
     if pod.deleting:
         return Workload(pod, uses, PodAction.WAIT, "it is terminating already")
     if pod.owner_kind == "DaemonSet":
-        return Workload(pod, uses, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL)
+        return Workload(pod, uses, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL)
     if not pod.owner_kind and not rules.forces:
-        return Workload(pod, uses, PodAction.BLOCK, "no controller makes it anew elsewhere", FORCE_IT)
+        return Workload(pod, uses, PodAction.BLOCK, "no controller recreates it elsewhere", FORCE_IT)
     if pod.has_empty_dir and not rules.deletes_empty_dirs:
         return Workload(pod, uses, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA)
-    return Workload(pod, uses, PodAction.EVICT, f"its {pod.owner_kind} makes it anew" if pod.owner_kind else "forced")
+    return Workload(pod, uses, PodAction.EVICT, f"its {pod.owner_kind} recreates it" if pod.owner_kind else "forced")
 
 
 def grace_s(pod: Pod) -> float:

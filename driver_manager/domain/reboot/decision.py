@@ -25,20 +25,20 @@ class RebootAct(Enum):
     NOTHING = "nothing"
     WAIT = "wait"
     ASK_BLOCKERS = "ask what blocks the reboot"
-    ASK_SLOTS = "ask who holds the slots"
+    ASK_SLOTS = "ask which nodes hold the slots"
     CLEAN_UP = "clear the request of an earlier boot"
     COMPLETE = "complete the reboot"
     WITHDRAW = "withdraw the request"
     ANNOUNCE = "announce the request"
     ESCALATE = "escalate"
-    RELEASE = "give the slot back"
+    RELEASE = "release the slot"
     TAKE_SLOT = "take a slot"
     GRANT = "consume the approval and note the boot"
     COUNT = "count the attempt"
     CLEAR_WORKLOADS = "clear the node of workloads"
     REBOOT = "reboot"
     FORCE = "reboot by sysrq"
-    GIVE_UP = "give the reboot up"
+    GIVE_UP = "abandon the reboot"
 
 
 ENDS = frozenset({RebootAct.NOTHING, RebootAct.WAIT})
@@ -96,7 +96,7 @@ def _withdrawn(state: RebootState) -> RebootDecision | None:
         left_s = pending.commanded_s + state.policy.grace_s - state.snapshot.uptime_s
         if left_s > 0:
             return RebootDecision(
-                RebootAct.WAIT, f"{why}, but the host was told to reboot: waiting {left_s:.0f} s for it"
+                RebootAct.WAIT, f"{why}, but the reboot command was given: waiting {left_s:.0f} s for it"
             )
     if pending is not None or state.record.announced is not None:
         return RebootDecision(RebootAct.WITHDRAW, why)
@@ -145,11 +145,11 @@ def _under_way(state: RebootState) -> RebootDecision | None:
     uptime_s, grace_s = state.snapshot.uptime_s, state.policy.grace_s
     left_s = pending.commanded_s + grace_s - uptime_s
     if left_s > 0:
-        return RebootDecision(RebootAct.WAIT, f"the host was told to reboot: waiting up to {left_s:.0f} s for it")
+        return RebootDecision(RebootAct.WAIT, f"the reboot command was given: waiting up to {left_s:.0f} s for it")
     if pending.forced_s is None:
-        return RebootDecision(RebootAct.FORCE, f"the host still runs {grace_s:g} s after the reboot command")
+        return RebootDecision(RebootAct.FORCE, f"the host is still running {grace_s:g} s after the reboot command")
     if pending.forced_s + FORCED_GRACE_S > uptime_s:
-        return RebootDecision(RebootAct.WAIT, "the kernel was told to reboot by sysrq")
+        return RebootDecision(RebootAct.WAIT, "the kernel was asked to reboot by sysrq")
     return RebootDecision(RebootAct.GIVE_UP, "neither the reboot command nor sysrq rebooted the host")
 
 
@@ -172,7 +172,7 @@ def _granted(state: RebootState) -> RebootDecision | None:
     if not state.is_granted or pending is None:
         return None
     if state.slots is None:
-        return RebootDecision(RebootAct.ASK_SLOTS, "is the slot still ours")
+        return RebootDecision(RebootAct.ASK_SLOTS, "check whether the slot is still ours")
     if not state.holds_slot:
         why = _why_no_slot(state)
         return (
@@ -192,7 +192,7 @@ def _command(state: RebootState, pending: Pending) -> RebootDecision:
     if _was_refused_for_long(state, pending):
         grace_s = state.policy.grace_s
         return RebootDecision(RebootAct.GIVE_UP, f"the host refused to reboot for {grace_s:g} s: {pending.refusal}")
-    return RebootDecision(RebootAct.REBOOT, f"everything allows the reboot ({state.reason})")
+    return RebootDecision(RebootAct.REBOOT, f"every condition for the reboot is met ({state.reason})")
 
 
 def _was_refused_for_long(state: RebootState, pending: Pending) -> bool:
@@ -229,7 +229,7 @@ def _attempts(state: RebootState) -> RebootDecision | None:
     if request is None or count < policy.max_attempts:
         return None
     hours = f"{policy.attempt_window_s / 3600:g} h"
-    why = f"{count} attempt(s) to reboot within {hours} did not help, no more are made: look at the node"
+    why = f"{count} attempt(s) to reboot within {hours} did not help, no more are made: check the node"
     if state.record.escalated != request.key and not policy.dry_run:
         return RebootDecision(RebootAct.ESCALATE, why)
     return _held_back(state, why)
@@ -251,17 +251,19 @@ def _blockers(state: RebootState) -> RebootDecision | None:
     if keys.journal in node.annotations:
         found.append("a driver-manager run has taken the node")
     if keys.skip and node.labels.get(keys.skip) == "true":
-        found.append(f"the label {keys.skip} says to leave the node alone")
+        found.append(f"the label {keys.skip} excludes the node")
     if found:
         return _held_back(state, f"is blocked: {'; '.join(found)}")
     if state.blockers is None:
-        return RebootDecision(RebootAct.ASK_BLOCKERS, "can the host be told, and would the workloads leave")
+        return RebootDecision(
+            RebootAct.ASK_BLOCKERS, "check that the host can reboot and that the workloads would leave"
+        )
     return None
 
 
 def _slot(state: RebootState) -> RebootDecision | None:
     if state.slots is None:
-        return RebootDecision(RebootAct.ASK_SLOTS, "is there room for one more reboot")
+        return RebootDecision(RebootAct.ASK_SLOTS, "check whether a slot is free")
     if state.holds_slot:
         return None
     why = _why_no_slot(state)
@@ -313,7 +315,7 @@ def _why_no_request(state: RebootState) -> str:
 def _why_not_back(state: RebootState) -> str:
     node = state.node
     if node is not None and node.boot_id and node.boot_id != state.boot_id:
-        return "its kubelet has not told of this boot yet"
+        return "its kubelet has not reported this boot yet"
     if node is None or node.is_ready is not True:
         return "the Node is not Ready"
     return state.driver_problem
@@ -323,7 +325,7 @@ def _why_no_slot(state: RebootState) -> str:
     """Why none can be taken now, "" if one can."""
     seen, policy = state.slots, state.policy
     if seen is None or seen.problem:
-        return seen.problem if seen else "the slots are not known"
+        return seen.problem if seen else "the slots are unknown"
     uid = state.node.uid if state.node else ""
     others = [holder for holder in seen.slots.without(seen.gone).holders if holder.uid != uid]
     if len(others) < policy.max_concurrent or seen.slots.held_by(uid) is not None:

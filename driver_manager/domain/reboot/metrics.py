@@ -22,11 +22,15 @@ def families(record: Record) -> tuple[Family, ...]:
         by_label(
             "gauge",
             "reboot_requested_timestamp_seconds",
-            "Since when a reboot is asked for, by reason; 0 where none is.",
+            "Since when a reboot is required, by reason; 0 where none is.",
             "reason",
             {reason: since_s if asked and asked.reason == reason else 0 for reason in REASONS},
         ),
-        gauge("reboot_under_way", "Whether a slot is taken, or the reboot granted and not over.", pending is not None),
+        gauge(
+            "reboot_under_way",
+            "Whether this node holds a slot, or its granted reboot is not over.",
+            pending is not None,
+        ),
         gauge(
             "reboot_refused",
             "Whether the host refuses to reboot.",
@@ -34,7 +38,7 @@ def families(record: Record) -> tuple[Family, ...]:
         ),
         gauge(
             "reboot_escalated",
-            "Whether as many reboots as are allowed did not help.",
+            "Whether the allowed number of reboots did not help.",
             bool(asked is not None and record.escalated and record.escalated == asked.key),
         ),
     )

@@ -22,9 +22,12 @@ STALE_S = 900.0
 """A watch that took no sample for so long is not running, whatever its interval is likely to be."""
 
 RESUME = (
-    "Restart the driver pod: its init container goes on from the journal. `driver-manager restore` gives the node back "
+    "Restart the driver pod: its init container continues from the journal. `driver-manager restore` releases the node "
     "as it is."
 )
+NOTES = frozenset({"paused", "cordon", "warning", "health-watch"})
+"""Kinds that are worth a look. Every other is an error: a run has failed, or would."""
+
 ACCESS = (Part.CLUSTER, Part.NODE, Part.PODS, Part.HOST, Part.OWN_POD)
 
 
@@ -38,7 +41,7 @@ class Attention:
 
 
 def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
-    """Everything that needs a hand, each once; `first` is the headline."""
+    """Everything that needs a hand, each once, errors before notes; `first` is the headline."""
     found = [
         *_held(facts),
         *_reboot(facts, first),
@@ -55,7 +58,7 @@ def attention(facts: StatusFacts, first: Headline) -> tuple[Attention, ...]:
     once: dict[str, Attention] = {}
     for one in found:
         once.setdefault(one.what, one)
-    return tuple(once.values())
+    return tuple(sorted(once.values(), key=lambda one: one.kind in NOTES))
 
 
 def _held(facts: StatusFacts) -> Iterator[Attention]:
@@ -67,7 +70,7 @@ def _held(facts: StatusFacts) -> Iterator[Attention]:
     elif facts.state is NodeState.HELD and outcome is not None:
         yield Attention("held", outcome.what, f"{outcome.remedy} {RESUME}".strip())
     elif facts.is_interrupted:
-        yield Attention("interrupted", f"{journal.owner} took the node and ended without giving it back", RESUME)
+        yield Attention("interrupted", f"{journal.owner} took the node and ended without releasing it", RESUME)
 
 
 def _reboot(facts: StatusFacts, first: Headline) -> Iterator[Attention]:
@@ -113,7 +116,7 @@ def _operands(facts: StatusFacts) -> Iterator[Attention]:
 def _end_it(pod: Pod) -> str:
     if pod.finalizers:
         return "Let the controller that set the finalizer finish, or remove the finalizer from the pod."
-    return f"See `kubectl -n {pod.namespace} describe pod {pod.name}` for what keeps its processes."
+    return f"See `kubectl -n {pod.namespace} describe pod {pod.name}` for why its processes do not end."
 
 
 def _digest(facts: StatusFacts) -> Iterator[Attention]:
@@ -130,8 +133,8 @@ def _left_behind(facts: StatusFacts) -> Iterator[Attention]:
         return
     node, paused = facts.obs.node, sorted(paused_keys(facts.obs.node, facts.profile))
     if paused:
-        what = f"paused, and no journal says by whom: {', '.join(paused)}"
-        yield Attention("paused", what, "`driver-manager restore` decodes the labels from their own values.")
+        what = f"paused, and no journal records by which run: {', '.join(paused)}"
+        yield Attention("paused", what, "`driver-manager restore` restores the labels from their paused values.")
     elif has_managers_cordon(node, facts.profile) and facts.profile.keys.reboot_in_progress not in node.annotations:
         what = "the node has a driver manager's cordon, and no run has taken it"
         yield Attention("cordon", what, "`driver-manager restore` lifts it.")
@@ -156,20 +159,20 @@ def _next_run(facts: StatusFacts) -> Iterator[Attention]:
 def _watch(facts: StatusFacts) -> Iterator[Attention]:
     health = facts.health
     if health.has_stuck_probe:
-        what = "a probe sleeps in the kernel and cannot be killed: no other is started"
-        yield Attention("health-watch", what, "Look at the kernel log (dmesg); mostly only a reboot helps.")
+        what = "a probe is stuck in the kernel and cannot be killed: no other is started"
+        yield Attention("health-watch", what, "Look at the kernel log (dmesg); usually only a reboot helps.")
     if health.source == "health-watch" and health.sampled_s is not None:
         age_s = facts.now_s - health.sampled_s
         if age_s > STALE_S and health.state is not HealthState.MUTED:
-            what = f"health-watch took its last sample {age_s / 60:.0f} min ago: it does not seem to run"
-            yield Attention("health-watch", what, "Look at the container health-watch of the driver pod.")
+            what = f"health-watch took its last sample {age_s / 60:.0f} min ago: it may not be running"
+            yield Attention("health-watch", what, "Check the container health-watch of the driver pod.")
 
 
 def _mute(facts: StatusFacts) -> Iterator[Attention]:
     try:
         found = mute.on(facts.obs.node, facts.profile.keys)
     except ValueError as error:
-        yield Attention("health-watch", str(error), "Write it so, or remove it.")
+        yield Attention("health-watch", str(error), "Correct the time, or remove it.")
         return
     if found is not None and facts.now_s < found.until_s:
         remedy = "Remove the annotation when health-watch is to judge the driver again."

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.machine import HealthState
-from driver_manager.domain.model import DeviceVerdict, Host, Observation, Part, Pod
+from driver_manager.domain.model import DeviceVerdict, Holder, Host, Mode, Observation, Part, Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.plan import Plan
 
@@ -44,7 +45,9 @@ class StatusFacts:
     `missing` has the errors of what could not be read.
 
     `verdict` is what a run would do, or why it would not. `now_s` is in seconds since the epoch. `reboot_waits_for` is
-    the rebooter's own word, "" where it has none.
+    the rebooter's own word, "" where it has none. `clients` is the driver generation with what was done about its
+    clients, None where neither the host nor the Node knows one. `mode` is whom the user's label wants the devices for;
+    `group_holders` have devices that are not with their own driver.
     """
 
     obs: Observation
@@ -54,6 +57,9 @@ class StatusFacts:
     health: DeviceHealth = field(default_factory=DeviceHealth)
     missing: Mapping[Part, ManagerError] = field(default_factory=dict)
     reboot_waits_for: str = ""
+    clients: ClientRecord | None = None
+    mode: Mode = Mode.CONTAINER
+    group_holders: tuple[Holder, ...] = ()
 
     @property
     def host(self) -> Host | None:

@@ -49,7 +49,7 @@ def _taken(facts: StatusFacts) -> Headline | None:
     if facts.state is NodeState.HELD and outcome is not None and outcome.state is NodeState.HELD:
         return Headline(NodeState.HELD, f"exit {outcome.exit_code}: {outcome.what}", outcome.since)
     if facts.is_interrupted:
-        why = f"{journal.owner} took the node and ended without giving it back"
+        why = f"{journal.owner} took the node and ended without releasing it"
         return Headline(NodeState.HELD, why, journal.begin)
     step = f"; last step noted: {journal.step}" if journal.step else ""
     return Headline(NodeState.UPGRADING, f"{journal.owner} has taken the node{step}", journal.begin)
@@ -92,10 +92,21 @@ def _not_loaded(facts: StatusFacts) -> Headline | None:
         return None
     pods = ", ".join(str(pod) for pod in facts.driver_pods)
     if pods:
-        return Headline(NodeState.UPGRADING, f"no driver is loaded yet; driver pod {pods} is to load it")
+        return Headline(NodeState.UPGRADING, f"no driver is loaded yet; driver pod {pods} will load it")
     namespace = facts.obs.pods.namespace
     where = f"is in namespace {namespace}, the only one that can be seen" if namespace else "is on this node"
     return Headline(NodeState.FAILED, f"no driver is loaded, and no driver pod {where}")
+
+
+def _with_machines(facts: StatusFacts) -> Headline | None:
+    """All devices are handed over, as a run that gives them to virtual machines leaves them: nothing is amiss."""
+    host = facts.host
+    if host is None or host.modules or facts.missing or not host.bus.accelerators:
+        return None
+    if not all(one.is_on_vfio for one in host.bus.accelerators):
+        return None
+    why = f"{len(host.bus.accelerators)} device(s) on vfio, for virtual machines"
+    return Headline(NodeState.READY, why, _since(facts, NodeState.READY))
 
 
 def _ready(facts: StatusFacts) -> Headline | None:
@@ -111,14 +122,14 @@ def _ready(facts: StatusFacts) -> Headline | None:
         case Plan(reason=reason) if facts.host is not None:
             return Headline(NodeState.READY, reason, since)
     outcome = facts.outcome
-    why = outcome.what if outcome is not None else f"{driver} is loaded" if is_loaded else "nothing is taken"
+    why = outcome.what if outcome is not None else f"{driver} is loaded" if is_loaded else "the node is not taken"
     return Headline(NodeState.READY, why, since)
 
 
 def _unknown(facts: StatusFacts) -> Headline:
     if not facts.has_node:
-        return Headline(None, "the Node cannot be read; what the host shows is below")
-    return Headline(None, "nothing is taken, and no run has shown its outcome on this Node")
+        return Headline(None, "the Node cannot be read; the facts of the host are below")
+    return Headline(None, "the node is not taken, and no run has reported its outcome on this Node")
 
 
 RULES: tuple[Callable[[StatusFacts], Headline | None], ...] = (
@@ -126,6 +137,7 @@ RULES: tuple[Callable[[StatusFacts], Headline | None], ...] = (
     _reboot_required,
     _wedged,
     _failed,
+    _with_machines,
     _not_loaded,
     _ready,
     _unknown,

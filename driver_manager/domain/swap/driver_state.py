@@ -6,8 +6,8 @@ Pure, like all of `domain`.
 from __future__ import annotations
 
 from driver_manager.domain.digest import differing
-from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import Host
+from driver_manager.domain.errors import ConfigError, OwnedElsewhere
+from driver_manager.domain.model import Host, Observation
 from driver_manager.domain.modules import has_root
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.situation import Situation
@@ -51,14 +51,35 @@ def why_replace(now: Situation) -> str:
         return "a reinstall was forced"
     if not now.obs.digest:
         raise ConfigError(
-            "the wanted driver is not known: no DRIVER_CONFIG_DIGEST, and no driver pod on this node to read it from",
+            "the wanted driver is unknown: no DRIVER_CONFIG_DIGEST, and no driver pod on this node to read it from",
             "Set DRIVER_CONFIG_DIGEST (or --driver-config-digest) as in the driver DaemonSet.",
         )
     if now.host.digest_problem:
         return f"the recorded digest is unusable: {now.host.digest_problem}"
     if now.host.digest is None:
-        return "the driver is loaded, but no digest is recorded for it"
+        return "no digest was recorded for the loaded driver"
     if now.host.digest != now.obs.digest:
         recorded, wanted, hint = differing(now.host.digest, now.obs.digest)
         return f"recorded digest {recorded} differs from the wanted {wanted}{hint}"
     return ""
+
+
+def is_owned_elsewhere(obs: Observation, *, take_over: bool) -> bool:
+    """Whether the journal belongs to another run that may still live and `take_over` is not asked."""
+    journal = obs.journal
+    return not (journal is None or take_over or obs.owner_alive is False or journal.owner == obs.me)
+
+
+def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
+    """Raise OwnedElsewhere when the journal belongs to another run that still lives and `take_over` is not asked."""
+    journal = obs.journal
+    if journal is None or not is_owned_elsewhere(obs, take_over=take_over):
+        return
+    doubt = (
+        "which is still running" if obs.owner_alive else "and this host cannot determine whether it is still running"
+    )
+    raise OwnedElsewhere(
+        f"node {obs.node.name} is taken by {journal.owner}, {doubt}",
+        "Wait for it: a pod resumes by itself when its container restarts. Use --take-over once you are sure that it "
+        "has stopped.",
+    )

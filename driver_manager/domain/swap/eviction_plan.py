@@ -35,8 +35,8 @@ SAFE_LOAD, OPERATOR, COMPLETION = "safe-load", "operator", "completion"
 
 END_HOLDER = "end what holds it"
 END_POD = "delete the pod, or take the node label out of its nodeSelector"
-NOBODYS = "no label makes it leave, and the operator, who manages upgrades on this node, does not know it"
-LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or end the pod"
+NOBODYS = "no label makes it leave, and the operator that manages upgrades on this node does not know it"
+LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or delete the pod"
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def safe_load(now: Situation) -> tuple[AnyStep, ...]:
             "by hand there is none" if now.profile.keys.safe_load else f"profile {now.profile.name} has no key for it"
         )
         raise ConfigError(
-            f"the wait for a safe load needs a pod of ours for the operator to answer to, and {lack}",
-            "Leave SAFE_LOAD (--safe-load) out.",
+            f"SAFE_LOAD needs a pod of ours for the operator to answer to, and {lack}",
+            "Unset SAFE_LOAD (--safe-load).",
         )
     return (
         WaitForSafeLoad(now.profile.keys.safe_load, now.obs.own_pod.name, now.policy.operator_timeout_s),
@@ -207,7 +207,7 @@ def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
         raise PodsRemain(
             f"the operator manages upgrades on this node (its state: {state or 'none'}) and these pods still use the "
             f"driver: {several(pods)}",
-            "Look at the operator's log for why it does not move them, or end them; the next run tries again.",
+            "Check the operator's log for why it does not move them, or delete them; the next run tries again.",
         )
     ask = AskOperator(
         key=keys.upgrade_requested,
@@ -228,9 +228,9 @@ def _left_to_operator(one: Workload) -> Workload:
         return one
     if one.has_asked:
         return replace(
-            one, action=PodAction.WAIT, why="the operator, who manages upgrades on this node, moves it", remedy=""
+            one, action=PodAction.WAIT, why="the operator that manages upgrades on this node moves it", remedy=""
         )
-    why = "the operator, who manages upgrades on this node, does not know that it has the device"
+    why = "the operator that manages upgrades on this node does not know that it has the device"
     return replace(one, action=PodAction.BLOCK, why=why, remedy=END_HOLDER)
 
 

@@ -5,7 +5,7 @@ Pure. Must not import the planner, which builds its rows from these.
 
 from __future__ import annotations
 
-from driver_manager.domain.model import Loader
+from driver_manager.domain.model import Loader, Mode
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.plan import AnyStep
 from driver_manager.domain.swap.situation import Situation
@@ -13,8 +13,11 @@ from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriv
 
 
 def is_installing(now: Situation) -> bool:
-    """Whether a driver container is at work, whose modules and root are not stale; never in its own init container."""
-    if now.policy.loader is Loader.MANAGER:
+    """Whether a driver container is at work, whose modules and root are not stale; never in its own init container.
+
+    Where devices go to virtual machines such a pod leaves before anything is cleaned.
+    """
+    if now.policy.loader is Loader.MANAGER or now.policy.mode is Mode.VFIO:
         return False
     pods = (pod for pod in now.obs.pods.pods if now.profile.deploy.driver_key in pod.selector_keys and not pod.is_over)
     return any(pod.main_started for pod in pods)

@@ -5,17 +5,27 @@ Pure. Must not import the planner, which builds its rows from these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from driver_manager.domain.errors import ModuleStuck, PreflightFailed
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import Loader
-from driver_manager.domain.modules import beside
+from driver_manager.domain.modules import beside, unload_order
+from driver_manager.domain.parameters import kept, options
 from driver_manager.domain.profile import Strategy
+from driver_manager.domain.swap import staged_swap
 from driver_manager.domain.swap.driver_state import places_us
 from driver_manager.domain.swap.plan import AnyStep
-from driver_manager.domain.swap.preflight import firmware_notes, problems, remedies
+from driver_manager.domain.swap.preflight import firmware_notes, problems, remedies, versions
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
+from driver_manager.domain.swap.steps.modules import (
+    LoadModules,
+    RecordDigest,
+    RemoveConflicting,
+    SetFirmwarePath,
+)
 
 
 def loading(now: Situation) -> list[AnyStep]:
@@ -26,16 +36,40 @@ def loading(now: Situation) -> list[AnyStep]:
     if now.policy.loader is Loader.CONTAINER or source is None or places_us(now):
         return []
     paths, digest = now.profile.paths, now.obs.digest
+    given = options(now.profile.modules.parameters, _values_to_keep(now))
+    source = replace(source, given=given)
+    previous = replace(previous, given=given) if previous is not None else None
     return [
+        *staged_swap.flip(now),
+        *_firmware_path(now),
         LoadModules(source, previous, _digest_to_go_back_to(now), _further_modules(now)),
         *([RecordDigest(paths.state_file, digest, paths.load_record, source)] if digest else []),
     ]
 
 
+def making_way(now: Situation) -> list[AnyStep]:
+    """The step that unloads what must not be loaded beside the driver that is to come; none for who only uninstalls."""
+    names = unload_order(now.host.removable, ())
+    return [RemoveConflicting(names)] if names and not places_us(now) else []
+
+
+def _firmware_path(now: Situation) -> list[AnyStep]:
+    wanted = now.profile.paths.firmware
+    return [SetFirmwarePath(wanted)] if wanted and wanted != now.host.firmware_path else []
+
+
+def _values_to_keep(now: Situation) -> Mapping[str, str]:
+    """Parameters of the driver before; what the journal has, of whatever boot, was read while that one was loaded."""
+    old = now.obs.journal.driver if now.obs.journal else None
+    return old.parameters if old is not None else kept(now.host.parameters, now.profile.modules.keep_parameters)
+
+
 def notes(now: Situation) -> tuple[str, ...]:
     """What is worth a warning before the wanted driver is loaded; nothing where its container does."""
     source = now.host.source
-    return () if now.policy.loader is Loader.CONTAINER or source is None else firmware_notes(source)
+    if now.policy.loader is Loader.CONTAINER or source is None:
+        return ()
+    return (*firmware_notes(source), *staged_swap.notes(now))
 
 
 def _old_driver(now: Situation) -> OldDriver | None:
@@ -49,13 +83,20 @@ def _further_modules(now: Situation) -> tuple[str, ...]:
     # Of whatever boot: a reboot in between takes them away as an unload does.
     old, roots = now.obs.journal.driver if now.obs.journal else None, now.profile.modules.roots
     if old is None:
-        return beside(now.host.modules, roots)
+        return beside(now.host.modules, roots, now.profile.modules.order)
     return tuple(name for name in reversed(old.modules) if name not in roots)
 
 
 def _digest_to_go_back_to(now: Situation) -> str:
     old = _old_driver(now)
     return old.digest if old is not None else now.host.digest or ""
+
+
+def refuse_versions(now: Situation) -> None:
+    """Raise PreflightFailed where the profile does not let the loaded driver become the wanted one."""
+    refused = [one for one in versions(now) if one.ok is False]
+    if refused:
+        raise PreflightFailed(f"preflight: {refused[0].what}", refused[0].remedy)
 
 
 def check(now: Situation, *, keeps_driver: bool = False) -> None:
@@ -69,8 +110,8 @@ def check(now: Situation, *, keeps_driver: bool = False) -> None:
     if now.host.leaving:
         raise ModuleStuck(
             f"the kernel is still unloading module {several(now.host.leaving)}",
-            "Run again. If it stays so, only a reboot of the node helps; the run after it goes on. The kernel log "
-            "(dmesg) may say what the module waits for.",
+            "Run again. If it persists, reboot the node; the next run continues. The kernel log (dmesg) may show what "
+            "the module waits for.",
         )
     found = problems(now, keeps_driver=keeps_driver)
     if found:

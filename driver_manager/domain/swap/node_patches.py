@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
+from driver_manager.domain.bindings import Binding, merged
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.json_patch import Operation, expect, replaced
-from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation, Pod
+from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation
 from driver_manager.domain.modules import driver_version, has_root, unload_order
+from driver_manager.domain.parameters import kept
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.pods.operands import gates
 from driver_manager.domain.profile import Profile
@@ -37,8 +39,9 @@ def _is_marked(node: Node, profile: Profile) -> bool:
 
 
 def paused_keys(node: Node, profile: Profile) -> frozenset[str]:
-    """Deploy-label keys that hold a paused value now."""
-    keys = profile.deploy_keys(node.labels)
+    """Deploy-label keys that hold a paused value now: the driver's own too, which is paused for virtual machines."""
+    driver = {profile.deploy.driver_key} if profile.deploy.prefix else set[str]()
+    keys = profile.deploy_keys(node.labels) - set(profile.deploy.on_unless_false) | (driver & node.labels.keys())
     return frozenset(key for key in keys if label_rules.is_paused(node.labels[key], profile.deploy.paused_value))
 
 
@@ -49,37 +52,56 @@ def paused_by_others(obs: Observation, profile: Profile) -> frozenset[str]:
     return paused_keys(obs.node, profile) - obs.journal.labels.keys()
 
 
-def pausable_keys(node: Node, profile: Profile, own: Pod | None = None) -> frozenset[str]:
-    """Deploy-label keys that are paused or can be, but for those that place our `own` pod."""
-    return gates(node.labels, own, profile)
+def pausable_keys(obs: Observation, profile: Profile) -> frozenset[str]:
+    """Deploy-label keys that are paused or can be, but for those that place our own pod."""
+    off = obs.journal.gates.keys() & set(profile.deploy.on_unless_false) if obs.journal is not None else set[str]()
+    return gates(obs.node.labels, obs.own_pod, profile) | off
 
 
-def take(
-    obs: Observation, profile: Profile, pause: Set[str], *, cordon: bool, services: tuple[str, ...] = ()
+def take(  # noqa: PLR0913  # what becomes one journal here
+    obs: Observation,
+    profile: Profile,
+    pause: Set[str],
+    *,
+    cordon: bool,
+    services: tuple[str, ...] = (),
+    bindings: tuple[Binding, ...] = (),
 ) -> TakeNode | None:
     """The step that takes the node with the labels in `pause` paused; None where it is ours already, just so.
 
     Labels found paused are adopted, so that giving the node back restores them too, but for those that somebody paused
-    while the node was taken. `services` will be stopped: they join those that an earlier run noted.
+    while the node was taken. `services` will be stopped, and devices change from `bindings` to others: both join what
+    an earlier run noted.
     """
     node, deploy = obs.node, profile.deploy
     journaled = obs.journal.labels if obs.journal else {}
     adopted = (frozenset(pause) | paused_keys(node, profile)) - paused_by_others(obs, profile)
-    originals = label_rules.originals(node.labels, journaled, adopted, deploy.paused_value)
+    inverse = frozenset(deploy.on_unless_false)
+    originals = label_rules.originals(node.labels, journaled, adopted - inverse, deploy.paused_value)
     paused = {key: label_rules.paused_form(value, deploy.paused_value) for key, value in originals.items()}
+    known = obs.journal.gates if obs.journal else {}
+    held = frozenset(key for key in known if node.labels.get(key) == label_rules.OFF)
+    gates_before = label_rules.gate_originals(node.labels, known, (frozenset(pause) & inverse) | held)
+    paused |= dict.fromkeys(gates_before, label_rules.OFF)
     sets_cordon = cordon and not node.unschedulable
     cordoned = sets_cordon or has_managers_cordon(node, profile)
     journal = Journal(
         owner=obs.me,
         boot_id=obs.host.boot_id if obs.host else "",
         labels=originals,
+        gates=gates_before,
         cordoned=cordoned,
         cordon_manager=_cordon_manager(obs, sets_cordon=sets_cordon) if cordoned else "",
         node_uid=node.uid,
         driver=_old_driver(obs, profile),
         services=tuple(sorted({*services, *(obs.journal.services if obs.journal else ())})),
+        removed=tuple(
+            sorted({*(obs.host.removable if obs.host else ()), *(obs.journal.removed if obs.journal else ())})
+        ),
         step=obs.journal.step if obs.journal else "",
         begin=obs.journal.begin if obs.journal else "",
+        window=obs.journal.window if obs.journal else None,
+        devices=original_bindings(obs, bindings),
     )
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
@@ -88,7 +110,7 @@ def take(
         # The mark of a cordon that somebody lifted would make the next one, whoever sets it, look like ours.
         annotations[profile.keys.cordon] = None
     change = NodeChange(
-        labels={key: value for key, value in paused.items() if node.labels[key] != value},
+        labels={key: value for key, value in paused.items() if node.labels.get(key) != value},
         annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},
         unschedulable=True if sets_cordon else None,
     )
@@ -142,7 +164,10 @@ def give_back(journal: Journal | None) -> tuple[GiveBack, ...]:
 
 def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
     """The one patch that gives `node` back by `journal`: what somebody changed meanwhile stays as they made it."""
-    restored = label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
+    restored: dict[str, str | None] = dict(
+        label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
+    )
+    restored |= label_rules.gates_restored(node.labels, journal.gates)
     annotations: dict[str, str | None] = {}
     if profile.keys.journal in node.annotations:
         annotations[profile.keys.journal] = None
@@ -150,7 +175,7 @@ def release(node: Node, journal: Journal, profile: Profile) -> NodeChange:
     if journal.cordoned and _is_marked(node, profile):
         annotations[profile.keys.cordon] = None
         unschedulable = False if node.unschedulable and not _was_set_anew(node, journal) else None
-    return NodeChange(labels=dict(restored), annotations=annotations, unschedulable=unschedulable)
+    return NodeChange(labels=restored, annotations=annotations, unschedulable=unschedulable)
 
 
 def tested_release(node: Node, journal: Journal, profile: Profile) -> tuple[Operation, ...]:
@@ -160,11 +185,9 @@ def tested_release(node: Node, journal: Journal, profile: Profile) -> tuple[Oper
     test cannot carry that: no journal of ours is on `node`, or a label of the journal is not paused on it, and could be
     by the time the patch arrives, or the record of our cordon does not keep its place.
     """
-    labels = label_rules.restored(node.labels, journal.labels, profile.deploy.paused_value)
-    written = node.annotations.get(profile.keys.journal)
-    if written != encode(journal) or labels.keys() != journal.labels.keys():
+    written, change = node.annotations.get(profile.keys.journal), release(node, journal, profile)
+    if written != encode(journal) or change.labels.keys() != journal.paused:
         return ()
-    change = release(node, journal, profile)
     if change.unschedulable is False and node.has_heartbeat:
         return ()
     operations = [expect(node.uid, "metadata", "uid")]
@@ -213,6 +236,15 @@ def _cordon_manager(obs: Observation, *, sets_cordon: bool) -> str:
     return obs.node.cordon_manager
 
 
+def original_bindings(obs: Observation, bindings: tuple[Binding, ...] = ()) -> tuple[Binding, ...]:
+    """The devices as the journal has them, else as in `bindings`: as they were before a run of this boot changed them.
+
+    A boot makes them all anew.
+    """
+    journal, boot_id = obs.journal, obs.host.boot_id if obs.host else ""
+    return merged(journal.devices if journal is not None and journal.boot_id == boot_id else (), bindings)
+
+
 def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
     """The driver to go back to. Of one boot the first journal knows: what is loaded later may be a failed attempt."""
     host, known = obs.host, obs.journal.driver if obs.journal else None
@@ -222,4 +254,6 @@ def _old_driver(obs: Observation, profile: Profile) -> OldDriver | None:
         return known
     root = host.previous_source.root if host.previous_source else ""
     version = driver_version(host.modules)
-    return OldDriver(version=version, root=root, modules=unload_order(host.modules), digest=host.digest or "")
+    order = unload_order(host.modules, profile.modules.order)
+    parameters = kept(host.parameters, profile.modules.keep_parameters)
+    return OldDriver(version=version, root=root, modules=order, digest=host.digest or "", parameters=parameters)

@@ -24,7 +24,7 @@ HOLDERS, STUCK = "holders", "stuck-pods"
 """What can be waited for while everything stays in place; each once in a run."""
 
 STOP_IT = "stop what holds the device (`driver-manager holders` lists it), then run again"
-DELETE_DRIVER = "delete the driver pod: the init container of the one that follows replaces the driver"
+DELETE_DRIVER = "delete the driver pod: the init container of its successor replaces the driver"
 DELETE_IT = "Delete the pod, or take the node label out of its nodeSelector: its owner does not react to that label."
 
 
@@ -86,7 +86,7 @@ def refuse_unmoved(now: Situation, keys: Set[str], *, bound_only: bool = False) 
     left = [pod for pod in pods if not bound_only or mounts(pod, root)]
     if left:
         named = several((f"{pod} ({_why_unmoved(pod, keys)})" for pod in left), "; ")
-        error = PodsRemain(f"{len(left)} pod(s) would not let go of the driver root: {named}", DELETE_IT)
+        error = PodsRemain(f"{len(left)} pod(s) would not release the driver root: {named}", DELETE_IT)
         error.blockers = tuple(pod_blocker(pod.uid) for pod in left)
         raise error
 
@@ -121,7 +121,7 @@ def _is_driver_pod(now: Situation, pod: Pod) -> bool:
 
 def _is_placed_as_driver(now: Situation, pod: Pod) -> bool:
     deploy = now.profile.deploy
-    others = deploy.keys_in(dict.fromkeys(pod.selector_keys, ""))
+    others = deploy.keys_in(dict.fromkeys(pod.selector_keys, "")) & pod.selector_keys
     return bool(deploy.prefix) and deploy.driver_key in pod.selector_keys and not others
 
 
@@ -141,9 +141,9 @@ def _busy(now: Situation, held: tuple[Holder, ...], found: tuple[Workload, ...])
         lines.append(f"to see more pods than those of {now.obs.pods.namespace}, let this account list all pods")
     if any(holder.service in now.profile.host_services for holder in held):
         lines.append("for the vendor's host services use STOP_HOST_SERVICES (--stop-host-services)")
-    end = "; nobody was disturbed" if is_undisturbed(now) else ""
+    end = "; no pod was disturbed" if is_undisturbed(now) else ""
     error = DriverBusy(
-        f"the device is in use, and nothing in this run ends that: {named}{end}",
+        f"the device is in use, and this run cannot end that: {named}{end}",
         " ".join(f"{remedy[:1].upper()}{remedy[1:]}." for remedy in dict.fromkeys(lines)),
     )
     error.blockers = tuple(process_blocker(holder.pid, holder.process) for holder in held)

@@ -11,30 +11,41 @@ from driver_manager.domain.escaping import shown
 from driver_manager.domain.pods.workloads import Workload
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.swap.steps.base import Right, Step
+from driver_manager.domain.swap.steps.devices import AnyDeviceStep
 from driver_manager.domain.swap.steps.modules import AnyModuleStep
 from driver_manager.domain.swap.steps.mounts import AnyMountStep
 from driver_manager.domain.swap.steps.node import AnyNodeStep
 from driver_manager.domain.swap.steps.operator import AnyOperatorStep
 from driver_manager.domain.swap.steps.pods import AnyPodStep
 from driver_manager.domain.swap.steps.reboot import AnyRebootStep
+from driver_manager.domain.swap.steps.slots import AnySlotStep
 from driver_manager.domain.swap.steps.waits import AnyWaitStep
 
 
 @dataclass(frozen=True)
 class PlanAgain(Step):
-    """Observe and plan anew: what follows is what is expected then. `after` names what was waited for."""
+    """Observe and plan again: what follows is what is expected then. `after` names what was waited for."""
 
     after: str
 
     def describe(self) -> str:
-        return "look again and plan anew; expected then:"
+        return "look and plan again; expected then:"
 
     def rights(self) -> tuple[Right, ...]:
         return ()
 
 
 AnyStep = (
-    AnyWaitStep | AnyNodeStep | AnyPodStep | AnyOperatorStep | AnyModuleStep | AnyMountStep | AnyRebootStep | PlanAgain
+    AnyWaitStep
+    | AnyNodeStep
+    | AnyPodStep
+    | AnyOperatorStep
+    | AnyModuleStep
+    | AnyDeviceStep
+    | AnyMountStep
+    | AnySlotStep
+    | AnyRebootStep
+    | PlanAgain
 )
 
 
@@ -49,6 +60,10 @@ class Decision(Enum):
     UNINSTALL = "uninstall"
     REBOOT = "reboot"
     CLEAR = "clear"
+    NO_DEVICE = "no-device"
+    ON_VFIO = "on-vfio"
+    BIND = "bind"
+    SWITCH = "switch"
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import DriverSource, Host, Loader, MissingFirmware, ModuleFile, Policy
-from driver_manager.domain.modules import is_own
-from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.model import DriverSource, Host, Loader, MissingFirmware, Mode, ModuleFile, Policy
+from driver_manager.domain.modules import driver_version, is_own, users
+from driver_manager.domain.profile import ChangeBy, Profile, Strategy
+from driver_manager.domain.staged import StagedSlots
 from driver_manager.domain.swap.driver_state import is_loaded, places_us
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
+from driver_manager.domain.swap.transition import transition
 
 _BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
-_LOOK_AT_IT = "Run again. If it stays so, run modinfo on that file by hand: the file may be broken or cut short."
+_LOOK_AT_IT = "Run again. If it persists, run modinfo on that file by hand: the file may be damaged or truncated."
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,18 @@ def checks(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
     """
     return (
         _deadline(now.policy),
-        *(() if places_us(now) else (*_driver(now), *_conflicts(now))),
+        *(() if _brings_none(now) else (*_driver(now), *_conflicts(now), *_removable(now))),
+        *versions(now),
         _users(now),
         *(() if keeps_driver else (*_frozen(now), *_permanent(now))),
         # Where the container loads, we write no file, but what an earlier one left has to go.
         *((_state(now.host),) if now.policy.loader is Loader.MANAGER or now.host.artifacts else ()),
     )
+
+
+def _brings_none(now: Situation) -> bool:
+    """Whether no driver follows: it is only unloaded, or virtual machines bring their own."""
+    return bool(places_us(now)) or now.policy.mode is Mode.VFIO
 
 
 def firmware_notes(source: DriverSource) -> tuple[str, ...]:
@@ -85,7 +93,7 @@ def _right(verb: str, resource: str, *, has: bool) -> Check:
     what = f"this account may {'' if has else 'not '}{verb} {resource}"
     can_do_without = verb == "watch"
     if not has and can_do_without:
-        what += ": a run looks every few seconds instead"
+        what += ": a run polls every few seconds instead"
     ok = True if has else None if can_do_without else False
     return Check(f"may {verb} {resource}", ok, what, f"Give this service account the verb {verb} on {resource}.")
 
@@ -101,7 +109,7 @@ def _deadline(policy: Policy) -> Check:
     return Check(
         "deadline",
         fits,
-        f"the deadline of {policy.deadline_s:g} s {relation} the waits in it ({budget_s:g} s)",
+        f"the deadline of {policy.deadline_s:g} s {relation} the timeouts in it ({budget_s:g} s)",
         "Raise RECONCILE_DEADLINE, or lower POD_TERMINATION_TIMEOUT, POD_EVICTION_TIMEOUT, "
         "DEVICE_FREE_TIMEOUT, WAIT_FOR_COMPLETION_TIMEOUT or OPERATOR_TIMEOUT.",
     )
@@ -109,14 +117,38 @@ def _deadline(policy: Policy) -> Check:
 
 def _driver(now: Situation) -> tuple[Check, ...]:
     if now.policy.loader is Loader.CONTAINER:
-        return (Check("driver", None, "the driver's container brings the driver: it checks its own modules"),)
+        return (Check("driver", None, "the driver's container loads the driver and checks its own modules"),)
     source = now.host.source
     if source is None:
         return (Check("driver", False, "there is no driver root to load from", "Set DRIVER_ROOT to a driver tree."),)
     if source.problem:
+        return source_checks(source, now.host)
+    return (
+        *_slot(now.host.slots),
+        *source_checks(source, now.host),
+        *_options(source),
+        *map(_firmware, source.missing_firmware),
+        *_firmware_path(now),
+    )
+
+
+def source_checks(source: DriverSource, host: Host) -> tuple[Check, ...]:
+    """What decides whether modules can be loaded from `source` on `host`, apart from what is loaded there now."""
+    if source.problem:
         return (Check("driver", False, source.problem, source.remedy),)
-    files = (check for file in (*source.modules, *source.dependencies) for check in _file(file, now.host, source))
-    return (*files, _modprobe(source), *_options(source), *map(_firmware, source.missing_firmware))
+    files = (check for file in (*source.modules, *source.dependencies) for check in _file(file, host, source))
+    return (*files, _modprobe(source))
+
+
+def _slot(slots: StagedSlots | None) -> tuple[Check, ...]:
+    """The staged driver that is to be loaded, and whether the driver root can lead to it; nothing where none is."""
+    slot = slots.named(slots.wanted) if slots is not None else None
+    if slots is None or slot is None:
+        return ()
+    root = Check(
+        "driver root", not slots.obstacle, slots.obstacle or f"{slots.root} can be pointed at it", slots.remedy
+    )
+    return (Check("staged slot", True, f"staged slot {slot.text}"), root)
 
 
 def _firmware(missing: MissingFirmware) -> Check:
@@ -169,7 +201,7 @@ def _kernel(file: ModuleFile, kernel: str) -> Check:
     """The kernel compares vermagic, but leaves the release out where both sides have symbol checksums."""
     name, release = f"{file.name} for this kernel", file.vermagic.split(" ")[0]
     if file.unread:
-        return Check(name, False, f"whether {file.path} is built for {kernel} is not known: {file.unread}", _LOOK_AT_IT)
+        return Check(name, False, f"unknown whether {file.path} is built for {kernel}: {file.unread}", _LOOK_AT_IT)
     if file.layout_matches is False:
         what = f"{file.path} was built for kernel {release or 'unknown'} and its checksums are not those of {kernel}"
         return Check(name, False, what, _BUILD_IT)
@@ -192,7 +224,7 @@ def _symbols(file: ModuleFile) -> Check:
         return Check(name, None, f"the symbols that {file.name} needs cannot be listed")
     if file.unknown_symbols:
         shown = ", ".join(file.unknown_symbols[:5])
-        return Check(name, False, f"{file.name} needs symbols that nobody exports: {shown}", _BUILD_IT)
+        return Check(name, False, f"{file.name} needs symbols that no module exports: {shown}", _BUILD_IT)
     return Check(name, True, f"every symbol that {file.name} needs is exported")
 
 
@@ -220,6 +252,61 @@ def _conflicts(now: Situation) -> tuple[Check, ...]:
         )
         for name in now.host.conflicting
     )
+
+
+def _removable(now: Situation) -> tuple[Check, ...]:
+    """What has to go for the driver: whether it can, as far as the kernel tells now."""
+    found = []
+    for name, module in now.host.removable.items():
+        count = users(module)
+        if name not in now.profile.modules.conflicting_removable:
+            what = f"module {name} uses one that conflicts with the {now.profile.name} driver"
+            remedy = f"Unload {name} by hand first, and prevent the host from loading it."
+        elif count:
+            what = f"module {name} conflicts with the {now.profile.name} driver, and is in use ({count} user(s))"
+            remedy = f"Stop what uses {name}; or blacklist it on the host and reboot."
+        else:
+            what, remedy = f"module {name} conflicts with the {now.profile.name} driver, and is unloaded for it", ""
+        found.append(Check("conflicts", not remedy, what, remedy))
+    return tuple(found)
+
+
+def _firmware_path(now: Situation) -> tuple[Check, ...]:
+    """Whether the kernel can be told where the driver's firmware is: it has one such folder, for all drivers."""
+    wanted, there = now.profile.paths.firmware, now.host.firmware_path
+    if not wanted:
+        return ()
+    if there is None:
+        what = f"this kernel has no firmware_class.path, and the driver's firmware is in {wanted}"
+        return (Check("firmware path", False, what, "Mount the host's /sys read-write, or use a kernel that has it."),)
+    if there not in ("", wanted):
+        what = f"firmware_class.path is {there}, and this driver needs {wanted}"
+        remedy = f"Put the firmware of both in one folder, or clear firmware_class.path if nothing needs {there}."
+        return (Check("firmware path", False, what, remedy),)
+    return (Check("firmware path", True, f"the kernel looks for firmware in {wanted}, or is set to before the load"),)
+
+
+def versions(now: Situation) -> tuple[Check, ...]:
+    """Whether the profile lets the loaded driver become the wanted one."""
+    found = transition(now.host, now.profile, now.policy)
+    if found is None:
+        return ()
+    old, new = driver_version(now.host.modules) or "an unknown version", "the wanted driver"
+    if now.policy.mode is Mode.VFIO:
+        new = "those of virtual machines"
+    elif now.policy.loader is Loader.MANAGER and now.host.source is not None:
+        new = now.host.source.version or "an unknown version"
+    change, because = (
+        f"the change of the {now.profile.name} driver from {old} to {new}",
+        f": {found.why}" * bool(found.why),
+    )
+    if found.strategy is ChangeBy.REFUSE:
+        remedy = (
+            "Upgrade by a version in between, or as the vendor describes; `transitions` of the profile has the rules."
+        )
+        return (Check("versions", False, f"{change} is refused by the profile{because}", remedy),)
+    way = "takes a reboot" if found.strategy is ChangeBy.REBOOT else "is made in the running kernel"
+    return (Check("versions", True, f"{change} {way}{because}"),)
 
 
 def _users(now: Situation) -> Check:
@@ -261,7 +348,7 @@ def _permanent(now: Situation) -> tuple[Check, ...]:
             f"unloading {name}",
             False,
             f"module {name} cannot be unloaded: {why}",
-            "Only a reboot takes it out: make sure that the host does not load it at boot, then reboot the node.",
+            "Only a reboot removes it: make sure that the host does not load it at boot, then reboot the node.",
         )
         for name, why in now.host.permanent.items()
         if name in now.host.modules
@@ -273,6 +360,6 @@ def _state(host: Host) -> Check:
         "state file",
         not host.state_problem,
         host.state_problem or "the folder of the state file can be written and has room",
-        "Mount the vendor's folder of the host read-write (for Rebellions: /run/rbln), free some space, remove what is "
-        "in the way.",
+        "Mount the vendor's folder of the host read-write (for Rebellions: /run/rbln), free some space, remove what "
+        "is in its place.",
     )

@@ -15,7 +15,7 @@ from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.snapshot import is_foreign
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.driver_state import is_loaded, places_us, why_replace
-from driver_manager.domain.swap.loading import check, loading, notes
+from driver_manager.domain.swap.loading import check, loading, making_way, notes, refuse_versions
 from driver_manager.domain.swap.node_patches import found_journal, give_back, take
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.situation import Situation
@@ -37,19 +37,20 @@ def plan_reboot_driver(now: Situation) -> Plan:
     host, clear = now.host, _clear_request(now)
     is_half_loaded = _is_half_loaded(now)
     if is_half_loaded or not is_loaded(host, now.profile):
-        reason = "the driver is not loaded: a fresh boot can load it"
+        reason = "no driver is loaded: a fresh boot can load it"
         if is_half_loaded:
-            reason = "an earlier run was interrupted while it loaded the driver: load the rest"
+            reason = "an earlier run was interrupted while it loaded the driver"
         check(now)
         loads = loading(now)
         # A driver that is yet to be loaded is not ready: the run's end says so.
+        loads = [*making_way(now), *loads] if loads else []
         work = (*(_without_state(now, clear) if loads else clear), *_forget_other_wish(now), *loads)
         return Plan(Decision.NOT_LOADED, reason, _loaded_by_us(now, work), notes(now))
     if key := places_us(now):
         raise PreflightFailed(
             f"pod {now.obs.own_pod}, which is placed by {key}, needs the driver uninstalled, and this driver must "
             "never be unloaded from a running kernel",
-            "Keep the driver from being loaded at boot, then reboot the node.",
+            "Prevent the driver from being loaded at boot, then reboot the node.",
         )
     why, back = why_replace(now), give_back(found_journal(now.obs, now.profile))
     current = f"digest {in_words(now.obs.digest)}, loaded since this boot"
@@ -57,9 +58,10 @@ def plan_reboot_driver(now: Situation) -> Plan:
         return Plan(Decision.CURRENT, f"driver is current: {current}", (*clear, *_forget_wish(now), *back))
     if _has_rebooted_for_it(now):
         if now.policy.force_reinstall and _is_recorded(now):
-            reason = f"driver is current: {current}, after a reboot for the reinstall that is still forced"
+            reason = f"driver is current: {current}, after the reboot for the forced reinstall"
             return Plan(Decision.CURRENT, reason, (*clear, *back))
         return Plan(Decision.REBOOT, f"{why}; a reboot did not change that", (*clear, *back, _end(now, why)))
+    refuse_versions(now)
     request, hold = _request(now)
     # Nothing reboots a node that is taken.
     reason = f"{why}; this driver must never be unloaded from a running kernel"
@@ -93,6 +95,13 @@ def withdraw_request(now: Situation) -> tuple[ClearRebootRequest, ...]:
     return (ClearRebootRequest(marker, NodeChange(labels), "the host has a driver of its own"),)
 
 
+def forget_request(now: Situation) -> tuple[AnyStep, ...]:
+    """Steps of a driver that is swapped in place by now, and for which a reboot was asked by an earlier run."""
+    if not now.profile.paths.reboot_marker:
+        return ()
+    return (*_without_state(now, _clear_request(now)), *_forget_wish(now))
+
+
 def _request(now: Situation) -> tuple[RequestReboot, HoldForReboot]:
     node, host, paths = now.obs.node, now.host, now.profile.paths
     marker = Marker(UPGRADE, host.boot_id, node=node.name, from_driver=host.digest or "", to_driver=now.obs.digest)
@@ -121,7 +130,7 @@ def _without_state(now: Situation, clear: tuple[ClearRebootRequest, ...]) -> tup
 def _end(now: Situation, why: str) -> EndWithoutReboot:
     path, digest = now.profile.paths.reboot_wish, in_words(now.obs.digest) or "of unknown digest"
     return EndWithoutReboot(
-        f"the node has rebooted for driver {digest} since that was asked for, and {why}: another reboot would not help",
+        f"the node has rebooted for driver {digest} since that was requested, and {why}: another reboot would not help",
         "Find out what loads the other driver when the host starts (one of the host's own, another driver pod), or why "
         f"the wanted one did not record its digest. To ask for one more reboot, remove {path} on the host.",
     )

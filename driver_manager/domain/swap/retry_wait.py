@@ -26,7 +26,7 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.failure import PastFailure, pod_blocker, process_blocker
 from driver_manager.domain.model import UNREAD, DriverSource
-from driver_manager.domain.pods.labels import originals
+from driver_manager.domain.pods.labels import gate_originals, originals
 from driver_manager.domain.swap.plan import Plan, PlanAgain, as_json
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.node import TakeNode
@@ -96,7 +96,10 @@ def wish(now: Situation) -> str:
     # As they were before anybody paused them.
     journaled = now.obs.journal.labels if now.obs.journal is not None else {}
     labels = {key: node.labels.get(key, "") for key in (*switches, deploy.driver_key, keys.skip)}
-    labels |= originals(node.labels, journaled, switches, deploy.paused_value)
+    labels |= originals(node.labels, journaled, switches - set(deploy.on_unless_false), deploy.paused_value)
+    known = now.obs.journal.gates if now.obs.journal is not None else {}
+    gates = gate_originals(node.labels, known, frozenset(deploy.on_unless_false))
+    labels |= {key: value or "" for key, value in gates.items()}
     wanted = [
         now.profile.name,
         now.obs.digest,

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import Host, Observation, Policy
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.transition import for_this_change
 
 
 @dataclass(frozen=True)
 class Situation:
     """The facts, what is wanted, and how far the run is. `host` is that of `obs`: there is none without.
 
-    `waited`: what was waited for in this run already, before the node was taken.
+    `profile` has the strategy that this change of versions takes. `waited`: what was waited for in this run already,
+    before the node was taken.
     """
 
     obs: Observation
@@ -32,6 +34,6 @@ class Situation:
             raise ConfigError(
                 f"this is not node {obs.node.name}: its machine id and boot id differ from this host's",
                 "Run it on the node (init container, or `kubectl debug node/NAME` with the host at /host), "
-                "or set --node-name to the node this is.",
+                "or set --node-name to the name of this node.",
             )
-        return cls(obs, obs.host, profile, policy, waited)
+        return cls(obs, obs.host, for_this_change(obs.host, profile, policy), policy, waited)

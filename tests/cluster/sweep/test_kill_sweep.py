@@ -20,7 +20,7 @@ from tests.control_plane.sweep.figures import Figures
 from tests.control_plane.sweep.judging import judge
 from tests.control_plane.sweep.light_tools import lighten
 from tests.control_plane.sweep.outcome import outcome
-from tests.control_plane.sweep.paths import PATHS, Path
+from tests.control_plane.sweep.paths import DEVICES, PATHS, Path
 from tests.control_plane.sweep.recording import Effect, Place
 from tests.control_plane.sweep.scene import Kill, SweepNode
 from tests.control_plane.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.long
 Record = Callable[[Path], Recording]
 BY_NAME = {path.name: path for path in PATHS}
 PAUSE = Effect(Place.API, "patch nodes", 1)
+EVICTION = Effect(Place.API, "create pods/eviction", 1)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=str)
@@ -53,6 +54,16 @@ def struck(sweep_node: SweepNode, *, recording: Recording, point: Point) -> Judg
 def test_every_path_has_writes_to_the_api_and_to_the_host(recordings: Record) -> None:
     for path in PATHS:
         assert {effect.place for effect in recordings(path).effects} == {Place.API, Place.HOST}
+
+
+def test_what_the_kernel_is_told_of_devices_is_among_the_effects(recordings: Record) -> None:
+    for name, told in (
+        ("to-virtual-machines", "drivers_probe"),
+        ("back-from-virtual-machines", f"devices/{DEVICES[0]}/driver/unbind"),
+    ):
+        effects = [effect.name for effect in recordings(BY_NAME[name]).effects]
+        overrides = [f"write /sys/bus/pci/devices/{device}/driver_override" for device in DEVICES]
+        assert {*overrides, f"write /sys/bus/pci/{told}"} <= set(effects), effects
 
 
 def test_before_means_that_nothing_has_happened_and_after_that_all_of_it_has(
@@ -114,6 +125,13 @@ def last(name: str) -> Callable[[Recording], Kill]:
         ),
         ("always-uncordon", "replace-by-container", lambda _: Kill(PAUSE, after=True), False, "lost_cordons"),
         ("no-boot-id-check", "reboot-required", last("rename"), True, "wrong_drivers"),
+        (
+            "who-was-asked-for-is-done",
+            "clients",
+            lambda _: Kill(EVICTION, after=False),
+            False,
+            "wrong_restarts",
+        ),
         ("an-effect-that-is-not-listed", "replace-by-manager", last("run modprobe"), False, "uncovered_effects"),
     ],
 )

@@ -15,7 +15,9 @@ from tests.control_plane.api import wait_until
 from tests.control_plane.kubelet import NEVER
 from tests.control_plane.runner import CORDON, JOURNAL, NEW, NEW_ROOT, OLD, PREFIX
 from tests.control_plane.shown import NOTHING, of_others, shown
+from tests.control_plane.sweep.clients import CLIENT, EXPORTER, TEAM
 from tests.control_plane.sweep.figures import Figures
+from tests.control_plane.sweep.outcome import outcome
 from tests.control_plane.sweep.paths import MANAGED, PATHS, Path
 from tests.control_plane.sweep.scene import OPERAND, REQUESTED, Scene, SweepNode
 from tests.fakes.pace import patient
@@ -184,6 +186,24 @@ def finish(path: Path, scene: Scene) -> None:
     assert "unschedulable" not in node["spec"]
 
 
+def test_a_run_that_waits_for_a_clients_budget_has_given_the_node_back_and_the_next_one_goes_on(
+    sweep_node: SweepNode, figures: Figures
+) -> None:
+    with sweep_node.scene(BY_NAME["clients"]) as scene:
+        budget = sweep_node.made.budget(CLIENT.labels, min_available=1, namespace=TEAM)
+        code, said = terminated_at(scene, "is refused", figures, "a client's budget")
+        assert code == 0, said
+        node = sweep_node.node.read()
+        assert of_others(node["metadata"]["labels"]) == sweep_node.labels
+        assert shown(node) == ("ready", 0)
+        assert scene.command_runner.tree.driver_version == NEW
+        assert outcome(scene, code).restarts == {EXPORTER: (0,)}
+        budget.set_min_available(0)
+        finish(scene.path, scene)
+        found = outcome(scene, 0)
+        assert (found.restarts, found.untold) == ({EXPORTER: (1,)}, ())
+
+
 def held(sweep_node: SweepNode, figures: Figures, mutant: str = "") -> tuple[dict[str, str], dict[str, str]]:
     """Labels and annotations after SIGTERM between unload and load, and the check that the next run gives back."""
     path = replace(BY_NAME["replace-by-container"], is_cordoned=False)
@@ -232,7 +252,8 @@ def test_without_the_api_server_it_ends_in_time_all_the_same_and_the_next_run_gi
             ended = run.end()
             assert ended.took_s < patient(LIMIT_S), ended.err
             figures.terminated("an API server that is gone", ended.took_s)
-            assert (ended.code, "the next run gives it back" in ended.err) == (10, True), ended.err
+            assert (ended.code, "the next run releases it" in ended.err) == (10, True), ended.err
             assert JOURNAL in sweep_node.node.annotations()
             assert scene.command_runner.tree.driver_version == OLD
+            sweep_node.proxy.go_away(0.0)  # it is back, also where a slow machine was given longer
         finish(REPLACE, scene)

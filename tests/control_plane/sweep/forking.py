@@ -110,7 +110,7 @@ class Zygote:
         got, end_s = b"", time.monotonic() + RUN_TIMEOUT_S
         while not got.endswith(b"\n"):
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, end_s - time.monotonic()))
-            assert ready, f"no end after {RUN_TIMEOUT_S:g} s"
+            assert ready, f"timed out after {RUN_TIMEOUT_S:g} s"
             more = self._process.stdout.read(4096)
             assert more, "the zygote has ended"
             got += more

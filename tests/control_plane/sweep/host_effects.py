@@ -26,6 +26,7 @@ _TIMED_NAME = re.compile(r"((?:^|/)\.?)[0-9]{9,}(-[a-z]+-[a-z]+\.txt)")
 _AT_ANY_TIME = r"\1(time)\2"
 
 _HARMLESS = (
+    "_thread.",  # what a thread does is an event of its own
     "array.",
     "builtins.",
     "code.",
@@ -39,6 +40,7 @@ _HARMLESS = (
     "import",
     "marshal.",
     "object.",
+    "os.fork",  # what the copy does is an event of its own
     "os.listdir",
     "os.scandir",
     "os.walk",

@@ -20,6 +20,7 @@ class Verdict:
     wrong_states: tuple[str, ...] = ()
     wrong_drivers: tuple[str, ...] = ()
     wrong_evictions: tuple[str, ...] = ()
+    wrong_restarts: tuple[str, ...] = ()
     wrong_exit_codes: tuple[str, ...] = ()
     uncovered_effects: tuple[str, ...] = ()
 
@@ -46,6 +47,7 @@ def judge(wanted: Outcome, got: Outcome, *, edits: Mapping[str, str], uncovered:
         wrong_states=() if got.shown == wanted.shown else (f"it shows {got.shown}, not {wanted.shown}",),
         wrong_drivers=_of_the_driver(wanted, got),
         wrong_evictions=_of_the_pods(wanted, got, pods),
+        wrong_restarts=_of_the_clients(wanted, got),
         wrong_exit_codes=() if got.code == wanted.code else (f"{got.code}, not {wanted.code}",),
         uncovered_effects=(uncovered,) if uncovered else (),
     )
@@ -66,7 +68,8 @@ def _differences(wanted: Mapping[str, str], got: Mapping[str, str]) -> tuple[str
 def _of_the_driver(wanted: Outcome, got: Outcome) -> tuple[str, ...]:
     if wanted.driver == got.driver:
         return ()
-    found = [*_differences(wanted.modules, got.modules), *_differences(wanted.files, got.files)]
+    facts = ((wanted.modules, got.modules), (wanted.devices, got.devices), (wanted.files, got.files))
+    found = [line for pair in facts for line in _differences(*pair)]
     found += [f"mounts: {got.mounts!r}"] if wanted.mounts != got.mounts else []
     found += [f"services: {got.services}, not {wanted.services}"] if wanted.services != got.services else []
     return tuple(found)
@@ -78,4 +81,14 @@ def _of_the_pods(wanted: Outcome, got: Outcome, pods: frozenset[str]) -> tuple[s
     found += ["the bystander is not running"] if got.bystander != "Running" else []
     if wanted.jobs and wanted.jobs != got.jobs:
         found.append(f"pods are {got.jobs}, not {wanted.jobs}")
+    return tuple(found)
+
+
+def _of_the_clients(wanted: Outcome, got: Outcome) -> tuple[str, ...]:
+    """Each as often as for an undisturbed run's driver; for the driver of an earlier boot, once at most."""
+    found = [f"no Event tells of the restart of {name}" for name in got.untold]
+    for name, times in wanted.restarts.items():
+        *earlier, now = got.restarts[name]
+        found += [f"{name} was restarted {now} times, not {times[-1]}"] if now != times[-1] else []
+        found += [f"{name} was restarted {count} times before the boot" for count in earlier if count > 1]
     return tuple(found)

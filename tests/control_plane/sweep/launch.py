@@ -1,8 +1,8 @@
 """Owns the start of the command line in a process that notes its own effects on the host, and dies where it is told.
 
 The process is a fork of one that has imported the program and done nothing else. It runs the program's own entry point
-and dies by a real SIGKILL, in the audit hook: nothing of it runs any more, no `finally`. Must import
-nothing of the product but its entry point and, where one is asked for, a mutant.
+and dies by a real SIGKILL, in the audit hook: nothing of it runs any more, no `finally`. What it forks has that hook.
+Must import nothing of the product but its entry point and, where one is asked for, a mutant.
 """
 
 from __future__ import annotations
@@ -48,14 +48,17 @@ class Order:
 
 
 class Recorder:
-    """The audit hook: a line with time and name for each effect, before it happens."""
+    """The audit hook: a line with time and name for each effect, before it happens, also in forks of the process.
+
+    A fork has ended before its parent has its next effect: the record is in the order of what happened.
+    """
 
     def __init__(self, order: Order) -> None:
         self._around = Surroundings(order.env["HOST_ROOT"], os.path.dirname(order.err), order.env["TMPDIR"])  # noqa: PTH120
-        self._record = os.open(order.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._order = order
+        self._main = os.getpid()
+        self._has_forked = False
         self._seen = 0
-        self._is_due = False
         self._is_busy = False
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
@@ -70,25 +73,36 @@ class Recorder:
 
     def end(self) -> None:
         """The program is done: an effect that nothing followed is followed by this."""
-        if self._is_due:
-            die()
+        if self._has_forked:
+            self._seen = self._noted()
+        if self._order.after and 0 <= self._order.kill_at < self._seen:
+            self._die()
 
     def _handle(self, event: str, args: tuple[Any, ...]) -> None:
         self.end()
+        self._has_forked = self._has_forked or event == "os.fork"
         effect = effect_of(event, args, self._around)
         if not effect:
             return
-        is_it = self._seen == self._order.kill_at
-        if is_it and not self._order.after:
-            die()
+        if self._seen == self._order.kill_at and not self._order.after:
+            self._die()
+        self._note(effect)
         self._seen += 1
-        self._is_due = is_it
-        os.write(self._record, f"{json.dumps([time.monotonic(), effect])}\n".encode())
 
+    def _note(self, effect: str) -> None:
+        """Open for each: a fork of the program closes what it has inherited."""
+        record = os.open(self._order.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(record, f"{json.dumps([time.monotonic(), effect])}\n".encode())
+        os.close(record)
 
-def die() -> None:
-    """SIGKILL to this process: the call does not return."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    def _noted(self) -> int:
+        with open(self._order.record, "rb") as record:  # noqa: PTH123  # at each event
+            return record.read().count(b"\n")
+
+    def _die(self) -> None:
+        """SIGKILL to the program, and to the fork of it that this may be: the call does not return."""
+        os.kill(self._main, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run(order: Order) -> None:

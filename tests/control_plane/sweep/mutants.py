@@ -5,7 +5,6 @@ Imported by that process only, after the product.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from driver_manager.core.swap import node_steps, settling
 from driver_manager.domain import markers
 from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.pods import labels
+from driver_manager.domain.pods.client_record import Client, ClientState
 from driver_manager.domain.swap import node_patches
 from driver_manager.domain.swap.steps.node import TakeNode
 
@@ -43,12 +43,18 @@ def remove_and_note(self: LinuxHost, path: str) -> None:
     _REMOVE(self, path)
 
 
-MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+def is_not_asked_for(self: Client) -> bool:
+    """Who was asked for is done, whether the request ever arrived or not."""
+    return self.state is ClientState.FOUND
+
+
+MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "two-patch-pause": (node_steps.NodeSteps, "_take", two_patch_pause),
     "unconditional-restore": (labels, "restored", restore_whatever_is_there),
     "always-uncordon": (node_patches, "release", always_uncordon),
     "no-boot-id-check": (markers.Marker, "is_stale", lambda *_: False),
     "never-hold": (settling.Settler, "_why_hold", lambda *_: ""),
+    "who-was-asked-for-is-done": (Client, "is_left", property(is_not_asked_for)),
     "an-effect-that-is-not-listed": (LinuxHost, "remove", remove_and_note),
 }
 

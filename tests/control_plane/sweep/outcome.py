@@ -11,10 +11,11 @@ from typing import Any
 
 from driver_manager.domain.profile import Profile
 from tests.control_plane.api import wait_until
-from tests.control_plane.faults import Hold
 from tests.control_plane.objects import NODE_KEY
 from tests.control_plane.runner import JOURNAL
 from tests.control_plane.shown import Shown, of_others, shown
+from tests.control_plane.sweep.clients import EXPORTER, HOLDER
+from tests.control_plane.sweep.paths import DEVICES
 from tests.control_plane.sweep.scene import OPERAND, REQUESTED, STATE, Scene
 
 JOURNALS = (JOURNAL, "npu.openfuyao.com/driver-manager.journal")
@@ -27,7 +28,11 @@ _UNLIKE = ("writer", "time")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves. `files` by path on the host, without what the kernel shows; `evicted` by uid.
+    """What a run leaves. `files` by path on the host, without what the kernel shows; `evicted` by uid, clients apart.
+
+    `devices`: driver and override of each function on the PCI bus.
+
+    `restarts`: how often each client of the driver was evicted, in each boot; `untold`: those without an Event.
 
     `shown` is the driver's state on the Node, which is in no other field.
     """
@@ -37,19 +42,22 @@ class Outcome:
     annotations: Mapping[str, str]
     is_cordoned: bool
     modules: Mapping[str, str]
+    devices: Mapping[str, str]
     files: Mapping[str, str]
     mounts: str
     services: tuple[str, ...]
     jobs: tuple[str, ...]
     bystander: str
     evicted: Mapping[str, int]
+    restarts: Mapping[str, tuple[int, ...]]
+    untold: tuple[str, ...]
     interrupted: int
     shown: Shown
 
     @property
     def driver(self) -> tuple[Any, ...]:
         """What of it is the driver's."""
-        return self.modules, self.files, self.mounts, self.services
+        return self.modules, self.devices, self.files, self.mounts, self.services
 
 
 def outcome(scene: Scene, code: int) -> Outcome:
@@ -59,6 +67,9 @@ def outcome(scene: Scene, code: int) -> Outcome:
     node = sweep_node.node.read()
     if node["metadata"]["labels"].get(sweep_node.operands.deploy_labels[OPERAND]) == "true":
         sweep_node.operands.wait_running(OPERAND)
+    if scene.path.has_clients:
+        sweep_node.exporter.wait_running()
+    scene.settle()
     files = _files(scene)
     whole = {path: text for path, text in files.items() if not _INTERRUPTED.search(path)}
     return Outcome(
@@ -67,12 +78,15 @@ def outcome(scene: Scene, code: int) -> Outcome:
         annotations=of_others(node["metadata"].get("annotations", {})),
         is_cordoned=bool(node["spec"].get("unschedulable")),
         modules=_modules(scene),
+        devices=_devices(scene),
         files=whole,
         mounts=(scene.command_runner.tree.root / "proc/1/mountinfo").read_text(),
         services=tuple(scene.command_runner.tree.services),
         jobs=tuple(job.state() for job in scene.jobs),
         bystander=sweep_node.bystander.state(),
         evicted=_evicted(scene),
+        restarts=_restarts(scene),
+        untold=_untold(scene),
         interrupted=len(files) - len(whole),
         shown=shown(node),
     )
@@ -103,6 +117,13 @@ def _modules(scene: Scene) -> dict[str, str]:
     return {one.name: (one / "version").read_text().strip() for one in sorted(folder.iterdir())}
 
 
+def _devices(scene: Scene) -> dict[str, str]:
+    bus = scene.bus
+    if bus is None:
+        return {}
+    return {one: f"driver {bus.driver_of(one)}, override {bus.read(one, 'driver_override')}" for one in DEVICES}
+
+
 def _files(scene: Scene) -> dict[str, str]:
     """All files below the host's root but those that the kernel makes; what differs from scene to scene is named.
 
@@ -111,7 +132,8 @@ def _files(scene: Scene) -> dict[str, str]:
     it took. The note of a failure tells when, and how often in a row.
     """
     root, paths = scene.command_runner.tree.root, scene.command_runner.tree.profile.paths
-    aside = (paths.work_lock, paths.effect_lock, paths.owner_note, paths.run_figures, paths.failure_note)
+    locks = (paths.work_lock, paths.effect_lock, paths.client_lock)
+    aside = (*locks, paths.owner_note, paths.run_figures, paths.failure_note)
     named = {
         scene.command_runner.tree.boot_id: "<boot id>",
         str(scene.command_runner.tree.bin): "<bin>",
@@ -121,12 +143,21 @@ def _files(scene: Scene) -> dict[str, str]:
     found = {}
     for path in sorted(root.rglob("*")):
         inside = "/" + path.relative_to(root).as_posix()
+        if path.is_symlink() and not inside.startswith("/proc/"):
+            found[inside] = f"-> {path.readlink()}"
+            continue
         if path.is_file() and inside not in aside and not inside.startswith(("/proc/", "/sys/", f"{paths.evidence}/")):
             text = path.read_text()
             for value, name in named.items():
                 text = text.replace(value, name)
-            found[inside] = _without_author(text) if path.name == ".reboot-required" else text
+            found[inside] = _rewritten(inside, text, paths.client_record)
     return found
+
+
+def _rewritten(path: str, text: str, client_record: str) -> str:
+    if path == client_record:
+        return _settled(text)
+    return _without_author(text) if path.endswith("/.reboot-required") else text
 
 
 def _without_author(text: str) -> str:
@@ -136,11 +167,52 @@ def _without_author(text: str) -> str:
 
 
 def _evicted(scene: Scene) -> dict[str, int]:
-    """How often each pod's eviction reached the server and was not refused, be it that nobody heard the answer."""
-    asked: Counter[str] = Counter()
-    for exchange in scene.sweep_node.proxy.exchanges("create", "pods/eviction", since=scene.beginning):
-        options = exchange.request.body["deleteOptions"]
-        is_kept_back = any(fault.action == Hold() for fault in exchange.faults)
-        if not options.get("dryRun") and not is_kept_back and exchange.status in (None, 201):
-            asked[options["preconditions"]["uid"]] += 1
-    return asked
+    """How often the eviction of each pod that is no client was granted."""
+    granted = _granted(scene, scene.boots[0])
+    return Counter(uid for uid, name in granted if not _client(scene, name))
+
+
+def _restarts(scene: Scene) -> dict[str, tuple[int, ...]]:
+    names = (EXPORTER,) * scene.path.has_clients + (HOLDER,) * scene.path.is_held
+    boots = zip(scene.boots, [*scene.boots[1:], None], strict=True)
+    counts = [Counter(_client(scene, pod) for _, pod in _granted(scene, *boot)) for boot in boots]
+    return {name: tuple(count[name] for count in counts) for name in names}
+
+
+def _untold(scene: Scene) -> tuple[str, ...]:
+    """The exporter's pods that were evicted in this boot, without an Event that says so."""
+    node = scene.sweep_node.node
+    about = f"involvedObject.name={node.name},reason=DriverClientRestarted"
+    told = " ".join(event["message"] for event in node.api.list("/api/v1/events", fieldSelector=about))
+    granted = _granted(scene, scene.boots[-1])
+    return tuple(name for _, name in granted if _client(scene, name) == EXPORTER and name not in told)
+
+
+def _client(scene: Scene, pod: str) -> str:
+    """Which client the pod of this name is, "" for none."""
+    if not scene.path.has_clients:
+        return ""
+    if scene.holder is not None and pod in scene.holder.names:
+        return HOLDER
+    return EXPORTER if pod.startswith(scene.sweep_node.exporter.prefix) else ""
+
+
+def _granted(scene: Scene, since: int, until: int | None = None) -> list[tuple[str, str]]:
+    """Uid and name for each eviction that the server granted between two marks, be it that nobody heard the answer.
+
+    A run that dies has several requests under way. One that was cut off on its way counts for nothing: nobody knows
+    whether it arrived, and the next run is right to ask again.
+    """
+    found = []
+    for exchange in scene.sweep_node.proxy.exchanges("create", "pods/eviction", since=since):
+        request, is_in_time = exchange.request, until is None or exchange.number < until
+        if is_in_time and not request.is_dry_run and exchange.served == 201:
+            found.append((request.body["deleteOptions"]["preconditions"]["uid"], request.target.name))
+    return found
+
+
+def _settled(text: str) -> str:
+    """Of the record of clients: how many there are in which state; who they are and when differs."""
+    record = json.loads(text)
+    states = sorted(one["state"] for one in record["clients"])
+    return json.dumps([states, len(record["unknown"]), record["hasLooked"], record["isShown"]])

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from driver_manager.sandbox.host_tree import HostTree
+from driver_manager.adapters.host.slot_tree import record_of
+from driver_manager.domain import bindings
+from driver_manager.domain.bindings import Binding
+from driver_manager.domain.staged import FOLDER_END, RECORD, encode, folder_of, slot_name
+from driver_manager.sandbox import fake_tools
+from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.sandbox.pci_tree import VFIO_DRIVER, VFIO_MODULE, PciTree
 from tests.control_plane.runner import NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
+from tests.control_plane.sweep.clients import SELECTOR
 
 SERVICE = "rbln_daemon.service"
 BAD_ROOT = "/opt/rbln/bad"
 ASCEND_ROOT, ASCEND_OLD = "/var/lib/Ascend/driver", "25.2.0"
+STAGED_ROOT = "/var/lib/rbln/driver"
+DEVICES = ("0000:c1:00.0", "0000:c2:00.0")
 MANAGED = "rebellions.ai/npu-driver-upgrade-enabled"
 
 
@@ -20,12 +29,15 @@ class Path:
 
     `code` is the exit code of an undisturbed run. `jobs` pods use the accelerator. `runs_in_pod`: as the init container
     of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked. `goes_back`:
-    to the old driver, as the new one does not load.
+    to the old driver, as the new one does not load. `has_clients`: the exporter on the node is a client of the driver.
+    `is_held`: another client has the device open. `devices` puts functions on the PCI bus, whose kernel answers then.
     """
 
     name: str
     lay_out: Callable[[HostTree], None]
     lay_anew: Callable[[HostTree], None]
+    command: str = "reconcile-driver-state"
+    devices: Callable[[PciTree], None] | None = None
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     words: tuple[str, ...] = ()
     code: int = 0
@@ -34,6 +46,8 @@ class Path:
     is_cordoned: bool = False
     is_managed: bool = False
     goes_back: bool = False
+    has_clients: bool = False
+    is_held: bool = False
     jobs: int = 0
 
     def __str__(self) -> str:
@@ -86,6 +100,23 @@ def _outdated_with_a_bad_driver(tree: HostTree) -> None:
     tree.add_driver(BAD_ROOT, "3.0.0", fails=True)
 
 
+def _staged(tree: HostTree) -> None:
+    """The driver root leads to the old driver's slot, and the new one is staged beside it, both on disk."""
+    for version, digest in ((OLD, OLD_DIGEST), (NEW, NEW_DIGEST)):
+        slot = f"{folder_of(STAGED_ROOT)}/{slot_name(digest)}"
+        tree.add_driver(slot, version)
+        folder = tree.root / slot.lstrip("/")
+        record = record_of(folder, digest, KERNEL, version)
+        # The tools in it differ from host to host here.
+        modules = tuple(one for one in record.files if one.path.startswith("lib/"))
+        (folder / RECORD).write_text(encode(replace(record, files=modules)))
+    link = tree.root / STAGED_ROOT.lstrip("/")
+    link.symlink_to(f"{link.name}{FOLDER_END}/{slot_name(OLD_DIGEST)}")
+    tree.load(STAGED_ROOT)
+    tree.record(OLD_DIGEST, f"{folder_of(STAGED_ROOT)}/{slot_name(OLD_DIGEST)}", OLD)
+    _ready(tree)
+
+
 def _outdated_ascend(tree: HostTree) -> None:
     tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
     tree.load(ASCEND_ROOT)
@@ -94,6 +125,28 @@ def _outdated_ascend(tree: HostTree) -> None:
 
 def _fresh_ascend(tree: HostTree) -> None:
     tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+
+
+def _for_machines(tree: HostTree) -> None:
+    """No driver, and what an earlier run left that gave the devices to virtual machines."""
+    _boot(tree)
+    module = PciTree(tree.root, "").add_vfio(KERNEL)
+    fake_tools.insert(tree.root, VFIO_MODULE, {VFIO_MODULE: (module, [])})
+    record = tree.root / tree.profile.paths.bindings.lstrip("/")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(bindings.encode(tree.boot_id, [Binding(one, "rebellions") for one in DEVICES]))
+
+
+def _native(bus: PciTree) -> None:
+    """One device with the driver, one that nobody has."""
+    bus.add_vfio(KERNEL)
+    bus.add(DEVICES[0], group="10", driver="rebellions", module="rebellions")
+    bus.add(DEVICES[1], group="11")
+
+
+def _given(bus: PciTree) -> None:
+    for number, address in enumerate(DEVICES):
+        bus.add(address, group=str(10 + number), driver=VFIO_DRIVER, module=VFIO_MODULE, override=VFIO_DRIVER)
 
 
 def _nothing(_: HostTree) -> None:
@@ -134,5 +187,17 @@ PATHS = (
         code=9,
         profile="ascend",
     ),
+    Path("staged", _staged, _nothing, env={"DRIVER_ROOT": STAGED_ROOT}),
+    Path("clients", _outdated, _boot, env=SELECTOR, has_clients=True),
+    Path(
+        "client-that-holds-the-device",
+        _outdated,
+        _boot,
+        env={**SELECTOR, "RESTART_CLIENTS": "true"},
+        has_clients=True,
+        is_held=True,
+    ),
+    Path("to-virtual-machines", _outdated, _boot, command="reconcile-vfio-state", devices=_native),
+    Path("back-from-virtual-machines", _for_machines, _boot, devices=_given),
     Path("load-at-boot", _fresh_ascend, _nothing, env={"DRIVER_ROOT": ASCEND_ROOT}, profile="ascend"),
 )

@@ -49,11 +49,8 @@ def recorded(exchanges: Iterable[Exchange], host_effects: Iterable[tuple[float, 
 
 def changes(exchange: Exchange) -> bool:
     """Whether the request changes something on the server: an eviction that is only rehearsed does not."""
-    target, body = exchange.request.target, exchange.request.body
-    if target.verb in _READING or target.resource in _ASKING:
-        return False
-    options = body.get("deleteOptions") if isinstance(body, dict) else None  # a JSON patch is a list
-    return not (options or {}).get("dryRun")
+    target = exchange.request.target
+    return target.verb not in _READING and target.resource not in _ASKING and not exchange.request.is_dry_run
 
 
 def uncovered(reference: tuple[Effect, ...], seen: tuple[Effect, ...]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path as Folder
 
+from driver_manager.sandbox.pci_tree import PciTree
 from tests.control_plane.api import Api, Json, gone, wait_until
 from tests.control_plane.faults import Fault, Hold
 from tests.control_plane.kubelet import Node
@@ -19,6 +20,7 @@ from tests.control_plane.objects import create_node, create_operands
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.runner import PREFIX, CommandRunner
 from tests.control_plane.servers import ControlPlane, User
+from tests.control_plane.sweep.clients import Exporter, Holder
 from tests.control_plane.sweep.forking import Died, Forked, Zygote
 from tests.control_plane.sweep.launch import Order
 from tests.control_plane.sweep.light_tools import lighten
@@ -64,17 +66,20 @@ class SweepNode:
         self.node = create_node(stack, api, LABELS)
         self.operands = create_operands(stack, api, self.node, ("driver", OPERAND))
         self.labels = self.node.labels()
-        self.driver_pod = self._in_its_init_container()
         self.made = Workloads(stack, api, self.node)
         (self.bystander,) = self.made.managed(1, Shape(npus=0))
+        self.exporter = Exporter(self.made, self.node)
+        self.driver_pod = self._in_its_init_container("")
         self.proxy = stack.enter_context(Proxy.before(plane))
         self.zygote = stack.enter_context(Zygote())
 
-    def _in_its_init_container(self) -> str:
-        """The driver pod's name; its driver container is said not to run yet."""
+    def _in_its_init_container(self, former: str) -> str:
+        """The driver pod's name, which is `former` but after a run that had made it leave; its container waits yet."""
+        self.operands.wait_running("driver")
         pod = self.operands.pods()["driver"][0]["metadata"]
-        waiting: Json = {"status": {"containerStatuses": None}}
-        self.node.api.patch(f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}/status", waiting)
+        if pod["name"] != former:
+            waiting: Json = {"status": {"containerStatuses": None}}
+            self.node.api.patch(f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}/status", waiting)
         return str(pod["name"])
 
     @contextlib.contextmanager
@@ -86,13 +91,23 @@ class SweepNode:
         command_runner = CommandRunner(self._plane, self._user, folder, path.profile, proxy=self.proxy)
         command_runner.node = self.node
         path.lay_out(command_runner.tree)
+        bus = PciTree(command_runner.tree.root, command_runner.tree.profile.modules.roots[0]) if path.devices else None
+        if path.devices and bus:
+            path.devices(bus)
         lighten(command_runner.tree)
         self._reset(path, command_runner.tree.boot_id)
         jobs = self.made.managed(path.jobs, JOB) if path.jobs else []
         with contextlib.ExitStack() as stack:
+            if bus is not None:
+                stack.enter_context(bus.running())
             if path.is_managed:
                 stack.enter_context(_operator(self.node, jobs))
-            yield Scene(self, path, command_runner, folder, jobs, mutant)
+            if path.has_clients:
+                self.exporter.begin()
+            held = Holder(self.made, self.node, self.proxy, command_runner.tree) if path.is_held else None
+            if held is not None:
+                stack.enter_context(held)
+            yield Scene(self, path, command_runner, folder, jobs, held, bus, mutant)
         for job in jobs:
             gone(lambda job=job: job.api.delete(job.path, grace_s=0), 409)  # type: ignore[misc]
         shutil.rmtree(folder)
@@ -110,6 +125,7 @@ class SweepNode:
         )
         self.tell_boot(boot_id)
         self.operands.wait_running(OPERAND)
+        self.driver_pod = self._in_its_init_container(self.driver_pod)
 
     def tell_boot(self, boot_id: str) -> None:
         """What the kubelet says of a new boot."""
@@ -117,7 +133,7 @@ class SweepNode:
 
 
 class Scene:
-    """One host and the Node, from the beginning of a path to its end."""
+    """One host and the Node, from the beginning of a path to its end. `boots`: where in the proxy's log each begins."""
 
     def __init__(
         self,
@@ -126,17 +142,21 @@ class Scene:
         command_runner: CommandRunner,
         folder: Folder,
         jobs: list[Pod],
+        holder: Holder | None,
+        bus: PciTree | None,
         mutant: str,
     ) -> None:
         self.sweep_node = sweep_node
         self.path = path
         self.command_runner = command_runner
         self.jobs = jobs
+        self.holder = holder
+        self.bus = bus
         self._folder = folder
         self._mutant = mutant
         self._runs = 0
         self._mark = sweep_node.proxy.mark()
-        self.beginning = self._mark
+        self.boots = [self._mark]
 
     def start(self, kill: Kill | None = None, *words: str, **env: str) -> Forked:
         """Begin a run of the path; `kill` only where it is at a host effect."""
@@ -155,7 +175,7 @@ class Scene:
         is_hosts = kill is not None and kill.effect.place is Place.HOST
         return self.sweep_node.zygote.start(
             Order(
-                words=("reconcile-driver-state", *self.path.words, *words),
+                words=(self.path.command, *self.path.words, *words),
                 env=environment,
                 out=str(own / "out"),
                 err=str(own / "err"),
@@ -189,13 +209,26 @@ class Scene:
                 self.sweep_node.proxy.go_away(0.0)
                 self.sweep_node.proxy.release(fault)
         assert ended.is_killed, f"{kill}: it ended with {ended.code}\n{ended.err}"
+        self.settle()
         return ended
+
+    def settle(self) -> None:
+        """Return once the kernel of the host has done what it was told."""
+        if self.bus is not None:
+            self.bus.settle()
 
     def reboot(self) -> None:
         """The host boots anew, and its kubelet tells so."""
         self.command_runner.tree.reboot()
+        if self.bus is not None:
+            self.bus.reboot()
         self.path.lay_anew(self.command_runner.tree)
         lighten(self.command_runner.tree)
+        if self.path.has_clients:
+            self.sweep_node.exporter.begin()
+        if self.holder is not None:
+            self.holder.reboot()
+        self.boots.append(self.sweep_node.proxy.mark())
         self.sweep_node.tell_boot(self.command_runner.tree.boot_id)
 
 

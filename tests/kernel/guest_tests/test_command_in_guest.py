@@ -24,13 +24,13 @@ from tests.kernel.guest_command import (
     JOURNAL,
     PREFIX,
     STATE,
-    VIRTIO_PCI_VENDOR,
     Command,
     assert_given_back,
     boot_id,
     old_driver,
 )
 from tests.kernel.guest_fixtures import DriverRoots, holding_mapped, holding_open, is_loaded, module_fact
+from tests.kernel.guest_profile import VIRTIO_PCI_VENDOR
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
 
@@ -86,7 +86,7 @@ def test_a_held_device_is_reported_with_its_holder_and_waited_for(command: Comma
         assert_given_back(command)
         version = command.node.read()["metadata"]["resourceVersion"]
         waiting = command.start("reconcile-driver-state", DRIVER_ROOT=str(roots["v2"]), DEVICE_FREE_TIMEOUT="4m")
-        _wait_until(lambda: "with everything in place" in waiting.said(), "the run waits")
+        _wait_until(lambda: "before anything is changed" in waiting.said(), "the run waits")
         assert command.node.read()["metadata"]["resourceVersion"] == version, "it disturbed the node meanwhile"
     assert waiting.end().code == 0
     assert module_fact("rebellions", "version") == "2.0.1"
@@ -118,7 +118,7 @@ def test_a_holder_in_a_pod_is_named_by_its_cgroup(command: Command, roots: Drive
     ("variant", "why"),
     [
         ("wrong-kernel", "its checksums are not those of"),
-        ("unknown-symbol", "needs symbols that nobody exports: rebellions_absent"),
+        ("unknown-symbol", "needs symbols that no module exports: rebellions_absent"),
         ("absent-kernel", "has no module rebellions for kernel"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_dependency_that_cannot_load_is_refused_too(command: Command, roots: D
         listed.unlink()
     unlisted = command.reconcile(mixed)
     assert unlisted.code == 6
-    assert "nobody exports: rebellions_absent" in unlisted.err
+    assert "no module exports: rebellions_absent" in unlisted.err
     assert module_fact("rebellions", "version") == "1.2.92"
 
 
@@ -220,7 +220,7 @@ def test_a_driver_that_hangs_on_its_way_out_is_held_until_it_is_out(
             stuck = command.reconcile(roots["v2"])
         assert stuck.code == 5
         assert "module rebellions is stuck while unloading" in stuck.err
-        assert "Only a reboot of the node helps" in stuck.err
+        assert "Reboot the node" in stuck.err
         assert "the node stays paused, because its driver is stuck" in stuck.err
         held = command.node.read()["metadata"]
         assert JOURNAL in held["annotations"]

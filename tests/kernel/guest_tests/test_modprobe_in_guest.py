@@ -187,5 +187,5 @@ def test_a_list_without_its_index_is_found_before_anything_changes(
     (tree / f"lib/modules/{os.uname().release}/modules.dep.bin").unlink()
     refused = command.reconcile(Path("/opt/driver"), **mounted.environment)
     assert refused.code == 6
-    assert "modprobe does not find rebellions" in refused.err
+    assert "modprobe cannot find rebellions" in refused.err
     assert module_fact("rebellions", "version") == "1.2.92"

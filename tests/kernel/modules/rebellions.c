@@ -3,7 +3,8 @@
  * Stand-in accelerator driver: a misc device that can be opened and mapped, so that a process can hold the module.
  * FAIL_INIT makes the init function fail with -EIO; NEED_ABSENT makes the module need a symbol that nobody exports;
  * NEED_FIRMWARE makes the init function ask for a file, and name another that it does not ask for; NO_EXIT leaves out
- * the exit function, so that the module never leaves its kernel.
+ * the exit function, so that the module never leaves its kernel. It also is the driver of QEMU's `edu` devices, and does
+ * nothing with them (docs/specs/edu of QEMU has their ids).
  */
 #include <linux/delay.h>
 #include <linux/firmware.h>
@@ -11,6 +12,7 @@
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/pci.h>
 #include <linux/vmalloc.h>
 #include <linux/wait.h>
 
@@ -94,6 +96,28 @@ static int load_firmware(void)
 }
 #endif
 
+static int rebellions_probe(struct pci_dev *device, const struct pci_device_id *id)
+{
+	return pci_enable_device(device);
+}
+
+static void rebellions_remove(struct pci_dev *device)
+{
+	pci_disable_device(device);
+}
+
+static const struct pci_device_id rebellions_ids[] = {
+	{ PCI_DEVICE(0x1234, 0x11e8) },
+	{ }
+};
+
+static struct pci_driver rebellions_pci = {
+	.name = "rebellions",
+	.id_table = rebellions_ids,
+	.probe = rebellions_probe,
+	.remove = rebellions_remove,
+};
+
 static int __init rebellions_init(void)
 {
 	int error;
@@ -113,6 +137,8 @@ static int __init rebellions_init(void)
 		goto free_memory;
 	error = load_firmware();
 	if (!error)
+		error = pci_register_driver(&rebellions_pci);
+	if (!error)
 		return 0;
 	misc_deregister(&rebellions_device);
 free_memory:
@@ -127,6 +153,7 @@ static void __exit rebellions_exit(void)
 {
 	while (READ_ONCE(hang_exit))
 		msleep(20);
+	pci_unregister_driver(&rebellions_pci);
 	misc_deregister(&rebellions_device);
 	vfree(device_memory);
 }

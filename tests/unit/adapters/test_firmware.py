@@ -40,7 +40,7 @@ def test_the_kernels_own_folders_are_searched_after_the_one_that_it_was_told(
 ) -> None:
     if text is not None:
         tree.put("/sys/module/firmware_class/parameters/path", text)
-    assert search_path(tree.root / "sys", KERNEL) == (*first, *STANDARD)
+    assert search_path(tree.root / "sys", KERNEL, "") == (*first, *STANDARD)
 
 
 @pytest.mark.parametrize("folder", STANDARD)

@@ -18,7 +18,7 @@ from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.fleet.model import FleetNode, Task, TaskPod
 from driver_manager.domain.fleet.task_pods import TASK_LABEL, TASKS
 from driver_manager.domain.model import NodeChange
-from driver_manager.fleet_ports import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
+from driver_manager.ports.fleet import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.patches import merge_patch
 from tests.fakes.fleet_http import FleetOverHttp, over_http
@@ -131,6 +131,7 @@ def labels_in(told: list[Change], seen: set[str]) -> set[str]:
     return seen
 
 
+@pytest.mark.long
 def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(fleet: FleetOverHttp) -> None:
     fleet.cluster.follow(frozenset({NODES}))
     fleet.until_one(Listed)
@@ -151,6 +152,7 @@ def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(f
     assert fleet.told == [], "nothing was lost"
 
 
+@pytest.mark.long
 def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
     fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
     fleet.until_one(Found)
 
 
+@pytest.mark.long
 def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(
     fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +180,7 @@ def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(
     lost = fleet.until_one(Lost)
     assert isinstance(lost, Lost)
     assert "refused to watch nodes (403)" in lost.why
-    assert "Give this account the verb" in lost.why
+    assert "Grant this account the verb" in lost.why
     fleet.server.deny.clear()
     fleet.until_one(Found)
 

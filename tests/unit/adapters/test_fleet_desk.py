@@ -21,7 +21,7 @@ from driver_manager.cli.zones import zone
 from driver_manager.domain.errors import ApiUnavailable, Conflict
 from driver_manager.domain.fleet.model import FleetNode
 from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.fleet_ports import FactKind, Leader, Listed, Subject
+from driver_manager.ports.fleet import FactKind, Leader, Listed, Subject
 from driver_manager.sandbox.apiserver import ApiServer
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.fleet_runs import fleet
@@ -116,7 +116,7 @@ def test_a_wish_keeps_what_others_have_written_meanwhile(at: AtDesk) -> None:
 
 def test_a_wish_is_for_the_object_that_was_seen(at: AtDesk) -> None:
     node = at.node("node-0")
-    with pytest.raises(Conflict, match="node node-0 is another one by now"):
+    with pytest.raises(Conflict, match="node node-0 was replaced by another one"):
         at.desk.ask_node(replace(node, uid="another"), {"wish": "true"}, dry_run=False)
     with pytest.raises(Conflict, match="node nobody is gone"):
         at.desk.ask_node(replace(node, name="nobody"), {"wish": "true"}, dry_run=False)

@@ -27,7 +27,7 @@ from driver_manager.domain.fleet.model import DriverPod, FleetNode, GatePod, Rev
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode
-from driver_manager.fleet_ports import FollowedDaemonSet
+from driver_manager.ports.fleet import FollowedDaemonSet
 from tests.fakes.builders import ASCEND, PROFILE
 
 KEYS = PROFILE.keys
@@ -164,7 +164,8 @@ def task_pod(**said: Any) -> TaskPod:
         "creationTimestamp": "2026-01-02T03:04:05Z",
         "labels": {task_pods.TASK_LABEL: "preflight", task_pods.REVISION_LABEL: "r2"},
     }
-    item = as_task_pod({"metadata": metadata, "spec": {"nodeName": "n"}, "status": said})
+    spec = {"nodeName": "n", "containers": [{"name": "m"}, {"name": "pull-driver"}]}
+    item = as_task_pod({"metadata": metadata, "spec": spec, "status": said})
     assert isinstance(item.fact, TaskPod)
     return item.fact
 
@@ -188,6 +189,32 @@ def test_a_short_lived_pod_that_never_ran_says_what_its_kubelet_says() -> None:
     found = task_pod(phase="Failed", reason="OutOfcpu", message="Node didn't have enough resource: cpu")
     assert (found.exit_code, found.has_ended) == (None, True)
     assert found.message == "OutOfcpu Node didn't have enough resource: cpu"
+
+
+def both(first: int, other: dict[str, Any]) -> list[dict[str, Any]]:
+    """In another order than in the pod: a kubelet may list them by name."""
+    mine = {"terminated": {"exitCode": first, "message": "said"}}
+    return [{"name": "m", "state": mine}, {"name": "pull-driver", "state": other}][::-1]
+
+
+PULLS = {"waiting": {"reason": "ImagePullBackOff"}}
+
+
+def test_a_short_lived_pod_has_ended_well_once_it_has_pulled_what_it_was_to_pull() -> None:
+    pulling = task_pod(phase="Running", containerStatuses=both(0, PULLS))
+    assert (pulling.exit_code, pulling.why_waiting) == (None, "pull-driver: ImagePullBackOff")
+    for code in (0, 128):
+        pulled = both(0, {"terminated": {"exitCode": code}})
+        assert task_pod(phase="Failed", containerStatuses=pulled).exit_code == 0, "the image is there"
+    late = task_pod(phase="Failed", reason="DeadlineExceeded", message="m", containerStatuses=both(0, PULLS))
+    assert (late.exit_code, late.has_ended, late.message) == (None, True, "DeadlineExceeded m")
+    lost = both(0, {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}})
+    assert task_pod(phase="Failed", reason="DeadlineExceeded", containerStatuses=lost).exit_code is None
+
+
+def test_a_short_lived_pod_that_fails_says_so_without_waiting_for_a_pull() -> None:
+    found = task_pod(phase="Running", containerStatuses=both(6, PULLS))
+    assert (found.exit_code, found.message) == (6, "said")
 
 
 def test_a_gate_pod_that_leaves_is_not_ready() -> None:

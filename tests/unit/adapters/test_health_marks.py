@@ -15,11 +15,14 @@ import pytest
 from driver_manager.adapters.host.health_marks import HostMarks
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.run_figures import RunFiguresFile
 from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import markers
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health.surroundings import WRITER, Mute, Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
+from driver_manager.domain.run_figures import RunReport
+from driver_manager.domain.window import Part, Window
 from driver_manager.profiles import builtin
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.health_world import BAD, GOOD, HealthWorld
@@ -140,11 +143,13 @@ def test_a_mute_in_a_file_is_seen_and_garbage_in_it_is_named(tree: Tree) -> None
     assert tree.seen().mute == Mute(1_767_323_045.0, "2026-01-02T03:04:05Z", f"{path} on the host")
     tree.put(path.lstrip("/"), "for ever\n")
     assert tree.seen().mute is None
-    assert tree.seen().mute_problem.startswith(f"{path} on the host mutes nothing: 'for ever' is no time")
+    assert tree.seen().mute_problem.startswith(
+        f"{path} on the host does not mute health-watch: 'for ever' is not a time"
+    )
     (tree.root / path.lstrip("/")).unlink()
     (tree.root / path.lstrip("/")).mkdir()
     assert tree.seen().mute is None
-    assert f"{path} on the host mutes nothing: " in tree.seen().mute_problem
+    assert f"{path} on the host does not mute health-watch: " in tree.seen().mute_problem
 
 
 def test_when_something_was_remembered_or_touched_is_told(tree: Tree) -> None:
@@ -161,6 +166,28 @@ def test_when_something_was_remembered_or_touched_is_told(tree: Tree) -> None:
     assert told is not None
     assert told > 1_700_000_000
     assert marks.recall() == "text"
+
+
+def test_the_end_of_a_window_is_when_the_containers_files_say_so(tree: Tree) -> None:
+    figures = RunFiguresFile(tree.roots.files(), PROFILE.paths)
+    now_s = FakeClock().wall()
+    left = Window(now_s - 60, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
+    assert tree.marks.note_return() is None
+    figures.add(RunReport(0, now_s - 56, 4.0, window=left))
+    tree.put(PROFILE.paths.state_file.lstrip("/"), "digest\n")
+    for path, before_s in ((PROFILE.paths.state_file, 40), (PROFILE.paths.ready_marker, 35)):
+        os.utime(tree.root / path.lstrip("/"), (now_s - before_s, now_s - before_s))
+    assert tree.marks.note_return() == Window(now_s - 60, 25.0, {Part.UNLOAD: 4.0, Part.INSTALL: 16.0, Part.PROBE: 5.0})
+    assert tree.marks.note_return() is None, "once"
+    found = figures.read()
+    assert (found.windows, found.window_seconds) == (1, 25.0)
+
+
+def test_a_node_that_is_held_does_not_serve_however_its_driver_came(tree: Tree) -> None:
+    figures = RunFiguresFile(tree.roots.files(), PROFILE.paths)
+    figures.add(RunReport(5, 104.0, 4.0, is_held=True, window=Window(100.0, 4.0, is_open=True)))
+    assert tree.marks.note_return() is None
+    assert figures.read().windows == 0
 
 
 def test_what_is_remembered_is_recalled_and_private(tree: Tree) -> None:
@@ -243,6 +270,7 @@ def ends_as_it_should(tree: Tree, plan: dict[str, Any], *, healthy: bool) -> Non
         assert (tree.root / "run/ascend/.ready").read_text() == "VERSION=1\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("healthy", [False, True])
 def test_a_kill_at_any_change_of_the_file_system_is_mended_by_the_next_process(
@@ -267,7 +295,7 @@ def test_a_symlink_that_leads_nowhere_in_the_markers_place_is_said_and_stays(tre
     tree.marker.parent.mkdir(parents=True)
     tree.marker.symlink_to("absent")
     assert tree.seen().may_request
-    with pytest.raises(ConfigError, match="a symlink that leads nowhere"):
+    with pytest.raises(ConfigError, match="a dangling symlink"):
         tree.marks.request_recovery(OWN)
     assert tree.marker.is_symlink()
     assert not tree.marker.exists()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from driver_manager.adapters.host import holders
 from driver_manager.adapters.host.holders import Looks, bound_to, find_holders, whose
+from driver_manager.adapters.process.forked import Asked, each_within
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.model import UNREAD, Holder
 from tests.fakes.host_folders import mountinfo
@@ -145,6 +148,7 @@ def test_a_file_that_only_has_a_devices_name_is_none(host: Proc) -> None:
     assert host.found() == []
 
 
+@pytest.mark.long
 def test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again(host: Proc) -> None:
     host.process(7, cgroup=CGROUPS["v2-systemd"])
     host.process(8, maps=MAP.format("/dev/rbln0"))
@@ -169,6 +173,7 @@ def test_what_there_was_no_time_for_is_counted(host: Proc) -> None:
     assert str(one).startswith("1 more process(es) may use the device: this cannot be determined")
 
 
+@pytest.mark.long
 def test_a_pod_whose_mounts_cannot_be_read_hides_no_other(host: Proc) -> None:
     for pid, uid in ((7, UID), (8, UID[:-1] + "3")):
         folder = host.process(pid, cgroup=CGROUPS["v2-cgroupfs"].replace(UID, uid))
@@ -205,6 +210,29 @@ def test_no_device_shows_nobody_and_no_proc_is_an_error(host: Proc, tmp_path: Pa
         find_holders(tmp_path / "absent", host.dev, PATTERNS)
     assert find_holders(host.proc, tmp_path / "absent", PATTERNS) == ()
     assert find_holders(host.proc, host.dev, ()) == ()
+
+
+@pytest.mark.parametrize("name", ["python3", "a-name-cut-here"])
+def test_a_name_that_does_not_come_hides_no_pod(host: Proc, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """On a machine that is busy enough importing what reads it takes longer than the time for all names."""
+
+    def without_names(timeout_s: float, stall_s: float, items: list[int], ask: Any, is_ending: Any) -> Asked:
+        is_for_names = getattr(ask, "func", None) is holders._whole_name
+        return Asked(left=items) if is_for_names else each_within(timeout_s, stall_s, items, ask, is_ending)
+
+    monkeypatch.setattr(holders, "each_within", without_names)
+    monkeypatch.setattr(psutil, "Process", lambda _: time.sleep(60.0))
+    for pid in range(10, 20):
+        host.process(pid, "/dev/rbln0", cgroup=CGROUPS["v2-cgroupfs"], name=name)
+    found = find_holders(host.proc, host.dev, PATTERNS)
+    assert {(one.pod_uid, one.container, one.process) for one in found} == {(UID, CONTAINER, name)}
+    assert len(found) == 10
+
+
+def test_a_name_that_the_kernel_has_cut_is_told_whole(host: Proc) -> None:
+    host.process(7, "/dev/rbln0", name="a-name-cut-here")
+    (host.proc / "7/cmdline").write_bytes(b"/opt/a-name-cut-here-goes-on\0--flag\0")
+    assert [one.process for one in find_holders(host.proc, host.dev, PATTERNS)] == ["a-name-cut-here-goes-on"]
 
 
 def test_names_of_processes_that_are_no_text_do_not_break_it(host: Proc) -> None:

@@ -90,7 +90,7 @@ def test_nobody_takes_over_in_the_middle_of_an_effect(tmp_path: Path) -> None:
     clock = FakeClock()
     first, second = system(tmp_path), system(tmp_path, clock)
     take(first, FIRST)
-    with first.owned(FIRST), pytest.raises(OwnedElsewhere, match="in the middle of changing the driver"):
+    with first.owned(FIRST), pytest.raises(OwnedElsewhere, match="another run is changing the driver"):
         take(second, SECOND)
     assert TURN_S <= sum(clock.slept) < TURN_S + 0.1
     assert take(second, SECOND)

@@ -87,7 +87,7 @@ def test_a_driver_that_is_there_in_its_version_is_loaded(machine: Machine) -> No
 
 
 @pytest.mark.parametrize(
-    ("there", "said"), [("", "the kernel does not have it"), ("1.0", "is loaded in version 1.0, not 2.0")]
+    ("there", "said"), [("", "but .* is not loaded"), ("1.0", "is loaded in version 1.0, not 2.0")]
 )
 def test_a_modprobe_that_did_nothing_is_a_failure(machine: Machine, there: str, said: str) -> None:
     if there:
@@ -137,7 +137,7 @@ def test_modules_are_loaded_again_one_by_one_in_the_given_order(machine: Machine
 
 @pytest.mark.parametrize("point", ["/", "/run", "/usr", "/etc", "/var/lib/kubelet", "/opt", ""])
 def test_a_mount_that_the_host_lives_in_is_never_unmounted(machine: Machine, point: str) -> None:
-    with pytest.raises(ModuleFailed, match="the host itself lives in it"):
+    with pytest.raises(ModuleFailed, match="it is a system directory of the host"):
         machine.system().unmount(point, soon())
     assert machine.ran == []
 

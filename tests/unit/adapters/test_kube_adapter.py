@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.library import Library
 from driver_manager.adapters.kube.retries import END_SHARE
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import (
     ApiRefused,
     ApiUnavailable,
+    ConfigError,
     Conflict,
     ManagerError,
     NodeMissing,
@@ -25,7 +27,7 @@ from driver_manager.domain.json_patch import expect, replaced
 from driver_manager.domain.model import NodeChange
 from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted, transport_to
+from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted, api_client, transport_to
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -49,7 +51,7 @@ def status(message: str) -> dict[str, str]:
 # refusals
 
 
-@pytest.mark.parametrize(("code", "remedy"), [(401, "Renew the credentials"), (403, "Give this account the verb")])
+@pytest.mark.parametrize(("code", "remedy"), [(401, "Renew the credentials"), (403, "Grant this account the verb")])
 @pytest.mark.parametrize(
     ("call", "what"),
     [
@@ -88,6 +90,19 @@ def test_an_invalid_patch_is_not_repeated(api: Scripted) -> None:
     api.answer(Answer(422, status("invalid label")))
     with pytest.raises(ManagerError, match=r"rejected patch nodes \(422\): invalid label"):
         api.cluster.patch_node(NodeChange(labels={"a": "b"}), None)
+    assert len(api.requests) == 1
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_a_refusal_without_any_credentials_names_the_plugin_that_may_be_missing_and_the_token_instead(
+    api: Scripted, code: int
+) -> None:
+    without = Library(api_client(f"http://127.0.0.1:{api.server.server_port}"))
+    bare = KubeCluster(without, "n", FakeClock(), RecordingReporter(), BUDGET_S)
+    api.answer(Answer(code, status('User "system:anonymous" cannot get resource "nodes"')))
+    with pytest.raises(ConfigError, match="the kubeconfig gave none") as caught:
+        bare.node()
+    assert "kubectl create token" in caught.value.remedy
     assert len(api.requests) == 1
 
 
@@ -138,7 +153,7 @@ def spent_s(budget_s: float) -> float:
 
 def test_a_spent_budget_is_api_unavailable_with_the_last_reason(api: Scripted) -> None:
     api.answer(Answer(503, status("etcd is away")))
-    with pytest.raises(ApiUnavailable, match=r"for 30 s: get nodes: 503 etcd is away"):
+    with pytest.raises(ApiUnavailable, match=r"within 30 s: get nodes: 503 etcd is away"):
         api.cluster.node()
     assert api.clock.now == pytest.approx(1_000.0 + spent_s(BUDGET_S))
 
@@ -154,7 +169,7 @@ def test_a_limited_budget_stays_limited(api: Scripted) -> None:
     api.cluster.limit_retries(4.0)
     api.cluster.limit_retries(60.0)
     api.answer(Answer(503, status("away")))
-    with pytest.raises(ApiUnavailable, match="for 4 s"):
+    with pytest.raises(ApiUnavailable, match="within 4 s"):
         api.cluster.node()
     assert api.clock.now == pytest.approx(1_000.0 + spent_s(4.0))
 

@@ -476,3 +476,33 @@ def test_managed_fields_of_garbage_are_read_or_refused(value: Any) -> None:
         assert isinstance(cordoned(value), str)
     except UNDERSTOOD:
         return
+
+
+# since when it runs
+
+
+def ran(*moments: str | None) -> list[dict[str, Any]]:
+    """Containers called c0, c1, …, each running since a moment, or waiting."""
+    return [
+        {"name": f"c{number}", "state": {"running": {"startedAt": moment}} if moment else {"waiting": {}}}
+        for number, moment in enumerate(moments)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "started_s"),
+    [
+        (None, None),
+        ({"containerStatuses": ran("2026-01-02T03:04:05Z")}, 1_767_323_045.0),
+        ({"containerStatuses": ran("2026-01-02T03:04:06Z", "2026-01-02T03:04:05Z")}, 1_767_323_045.0),
+        ({"containerStatuses": ran(None, "2026-01-02T03:04:05Z")}, 1_767_323_045.0),
+        ({"containerStatuses": ran(None)}, None),
+        ({"containerStatuses": ran("no time")}, None),
+        ({"initContainerStatuses": ran("2026-01-02T03:04:05Z")}, None),
+        ({"initContainerStatuses": ran(None, "2026-01-02T03:04:05Z")}, 1_767_323_045.0),
+    ],
+    ids=["none", "one", "first", "one waits", "all wait", "garbage", "init container", "init container that stays"],
+)
+def test_a_pod_runs_since_the_first_of_its_containers_does(status: Any, started_s: float | None) -> None:
+    spec = {"initContainers": [{"name": "c0"}, {"name": "c1", "restartPolicy": "Always"}]}
+    assert pod(spec=spec, status=status).started_s == started_s

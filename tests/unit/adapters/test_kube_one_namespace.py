@@ -54,8 +54,8 @@ def test_where_all_may_not_be_listed_those_at_home_are_and_it_is_said_once(api: 
     assert selectors == {("spec.nodeName=n",)}
     (said,) = api.reporter.warnings
     assert said == (
-        f"this account may list pods in namespace {HOME} only: pods of other namespaces are not seen, and nobody there "
-        "is waited for or evicted"
+        f"this account may list pods in namespace {HOME} only: pods of other namespaces are not seen, waited for or "
+        "evicted"
     )
 
 

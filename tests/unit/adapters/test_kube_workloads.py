@@ -77,6 +77,29 @@ def test_any_success_is_an_eviction_that_was_accepted(api: Scripted, body: dict[
     assert evicted(api, Answer(201, body)) == Eviction(ACCEPTED)
 
 
+def test_evictions_of_several_pods_are_each_answered_and_counted(api: Scripted) -> None:
+    pods = [Pod("tenant", f"web-{number}", f"uid-{number}") for number in range(20)]
+    api.answer(SUCCESS)
+    found = list(api.cluster.evict_each(pods))
+    assert sorted(str(pod) for pod, _ in found) == sorted(map(str, pods))
+    assert {answer.outcome for _, answer in found} == {ACCEPTED}
+    asked = {request.path: request.body["deleteOptions"]["preconditions"]["uid"] for request in api.requests}
+    assert asked == {f"/api/v1/namespaces/tenant/pods/{pod.name}/eviction": pod.uid for pod in pods}
+    assert api.cluster.traffic() == (20, 0)
+    list(api.cluster.evict_each(pods[:5], dry_run=True))
+    assert api.cluster.traffic() == (25, 0)
+    assert [request.body["deleteOptions"].get("dryRun") for request in api.requests[20:]] == [["All"]] * 5
+
+
+def test_one_eviction_among_several_that_is_not_ours_to_make_ends_them(running: Scripted) -> None:
+    api = Scripted(running.kind)  # which some threads may still ask for a moment
+    api.answer(SUCCESS, SUCCESS, Answer(403, status(LACKS)))
+    with pytest.raises(ApiRefused, match="create pods/eviction"):
+        list(api.cluster.evict_each([Pod("tenant", f"web-{number}", f"uid-{number}") for number in range(20)]))
+    assert len(api.requests) < 20
+    api.close()
+
+
 def test_a_pod_that_has_two_budgets_is_blocked(api: Scripted) -> None:
     found = evicted(api, Answer(500, status("This pod has more than one PodDisruptionBudget")))
     assert found == Eviction(BLOCKED, "This pod has more than one PodDisruptionBudget")
@@ -145,7 +168,7 @@ def test_a_refusal_that_is_no_status_object_is_one_too(api: Scripted, code: int,
     assert evicted(api, Answer(code, body)) == Eviction(BLOCKED, why)
 
 
-@pytest.mark.parametrize(("code", "remedy"), [(401, "Renew the credentials"), (403, "Give this account the verb")])
+@pytest.mark.parametrize(("code", "remedy"), [(401, "Renew the credentials"), (403, "Grant this account the verb")])
 def test_an_eviction_that_is_not_ours_to_make_is_refused_by_verb_and_resource(
     api: Scripted, code: int, remedy: str
 ) -> None:
@@ -247,6 +270,29 @@ def test_claims_that_may_not_be_read_are_a_refusal_not_none(api: Scripted, answe
     api.answer(*answers)
     with pytest.raises(ApiRefused, match=r"refused to (list resourceclaims|get the versions of) ?\.?resource.k8s.io"):
         api.cluster.claims(["one"])
+
+
+HELD = (("ns", "b"), ("ns", "a"), ("elsewhere", "c"))
+
+
+def one_claim(name: str) -> Answer:
+    (item,) = claims(name).body["items"]
+    return Answer(body=item)
+
+
+def test_claims_that_may_not_be_listed_are_read_by_the_names_that_pods_have_for_them(api: Scripted) -> None:
+    api.answer(group("v1"), Answer(403, status("no list")), one_claim("a"), Answer(404, status("not found")))
+    assert api.cluster.claims(["ns"], HELD) == (Claim("ns", "a", ("npu",)),)
+    assert [request.path for request in api.requests[2:]] == [
+        f"{GROUP}/v1/namespaces/ns/resourceclaims/a",
+        f"{GROUP}/v1/namespaces/ns/resourceclaims/b",
+    ]
+
+
+def test_claims_that_may_be_neither_listed_nor_read_are_refused_as_the_list_was(api: Scripted) -> None:
+    api.answer(group("v1"), Answer(403, status("no list")), Answer(403, status("no get")))
+    with pytest.raises(ApiRefused, match=r"refused to list resourceclaims\.resource\.k8s\.io .*no list"):
+        api.cluster.claims(["ns"], HELD)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ STEPS = 12
 """No operation opens more on its way."""
 
 RACE_S = 1.5
+PATIENCE_S = 60.0
+"""On a busy machine the folder may be its own only when nobody looks, for seconds."""
 
 
 class Case:
@@ -139,8 +141,8 @@ def test_a_folder_that_is_swapped_all_the_time_leads_nobody_out(tmp_path: Path) 
     thread.start()
     seen: set[str | None] = set()
     try:
-        end_s = time.monotonic() + RACE_S
-        while time.monotonic() < end_s:
+        began_s = time.monotonic()
+        while (took_s := time.monotonic() - began_s) < RACE_S or ("host" not in seen and took_s < PATIENCE_S):
             with contextlib.suppress(OSError):
                 seen.add(case.files.read(STATE))
             for act in (case.files.remove, lambda path: case.files.put_aside(path, "aside")):

@@ -140,7 +140,7 @@ def test_no_marker_is_removed_while_somebody_works_on_the_driver(tree: HostTree)
     seen = Marker("recovery", "an earlier boot")
     target = put(tree, PATHS.reboot_marker, encode(seen))
     lock = WorkLock(HostFiles(tree.root, tree.root / "proc"), PATHS.work_lock)
-    with lock.working(FakeClock(), 1.0), pytest.raises(ModuleFailed, match="somebody works on the driver"):
+    with lock.working(FakeClock(), 1.0), pytest.raises(ModuleFailed, match="another run is working on the driver"):
         host(tree).remove_marker(seen)
     assert target.exists()
     host(tree).remove_marker(seen)
@@ -151,7 +151,7 @@ def test_the_driver_is_ready_once_it_is_loaded_and_has_made_its_device(tree: Hos
     assert "is not loaded" in host(tree).why_not_ready()
     tree.load(ROOT)
     (tree.root / "dev/davinci0").unlink(missing_ok=True)
-    assert "no device node" in host(tree).why_not_ready()
+    assert "not created a device node" in host(tree).why_not_ready()
     roots = HostRoots(tree.root, tree.root / "proc", tree.root / "sys", tree.root / "dev")
     by_a_tool = replace(ASCEND, paths=replace(PATHS, device_nodes_made_by=NodeMaker.USER_SPACE))
     assert HostRebooter(roots, by_a_tool, FakeClock(), ()).why_not_ready() == "", "nobody may have run it yet"
@@ -208,7 +208,7 @@ def test_the_reboot_command_is_run_as_words_and_what_fails_is_said(tree: HostTre
 def test_a_reboot_command_that_hangs_is_left_after_its_time(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_reboot, "COMMAND_TIMEOUT_S", 0.2)
     answer = host(tree, "sleep", "60").reboot()
-    assert "no end after" in answer.problem
+    assert "timed out after" in answer.problem
     assert not answer.is_refused
 
 
@@ -244,8 +244,8 @@ def test_namespaces_that_cannot_be_entered_are_named_before_a_reboot_is_granted(
         ("systemctl", "/usr/bin/systemctl", ""),
         ("systemctl", "/run/current-system/sw/bin/systemctl", ""),
         ("/sbin/reboot", "/sbin/reboot", ""),
-        ("systemctl", "/usr/bin/other", "the host has no systemctl to reboot by: set REBOOT_COMMAND"),
-        ("/sbin/reboot", "/usr/bin/reboot", "the host has no /sbin/reboot to reboot by"),
+        ("systemctl", "/usr/bin/other", "the host has no systemctl to reboot with: set REBOOT_COMMAND"),
+        ("/sbin/reboot", "/usr/bin/reboot", "the host has no /sbin/reboot to reboot with"),
     ],
 )
 def test_a_host_without_the_program_is_named_before_a_reboot_is_granted(

@@ -95,7 +95,7 @@ def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     begin = time.monotonic()
     result = run(leaving("sleep 3600", tmp_path / "pid"), timeout_s=0.6)
     assert result.status == TIMED_OUT
-    assert result.last_line.endswith("no end after 0.6 s")
+    assert result.last_line.endswith("timed out after 0.6 s")
     assert time.monotonic() - begin < patient(0.6 + KILLED_S)
     assert ends(int((tmp_path / "pid").read_text()))
 

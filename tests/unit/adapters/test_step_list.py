@@ -256,6 +256,7 @@ def test_without_colour_it_is_the_same_list(tmp_path: Path) -> None:
     assert ERASE_LINE + "✓ [1/" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"LOG_FORMAT": "text", "NO_COLOR": "1"}], ids=["dumb", "told"])
 def test_a_dumb_terminal_or_a_wish_for_text_gets_plain_lines(tmp_path: Path, env: dict[str, str]) -> None:
     said = reconciled(tmp_path, RUN, **env)
@@ -278,5 +279,5 @@ def test_restore_in_a_terminal_is_one_step(tmp_path: Path) -> None:
         assert status == ExitCode.DONE, said
         assert node.cluster.node()["metadata"]["labels"][key] == "true"
     text = COLOUR.sub("", said)
-    assert ERASE_LINE + "✓ [1/1] give the node back: restore 1 label(s)" in text
+    assert ERASE_LINE + "✓ [1/1] release the node: restore 1 label(s)" in text
     assert f"restored {key}: {paused} → true" in text

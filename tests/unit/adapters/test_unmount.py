@@ -45,7 +45,7 @@ def test_mounts_that_cannot_be_entered_are_named(tmp_path: Path) -> None:
 
 def test_a_call_that_does_not_come_back_is_left_after_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(unmount, "_unmounted", lambda *_: time.sleep(60))
-    assert why_not_unmounted(ours(tmp_path), "/x", tmp_path, 0.2) == "no end after 0.2 s"
+    assert why_not_unmounted(ours(tmp_path), "/x", tmp_path, 0.2) == "timed out after 0.2 s"
 
 
 def test_this_process_stays_where_it_is(tmp_path: Path) -> None:

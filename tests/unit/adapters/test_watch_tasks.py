@@ -20,7 +20,7 @@ from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.adapters.process.task import TaskProcess
 from driver_manager.domain.errors import Terminated
-from driver_manager.domain.health.notices import Notice
+from driver_manager.domain.health.notices import ClientAnswer, Notice
 from driver_manager.domain.health.surroundings import Mute, MuteAnswer
 from driver_manager.domain.health.wedge import Kept, NoticeKind
 from tests.fakes.host_folders import is_alive
@@ -65,7 +65,7 @@ def test_an_answer_without_a_problem_is_success(clock: LoopClock) -> None:
     [
         ("import sys; sys.exit(3)", "exit status 3, no output"),
         ("import sys; sys.stderr.write('first\\nno such thing\\n'); sys.exit(1)", "no such thing"),
-        ("print('[]')", "its answer is no object"),
+        ("print('[]')", "its answer is not an object"),
         ("print('nonsense')", "nonsense"),
         ("print('{' * 100000)", "{" * 300),
         ("while True: print('x' * 10000)", "exit status 0, no output"),
@@ -84,7 +84,7 @@ def test_a_process_that_hangs_is_over_in_time_and_leaves_nothing(
     pid_file = tmp_path / "pid"
     hung = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     begun = time.monotonic()
-    assert "no end after 0.5 s" in notifier(clock, hung).tell(NOTICE)
+    assert "timed out after 0.5 s" in notifier(clock, hung).tell(NOTICE)
     assert time.monotonic() - begun < patient(5.0)
     assert not pid_file.exists() or not is_alive(int(pid_file.read_text()))
 
@@ -141,6 +141,23 @@ def test_evidence_is_a_path_or_a_problem(clock: LoopClock) -> None:
     assert (json.loads(kept.path), kept.problem) == ({"since_s": 7, "lines": ["one", "two"]}, "")
     assert keeper(clock, 'print(\'{"problem": "no room"}\')').keep(7, ()) == Kept("", "no room")
     assert keeper(clock, "raise SystemExit(3)").keep(7, ()).problem == "exit status 3, no output"
+
+
+@pytest.mark.parametrize(
+    ("printed", "answer"),
+    [
+        ("{}", ClientAnswer()),
+        ('{"restarted": ["a", "b"], "left": ""}', ClientAnswer(("a", "b"))),
+        ('{"restarted": ["a"], "left": "b: refused"}', ClientAnswer(("a",), "b: refused")),
+        ('{"restarted": 7}', ClientAnswer()),
+        ('{"problem": "no server"}', ClientAnswer((), "no server")),
+        ("nothing", ClientAnswer((), "nothing")),
+        ('{"warnings": ["claims"]}', ClientAnswer(warnings=("claims",))),
+        ('{"left": "a pod", "isEarly": true}', ClientAnswer(left="a pod", is_early=True)),
+    ],
+)
+def test_clients_are_what_the_process_says(clock: LoopClock, printed: str, answer: ClientAnswer) -> None:
+    assert notifier(clock, f"print({printed!r})").restart_clients("17") == answer
 
 
 @pytest.mark.parametrize(

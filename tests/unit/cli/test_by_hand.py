@@ -19,8 +19,10 @@ from driver_manager.sandbox.cluster import NODE
 from driver_manager.settings import HEADINGS
 from tests.fakes.builders import PROFILE
 from tests.fakes.sandboxed import ByHand, by_hand
+from tests.fakes.schemas import conforms
 from tests.fakes.signals import signals_kept
 
+HOLDERS_POD = "0d9b1c0e-6d0f-4e0b-9a53-0b8d6c1f2a77"
 DEFAULT_ACCOUNT = "system:serviceaccount:default:default"
 
 
@@ -55,7 +57,7 @@ def failure(captured: str) -> list[str]:
 def test_without_credentials_status_says_what_to_set(pod: ByHand, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["status"]) == ExitCode.USAGE
     what, remedy = failure(capfd.readouterr().err)
-    assert what == "no usable way to the cluster: there is neither a kubeconfig nor a service account's token"
+    assert what == "cannot connect to the cluster: no kubeconfig and no service account token"
     assert "KUBECONFIG" in remedy
 
 
@@ -81,7 +83,7 @@ def test_with_a_kubeconfig_status_shows_this_very_node(
     assert run(["status"]) == ExitCode.DONE
     text = capfd.readouterr().out
     assert text.startswith("ready: driver 1.2.92 is loaded; the next run replaces it: recorded digest ")
-    assert f"\nnode      {NODE} (profile rebellions)" in text
+    assert f"\nnode      {NODE} (profile rebellions, mode container)" in text
     assert "rebellions 1.2.92" in text, "the host's modules are not seen"
     assert "replace: recorded digest" in text
     assert len(text.splitlines()) <= 40
@@ -134,6 +136,62 @@ def test_whether_an_owner_lives_is_unknown_where_no_pod_is_seen(
             assert json.loads(capfd.readouterr().out)["journal"]["ownerLives"] is lives
     finally:
         annotate({})
+
+
+@pytest.fixture
+def held(pod: ByHand) -> Generator[ByHand, None, None]:
+    """The device is open in a process of a pod."""
+    pod.tree.hold_device_by(4242, "trainer", pod_uid=HOLDERS_POD)
+    yield pod
+    pod.tree.end_process(4242)
+
+
+def test_without_an_api_server_holders_says_that_pods_are_unknown(
+    held: ByHand, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["holders"]) == ExitCode.DONE
+    out, err = capfd.readouterr()
+    heading, row = out.splitlines()
+    assert heading.split() == ["PID", "PROCESS", "NODE", "HOW", "POD", "CONTAINER"]
+    assert row.split()[:4] == ["4242", "trainer", "/dev/rbln0", "open"]
+    assert f"unknown (uid {HOLDERS_POD})" in row
+    (warning,) = failure(err)
+    assert warning.startswith("the names of pods are unknown: cannot connect to the cluster: ")
+    assert "KUBECONFIG" in warning
+    assert run(["holders", "-o", "json"]) == ExitCode.DONE
+    body = conforms("holders", capfd.readouterr().out)
+    assert [(one["pid"], one["pod"], one["pod_uid"]) for one in body["holders"]] == [(4242, "", HOLDERS_POD)]
+    assert body["podsUnknown"].startswith("cannot connect to the cluster: ")
+
+
+def test_without_the_right_to_list_pods_holders_shows_the_rest(
+    held: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held.cluster.server, "deny", [Deny("list", "pods")])
+    monkeypatch.setenv("KUBECONFIG", str(held.kubeconfig))
+    assert run(["holders", "-o", "json"]) == ExitCode.DONE
+    body = conforms("holders", capfd.readouterr().out)
+    assert [one["process"] for one in body["holders"]] == ["trainer"]
+    assert "refused to list pods" in body["podsUnknown"]
+
+
+def test_with_an_api_server_no_pod_is_unknown(
+    held: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(held.kubeconfig))
+    assert run(["holders", "-o", "json"]) == ExitCode.DONE
+    out, err = capfd.readouterr()
+    assert conforms("holders", out)["podsUnknown"] is None
+    assert err == ""
+
+
+def test_on_another_machine_holders_shows_nothing_as_ever(
+    held: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(held.kubeconfig))
+    monkeypatch.setattr(wiring, "is_this_host", lambda *_: False)
+    assert run(["holders"]) == ExitCode.USAGE
+    assert f"this is not node {NODE}" in failure(capfd.readouterr().err)[0]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from tests.fakes.signals import signals_kept
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""
 
-NODE_COMMANDS = [name for name in COMMANDS if name not in ("sandbox", "completion", "rollout", *LOOPS)]
+APART = ("sandbox", "completion", "rollout", "stage", "profile", *LOOPS)
+NODE_COMMANDS = [name for name in COMMANDS if name not in APART]
 """Those that ask the API server and print."""
 
 ALL = [*settings.CLUSTER, *settings.HOST, *settings.DRIVER, *settings.WORKLOADS, *settings.LOGGING]
@@ -44,6 +45,12 @@ def errors(captured: str) -> list[str]:
     ("argv", "said"),
     [
         (["no-such-command"], "No such command 'no-such-command'"),
+        (["stauts"], "No such command 'stauts'. Did you mean 'status'?"),
+        (["rollout", "histroy"], "No such command 'histroy'. Did you mean 'history'?"),
+        (["profile", "shema"], "No such command 'shema'. Did you mean 'schema'?"),
+        (["undo"], "No such command 'undo'. Did you mean 'rollout undo'?"),
+        (["status", "--kubeconfg", "x"], "No such option '--kubeconfg'. Did you mean '--kubeconfig'?"),
+        (["rollout", "undo", "--namespce", "n"], "No such option '--namespce'. Did you mean '--namespace'?"),
         (["--no-such-option"], "No such option"),
         (["plan", "--no-such-option"], "No such option"),
         (["plan", "extra"], "unexpected extra argument"),
@@ -67,7 +74,7 @@ def errors(captured: str) -> list[str]:
         (["plan", "--drain-timeout-seconds", "for ever"], "'for ever' is not a duration"),
         (
             ["plan", "--node-name", "n", "--kubeconfig", "/absent"],
-            "way to the cluster in /absent: there is no such file",
+            "to the cluster with /absent: no such file",
         ),
         (["sandbox", "no-such-scenario"], "there is no scenario 'no-such-scenario'"),
         (["sandbox", "upgrade", "--all"], "a scenario and --all were given"),
@@ -85,6 +92,13 @@ def test_a_usage_error_is_two_lines_and_exit_code_two(
     assert "\n" not in what
     assert remedy.startswith("what to do: ")
     assert out == ""
+
+
+def test_a_mistyped_scenario_is_answered_with_the_one_that_is_near(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "wedge-to-rebot"]) == ExitCode.USAGE
+    what, remedy = errors(capfd.readouterr().err)
+    assert what == "there is no scenario 'wedge-to-rebot'"
+    assert remedy == "what to do: Did you mean 'wedge-to-reboot'? See `driver-manager sandbox --list`."
 
 
 def test_no_command_shows_the_help_and_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +124,7 @@ def test_an_error_in_text_is_not_json(capfd: pytest.CaptureFixture[str], monkeyp
     assert run(["plan", "--node-name", "n", "--kubeconfig", "/absent"]) == ExitCode.USAGE
     out, err = capfd.readouterr()
     assert out == ""
-    assert "error: no usable way to the cluster" in err
+    assert "error: cannot connect to the cluster" in err
     assert "error: what to do: " in err
 
 
@@ -175,7 +189,7 @@ def test_every_command_that_prints_for_machines_takes_the_same_output_option_and
         if isinstance(option, click.Option) and isinstance(option.type, click.Choice) and option.name == "output"
     }
     assert {"status", "plan", "preflight", "holders", "restore", "reconcile-driver-state", "health-watch"} <= set(found)
-    same = (["-o", "--output"], ("text", "json"), "text", "For people (text) or machines (json).")
+    same = (["-o", "--output"], ("text", "json"), "text", "Output format.")
     assert {name: form for name, form in found.items() if form != same} == {}
 
 

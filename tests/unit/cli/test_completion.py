@@ -65,7 +65,7 @@ def test_another_shell_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> No
     ("words", "offered"),
     [
         (("",), sorted(COMMANDS)),
-        (("re",), ["rebooter", "reconcile-driver-state", "restore"]),
+        (("re",), ["rebooter", "reconcile-driver-state", "reconcile-vfio-state", "restore"]),
         (("plan", "--driver-l"), ["--driver-load"]),
         (("plan", "--driver-load", ""), ["container", "manager"]),
         (("plan", "--profile", "as"), ["ascend"]),

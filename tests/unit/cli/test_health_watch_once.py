@@ -40,9 +40,9 @@ def tree(tmp_path: Path) -> AscendTree:
     return AscendTree(tmp_path)
 
 
-def once(tree: AscendTree, capfd: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
+def once(tree: AscendTree, capfd: pytest.CaptureFixture[str], *more: str, timeout: str = "60s") -> dict[str, Any]:
     """What `--once -o json` prints; its exit code is checked to be the one it names."""
-    code = run(["health-watch", "--once", "-o", "json", *tree.options, "--timeout", "500ms", *more])
+    code = run(["health-watch", "--once", "-o", "json", *tree.options, "--timeout", timeout, *more])
     body: dict[str, Any] = json.loads(capfd.readouterr().out)
     assert body["exitCode"] == code
     return body
@@ -53,27 +53,29 @@ VERDICTS = {
     "leaves children": ("healthy", "4 device(s) OK"),
     "critical": ("unhealthy", "npu 0 chip 0 is Critical"),
     "one short": ("unhealthy", "3 of 4 PCI devices seen; 0000:02:00.0 missing"),
-    "hang": ("unhealthy", "no end after 0.5 s"),
-    "hang ignoring TERM": ("unhealthy", "no end after 0.5 s"),
-    "hang with children": ("unhealthy", "no end after 0.5 s"),
+    "hang": ("unhealthy", "timed out after 0.5 s"),
+    "hang ignoring TERM": ("unhealthy", "timed out after 0.5 s"),
+    "hang with children": ("unhealthy", "timed out after 0.5 s"),
     "dead": ("unhealthy", "-8005: not initialised"),
     "crash": ("unhealthy", "exit status -11"),
     "busy": ("unknown", "-8020: device in use by another client"),
     "huge": ("unknown", "more than 256 KiB"),
     "huge error": ("unknown", "more than 256 KiB"),
-    "garbage": ("unknown", "did not print what it should"),
-    "half": ("unknown", "did not print what it should"),
-    "nothing": ("unknown", "did not print what it should"),
+    "garbage": ("unknown", "printed unexpected output"),
+    "half": ("unknown", "printed unexpected output"),
+    "nothing": ("unknown", "printed unexpected output"),
     "killed": ("unknown", "ended from outside"),
 }
 CODES = {"healthy": ExitCode.DONE, "unhealthy": ExitCode.MODULE_FAILED, "unknown": ExitCode.PREFLIGHT_FAILED}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mood", MOODS)
 def test_a_tool_gets_the_right_verdict(tree: AscendTree, capfd: pytest.CaptureFixture[str], mood: str) -> None:
     tree.tool.be(mood)
-    body = once(tree, capfd)
     machine, said = VERDICTS[mood]
+    # A busy machine may take long to start a tool, so that only one that hangs has little time.
+    body = once(tree, capfd, timeout="500ms" if said.startswith("timed out") else "60s")
     assert (body["health"], body["exitCode"]) == (machine, CODES[machine])
     assert said in body["reason"]
     assert tree.is_ready, "a look changes nothing"

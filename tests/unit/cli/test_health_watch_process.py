@@ -110,7 +110,7 @@ def test_a_wedge_is_declared_at_the_third_failure_and_withdrawn_when_the_chip_re
     )
     assert [line.split(" ", 1)[1] for line in marker.evidence] == ["unhealthy: npu 0 chip 0 is Critical"] * 3
     tree.tool.be("healthy")
-    watch.says("done: put the ready marker back")
+    watch.says("done: restore the ready marker")
     assert (tree.is_ready, tree.marker) == (True, None)
     assert watch.end()[0] == 0
 
@@ -126,7 +126,7 @@ def test_sigterm_ends_within_a_second_and_leaves_markers_and_no_process(
     begun = len(tree.tool.starts)
     wait_until(lambda: len(tree.tool.starts) > begun, lambda: "the next probe")
     if mood == "healthy":
-        watch.says("done: put the ready marker back")
+        watch.says("done: restore the ready marker")
     before = (tree.is_ready, tree.marker)
     status, took_s = watch.end()
     assert status == 0
@@ -142,14 +142,14 @@ def test_a_file_on_the_host_mutes_the_watch_and_takes_a_wedge_back(tree: AscendT
     watch.says("done: write the recovery marker")
     tree.put("run/ascend/health-watch.mute-until", "9999-12-31T23:59:59Z\n")
     watch.says("wedged → muted: muted until 9999-12-31T23:59:59Z by /run/ascend/health-watch.mute-until on the host")
-    watch.says("done: put the ready marker back")
+    watch.says("done: restore the ready marker")
     assert (tree.is_ready, tree.marker) == (True, None)
     begun = len(tree.tool.starts)
     (tree.root / "run/ascend/health-watch.mute-until").unlink()
     watch.says("muted → suspect(1)")
     assert len(tree.tool.starts) > begun
     tree.put("run/ascend/health-watch.mute-until", "soon\n")
-    watch.says("/run/ascend/health-watch.mute-until on the host mutes nothing: 'soon' is no time")
+    watch.says("/run/ascend/health-watch.mute-until on the host does not mute health-watch: 'soon' is not a time")
     assert watch.end()[0] == 0
 
 
@@ -179,11 +179,12 @@ def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, fol
     if count:
         watch.says(f"evidence is in {folder}/")
     tree.tool.be("healthy")
-    watch.says("done: put the ready marker back")
+    watch.says("done: restore the ready marker")
     assert len(list(tree.root.rglob("*-ascend-wedge.txt"))) == count
     assert not (tree.root / "var/lib/driver-manager").exists()
 
 
+@pytest.mark.long
 def test_a_process_that_does_not_answer_keeps_nobody_from_watching(tree: AscendTree, start: Start) -> None:
     tree.put("dev/davinci0", "")
     (tree.root / "proc/4711/fd").mkdir(parents=True)
@@ -210,16 +211,17 @@ def test_a_folder_that_cannot_be_written_is_one_warning(tree: AscendTree, start:
 def test_an_evidence_folder_that_is_no_path_is_refused(start: Start) -> None:
     watch = start(*INTERVAL, "--evidence-dir", "evidence")
     assert watch.process.wait(BOUND_S) == 2
-    assert "EVIDENCE_DIR is 'evidence', which is no path on the host" in watch.lines[0]
+    assert "EVIDENCE_DIR is 'evidence', which is not a path on the host" in watch.lines[0]
 
 
+@pytest.mark.long
 def test_a_killed_watch_goes_on_with_its_suspicion(tree: AscendTree, start: Start) -> None:
     tree.tool.be("critical")
     first = start("--interval", "2s")
     first.says("starting → suspect(1)")
     first.tell(signal.SIGKILL)
     second = start("--interval", "2s", "--failures", "2")
-    second.says("going on as suspect(1): npu 0 chip 0 is Critical")
+    second.says("continuing as suspect(1): npu 0 chip 0 is Critical")
     second.says("suspect(1) → wedged")
 
 
@@ -230,7 +232,7 @@ def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, st
     pid = watch.process.pid
     tree.write_profile(parser="exit-status")
     watch.tell(signal.SIGHUP)
-    watch.says("going on as suspect(1): npu 0 chip 0 is Critical")
+    watch.says("continuing as suspect(1): npu 0 chip 0 is Critical")
     watch.says("suspect(1) → healthy: exit status 0")
     assert watch.process.poll() is None
     assert Path(f"/proc/{pid}/cmdline").exists()
@@ -241,13 +243,14 @@ def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree,
     watch.says("starting → healthy")
     tree.profile.write_text("name = 1\n")
     watch.tell(signal.SIGHUP)
-    watch.says("not reloaded, going on as before")
-    assert "expected a text" in watch.lines[-1]
-    assert "Mend the file." in watch.lines[-1]
+    watch.says("not reloaded, continuing as before")
+    assert "name is 1, expected letters, digits, dots and dashes" in watch.lines[-1]
+    assert "Fix the file;" in watch.lines[-1]
     tree.tool.be("critical")
     watch.says("suspect(2) → wedged")
 
 
+@pytest.mark.long
 def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> None:
     port = free_port()
     watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")

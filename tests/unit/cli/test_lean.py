@@ -128,3 +128,13 @@ def test_a_loop_never_loads_what_it_has_stand_ins_for(loop: str) -> None:
     argv = [sys.executable, "-I", "-S", "-c", LOOP, str(REPOSITORY), f"driver_manager.cli.{loop}"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_watch_brings_no_library_for_encryption_into_memory() -> None:
+    """OpenSSL is three MiB, in every node's memory for ever."""
+    loop = "driver_manager.cli.health_watch_loop"
+    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import {loop}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    assert not {"_hashlib", "_ssl", "ssl", "click", "urllib3"} & set(done.stdout.split())

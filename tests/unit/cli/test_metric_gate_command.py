@@ -14,6 +14,8 @@ from tests.deploy.prometheus import Prometheus, free_port, prometheus
 from tests.fakes.fleet_processes import Processes
 from tests.fakes.fleet_scene import FleetScene
 
+pytestmark = pytest.mark.long
+
 EXPOSED = b"""\
 # TYPE npu_errors gauge
 npu_errors{node="bad"} 3
@@ -70,7 +72,7 @@ def test_a_node_is_done_once_a_real_prometheus_says_so_and_waits_with_the_reason
             wanted = {BAD: "validation-required", GOOD: "upgrade-done", UNKNOWN: "validation-required"}
             processes.until(lambda: scene.upgrades() == wanted, "the good one is done, and the others wait")
             waiting = {
-                BAD: "waits for metric errors: it is 3, and has to be at most 0",
+                BAD: "waits for metric errors: it is 3, and must be at most 0",
                 UNKNOWN: "waits for metric errors: the query returns nothing",
             }
             processes.until(lambda: all(why in str(scene.rollout()["status"]) for why in waiting.values()), "and why")

@@ -49,6 +49,7 @@ def untouched(node: ByHand) -> Any:
     return of_others(labels), of_others(notes), there.get("spec", {}).get("unschedulable", False)
 
 
+@pytest.mark.long
 def test_a_process_of_the_host_is_named_by_all_commands_and_nobody_is_paused(
     node: ByHand, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,14 +58,14 @@ def test_a_process_of_the_host_is_named_by_all_commands_and_nobody_is_paused(
     named = "trainer (pid 4242) of trainer.service has /dev/rbln0 open"
     assert run(["plan"]) == ExitCode.DONE
     text = capfd.readouterr().out
-    assert f"1. wait up to 1 s, with everything in place, for the device to be let go: {named}" in text
+    assert f"1. wait up to 1 s, before anything is changed, for the device to be released: {named}" in text
     assert run(["preflight"]) == ExitCode.PREFLIGHT_FAILED
     assert f"✗ device: the device is in use: {named}" in capfd.readouterr().out
     assert run(["status"]) == ExitCode.DONE
     assert named in capfd.readouterr().out
     for _ in range(3):
         assert run(["reconcile-driver-state"]) == ExitCode.DRIVER_BUSY
-        assert f"{named}; nobody was disturbed" in capfd.readouterr().err
+        assert f"{named}; no pod was disturbed" in capfd.readouterr().err
     assert untouched(node) == before
     assert patches(node) == 1, "the first of them shows on the Node how it ended, the others ended alike"
     assert node.tree.driver_version == OLD
@@ -74,6 +75,7 @@ def test_a_process_of_the_host_is_named_by_all_commands_and_nobody_is_paused(
     assert node.tree.driver_version == NEW
 
 
+@pytest.mark.long
 def test_after_a_failure_the_plan_says_until_when_and_no_wait_is_an_option(
     node: ByHand, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +114,12 @@ def test_a_frozen_kernel_is_refused_by_preflight_and_by_the_run(
     assert patches(node) == 1, "what the Node shows"
 
 
-EVICTING = (settings.ENABLE_NPU_POD_EVICTION, settings.ENABLE_AUTO_DRAIN, settings.EVICT_HOLDERS)
+EVICTING = (
+    settings.ENABLE_NPU_POD_EVICTION,
+    settings.ENABLE_AUTO_DRAIN,
+    settings.EVICT_HOLDERS,
+    settings.RESTART_CLIENTS,
+)
 
 
 def values(given: Mapping[AnySetting, Any]) -> Values:

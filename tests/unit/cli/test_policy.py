@@ -159,7 +159,7 @@ def test_each_setting_changes_the_policy_in_a_way_of_its_own() -> None:
     assert [one.env for one, other in itertools.combinations(told_by, 2) if told_by[one] == told_by[other]] == []
 
 
-@pytest.mark.parametrize("name", ["DRAIN_POD_SELECTOR_LABEL", "WAIT_FOR_COMPLETION_SELECTOR"])
+@pytest.mark.parametrize("name", ["DRAIN_POD_SELECTOR_LABEL", "WAIT_FOR_COMPLETION_SELECTOR", "CLIENT_SELECTOR"])
 @pytest.mark.parametrize("text", ["a in b", ",", "=x", "a=b,"])
 def test_a_bad_selector_is_a_configuration_error_that_names_its_variable(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is not a label selector: unable to parse") as caught:

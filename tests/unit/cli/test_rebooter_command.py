@@ -126,6 +126,7 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
     return [json.loads(line)["message"] for line in err.splitlines()]
 
 
+@pytest.mark.long
 def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node: Node) -> None:
     node.remember_nothing()
     process = node.start()
@@ -134,7 +135,7 @@ def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node:
     time.sleep(0.5)  # ten looks
     assert len(node.asked()) == before == 0
     watched = f"watching {ASCEND.paths.reboot_marker} every 0.05 s: no reboot is asked for"
-    assert ended(process) == [watched, "told to end by SIGTERM"]
+    assert ended(process) == [watched, "terminated by SIGTERM"]
 
 
 def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
@@ -149,6 +150,7 @@ def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
     ended(process)
 
 
+@pytest.mark.long
 def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> None:
     record = node.path(ASCEND.paths.rebooter_record)
     process = node.start()
@@ -162,6 +164,7 @@ def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> 
     assert node.asked() == ["get nodes"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("while_idle", [False, True], ids=["over-the-reboot", "while-idle"])
 def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, while_idle: bool) -> None:
     node.mark()
@@ -200,7 +203,7 @@ def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str)
     begin, said, end = ended(process)
     assert begin.startswith("watching ")
     assert "cannot be read" in said
-    assert end == "told to end by SIGTERM"
+    assert end == "terminated by SIGTERM"
     assert node.asked() == []
 
 
@@ -254,6 +257,7 @@ def test_a_dry_run_changes_nothing(node: Node) -> None:
     assert not node.path(ASCEND.paths.rebooter_record).exists()
 
 
+@pytest.mark.long
 def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
     node.mark()
     lock = node.path(ASCEND.paths.rebooter_record + ".lock")
@@ -261,7 +265,7 @@ def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         process = node.start(AUTO_UPGRADE="true")
         assert process.stderr is not None
-        assert "another rebooter is at work" in process.stderr.readline()
+        assert "another rebooter is running" in process.stderr.readline()
         assert not node.tree.is_told_to_reboot
     wait_until(lambda: node.tree.is_told_to_reboot, "it goes on when the first is gone")
     process.kill()
@@ -288,8 +292,8 @@ def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
         ({"REBOOT_COMMAND": " "}, "REBOOT_COMMAND has no words"),
         ({"MAX_CONCURRENT_REBOOTS": "0"}, "--max-concurrent-reboots"),
         ({"REBOOT_MIN_UPTIME": "soon"}, "--reboot-min-uptime"),
-        ({"DRIVER_PROFILE": "rebellions"}, "profile rebellions asks for no reboots"),
-        ({"KUBECONFIG": "/absent"}, "no usable way to the cluster in /absent"),
+        ({"DRIVER_PROFILE": "rebellions"}, "profile rebellions never asks for a reboot"),
+        ({"KUBECONFIG": "/absent"}, "cannot connect to the cluster with /absent"),
         ({"NODE_NAME": "Not A Node"}, "is not the name of a node"),
         ({"REBOOTER_INTERVAL": "0"}, "--interval is 0 seconds"),
     ],
@@ -334,10 +338,11 @@ def reboot_rows(node: Node) -> list[str]:
     return [row[10:] for row in rows[:end]]
 
 
+@pytest.mark.long
 def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node: Node) -> None:
     assert reboot_rows(node) == []
     node.mark()
-    assert reboot_rows(node) == ["not announced on the Node yet", "no rebooter has looked at the marker yet"]
+    assert reboot_rows(node) == ["not announced on the Node yet", "no rebooter has read the marker yet"]
     process = node.start()
     wait_until(lambda: node.path(ASCEND.paths.rebooter_record).exists(), "it has looked")
     wait_until(lambda: "waits for approval" in node.path(ASCEND.paths.rebooter_record).read_text(), "it waits")
@@ -348,6 +353,7 @@ def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node:
     process.communicate()
 
 
+@pytest.mark.long
 def test_status_counts_attempts_and_names_a_record_that_cannot_be_read(node: Node) -> None:
     at_s = int(time.time()) - 60
     record = Record(attempts=(Attempt(5, "upgrade"), Attempt(at_s, "upgrade")))

@@ -43,7 +43,7 @@ def test_a_rollout_by_the_real_command_and_its_end_by_sigterm(processes: Process
     assert {count for (_, revision), count in processes.scene.restarts.items() if revision == new} == {1}
     running.send_signal(signal.SIGTERM)
     assert running.wait(30) == ExitCode.DONE
-    assert processes.said(0)[-1] == "told to end by SIGTERM"
+    assert processes.said(0)[-1] == "terminated by SIGTERM"
     assert processes.holder() == "", "the Lease is given back"
 
 
@@ -72,6 +72,7 @@ def get(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
+@pytest.mark.long
 def test_it_says_over_http_how_it_is(processes: Processes) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -97,7 +98,7 @@ def test_it_says_over_http_how_it_is(processes: Processes) -> None:
         ([], "no profile is named"),
         (["--profile", "none"], "there is no profile 'none'"),
         (["--profile", "nvidia", "--namespace", "No Such"], "'No Such' is not the name of a namespace"),
-        (["--profile", "nvidia", "--namespace", "n", "--kubeconfig", "/absent"], "no usable way to the cluster"),
+        (["--profile", "nvidia", "--namespace", "n", "--kubeconfig", "/absent"], "cannot connect to the cluster"),
     ],
 )
 def test_what_it_cannot_work_with_is_said_at_once(

@@ -26,7 +26,7 @@ from driver_manager.domain.fleet.model import (
     Wave,
 )
 from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.fleet_ports import Leader
+from driver_manager.ports.fleet import Leader
 from driver_manager.schemas import schema
 from tests.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
 from tests.fakes.schemas import conforms

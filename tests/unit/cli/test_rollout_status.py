@@ -11,7 +11,7 @@ from driver_manager.adapters.kube import fleet_paths
 from driver_manager.adapters.kube.fleet_desk import KubeDesk
 from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ApiRefused, ExitCode
-from driver_manager.fleet_ports import FactKind
+from driver_manager.ports.fleet import FactKind
 from driver_manager.sandbox.apiserver import Deny
 from tests.fakes.rollout_desk import APPROVED_WAVES, Laptop, laptop
 
@@ -65,7 +65,7 @@ def test_what_may_not_be_read_is_unknown_and_costs_no_more_than_that(desk: Lapto
     desk.server.deny = [Deny("get", "leases")]
     code, out, err = desk.says("status")
     assert (code, "controller  unknown" in out) == (ExitCode.DONE, True)
-    assert "who leads the controllers cannot be shown" in err
+    assert "which controller leads cannot be shown" in err
 
 
 def test_without_the_right_to_list_nodes_it_ends_with_that(desk: Laptop) -> None:
@@ -117,6 +117,7 @@ def test_once_a_node_is_done_the_plan_has_an_estimate(desk: Laptop) -> None:
     desk.says("approve")
     found = desk.shows("rollout", "plan")["plan"]
     assert found["typicalSeconds"] == 23
+    assert found["windowSeconds"] is None, "no run has shown one"
     assert found["ends"] == timestamps.written(desk.scene.clock.wall() + 2 * 23), "three nodes, two at a time"
     assert found["waves"][1]["approvalAfter"] is None
 

@@ -90,7 +90,7 @@ def test_a_failed_node_is_tried_once_more_and_the_rollout_goes_on(place: Open) -
     desk.scene.broken.clear()
     code, out, _ = desk.says("retry", "node-1")
     assert code == ExitCode.DONE
-    assert out.startswith("rollout rbln-system/driver: node node-1 may try once more, begins now\n")
+    assert out.startswith("rollout rbln-system/driver: node node-1 is retried: starts now\n")
     assert desk.scene.node("node-1")["metadata"]["annotations"][KEYS.upgrade_requested] == "true"
     desk.controller.until_complete("r2")
     assert desk.scene.restarts["node-1", "r2"] == 2
@@ -114,7 +114,7 @@ def test_a_revision_that_was_undone_is_tried_again_only_when_asked_for(place: Op
     assert desk.shows("rollout", "status")["reason"] == "FailedBefore"
     code, out, _ = desk.says("retry", "--revision")
     assert (code, desk.annotations[RETRY]) == (ExitCode.DONE, "r2")
-    assert "revision r2 may be tried again" in out
+    assert "revision r2 may be retried" in out
     desk.controller.until_complete("r2")
 
 
@@ -244,7 +244,7 @@ def test_the_only_rollout_needs_no_name_and_one_of_two_does(place: Open) -> None
     code, _, err = desk.says("pause")
     assert code == ExitCode.USAGE
     assert "namespace rbln-system has 2 rollouts" in err
-    assert "Name one of them: driver, second." in err
+    assert "Use one of: driver, second." in err
     assert desk.says("pause", "driver")[0] == ExitCode.DONE
     assert "paused" not in desk.scene.rollout("second")["spec"]
 
@@ -259,7 +259,7 @@ def test_without_a_profile_the_labels_of_the_nodes_tell_it(place: Open, monkeypa
     monkeypatch.delenv("DRIVER_PROFILE")
     code, _, err = desk.says("status")
     assert code == ExitCode.USAGE
-    assert "the profile cannot be told from the labels of the Nodes" in err
+    assert "the profile cannot be determined from the labels of the Nodes" in err
     desk.scene.edit_node("node-0", {"metadata": {"labels": {"rebellions.ai/npu.deploy.driver": "true"}}})
     assert desk.shows("rollout", "status")["profile"] == "rebellions"
 

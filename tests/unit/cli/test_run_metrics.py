@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -85,9 +87,12 @@ def test_a_run_that_swaps_the_driver_leaves_the_time_of_each_step_and_its_reques
     assert sum(steps.values()) <= values["run_last_duration_seconds",] <= time.time() - begun
     assert values["run_requests_total",] >= 5
     assert values["run_retries_total",] == 0
+    assert (values["windows_total",], values["window_open",]) == (1, 0)
+    assert 0 < values["window_last_seconds",] <= values["run_last_duration_seconds",]
     assert begun <= values["run_last_end_timestamp_seconds",] <= time.time()
 
 
+@pytest.mark.long
 def test_counters_go_on_from_run_to_run_and_a_current_driver_costs_no_step(node: ByHand) -> None:
     assert reconcile(node) == 0
     first = published(node)
@@ -99,6 +104,7 @@ def test_counters_go_on_from_run_to_run_and_a_current_driver_costs_no_step(node:
     assert not [key for key in second if key[0] == "run_last_step_seconds"]
 
 
+@pytest.mark.long
 def test_a_run_that_holds_the_node_says_so_until_one_ends_well(node: ByHand) -> None:
     node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
     for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
@@ -113,6 +119,7 @@ def test_a_run_that_holds_the_node_says_so_until_one_ends_well(node: ByHand) -> 
     assert (values["node_held",], values["run_failures_in_a_row",], values["runs_total", "5"]) == (0, 0, 3)
 
 
+@pytest.mark.long
 def test_a_node_that_is_given_back_by_hand_is_held_no_more(node: ByHand) -> None:
     node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
     for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
@@ -126,6 +133,7 @@ def test_a_node_that_is_given_back_by_hand_is_held_no_more(node: ByHand) -> None
     assert figures(node).failures_in_a_row == 1, "and its runs still fail"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("env", "code"),
     [
@@ -159,6 +167,22 @@ def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
     assert figures(node).step_seconds["wait for device"] > 0
 
 
+def test_the_plan_after_a_run_expects_what_that_one_took(node: ByHand) -> None:
+    environment = node.environment(**RUN)
+    argv = [sys.executable, "-m", "driver_manager", "plan", "--force-reinstall", "-o", "json"]
+
+    def planned() -> Any:
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["window"]
+
+    assert planned() is None
+    assert reconcile(node) == 0
+    last = figures(node).window
+    assert last is not None
+    assert planned() == last.to_json()
+
+
 def test_a_dry_run_and_a_look_leave_nothing(node: ByHand) -> None:
     assert reconcile(node, "--dry-run") == 0
     assert figures(node) == RunFigures()
@@ -174,6 +198,7 @@ def test_a_collector_that_cannot_be_written_is_one_warning(node: ByHand) -> None
     assert figures(node).runs == {"0": 1}
 
 
+@pytest.mark.long
 def test_a_host_without_room_for_figures_keeps_nobody_from_running(node: ByHand) -> None:
     path = node.tree.root / PROFILE.paths.run_figures.lstrip("/")
     path.mkdir(parents=True)

@@ -23,6 +23,8 @@ from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenarios import SCENARIOS
 from tests.fakes.scripted_api import NODE, Answer, Scripted
 
+pytestmark = pytest.mark.long
+
 TOKEN, PASSWORD, VARIABLE, KEY = "geheim-token-4711", "geheim-password-4712", "geheim-variable-4713", "geheim-key-4714"
 SECRETS = (TOKEN, PASSWORD, VARIABLE, KEY)
 ENVIRONMENT = {"AWS_SECRET_ACCESS_KEY": VARIABLE, "DB_PASSWORD": VARIABLE, "GITHUB_TOKEN": VARIABLE}
@@ -218,7 +220,7 @@ def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(
     node = json.dumps(cluster.server.store.list_objects("nodes")) + json.dumps(
         cluster.server.store.list_objects("events")
     )
-    texts = [node, *show.lines, *files_below(tmp_path, cluster.kubeconfig)]
+    texts = [node, *show.lines, *files_below(tmp_path, cluster.kubeconfig, cluster.kubectl_config)]
     assert any("termination-log exit " in text for text in texts), "else this looks at nothing"
     assert said_in(*texts) == []
     assert not [text for text in texts if token in text]

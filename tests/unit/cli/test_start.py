@@ -80,13 +80,14 @@ def host(tmp_path: Path) -> list[str]:
     return ["--host-root", str(tmp_path), "--node-name", "n", "--profile", "ascend", "--log-format", "text"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", sorted(LOOPS))
 def test_a_loop_that_is_told_to_end_while_it_starts_ends_well(command: str, host: list[str], tmp_path: Path) -> None:
     way = ["--kubeconfig", str(tmp_path / "kubeconfig")]
     options = {"health-watch": host, "rebooter": [*host, *way], "rollout controller": [*way, *host[-4:]]}
     done = start(*command.split(), *options[command], code=SIGNALLED)
     assert done.returncode == ExitCode.DONE, done.stderr
-    assert "told to end by SIGTERM" in done.stderr
+    assert "terminated by SIGTERM" in done.stderr
 
 
 def test_without_the_guard_it_would_end_by_the_signal(host: list[str]) -> None:
@@ -103,13 +104,14 @@ def test_the_first_process_of_a_container_keeps_the_signal_that_comes_as_it_star
     options = [*host, "--kubeconfig", str(tmp_path / "kubeconfig")]
     done = start("--first", "reconcile-driver-state", *options, code=SIGNALLED)
     assert done.returncode == ExitCode.STANDING_DOWN, done.stderr
-    assert "told to end by SIGTERM" in done.stderr
+    assert "terminated by SIGTERM" in done.stderr
 
 
 def test_the_sandbox_whose_children_inherit_what_is_blocked_blocks_nothing() -> None:
     assert start("--first", "sandbox", "--list", code=SIGNALLED).returncode == -15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
 @pytest.mark.parametrize("argv", [["status"], ["status", "-o", "json"], ["--help"], ["health-watch", "--once"], []])
 def test_a_closed_stream_is_no_traceback(argv: list[str], closed: tuple[int, ...], host: list[str]) -> None:
@@ -143,6 +145,7 @@ def test_half_a_character_is_spelled_out_on_standard_output() -> None:
     assert start(code=code).stdout == "a\\ud800b\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["plan", "status", "reconcile-driver-state"])
 def test_the_exit_status_is_the_same_where_nobody_reads_the_output(command: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()

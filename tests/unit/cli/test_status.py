@@ -10,19 +10,26 @@ from typing import Any
 
 import pytest
 
+from driver_manager.adapters.host.client_notes import HostClientNotes
+from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.cli.main import run
 from driver_manager.domain.duration import spoken
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.generation import Generation
 from driver_manager.domain.health import record as health_record
 from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.health.wedge import Wedge
 from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.model import DeviceVerdict, Health
+from driver_manager.domain.pods import client_record
+from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.patches import merge_patch
+from driver_manager.sandbox.scenarios import OLD_DIGEST
 from driver_manager.schemas import NAMES, schema
 from driver_manager.settings import HEADINGS
+from tests.fakes.clock import FakeClock
 from tests.fakes.sandboxed import ByHand, by_hand
 from tests.fakes.schemas import closed, conforms
 from tests.fakes.signals import signals_kept
@@ -205,7 +212,7 @@ def test_without_the_right_to_get_the_node_the_host_is_shown_and_the_error_comes
     assert body["profile"] == "rebellions", "told by the devices on the bus"
     code, out, err = say("status")
     assert code == ExitCode.API_REFUSED
-    assert out.startswith("unknown: the Node cannot be read; what the host shows is below")
+    assert out.startswith("unknown: the Node cannot be read; the facts of the host are below")
     assert "journal   unreadable: the API server refused to get nodes" in out
     assert "labels    unknown" in out
     assert "operands  unknown" in out
@@ -217,7 +224,7 @@ def test_without_credentials_the_host_is_shown_and_the_error_comes_last(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
     body = status(say, code=ExitCode.USAGE)
-    assert "no usable way to the cluster" in access(body)[0]
+    assert "cannot connect to the cluster" in access(body)[0]
     assert body["host"]["kernel"]
 
 
@@ -230,7 +237,7 @@ def test_an_api_server_that_does_not_answer_is_waited_for_once(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("API_TIMEOUT", "200ms")
     body = status(say, code=ExitCode.API_UNAVAILABLE)
-    assert "did not answer" in access(body)[0]
+    assert "gave no usable answer" in access(body)[0]
     assert body["host"]["kernel"]
 
 
@@ -344,7 +351,7 @@ def test_a_watch_that_has_taken_no_sample_for_long_is_named(
     path = node.tree.root / node.tree.profile.paths.health_record.lstrip("/")
     os.utime(path, (1_000_000_000, 1_000_000_000))
     (one,) = [one for one in status(say)["attention"] if one["kind"] == "health-watch"]
-    assert "it does not seem to run" in one["what"]
+    assert "it may not be running" in one["what"]
 
 
 def test_a_record_of_an_earlier_boot_says_nothing(node: ByHand, say: Say, record: Callable[..., None]) -> None:
@@ -368,3 +375,36 @@ def test_no_probe_is_begun_where_one_sleeps_in_the_kernel(
     body = status(say, "--probe")
     assert body["health"]["source"] == "health-watch"
     assert "health-watch" in [one["kind"] for one in body["attention"]]
+
+
+def note_clients(node: ByHand, **fields: Any) -> None:
+    """The host has noted who the clients of its loaded driver are."""
+    root, profile = node.tree.root, node.tree.profile
+    notes = HostClientNotes(HostRoots(root, root / "proc", root / "sys", root / "dev"), profile, FakeClock())
+    seen = notes.sighting()
+    known = {"load": seen.load, "digest": seen.digest, "ready_s": 1_767_323_045.0, **fields}
+    made = (Client("1", "monitoring/exporter", "DaemonSet"), Client("2", "a/b", "ReplicaSet", ClientState.RESTARTED))
+    notes.remember(
+        client_record.encode(
+            ClientRecord(Generation(seen.boot_id, **known), made, has_looked=True, claims=("team/npu",))
+        )
+    )
+
+
+def test_the_generation_of_the_loaded_driver_is_shown_with_its_clients(node: ByHand, say: Say) -> None:
+    assert status(say)["generation"] is None
+    note_clients(node)
+    body = status(say)
+    assert body["generation"]["ready"] == "2026-01-02T03:04:05Z"
+    assert body["generation"]["digest"] == OLD_DIGEST
+    assert [(one["pod"], one["state"]) for one in body["generation"]["clients"]] == [
+        ("monitoring/exporter", "found"),
+        ("a/b", "restarted"),
+    ]
+    assert body["generation"]["claims"] == ["team/npu"]
+    _, out, _ = say("status")
+    assert "claim team/npu was prepared for an earlier driver, and is still held" in out
+    assert "driver    ready since 2026-01-02T03:04:05Z" in out
+    assert "client monitoring/exporter (DaemonSet) is not restarted yet" in out
+    note_clients(node, load="of an earlier driver")
+    assert status(say)["generation"] is None

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver_manager.domain.bindings import MOST_VIRTUAL, Binding
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable, OldDriver, Owner, decode, encode
+from tests.fakes.windows import WINDOWS
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))
 GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())
@@ -32,12 +34,26 @@ JOURNALS = st.builds(
     labels=st.dictionaries(TEXT, TEXT, max_size=4),
     cordoned=st.booleans(),
     services=st.lists(TEXT, max_size=2).map(tuple),
+    removed=st.lists(TEXT, max_size=2).map(tuple),
+    gates=st.dictionaries(TEXT, st.none() | TEXT, max_size=2),
     cordon_manager=TEXT,
     node_uid=TEXT,
     step=TEXT,
     begin=TEXT,
+    window=st.none() | WINDOWS,
+    devices=st.lists(
+        st.builds(Binding, address=TEXT, driver=TEXT, override=TEXT, virtual_count=st.integers(0, MOST_VIRTUAL)),
+        max_size=3,
+    ).map(tuple),
     driver=st.none()
-    | st.builds(OldDriver, version=TEXT, root=TEXT, modules=st.lists(TEXT, max_size=3).map(tuple), digest=TEXT),
+    | st.builds(
+        OldDriver,
+        version=TEXT,
+        root=TEXT,
+        modules=st.lists(TEXT, max_size=3).map(tuple),
+        digest=TEXT,
+        parameters=st.dictionaries(TEXT, TEXT, max_size=2),
+    ),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -49,6 +65,13 @@ JSON = st.recursive(
 @given(JOURNALS)
 def test_what_is_encoded_is_decoded_again(journal: Journal) -> None:
     assert decode(encode(journal)) == journal
+
+
+@pytest.mark.parametrize("garbage", [7, "soon", {"began": "soon"}, {"began": 1.0, "seconds": 1.0}])
+def test_a_window_that_is_not_understood_costs_no_label(garbage: Any) -> None:
+    body = json.loads((Path(__file__).parents[1] / "golden/journal-v1-window.json").read_text())
+    found = decode(json.dumps({**body, "window": garbage}))
+    assert (found.window, found.labels) == (None, decode(json.dumps(body)).labels)
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
@@ -177,7 +200,7 @@ def test_a_wrong_field_is_named(change: dict[str, Any], named: str) -> None:
     assert "--ignore-journal" in caught.value.remedy
 
 
-@pytest.mark.parametrize("version", [2, 3, 10**6])
+@pytest.mark.parametrize("version", [3, 4, 10**6])
 def test_a_newer_version_asks_for_a_newer_manager(version: int) -> None:
     with pytest.raises(JournalUnreadable, match=f"version {version}") as caught:
         decode(json.dumps(GOOD | {"v": version, "labels": "something new"}))

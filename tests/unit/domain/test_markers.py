@@ -72,7 +72,7 @@ def test_plain_text_that_names_a_reason_is_an_older_operators(text: str, reason:
         ({"schema": 0}, "schema is 0"),
         ({"reason": "because"}, "reason is 'because'"),
         ({"reason": ["upgrade"]}, "reason is"),
-        ({"bootId": ""}, "names no boot"),
+        ({"bootId": ""}, "does not name a boot"),
         ({"bootId": 7}, "bootId is 7"),
         ({"time": "now"}, "time is 'now'"),
         ({"evidence": "text"}, "evidence is not a list"),

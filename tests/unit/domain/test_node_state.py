@@ -22,6 +22,7 @@ from driver_manager.domain.node_state import LastOutcome, LastOutcomeUnreadable,
 from tests.fakes.builders import PROFILE, PROFILES, node
 from tests.fakes.builders import host as a_host
 from tests.fakes.cluster import changed_by
+from tests.fakes.windows import WINDOWS
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("last-outcome-v*.json"))
 KEYS, PATHS = PROFILE.keys, PROFILE.paths
@@ -38,6 +39,7 @@ OUTCOMES = st.builds(
     version=TEXT,
     ended=st.just(NOON),
     since=st.just(NOON),
+    window=st.none() | WINDOWS,
 )
 FAILED = LastOutcome(NodeState.FAILED, 5, "it did not load", "See dmesg.", "load modules", "ab12", "1.0", NOON, NOON)
 
@@ -170,7 +172,7 @@ def test_the_same_state_code_step_digest_and_words_are_shown_already(
 
 
 def test_numbers_make_no_other_message() -> None:
-    told = replace(FAILED, what="trainer (pid 42) has the device; the node was given back as it was")
+    told = replace(FAILED, what="trainer (pid 42) has the device; the node was released")
     there = node({KEYS.state: "failed"}, annotations={KEYS.last_outcome: node_state.encode(told)})
     for what, is_shown in (("trainer (pid 7) has the device", True), ("backup (pid 42) has the device", False)):
         assert node_state.is_shown(there, KEYS, replace(FAILED, what=what)) is is_shown

@@ -31,7 +31,7 @@ load_record = "/run/own/record"
 
 
 def test_the_shipped_profiles_are_these() -> None:
-    assert set(profiles.builtin()) == {"ascend", "nvidia", "rebellions"}
+    assert set(profiles.builtin()) == {"amd", "ascend", "furiosa", "gaudi", "nvidia", "rebellions", "tenstorrent"}
     assert PROFILES["ascend"].strategy is Strategy.REBOOT
     assert PROFILES["rebellions"].strategy is Strategy.IN_PLACE
 
@@ -69,11 +69,11 @@ def test_a_small_profile_is_enough() -> None:
         ('name = "own"', "name = own", "is not TOML"),
         ('name = "own"', 'nmae = "own"', "unknown key nmae"),
         ('name = "own"', "", "name is missing"),
-        ('name = "own"', "name = 1", "name is 1, expected a text"),
+        ('name = "own"', "name = 1", "name is 1, expected letters, digits, dots and dashes"),
         ('strategy = "in-place"', 'strategy = "live"', "strategy is 'live', expected one of in-place, reboot"),
         ('journal = "example.com/journal"', "", "keys.journal is missing"),
         ('cordon = "example.com/cordon"', 'cordn = "x"', "unknown key keys.cordn"),
-        ('roots = ["own"]', "roots = []", "modules.roots is (), expected at least one"),
+        ('roots = ["own"]', "roots = []", "modules.roots is [], expected at least one"),
         ('roots = ["own"]', 'roots = "own"', "modules.roots is 'own', expected a list of texts"),
         ('roots = ["own"]', "roots = [1]", "modules.roots is [1], expected a list of texts"),
         ('"/run/own/state"', '"run/own/state"', "paths.state_file is 'run/own/state', expected an absolute path"),
@@ -82,7 +82,7 @@ def test_a_small_profile_is_enough() -> None:
         ("[keys]", "probe = 1\n[keys]", "probe is 1, expected a table"),
         ('"/run/own/driver"', '"/"', "paths.driver_root is '/', expected a folder of the driver's own"),
         ('"/run/own/driver"', '"/run"', "paths.driver_root is '/run', expected a folder of the driver's own"),
-        ('"/run/own/driver"', '""', "paths.driver_root is '', expected an absolute path"),
+        ('"/run/own/driver"', '""', "paths.driver_root is '', expected a folder of the driver's own"),
         ('"/run/own/state"', '""', "paths.state_file is '', expected an absolute path"),
         ('"/run/own/record"', '""', "paths.load_record is '', expected an absolute path"),
         ('state_file = "/run/own/state"', "", "paths.state_file is missing"),
@@ -100,14 +100,18 @@ def test_a_small_profile_is_enough() -> None:
             '[paths]\ndevice_nodes_made_by = "udev"',
             "paths.device_nodes_made_by is 'udev', expected one of module, user-space",
         ),
-        ("[modules]", '[modules]\nown = ["*"]', "modules is '*'"),
+        ("[modules]", '[modules]\nown = ["*"]', "modules.own is '*', expected a module name"),
         ("[keys]", 'host_services = ["/etc"]\n[keys]', "host_services is '/etc'"),
         (
             "[keys]",
             '[upgrade_metrics]\ndone = "a-b"\n[keys]',
-            "upgrade_metrics is 'a-b', expected the name of a metric",
+            "upgrade_metrics.done is 'a-b', expected the name of a metric",
         ),
-        ("[keys]", '[upgrade_metrics]\ndone = "driver_manager_x"\n[keys]', "upgrade_metrics is 'driver_manager_x'"),
+        (
+            "[keys]",
+            '[upgrade_metrics]\ndone = "driver_manager_x"\n[keys]',
+            "upgrade_metrics.done is 'driver_manager_x'",
+        ),
         ("[keys]", '[upgrade_metrics]\ndone = "a"\nfailed = "a"\n[keys]', "expected a different name for each"),
         ('name = "own"', 'name = "o wn"', "name is 'o wn', expected letters, digits, dots and dashes"),
         ("[keys]", "container_unloads = 1\n[keys]", "container_unloads is 1, expected true or false"),
@@ -143,6 +147,26 @@ def test_a_profile_says_who_makes_the_device_nodes_and_the_module_does_unless_it
 def test_a_marker_is_enough_where_somebody_else_reboots() -> None:
     text = GOOD.replace("in-place", "reboot").replace("[paths]", '[paths]\nreboot_marker = "/var/lib/own/marker"')
     assert profiles.parse(text, "own.toml").strategy is Strategy.REBOOT
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('mode_key = "mode"\nmode_value = "vm"', "passthrough.mode_key is 'mode', expected a key"),
+        ('mode_key = "example.com/mode"', "passthrough.mode_value is '', expected a value where mode_key is given"),
+        ('mode_value = "vm"', "passthrough.mode_value is 'vm', expected a value where mode_key is given"),
+        ('resources = ["example.com/*"]', "passthrough.resources is 'example.com/*', expected a pattern"),
+        ('auxiliary = ["audio"]', "passthrough.auxiliary is 'audio', expected four lower-case"),
+        ("[paths.passthrough]", "unknown key"),
+        (
+            'mode_key = "example.com/mode"\nmode_value = "vm"\n[deploy]\non_unless_false = ["example.com/mode"]',
+            "deploy.on_unless_false is 'example.com/mode', expected a key that has no other meaning",
+        ),
+    ],
+)
+def test_a_passthrough_that_would_do_harm_is_refused(table: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        profiles.parse(f"{GOOD}\n[passthrough]\n{table}\n", "own.toml")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.run_figures import RunFigures, RunReport, RunTally, decode, encode, families
+from driver_manager.domain.window import Part, Window
+from tests.fakes.windows import WINDOWS
+
+SINCE_WINDOWS = {"windows", "windowSeconds", "window"}
+"""Fields that earlier versions did not write."""
 
 NAMES = st.sampled_from(["unload modules", "wait for operands", "give back"])
 SECONDS = st.floats(0, 1e6).map(lambda seconds: round(seconds, 3))
@@ -25,6 +30,7 @@ RUNS = st.builds(
     is_held=st.booleans(),
     requests=st.integers(0, 50),
     retries=st.integers(0, 50),
+    window=st.none() | WINDOWS,
 )
 
 
@@ -91,13 +97,17 @@ def test_counters_are_sums_and_the_last_run_is_the_last(runs: list[RunReport]) -
     assert sum(figures.steps.values()) == sum(len(run.steps) for run in runs)
     assert sum(figures.step_seconds.values()) == pytest.approx(sum(sum(run.steps.values()) for run in runs))
     assert figures.last == (runs[-1] if runs else None)
+    over = [run.window for run in runs if run.window is not None and not run.window.is_open]
+    assert figures.windows == len(over)
+    assert figures.window_seconds == pytest.approx(sum(window.seconds for window in over))
 
 
 @given(st.lists(RUNS, max_size=6))
 def test_what_is_written_is_read_again(runs: list[RunReport]) -> None:
     figures = after(*runs)
     again = decode(encode(figures))
-    assert replace(again, step_seconds={}) == replace(figures, step_seconds={})
+    told = replace(figures.last, window=None) if figures.last is not None else None
+    assert replace(again, step_seconds={}) == replace(figures, step_seconds={}, last=told)
     assert again.step_seconds == pytest.approx(figures.step_seconds, abs=0.001)
     assert encode(figures).count("\n") == 1
 
@@ -112,7 +122,7 @@ def test_a_newer_version_and_wrong_fields_are_no_figures() -> None:
     body = json.loads(text)
     for key, value in (("schema", 2), ("runs", {"0": -1}), ("runs", []), ("holds", "x"), ("stepSeconds", {"a": "b"})):
         assert decode(json.dumps({**body, key: value})) == RunFigures(), key
-    for key in body.keys() - {"last"}:
+    for key in body.keys() - {"last", *SINCE_WINDOWS}:
         assert decode(json.dumps({name: value for name, value in body.items() if name != key})) == RunFigures(), key
 
 
@@ -135,6 +145,45 @@ def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
     for step, seconds in last.steps.items():
         assert found[("run_last_step_seconds", step)] == seconds
         assert found[("run_steps_total", step)] == figures.steps[step]
+
+
+def test_figures_of_an_earlier_version_have_no_window() -> None:
+    body = json.loads(encode(ended(5, 0)))
+    found = decode(json.dumps({key: value for key, value in body.items() if key not in SINCE_WINDOWS}))
+    assert (found.windows, found.window_seconds, found.window) == (0, 0.0, None)
+    assert found.runs == {"5": 1, "0": 1}
+
+
+def test_the_last_window_is_published_and_counts_once_it_is_over() -> None:
+    left = Window(100.0, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
+    figures = after(RunReport(0, 104.0, 4.0, window=left))
+    assert sampled(figures) == {
+        ("windows_total",): 0,
+        ("window_seconds_total",): 0,
+        ("window_open",): 1,
+        ("window_last_seconds",): 4,
+        ("window_last_part_seconds", "unload"): 4,
+    }
+    figures = figures.with_window(left.ended_by_container(111.0, 113.0, 160.0))
+    assert sampled(figures) == {
+        ("windows_total",): 1,
+        ("window_seconds_total",): 13,
+        ("window_open",): 0,
+        ("window_last_seconds",): 13,
+        ("window_last_part_seconds", "unload"): 4,
+        ("window_last_part_seconds", "install"): 7,
+        ("window_last_part_seconds", "probe"): 2,
+    }
+
+
+def sampled(figures: RunFigures) -> dict[tuple[str, ...], float]:
+    """The samples of the window's families."""
+    return {
+        (sample.name.removeprefix("driver_manager_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(exposition(families(figures)))
+        for sample in family.samples
+        if "window" in sample.name
+    }
 
 
 def test_before_the_first_run_of_a_boot_there_is_nothing_to_publish() -> None:

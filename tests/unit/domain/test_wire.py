@@ -14,16 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain import failure, journal, markers, reboot_wish
+from driver_manager.domain import bindings, failure, generation, journal, markers, reboot_wish
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health import record as health_record
 from driver_manager.domain.health.machine import History
+from driver_manager.domain.pods import client_record
 from driver_manager.domain.reboot import record, slots
 from driver_manager.domain.wire import Fields, Form
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DOCUMENTS: dict[str, tuple[Form, Callable[[str], Any]]] = {
+    "bindings": (bindings.FORM, bindings.decode),
+    "clients": (client_record.FORM, client_record.decode),
     "failure": (failure.FORM, failure.decode),
+    "generation": (generation.FORM, generation.decode),
     "journal": (journal.FORM, journal.decode),
     "marker": (markers.FORM, markers.decode),
     "rebooter": (record.FORM, record.decode),
@@ -89,7 +93,8 @@ def test_a_newer_document_is_refused_in_the_same_words_and_asks_for_a_newer_mana
     with pytest.raises(form.unreadable) as caught:
         form.read(json.dumps(body))
     assert caught.value.what.startswith(
-        f"{form.name} cannot be read: version 2 is newer than this driver-manager, which knows up to 1"
+        f"{form.name} cannot be read: version {form.version + 1} is newer than this driver-manager, "
+        f"which knows up to {form.version}"
     )
     assert "at least as new" in caught.value.remedy
     assert caught.value.exit_code is ExitCode.USAGE

@@ -83,15 +83,15 @@ def test_waves_are_approved_ahead_and_only_as_far_as_is_said() -> None:
 @pytest.mark.parametrize(
     ("facts", "wave", "what", "remedy"),
     [
-        (gated(False, False), None, NOTHING_WAITS, "No wave to come asks for one."),
-        (gated(True, False, done=""), None, NOTHING_WAITS, "Approve ahead with --wave 2."),
-        (gated(True, False, done="ab"), None, NOTHING_WAITS, "No wave to come asks for one."),
-        (gated(False, True), None, NOTHING_WAITS, "No wave to come asks for one."),
+        (gated(False, False), None, NOTHING_WAITS, "No later wave needs one."),
+        (gated(True, False, done=""), None, NOTHING_WAITS, "To approve ahead of time, use --wave 2."),
+        (gated(True, False, done="ab"), None, NOTHING_WAITS, "No later wave needs one."),
+        (gated(False, True), None, NOTHING_WAITS, "No later wave needs one."),
         (gated(True, False), 3, "there is no wave 3", "The waves are: 1 (wave-a), 2 (wave-b)."),
-        (gated(True, False), 1, "wave 1 waits for no approval", ""),
-        (gated(False, True, False, done=""), 2, "wave 2 waits for no approval", ""),
+        (gated(True, False), 1, "wave 1 does not wait for an approval", ""),
+        (gated(False, True, False, done=""), 2, "wave 2 does not wait for an approval", ""),
         (gated(True, False, wishes=Wishes(NEW, 2)), 2, "wave 2 is approved already for revision new", ""),
-        (gated(True, False, wishes=Wishes(NEW, 2)), None, NOTHING_WAITS, "No wave to come asks for one."),
+        (gated(True, False, wishes=Wishes(NEW, 2)), None, NOTHING_WAITS, "No later wave needs one."),
         (replace(gated(True, False), daemon_set=None), None, "the rollout does nothing now: DaemonSet driver", ""),
     ],
 )
@@ -117,9 +117,9 @@ def failed(**said: Any) -> Fleet:
 def test_a_failed_node_begins_again_and_it_is_told_when() -> None:
     request = asking.retry_nodes(failed(), NOW_S, ["a", "a"])
     assert [one.name for one in request.nodes] == ["a"]
-    assert request.did == ("node a may try once more, begins now",)
+    assert request.did == ("node a is retried: starts now",)
     paused = asking.retry_nodes(failed(policy=policy(paused=True)), NOW_S, ["a"])
-    assert paused.did[0].startswith("node a may try once more, failureThreshold is 1")
+    assert paused.did[0].startswith("node a is retried: failureThreshold is 1")
     assert begun(request.after) == ["a"]
 
 
@@ -143,14 +143,14 @@ def test_a_node_that_has_not_failed_is_not_retried(name: str, what: str) -> None
 
 def test_one_more_attempt_is_not_asked_for_twice() -> None:
     once = asking.retry_nodes(failed(), NOW_S, ["a"]).after
-    refused(lambda: asking.retry_nodes(once, NOW_S, ["a"]), "a: one more attempt was asked for already")
+    refused(lambda: asking.retry_nodes(once, NOW_S, ["a"]), "a: a retry was already asked for")
 
 
 def test_a_failed_revision_may_be_tried_again_once_it_is_asked_for() -> None:
     facts = fleet([node("a")], memory=replace(GOOD, failed=(NEW,)))
     assert asking.outlook_after(asking.retry_revision(facts, NOW_S), NOW_S).phase is Phase.PROGRESSING
     again = asking.retry_revision(facts, NOW_S).after
-    refused(lambda: asking.retry_revision(again, NOW_S), "revision new may be tried again already")
+    refused(lambda: asking.retry_revision(again, NOW_S), "revision new may already be retried")
     going = replace(facts, memory=replace(facts.memory, undo_from=NEW, undo_to=OLD))
     refused(lambda: asking.retry_revision(going, NOW_S), "the rollout goes back from revision new now")
 
@@ -181,7 +181,7 @@ def test_undo_without_a_way_back_is_refused() -> None:
     refused(lambda: asking.undo(none, NOW_S, "9", "w"), "there is no revision 9")
     refused(lambda: asking.undo(none, NOW_S, "2", "w"), "revision new is the target already")
     going = failed(memory=replace(GOOD, undo_from=NEW, undo_to=OLD))
-    refused(lambda: asking.undo(going, NOW_S, "", "w"), "goes back from revision new to old already")
+    refused(lambda: asking.undo(going, NOW_S, "", "w"), "already goes back from revision new to old")
 
 
 def test_a_rollout_that_stands_aside_heeds_no_wish() -> None:

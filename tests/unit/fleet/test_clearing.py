@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.fleet.acts import CreatePod, DeletePod, MarkNode, Place, RestartPod
+from driver_manager.domain.fleet.acts import CreatePod, DeletePod, MarkNode, Phase, Place, RestartPod
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.clearing import AGAIN_S
 from driver_manager.domain.fleet.model import Fleet, FleetNode, OnHalt, Policy, Revision, Task, TaskPod, UpgradeState
@@ -206,6 +206,18 @@ def test_a_node_whose_revision_is_taken_back_gets_back_what_it_had(cleared_by: s
     assert isinstance(due, RestartPod), "one more attempt with the revision that it has"
 
 
+def test_what_a_run_has_left_taken_is_not_done_because_its_driver_serves() -> None:
+    back = (*REVISIONS[::2], Revision("driver-old", OLD, 4, TEMPLATE))
+    stranded = node("a", FAILED, is_taken_by_run=True, driver_state=NodeState.UPGRADING)
+    assert acts(facts(stranded, revisions=back)) == []
+    shown = advance(facts(stranded, revisions=back), NOW_S).outlook
+    assert shown.phase is Phase.WAITING_FOR_NODES
+    assert "`driver-manager restore` releases it" in shown.message
+    (mark,) = acts(facts(replace(stranded, is_taken_by_run=False), revisions=back))
+    assert isinstance(mark, MarkNode)
+    assert mark.state is DONE
+
+
 def test_the_driver_pod_of_a_cleared_node_waits_for_its_kubelet_and_not_for_ever() -> None:
     away = taken(is_taken_by_run=True, cleared_by=clear().uid, is_ready=False)
     assert acts(facts(away, clear())) == []
@@ -247,7 +259,7 @@ def test_without_the_means_the_node_fails_with_the_reason() -> None:
     assert mark.record is not None
     assert "no init container" in mark.record.reason
     found = facts(taken(), unmade="may not create pods")
-    assert views(found)["a"].reason == "is to be cleared: may not create pods"
+    assert views(found)["a"].reason == "will be cleared: may not create pods"
     (mark,) = acts(found, BEGAN_S + policy().node_timeout_s)
     assert isinstance(mark, MarkNode)
     assert mark.state is FAILED
@@ -297,6 +309,7 @@ def all_is_well(world: ClearingWorld) -> None:
     assert not [name for name, one in world.machines.items() if one.facts.is_taken_by_run]
 
 
+@pytest.mark.long
 @given(policies, events)
 @settings(max_examples=60)
 def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end(

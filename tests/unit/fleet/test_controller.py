@@ -12,7 +12,7 @@ from driver_manager.domain.errors import ApiRefused, Terminated
 from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
 from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.fleet.model import Fleet
-from driver_manager.fleet_ports import FactKind
+from driver_manager.ports.fleet import FactKind
 from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
 from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
 
@@ -278,7 +278,7 @@ def test_a_refused_pod_is_asked_for_seldom_and_said_to_everybody() -> None:
     run.idle_for(300.0)
     assert run.killer.calls.count("create pod") <= 11
     message = scene.rollout()["status"]["conditions"][0]["message"]
-    assert message == f"no preflight can be made: {REFUSED.what}"
+    assert message == f"the preflight cannot run: {REFUSED.what}"
     run.cluster.refuse = lambda _: None
     run.until_complete(new)
     check_each_once(scene, new)

@@ -16,7 +16,7 @@ from driver_manager.adapters.kube.leadership import LeaseLeadership
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.fleet.acts import Act, Announce, FleetDecision, MarkNode, RestartPod
 from driver_manager.domain.fleet.model import Fleet
-from driver_manager.fleet_ports import FactKind
+from driver_manager.ports.fleet import FactKind
 from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet, killed_again_and_again
 from tests.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FleetScene
 from tests.fakes.lease_api import LeaseApi
@@ -31,6 +31,7 @@ def upgrading(nodes: int = 4, **spec: object) -> tuple[FleetScene, str]:
     return scene, scene.set_driver("driver:2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preflight", ["off", "require"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_killed_at_every_effect_the_next_one_goes_on_and_no_pod_is_restarted_twice(after: bool, preflight: str) -> None:
@@ -45,6 +46,7 @@ def test_killed_at_every_effect_the_next_one_goes_on_and_no_pod_is_restarted_twi
     assert effect >= 6, "two marks and a restart of each node, at least"
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12))
 def test_killed_again_and_again_every_node_comes_to_the_new_revision_by_one_restart(
     kills: list[tuple[int, bool]],
@@ -137,7 +139,7 @@ def test_a_node_under_way_whose_end_cannot_be_noted_is_shown_with_the_reason() -
     run.cluster.refuse = lambda what: REFUSED if what.startswith("patch node") else None
     run.until(lambda: scene.serving().get("node-0") == new, "it serves")
     run.idle_for(120.0)
-    assert shown(scene, "underWay") == {"node-0": f"cannot go on: {REFUSED.what}"}
+    assert shown(scene, "underWay") == {"node-0": f"cannot continue: {REFUSED.what}"}
     run.cluster.refuse = lambda _: None
     run.until_complete(new)
 
@@ -332,7 +334,7 @@ def test_a_lease_that_cannot_be_read_is_said_once_and_stops_every_act() -> None:
     run.idle_for(300.0)
     assert run.cluster.writes == []
     assert [line for line in run.reporter.warnings if line.startswith("the Lease")] == [
-        "the Lease: the API server did not answer usefully. Check it."
+        "the Lease: the API server gave no usable answer. Check it."
     ]
     lead.error, lead.is_sure = None, True
     run.until(lambda: set(scene.serving().values()) == {new}, "all serve it")
@@ -363,6 +365,7 @@ def test_two_controllers_that_both_believe_to_lead_restart_no_pod_twice() -> Non
     check_each_once(scene, new)
 
 
+@pytest.mark.long
 @given(st.data())
 def test_controllers_that_lead_in_turn_by_the_lease_never_restart_a_pod_twice(data: st.DataObject) -> None:
     scene, new = upgrading(4)

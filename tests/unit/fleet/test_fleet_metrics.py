@@ -210,7 +210,7 @@ def test_a_vendor_without_such_an_operator_has_no_such_metrics() -> None:
 def test_it_is_ready_while_it_does_its_work_be_it_to_stand_by(endpoint: FleetEndpoint) -> None:
     assert endpoint.respond("/readyz", "").status == 503, "it has not looked yet"
     endpoint.publish(FleetReport(leads=False, why_not_ready=""))
-    assert (endpoint.respond("/readyz", "").status, endpoint.respond("/readyz", "").body) == (200, b"stands by\n")
+    assert (endpoint.respond("/readyz", "").status, endpoint.respond("/readyz", "").body) == (200, b"standing by\n")
     endpoint.publish(report(counted(some())))
     assert endpoint.respond("/readyz", "").body == b"leads\n"
     endpoint.publish(FleetReport(leads=True, why_not_ready="no answer"))

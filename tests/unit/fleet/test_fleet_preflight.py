@@ -267,7 +267,7 @@ def test_without_a_pod_to_make_it_stalls_or_goes_without() -> None:
         seen = views(going)["a"].preflight
         assert seen is not None
         assert why in seen.reason
-    assert made(facts("a", unmade="may not create pods")) == ["a"], "it is tried again"
+    assert made(facts("a", unmade="may not create pods")) == ["a"], "it is retried"
 
 
 def test_a_unit_that_goes_together_waits_for_each_of_its_results() -> None:

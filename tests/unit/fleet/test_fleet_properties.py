@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(
     live_through(rules, story)
 
 
+@pytest.mark.long
 def test_the_same_in_stories_that_are_the_same_every_time() -> None:
     dice = random.Random(1)  # noqa: S311  # the same at every run
     for _ in range(80):
@@ -96,6 +98,7 @@ LACKS_AN_ANSWER: Story = [
 """A node fails for a target that is none any more by then, and has the new one."""
 
 
+@pytest.mark.long
 @example(
     Policy(
         "driver",
@@ -123,6 +126,7 @@ def test_facts_that_are_late_break_no_promise_either(rules: Policy, story: Story
     bring_to_its_end(world)
 
 
+@pytest.mark.long
 @given(policies, events)
 def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Policy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
@@ -175,6 +179,7 @@ def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: Policy, sur
     check_quiet(world)
 
 
+@pytest.mark.long
 @given(policies)
 @settings(max_examples=25)
 def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: Policy) -> None:

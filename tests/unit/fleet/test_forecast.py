@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.forecast import Expected, Forecast, plan
 from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, Units, UpgradeState, Wave, Wishes
 from driver_manager.domain.reboot import windows
+from driver_manager.domain.window import Window
 from tests.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
@@ -48,7 +50,7 @@ def offsets(forecast: Forecast) -> dict[str, float | None]:
 def test_each_waiting_node_has_its_wave_its_turn_and_its_reason() -> None:
     found = plan(fleet([node("b"), node("a"), node("c")], policy=policy(waves=TWO)), NOW_S)
     assert found.nodes == (
-        Expected("a", 1, 1, "begins now"),
+        Expected("a", 1, 1, "starts now"),
         Expected("b", 2, 2, "waits for wave 1 (canary) to end"),
         Expected("c", 2, 3, "waits for wave 1 (canary) to end"),
     )
@@ -62,6 +64,23 @@ def test_what_a_node_takes_is_the_median_of_those_that_are_done() -> None:
     assert plan(of([*nodes[:3], done("e", 300.0)]), NOW_S).typical_s == 250.0
     assert plan(of([done("a", 50.0, revision=OLD)]), NOW_S).typical_s == 50.0
     assert plan(of([done("a", -50.0)]), NOW_S).typical_s is None
+
+
+def test_how_long_users_are_without_their_device_is_the_median_of_the_windows_that_are_over() -> None:
+    def shown(name: str, seconds: float, *, is_open: bool = False, later_s: float = 1.0, **said: Any) -> FleetNode:
+        one = done(name, 100.0, **said)
+        assert one.record is not None
+        return replace(one, window=Window(one.record.began_s + later_s, seconds, is_open=is_open))
+
+    nodes = [shown("a", 4.0), shown("b", 9.0), shown("c", 5.0)]
+    others = [
+        shown("d", 0.1, is_open=True),
+        shown("e", 0.1, later_s=-500.0),
+        shown("f", 0.1, revision=OLD),
+        done("g", 100.0),
+    ]
+    assert plan(of([*nodes, *others]), NOW_S).window_s == 5.0
+    assert plan(of(others), NOW_S).window_s is None
 
 
 def test_one_after_the_other_where_one_goes_at_a_time() -> None:

@@ -93,7 +93,7 @@ CASES = {
     "held-before-the-pod-is-there": Case(node("a", RESTART, driver_state=NodeState.HELD), None, None, "waits for"),
     "reboot": Case(node("a", RESTART, driver_state=NEEDS_REBOOT), STARTING, REBOOT),
     "reboot-of-a-ready-driver": Case(node("a", VALIDATION, driver_state=NEEDS_REBOOT), new_pod("a"), REBOOT),
-    "reboot-noted": Case(node("a", REBOOT, driver_state=NEEDS_REBOOT), STARTING, None, "has to approve"),
+    "reboot-noted": Case(node("a", REBOOT, driver_state=NEEDS_REBOOT), STARTING, None, "to approve its reboot"),
     "reboot-of-a-node-whose-boot-is-not-known": Case(
         node("a", RESTART, driver_state=NEEDS_REBOOT, record=record(boot_id="")), STARTING, REBOOT
     ),
@@ -120,7 +120,7 @@ CASES = {
     "not-valid-for-long-and-not-ready-again": Case(late(VALIDATION), STARTING, FAILED, "within 10 min"),
     "wrong-revision": Case(node("a", RESTART), new_pod("a", OLD), FAILED, "has revision old, not new"),
     "wrong-revision-starting": Case(node("a", RESTART), new_pod("a", OLD, is_ready=False), None, "ready"),
-    "revision-not-seen": Case(node("a", RESTART), new_pod("a", OTHER), None, "other, which is not seen yet"),
+    "revision-not-seen": Case(node("a", RESTART), new_pod("a", OTHER), None, "other, which is not known yet"),
     "revision-never-seen": Case(
         late(RESTART), new_pod("a", OTHER), FAILED, "not done within 30 min: its new driver pod"
     ),

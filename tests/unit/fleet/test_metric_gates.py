@@ -111,7 +111,7 @@ WAITS: dict[str, tuple[Answers | None, str]] = {
     "not-answered": ({}, "waits for metric errors: no answer yet"),
     "nobody-asks": (None, "waits for metric errors: the controller asks for it"),
     "unknown": (said(None, problem="the query returns nothing"), "waits for metric errors: the query returns nothing"),
-    "too-much": (said(2.5), "waits for metric errors: it is 2.5, and has to be at most 2"),
+    "too-much": (said(2.5), "waits for metric errors: it is 2.5, and must be at most 2"),
     "asked-too-early": (said(0.0, NOW_S - 31.0), "no answer yet"),
     "too-old": (said(0.0, NOW_S - MAX_AGE_S), "no answer yet"),
     "from-the-future": (said(0.0, NOW_S + MAX_AGE_S), "no answer yet"),
@@ -133,7 +133,7 @@ def test_a_node_that_waits_for_too_long_has_failed_with_the_last_reason() -> Non
     late = marks(facts(said(2.5), since_s=600.0))["a"]
     assert late.state is FAILED
     assert late.record is not None
-    assert late.record.reason.endswith("waits for metric errors: it is 2.5, and has to be at most 2")
+    assert late.record.reason.endswith("waits for metric errors: it is 2.5, and must be at most 2")
 
 
 PASSES = {"at-most": (ALL, 2.0), "far-below": (ALL, -1e9), "at-least": (MINE, 1.0), "far-above": (MINE, 1e9)}
@@ -146,7 +146,7 @@ def test_one_number_within_its_bounds_is_a_pass(gate: MetricGate, value: float, 
 
 
 def test_a_number_below_the_least_is_none() -> None:
-    assert "it is 0.5, and has to be at least 1" in views(facts(said(0.5, gate=MINE), MINE))["a"].reason
+    assert "it is 0.5, and must be at least 1" in views(facts(said(0.5, gate=MINE), MINE))["a"].reason
 
 
 def test_it_is_asked_only_after_the_delay_and_the_answer_of_another_node_is_no_shortcut() -> None:

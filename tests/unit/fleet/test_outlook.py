@@ -201,7 +201,7 @@ def test_a_retry_is_the_way_out_of_a_halt_and_takes_nobody_else_along() -> None:
     nodes = [replace(ONE_FAILED[0], wants_retry=True), node("b")]
     facts = of(nodes, policy=policy(max_parallel=0))
     assert begun(facts) == ["a"]
-    assert views(facts)["a"].reason == "begins now"
+    assert views(facts)["a"].reason == "starts now"
 
 
 @pytest.mark.parametrize("rules", [{"paused": True}, {"schedule": "closed"}])

@@ -63,7 +63,7 @@ CASES = {
     "its-runs-go-on-after-it-failed": Case(
         node("a", FAILED, record=record(revision=OLD), driver_state=NodeState.UPGRADING), pod("a"), Place.WAITING
     ),
-    "taken": Case(node("a", RESTART), pod("a"), Place.UNDER_WAY, "its driver pod is to be deleted"),
+    "taken": Case(node("a", RESTART), pod("a"), Place.UNDER_WAY, "its driver pod will be deleted"),
     "taken-and-its-label-removed-before-anything-was-done": Case(node("a", record=record()), pod("a"), Place.WAITING),
     "taken-and-its-label-removed-since": Case(node("a", record=record()), NOT_READY, Place.UNDER_WAY, "ready"),
     "failed": Case(node("a", FAILED, record=record(reason="x broke")), pod("a"), Place.FAILED, "x broke"),
@@ -81,7 +81,7 @@ CASES = {
     ),
     "cordoned-by-somebody": Case(node("a", unschedulable=True), pod("a"), Place.LEFT_OUT, "cordoned"),
     "not-ready": Case(node("a", is_ready=False), pod("a"), Place.LEFT_OUT, "not Ready"),
-    "skipped": Case(node("a", is_skipped=True), pod("a"), Place.LEFT_OUT, "skip"),
+    "skipped": Case(node("a", is_skipped=True), pod("a"), Place.LEFT_OUT, "a label excludes it"),
     "operated": Case(node("a", is_operated=True), pod("a"), Place.LEFT_OUT, "operator"),
     "operated-in-the-middle": Case(node("a", RESTART, is_operated=True), NOT_READY, Place.LEFT_OUT, "operator"),
     "a-word-of-an-operator": Case(node("a", upgrade="drain-required"), pod("a"), Place.LEFT_OUT, "drain-required"),
@@ -94,7 +94,7 @@ CASES = {
     "done-by-an-operator": Case(node("a", upgrade=DONE.value), pod("a"), Place.WAITING),
     "an-unreadable-record": Case(node("a", record_problem="garbage"), new_pod("a"), Place.LEFT_OUT, "garbage"),
     "another-rollout": Case(node("a", RESTART, record=record(rollout="npu/x")), pod("a"), Place.LEFT_OUT, "npu/x"),
-    "a-run-at-work": Case(node("a", driver_state=NodeState.UPGRADING), pod("a"), Place.LEFT_OUT, "a run is at work"),
+    "a-run-at-work": Case(node("a", driver_state=NodeState.UPGRADING), pod("a"), Place.LEFT_OUT, "a run is working"),
     "an-old-pod-deleting": Case(node("a"), pod("a", is_deleting=True), Place.LEFT_OUT, "being deleted"),
     "failed-for-an-earlier-target-and-without-a-pod": Case(
         node("a", FAILED, record=record(revision=OLD)), None, Place.LEFT_OUT, "no driver pod"

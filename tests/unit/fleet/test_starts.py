@@ -53,7 +53,7 @@ def test_who_is_under_way_counts_whatever_for_and_whoever_has_failed_does_not() 
     facts = of(found, pods, max_parallel=2, failure_threshold=2)
     assert begun(facts) == ["c"]
     assert views(facts)["d"].reason == "waits for others to end: maxParallel is 2"
-    assert views(facts)["c"].reason == "begins now"
+    assert views(facts)["c"].reason == "starts now"
 
 
 def test_what_ends_in_this_decision_holds_its_place_until_that_is_noted() -> None:
@@ -147,6 +147,13 @@ def test_a_unit_goes_together_or_not_at_all() -> None:
 def test_what_is_left_out_of_a_unit_does_not_keep_the_others() -> None:
     found = [racked("a", "1", is_skipped=True), racked("b", "1"), racked("c", "1")]
     assert begun(of(found, max_parallel=2, units=TOGETHER)) == ["b", "c"]
+
+
+def test_a_unit_waits_for_its_node_that_cannot_be_taken() -> None:
+    found = [racked("a", "1"), racked("b", "1"), racked("c", "2")]
+    facts = replace(of(found, max_parallel=0, units=TOGETHER), blocked={"a": "may not patch nodes"})
+    assert begun(facts) == ["c"]
+    assert views(facts)["b"].reason == "waits for node a of its unit 1"
 
 
 @pytest.mark.parametrize(

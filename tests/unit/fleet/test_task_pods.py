@@ -16,7 +16,7 @@ from driver_manager.domain import selectors
 from driver_manager.domain.fleet.acts import CreatePod
 from driver_manager.domain.fleet.model import Fleet, Revision, Task
 from driver_manager.domain.fleet.task_pods import NOT_OF_PREFLIGHT, TASKS, PodMaker, TemplateUnusable
-from tests.deploy.kustomize import OVERLAYS, only, render
+from scripts.releasing.kustomize import OVERLAYS, only, render
 from tests.fakes.fleet_builders import NEW, fleet, node
 
 Json = dict[str, Any]
@@ -66,7 +66,7 @@ def made(template: Any = TEMPLATE, **said: Any) -> CreatePod:
 
 def container(manager: Json) -> Json:
     spec = {**TEMPLATE["spec"], "initContainers": [manager]}
-    (found,) = made({**TEMPLATE, "spec": spec}).body["spec"]["containers"]
+    found, *_ = made({**TEMPLATE, "spec": spec}).body["spec"]["containers"]
     return dict(found)
 
 
@@ -204,8 +204,10 @@ def test_a_template_that_runs_no_reconcile_is_refused(template: Any) -> None:
 def test_every_overlay_has_a_template_that_serves(overlay: str) -> None:
     template = only(render(overlay), "DaemonSet", _driver(overlay))["spec"]["template"]
     spec = made(template).body["spec"]
-    (found,) = spec["containers"]
+    found, *pulls = spec["containers"]
     assert found["args"][0] == "preflight"
+    known = [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
+    assert {one["image"] for one in pulls} == {one["image"] for one in known} - {found["image"]}
     assert {one["name"] for one in spec["volumes"]} == {one["name"] for one in found["volumeMounts"]}
 
 

@@ -189,6 +189,13 @@ def test_the_next_wave_waits_until_this_one_has_soaked() -> None:
     assert [wave.ended_s for wave in decision.outlook.waves] == [NOW_S - 60.0, None]
 
 
+def test_a_complete_rollout_whose_wave_soaks_looks_again_when_that_ends() -> None:
+    facts = of([done("a", since_s=NOW_S - 60.0), done("b", wave=0)], SOAKING)
+    decision = advance(facts, NOW_S)
+    assert (decision.outlook.phase, decision.outlook.wave, decision.again_s) == (Phase.COMPLETE, 1, NOW_S + 40.0)
+    assert advance(facts, NOW_S + 40.0).outlook.wave != 1
+
+
 def test_it_soaks_since_the_last_of_its_nodes_ended_well_or_not() -> None:
     two = (Wave("two", amount=Amount(2), soak_s=100.0), REST)
     found = [done("a", since_s=NOW_S - 90.0), done("b", since_s=NOW_S - 50.0), node("c")]
@@ -202,7 +209,7 @@ def test_a_clock_that_went_back_does_not_end_the_soak_time() -> None:
 
 
 def test_a_record_of_a_moment_that_no_calendar_shows_is_shown_all_the_same() -> None:
-    assert "no calendar" in views(of([done("a", since_s=1e18), node("b")], SOAKING))["b"].reason
+    assert "an unknown time" in views(of([done("a", since_s=1e18), node("b")], SOAKING))["b"].reason
 
 
 GATED = (replace(CANARY, needs_approval=True), REST)

@@ -24,7 +24,7 @@ from driver_manager.domain.fleet.model import (
 )
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.task_pods import TASKS
-from driver_manager.fleet_ports import (
+from driver_manager.ports.fleet import (
     Change,
     FactKind,
     FollowedDaemonSet,

@@ -97,9 +97,19 @@ def test_a_fault_counts_from_when_it_was_added() -> None:
     assert _met(script, GET, GET) == [[], [Drop()]]
 
 
+def test_a_fault_may_spare_evictions_that_are_only_rehearsed() -> None:
+    path = "/api/v1/namespaces/a/pods/b/eviction"
+    asked = ApiRequest("POST", path, body={"deleteOptions": {"preconditions": {"uid": "u"}}})
+    rehearsed = ApiRequest("POST", path, body={"deleteOptions": {"dryRun": ["All"]}})
+    patched = ApiRequest("PATCH", "/api/v1/nodes/n", body=[{"op": "test"}])
+    script = Script((Fault(Drop(), spares_dry_runs=True, times=ALWAYS),))
+    assert _met(script, rehearsed, asked, rehearsed, patched) == [[], [Drop()], [], [Drop()]]
+    assert _met(Script((Fault(Drop()),)), rehearsed) == [[Drop()]]
+
+
 SCRIPT = (
     Fault(Answer(429, retry_after_s=7, as_date=True), verb="watch", resource="pods", path="/n-[0-9]", nth=3, times=2),
-    Fault(Delay(0.5, applied=True), user="agent", times=ALWAYS),
+    Fault(Delay(0.5, applied=True), user="agent", times=ALWAYS, spares_dry_runs=True),
     Fault(ErrorEvent(Answer(500), after=1)),
     Fault(Certificate("strange", handshakes=ALWAYS)),
     Fault(Rotate("/run/token", "new")),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +51,7 @@ WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
         ("os.link", ("/h/a", "/h/b", -1, -1), "link /a"),
         ("os.kill", (123, 9), "os.kill (123, 9)"),
         ("os.system", (b"true",), "system true"),
-        ("os.fork", (), "os.fork ()"),
+        ("os.fork", (), ""),
         ("subprocess.Popen", ("rmmod", ["rmmod", "rebellions"], None, None), "run rmmod rebellions"),
         ("subprocess.Popen", ("x", ["/sbin/umount", "--", "/h/run/d"], None, None), "run umount -- /run/d"),
         ("subprocess.Popen", ("x", ["modinfo", "/h/a.ko"], None, None), ""),
@@ -85,6 +87,45 @@ def test_the_end_of_our_own_copy_is_no_effect_and_that_of_a_tool_is(argv: list[s
         ended = effect_of("os.kill", (pid, 9), AROUND)
         os.waitpid(pid, 0)
     assert ended == "", "nothing is left to be changed"
+
+
+THREE_WRITES = """
+import os, sys
+from driver_manager.adapters.process.forked import lines_within
+from tests.control_plane.sweep.launch import Order, Recorder
+
+def write(name):
+    os.close(os.open(name, os.O_WRONLY | os.O_CREAT))
+    return [name]
+
+host, *kill = sys.argv[1:]
+env = {"HOST_ROOT": host, "TMPDIR": f"{host}-own"}
+recorder = Recorder(Order((), env, "", f"{host}-own/err", f"{host}-own/effects", int(kill[0]), bool(kill[1])))
+sys.addaudithook(recorder)
+write(f"{host}/a")
+lines_within(60.0, lambda: write(f"{host}/b"))
+write(f"{host}/c")
+recorder.end()
+"""
+"""The second of its writes is done by a copy of the process, which closes whatever it has inherited."""
+
+
+@pytest.mark.parametrize(
+    ("kill_at", "after", "done"),
+    [(-1, "", "abc"), (0, "yes", "a"), (1, "", "a"), (1, "yes", "ab"), (2, "", "ab"), (2, "yes", "abc")],
+)
+def test_what_a_copy_of_the_process_does_is_an_effect_and_both_die_there(
+    tmp_path: Path, kill_at: int, after: str, done: str
+) -> None:
+    host, own = tmp_path / "host", tmp_path / "host-own"
+    host.mkdir()
+    own.mkdir()
+    argv = [sys.executable, "-c", THREE_WRITES, str(host), str(kill_at), after]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False)
+    assert ended.returncode == (0 if kill_at < 0 else -signal.SIGKILL), ended.stderr
+    assert "".join(sorted(path.name for path in host.iterdir())) == done
+    noted = [json.loads(line)[1] for line in (own / "effects").read_text().splitlines()]
+    assert noted == [f"write /{name}" for name in done]
 
 
 def test_a_name_in_an_open_folder_is_found_there(tmp_path: Path) -> None:
@@ -141,12 +182,15 @@ SOUND = Outcome(
     annotations={},
     is_cordoned=False,
     modules={"rebellions": "2.0.1"},
+    devices={"0000:c1:00.0": "driver rebellions, override "},
     files={"/run/state": "new"},
     mounts="",
     services=(),
     jobs=("gone",),
     bystander="Running",
     evicted={"u": 1},
+    restarts={"exporter": (1,)},
+    untold=(),
     interrupted=0,
     shown=("ready", 0),
 )
@@ -171,6 +215,7 @@ def found(wanted: Outcome, got: Outcome, uncovered: str = "", edits: Mapping[str
         (SOUND, replace(SOUND, shown=("upgrading", 0)), "wrong_states"),
         (SOUND, replace(SOUND, shown=("ready", 5)), "wrong_states"),
         (SOUND, replace(SOUND, modules={}), "wrong_drivers"),
+        (SOUND, replace(SOUND, devices={"0000:c1:00.0": "driver , override vfio-pci"}), "wrong_drivers"),
         (SOUND, replace(SOUND, files={"/run/state": "old"}), "wrong_drivers"),
         (SOUND, replace(SOUND, mounts="/run/driver"), "wrong_drivers"),
         (SOUND, replace(SOUND, services=("a.service",)), "wrong_drivers"),
@@ -178,6 +223,11 @@ def found(wanted: Outcome, got: Outcome, uncovered: str = "", edits: Mapping[str
         (SOUND, replace(SOUND, evicted={"other": 1}), "wrong_evictions"),
         (SOUND, replace(SOUND, bystander="gone"), "wrong_evictions"),
         (SOUND, replace(SOUND, jobs=("Running",)), "wrong_evictions"),
+        (SOUND, replace(SOUND, restarts={"exporter": (0,)}), "wrong_restarts"),
+        (SOUND, replace(SOUND, restarts={"exporter": (2,)}), "wrong_restarts"),
+        (SOUND, replace(SOUND, restarts={"exporter": (2, 1)}), "wrong_restarts"),
+        (SOUND, replace(SOUND, restarts={"exporter": (1, 0)}), "wrong_restarts"),
+        (SOUND, replace(SOUND, untold=("exporter-x",)), "wrong_restarts"),
         (SOUND, replace(SOUND, code=5), "wrong_exit_codes"),
     ],
 )
@@ -190,6 +240,11 @@ def test_an_administrators_edit_wins_and_an_uncovered_effect_is_a_failure() -> N
     assert found(SOUND, SOUND, edits={"a": "false"}) == ["lost_labels"]
     assert found(SOUND, replace(SOUND, labels={"a": "false"}), edits={"a": "false"}) == []
     assert found(SOUND, SOUND, uncovered="host: new") == ["uncovered_effects"]
+
+
+def test_a_client_is_restarted_once_for_the_driver_of_each_boot() -> None:
+    for restarts in ((0, 1), (1, 1)):
+        assert found(SOUND, replace(SOUND, restarts={"exporter": restarts})) == []
 
 
 def said(tree: HostTree, *argv: str) -> tuple[int, str, str]:

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.health.announce import announce
+from driver_manager.core.health.announce import announce, announce_window
 from driver_manager.core.node.cas import ATTEMPTS
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ManagerError
 from driver_manager.domain.health.notices import Notice
 from driver_manager.domain.health.wedge import NoticeKind
-from driver_manager.domain.node_state import LastOutcome, NodeState, encode
+from driver_manager.domain.node_state import LastOutcome, NodeState, encode, outcome_on
+from driver_manager.domain.window import Part, Window
 from tests.fakes.builders import PROFILE, node
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster
@@ -149,3 +150,28 @@ def test_killed_anywhere_the_next_one_ends_as_an_undisturbed_one(notice: Notice,
     killed.killer.revive()
     assert told(killed, notice) == told(undisturbed, notice)
     assert killed.posted == undisturbed.posted
+
+
+LEFT = Window(100.0, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
+
+
+@pytest.mark.parametrize(
+    ("there", "is_told"),
+    [
+        (LEFT, True),
+        (replace(LEFT, began_s=99.0), False),
+        (replace(LEFT, is_open=False), False),
+        (None, False),
+    ],
+    ids=["this one", "another", "over already", "none"],
+)
+def test_the_end_of_a_window_is_shown_where_the_node_has_it_open(there: Window | None, is_told: bool) -> None:
+    killer = Killer()
+    before = LastOutcome(NodeState.READY, 0, "done", digest="ab12", window=there)
+    cluster = FakeCluster(killer, FakeClock(killer), node({}, annotations={KEYS.last_outcome: encode(before)}))
+    over = LEFT.ended_by_container(110.0, 112.0, 160.0)
+    announce_window(cluster, RecordingReporter(), KEYS, over)
+    assert cluster.current is not None
+    now = outcome_on(cluster.current, KEYS)
+    assert now == (replace(before, window=over) if is_told else before)
+    assert len(cluster.patches) == is_told

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.core.health.loop import WatchPolicy
+from driver_manager.core.health.node_talk import WINDOW_TRIES
 from driver_manager.domain import markers
 from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health import record
@@ -14,6 +15,7 @@ from driver_manager.domain.health.surroundings import WRITER
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.model import DeviceVerdict, Health
+from driver_manager.domain.window import Part, Window
 from tests.fakes.health_world import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
 
 UPGRADE_TEXT = markers.encode(Marker(UPGRADE, "boot-1", writer="reconcile"))
@@ -70,7 +72,7 @@ def test_one_line_per_transition_and_not_per_probe() -> None:
         "done: write the recovery marker",
         "wedged → healthy: 1 device(s) OK",
         "done: remove the recovery marker",
-        "done: put the ready marker back",
+        "done: restore the ready marker",
     ]
     assert world.reporter.warnings == [
         "healthy → suspect(1): npu 0 chip 0 is Critical",
@@ -82,7 +84,10 @@ def test_one_line_per_transition_and_not_per_probe() -> None:
 def test_flapping_is_said_once_and_its_end_too() -> None:
     world = HealthWorld()
     world.turns(*[GOOD, BAD] * 10, *[GOOD] * 20)
-    assert [line for line in world.reporter.warnings if "flapping" in line] == ["flapping", "no longer flapping"]
+    assert [line for line in world.reporter.warnings if "driver health" in line] == [
+        "driver health is flapping",
+        "driver health is stable again",
+    ]
 
 
 @pytest.mark.parametrize("mute", ["is_reconciling", "not loaded", "not ready"])
@@ -141,7 +146,7 @@ def test_what_cannot_be_read_in_the_markers_place_is_said_once() -> None:
     world = HealthWorld()
     world.files[MARKER] = "garbage"
     world.turns(*[BAD] * 8)
-    assert len([line for line in world.reporter.warnings if "no recovery marker is written" in line]) == 1
+    assert len([line for line in world.reporter.warnings if "the recovery marker is not written" in line]) == 1
 
 
 def test_an_upgrade_marker_that_comes_in_place_of_ours_stays() -> None:
@@ -206,7 +211,7 @@ def test_a_record_that_cannot_be_written_keeps_nobody_from_watching() -> None:
     world.broken.add("remember")
     world.turns(GOOD, BAD, BAD, BAD)
     assert world.state == "wedged"
-    assert "a restart would forget what was seen" in world.reporter.warnings[0]
+    assert "a restart would lose the history" in world.reporter.warnings[0]
 
 
 def test_a_healthy_driver_costs_no_write() -> None:
@@ -260,7 +265,7 @@ def test_a_restart_keeps_a_suspicion_and_says_so() -> None:
     world.start()
     world.turns(BAD)
     assert world.state == "wedged"
-    assert f"going on as suspect(2): {BAD.reason}" in world.reporter.infos
+    assert f"continuing as suspect(2): {BAD.reason}" in world.reporter.infos
 
 
 def test_the_report_counts_samples_and_remembers_the_last_success() -> None:
@@ -306,3 +311,42 @@ def test_a_withdrawn_marker_alone_asks_for_no_reboot_until_a_probe_fails() -> No
     assert (world.state, world.has_request) == ("wedged", False)
     world.turns(BAD)
     assert world.has_request
+
+
+def test_the_drivers_return_is_noted_once_for_each_load_and_only_when_it_serves() -> None:
+    world = HealthWorld()
+    world.turns(BAD, UNKNOWN)
+    assert world.returns == 0
+    world.turns(GOOD, GOOD, BAD, GOOD)
+    assert world.returns == 1
+    world.loads += 1
+    world.turns(GOOD, GOOD)
+    assert world.returns == 2
+
+
+@pytest.mark.parametrize(("has_marker", "returns"), [(True, 1), (False, 0)])
+def test_where_no_tool_tells_the_ready_marker_tells_that_the_driver_is_back(has_marker: bool, returns: int) -> None:
+    world = HealthWorld()
+    if not has_marker:
+        world.files.clear()
+    world.turns(UNKNOWN, UNKNOWN)
+    assert world.returns == returns
+    world.turns(BAD, UNKNOWN)
+    assert world.returns == returns
+
+
+OVER = Window(100.0, 25.0, {Part.UNLOAD: 4.0, Part.INSTALL: 21.0})
+
+
+def test_the_end_of_a_window_is_said_and_the_node_told_of_it_once() -> None:
+    world = HealthWorld(has_node=True, window=OVER)
+    world.turns(GOOD, GOOD)
+    assert world.windows_told == [OVER]
+    said = "the driver is back: users were without the device for 25.0 s: unload 4.0 s, install 21.0 s"
+    assert said in world.reporter.infos
+
+
+def test_a_node_that_cannot_be_told_of_it_is_given_up_after_some_turns() -> None:
+    world = HealthWorld(has_node=True, window=OVER, broken={"tell window"})
+    world.turns(*[GOOD] * 6)
+    assert len(world.windows_told) == WINDOW_TRIES

@@ -105,8 +105,8 @@ def test_a_server_that_is_away_gets_the_notice_later_and_the_trouble_is_one_line
     world.broken.add("tell")
     world.turns(BAD, BAD, *[BAD] * 6)
     assert world.kinds == []
-    lines = [line for line in world.reporter.warnings if "was not told" in line]
-    assert lines == ["the Node was not told of DriverWedged: the API server does not answer; it is tried again"]
+    lines = [line for line in world.reporter.warnings if "was not reported" in line]
+    assert lines == ["DriverWedged was not reported on the Node: the API server does not answer; it is retried"]
     world.broken.clear()
     world.turns(*[BAD] * 20)
     assert world.kinds == [WEDGED]
@@ -118,7 +118,7 @@ def test_a_look_that_fails_is_no_news_of_a_recovery() -> None:
     world.broken.add("tell")
     world.turns(GOOD)
     (line,) = world.reporter.warnings
-    assert line.startswith("the Node was not asked whether it still shows a wedge of an earlier boot: ")
+    assert line.startswith("unknown whether the Node still shows a wedge of an earlier boot: ")
 
 
 def test_a_notice_is_given_up_after_its_tries_and_the_next_change_begins_anew() -> None:
@@ -130,9 +130,9 @@ def test_a_notice_is_given_up_after_its_tries_and_the_next_change_begins_anew() 
     assert len(tried) == TRIES
     waits = [later - earlier for earlier, later in pairwise(tried)]
     assert waits == sorted(waits)
-    said = [line for line in world.reporter.warnings if "was not told" in line]
+    said = [line for line in world.reporter.warnings if "was not reported" in line]
     assert len(said) == 2
-    assert said[-1].endswith("it is given up until the next change")
+    assert said[-1].endswith("not retried until the next change")
     world.broken.clear()
     world.turns(GOOD)
     assert world.kinds == [RECOVERED]

@@ -66,7 +66,9 @@ def test_a_time_is_read_as_rfc_3339_writes_it(text: str, until_s: float) -> None
     ],
 )
 def test_what_is_no_time_is_named_and_says_how_one_looks(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^the annotation x mutes nothing: .* is no time such as 2026") as caught:
+    with pytest.raises(
+        ValueError, match=r"^the annotation x does not mute health-watch: .* is not a time such as 2026"
+    ) as caught:
         mute.parsed(text, "the annotation x")
     assert len(str(caught.value)) < 200
 
@@ -77,7 +79,7 @@ def test_any_other_text_mutes_or_is_named(text: str) -> None:
         said = mute.parsed(text, "x").said
     except ValueError as error:
         said = str(error)
-    assert said == text.strip() or "mutes nothing" in said
+    assert said == text.strip() or "does not mute" in said
 
 
 def test_the_key_of_a_profile_follows_its_journal() -> None:
@@ -153,7 +155,7 @@ def test_the_node_is_told_of_a_mute_where_it_was_told_of_the_wedge(
     notice = notices.due(history, "boot")
     assert (notice.kind if notice else None) is kind
     if notice is not None:
-        assert notice.message == f"health-watch is {UNTIL.why}: what it had marked for the wedge is taken back"
+        assert notice.message == f"health-watch is {UNTIL.why}: what it had marked for the wedge is withdrawn"
 
 
 def test_a_restart_goes_on_muted() -> None:
@@ -255,15 +257,15 @@ def test_a_node_that_cannot_be_asked_mutes_nothing_and_is_one_line() -> None:
     world.turns(GOOD, *[BAD] * 20)
     assert world.state == "wedged"
     lines = [line for line in world.reporter.warnings if "mutes" in line]
-    assert lines == ["whether the Node mutes health-watch is not known: the API server does not answer"]
+    assert lines == ["unknown whether the Node mutes health-watch: the API server does not answer"]
 
 
 def test_garbage_on_the_node_is_said_once_and_mutes_nothing() -> None:
     world = watched()
-    world.node_mute = MuteAnswer(garbage="the annotation x mutes nothing: 'soon' is no time")
+    world.node_mute = MuteAnswer(garbage="the annotation x does not mute health-watch: 'soon' is not a time")
     world.turns(GOOD, *[BAD] * 20)
     assert world.state == "wedged"
-    assert [line for line in world.reporter.warnings if "mutes" in line] == [world.node_mute.garbage]
+    assert [line for line in world.reporter.warnings if "does not mute" in line] == [world.node_mute.garbage]
 
 
 def test_a_mute_in_the_past_mutes_nothing() -> None:
@@ -288,10 +290,10 @@ def test_a_file_on_the_host_mutes_at_once_without_any_node() -> None:
 
 
 def test_garbage_in_the_file_is_said_once_and_mutes_nothing() -> None:
-    world = HealthWorld(host_mute_problem="the file mutes nothing: 'soon' is no time")
+    world = HealthWorld(host_mute_problem="the file does not mute health-watch: 'soon' is not a time")
     world.turns(GOOD, BAD, BAD, BAD)
     assert world.state == "wedged"
-    assert world.reporter.warnings.count("the file mutes nothing: 'soon' is no time") == 1
+    assert world.reporter.warnings.count("the file does not mute health-watch: 'soon' is not a time") == 1
 
 
 @pytest.mark.parametrize("reason", ["is_reconciling", "not loaded"])

@@ -159,9 +159,9 @@ def test_a_row_of_the_process_table_is_no_chip() -> None:
         (-9, "", Health.UNKNOWN, "ended from outside"),
         (127, "", Health.UNKNOWN, "no output"),
         (126, "", Health.UNKNOWN, "no output"),
-        (0, "", Health.UNKNOWN, "did not print"),
+        (0, "", Health.UNKNOWN, "unexpected output"),
         (0, "There is no NPU card on this server.\n", Health.UNHEALTHY, "sees no device"),
-        (0, "\x00\xff\ufffd" * 1000, Health.UNKNOWN, "did not print"),
+        (0, "\x00\xff\ufffd" * 1000, Health.UNKNOWN, "unexpected output"),
     ],
 )
 def test_a_failure_is_read_by_its_code(status: int, out: str, health: Health, said: str) -> None:
@@ -187,10 +187,10 @@ THREE_CARDS = LISTED.replace("Total Count                    : 2", "Total Count 
         (LISTED, 2, Health.HEALTHY, "3 device(s) listed"),
         (LISTED, 4, Health.UNHEALTHY, "3 of 4 PCI devices seen"),
         (EMPTY_CARD, 1, Health.UNHEALTHY, "npu 32768 is without a chip"),
-        (THREE_CARDS, 1, Health.UNKNOWN, "did not print"),
-        (LISTED[: LISTED.rindex("Chip")], 1, Health.UNKNOWN, "did not print"),
+        (THREE_CARDS, 1, Health.UNKNOWN, "unexpected output"),
+        (LISTED[: LISTED.rindex("Chip")], 1, Health.UNKNOWN, "unexpected output"),
         ("Total Count : 0\n", 1, Health.UNHEALTHY, "sees no device"),
-        ("", 1, Health.UNKNOWN, "did not print"),
+        ("", 1, Health.UNKNOWN, "unexpected output"),
     ],
 )
 def test_the_list_tells_which_cards_answer(out: str, present: int, health: Health, said: str) -> None:

@@ -26,14 +26,14 @@ def smi(*states: str) -> str:
         (0, smi("normal", "error"), Health.UNHEALTHY, "rbln1 is error"),
         (0, smi("hang", "error"), Health.UNHEALTHY, "rbln0 is hang; rbln1 is error"),
         (0, smi(), Health.UNHEALTHY, "sees no device"),
-        (0, "", Health.UNKNOWN, "did not print"),
-        (0, "garbage", Health.UNKNOWN, "did not print"),
-        (0, "[]", Health.UNKNOWN, "did not print"),
-        (0, "null", Health.UNKNOWN, "did not print"),
-        (0, '{"devices": 1}', Health.UNKNOWN, "did not print"),
-        (0, '{"devices": [{"name": "rbln0"}]}', Health.UNKNOWN, "did not print"),
-        (0, '{"devices": ["rbln0"]}', Health.UNKNOWN, "did not print"),
-        (0, "[" * 100_000, Health.UNKNOWN, "did not print"),
+        (0, "", Health.UNKNOWN, "unexpected output"),
+        (0, "garbage", Health.UNKNOWN, "unexpected output"),
+        (0, "[]", Health.UNKNOWN, "unexpected output"),
+        (0, "null", Health.UNKNOWN, "unexpected output"),
+        (0, '{"devices": 1}', Health.UNKNOWN, "unexpected output"),
+        (0, '{"devices": [{"name": "rbln0"}]}', Health.UNKNOWN, "unexpected output"),
+        (0, '{"devices": ["rbln0"]}', Health.UNKNOWN, "unexpected output"),
+        (0, "[" * 100_000, Health.UNKNOWN, "unexpected output"),
         (184, smi("normal"), Health.UNHEALTHY, "last line"),
         (TIMED_OUT, smi("normal"), Health.UNHEALTHY, "last line"),
     ],
@@ -51,7 +51,7 @@ def test_the_exit_status_parser_reads_nothing_else(status: int, health: Health) 
 
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_hung_probe_is_a_failure(parser: str) -> None:
-    assert parse(parser, TIMED_OUT, smi("normal"), "no end after 20 s").health is Health.UNHEALTHY
+    assert parse(parser, TIMED_OUT, smi("normal"), "timed out after 20 s").health is Health.UNHEALTHY
 
 
 @given(st.sampled_from(sorted(PARSERS)), st.integers(-64, 255), st.text())
@@ -70,17 +70,17 @@ BOTH = ("0000:c1:00.0", "0000:c2:00.0")
 @pytest.mark.parametrize(
     ("status", "out", "health", "said"),
     [
-        (0, GPUS, Health.HEALTHY, "2 device(s) without remark"),
+        (0, GPUS, Health.HEALTHY, "2 device(s) without errors"),
         (0, GPUS.replace("33,", "[GPU requires reset],"), Health.UNHEALTHY, "gpu 1 is GPU requires reset"),
         (0, GPUS.replace("31,", "[Unknown Error],"), Health.UNHEALTHY, "gpu 0 is Unknown Error"),
         (0, GPUS.replace("31,", "ERR!,"), Health.UNHEALTHY, "gpu 0 is ERR!"),
         (0, GPUS.replace("31,", "[Not Supported],"), Health.HEALTHY, "2 device(s)"),
         (0, GPUS.splitlines(keepends=True)[0], Health.UNHEALTHY, "1 of 2 PCI devices seen; 0000:c2:00.0 missing"),
-        (0, GPUS[:-1], Health.UNKNOWN, "did not print"),
-        (0, GPUS[: GPUS.index("C2")], Health.UNKNOWN, "did not print"),
+        (0, GPUS[:-1], Health.UNKNOWN, "unexpected output"),
+        (0, GPUS[: GPUS.index("C2")], Health.UNKNOWN, "unexpected output"),
         (0, GPUS.replace("31,", "ERR!,")[:-10], Health.UNHEALTHY, "gpu 0 is ERR!"),
-        (0, "", Health.UNKNOWN, "did not print"),
-        (0, "garbage\n", Health.UNKNOWN, "did not print"),
+        (0, "", Health.UNKNOWN, "unexpected output"),
+        (0, "garbage\n", Health.UNKNOWN, "unexpected output"),
         (0, "No devices were found\n", Health.UNHEALTHY, "sees no device"),
         (2, "", Health.UNKNOWN, "exit status 2"),
         (12, "", Health.UNKNOWN, "exit status 12"),

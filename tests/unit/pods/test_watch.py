@@ -332,7 +332,7 @@ def test_where_pods_may_not_be_watched_they_are_looked_at_every_two_seconds_and_
     scene.wait()
     assert scene.clock.now == 1000.0 + 3 * POLL_S
     assert scene.killer.calls == ["pods", "watch", "pods", "pods", "pods"]
-    assert scene.reporter.warnings == ["refused to watch pods; looking every 2 s instead"]
+    assert scene.reporter.warnings == ["refused to watch pods; polling every 2 s instead"]
     assert scene.reporter.infos == ["pod rbln-system/a is gone, 1 left", "pod rbln-system/b is gone, 0 left"]
 
 
@@ -366,7 +366,7 @@ def test_a_node_that_may_not_be_watched_is_looked_at_too() -> None:
     wait = answer_wait(scene)
     assert wait.until_wanted(scene.cluster.node(), scene.deadline(60.0))
     assert scene.clock.now == 1000.0 + 2 * POLL_S
-    assert scene.reporter.warnings == ["refused to watch nodes; looking every 2 s instead"]
+    assert scene.reporter.warnings == ["refused to watch nodes; polling every 2 s instead"]
 
 
 @pytest.mark.parametrize(("count", "said"), [(10, None), (11, "; and 1 more"), (500, "; and 490 more")])

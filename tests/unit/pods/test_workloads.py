@@ -16,6 +16,7 @@ from driver_manager.domain.pods.workloads import (
     EVICT_HOLDERS,
     FORCE_IT,
     MIRROR,
+    RESTART_IT,
     USE_LABEL,
     NodePods,
     PodAction,
@@ -150,7 +151,7 @@ def test_a_resource_and_a_claim_are_both_told() -> None:
     one = judged(pod, claims=(OURS,))
     assert one.uses == "requests rebellions.ai/ATOM, rebellions.ai/REBEL and holds claim c"
     assert str(one) == f"tenant/p ({one.uses})"
-    assert one.to_text() == f"tenant/p {one.uses}: evict, its ReplicaSet makes it anew"
+    assert one.to_text() == f"tenant/p {one.uses}: evict, its ReplicaSet recreates it"
 
 
 def test_a_pod_that_has_ended_holds_no_claim() -> None:
@@ -213,25 +214,26 @@ SCRATCH: dict[str, Any] = {"has_empty_dir": True}
 DAEMON: dict[str, Any] = {"owner_kind": "DaemonSet"}
 FORCES: dict[str, Any] = {"forces": True}
 DELETES: dict[str, Any] = {"deletes_empty_dirs": True}
+CLIENT: dict[str, Any] = {"labels": {"rebellions.ai/npu-driver-manager.client": "true"}}
 ALL: dict[str, Any] = {**FORCES, **DELETES, "evicts_holders": True}
 
 
 @pytest.mark.parametrize(
     ("fields", "rules", "fate", "why", "remedy"),
     [
-        ({}, {}, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
-        ({"owner_kind": "Job"}, {}, PodAction.EVICT, "its Job makes it anew", ""),
-        ({"phase": "Pending"}, {}, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
+        ({}, {}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
+        ({"owner_kind": "Job"}, {}, PodAction.EVICT, "its Job recreates it", ""),
+        ({"phase": "Pending"}, {}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
         ({}, {"is_enabled": False}, PodAction.BLOCK, "eviction is not enabled", ENABLE_IT),
-        (BARE, {}, PodAction.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
+        (BARE, {}, PodAction.BLOCK, "no controller recreates it elsewhere", FORCE_IT),
         (BARE, FORCES, PodAction.EVICT, "forced", ""),
         (SCRATCH, {}, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
         (SCRATCH, FORCES, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
-        (SCRATCH, DELETES, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
+        (SCRATCH, DELETES, PodAction.EVICT, "its ReplicaSet recreates it", ""),
         ({**BARE, **SCRATCH}, FORCES, PodAction.BLOCK, "the data of its emptyDir volume would be lost", DELETE_DATA),
-        ({**BARE, **SCRATCH}, DELETES, PodAction.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
-        (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
-        (DAEMON, {"is_enabled": False}, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
+        ({**BARE, **SCRATCH}, DELETES, PodAction.BLOCK, "no controller recreates it elsewhere", FORCE_IT),
+        (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
+        (DAEMON, {"is_enabled": False}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
         ({"deleting": True}, {}, PodAction.WAIT, "it is terminating already", ""),
         ({"deleting": True, **BARE, **SCRATCH}, {"is_enabled": False}, PodAction.WAIT, "it is terminating already", ""),
         ({"deleting": True, **DAEMON}, {}, PodAction.WAIT, "it is terminating already", ""),
@@ -265,16 +267,29 @@ def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> No
     ("fields", "rules", "fate", "why", "remedy"),
     [
         ({}, {}, PodAction.BLOCK, "not evicted without being asked", EVICT_HOLDERS),
-        ({}, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
-        ({}, {"evicts_holders": True, "is_enabled": False}, PodAction.EVICT, "its ReplicaSet makes it anew", ""),
+        ({}, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
+        ({}, {"evicts_holders": True, "is_enabled": False}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
         (BARE, {}, PodAction.BLOCK, "not evicted without being asked", EVICT_HOLDERS),
-        (BARE, {"evicts_holders": True}, PodAction.BLOCK, "no controller makes it anew elsewhere", FORCE_IT),
-        (DAEMON, {}, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
-        (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would make it anew at once", USE_LABEL),
+        (BARE, {"evicts_holders": True}, PodAction.BLOCK, "no controller recreates it elsewhere", FORCE_IT),
+        (DAEMON, {}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
+        (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
         ({"deleting": True}, {}, PodAction.WAIT, "it is terminating already", ""),
         ({"is_mirror": True}, ALL, PodAction.BLOCK, "mirror pod of a static manifest", MIRROR),
         ({"phase": "Failed"}, ALL, PodAction.STAY, "it has ended", ""),
         ({"selector_keys": frozenset({PLUGIN})}, {}, PodAction.STAY, "an operand", ""),
+        (
+            {**DAEMON, **CLIENT},
+            {},
+            PodAction.BLOCK,
+            "a client of the driver, not restarted without being asked",
+            RESTART_IT,
+        ),
+        (CLIENT, {"restarts_clients": True}, PodAction.RESTART, "a client of the driver", ""),
+        ({**DAEMON, **CLIENT}, {"restarts_clients": True}, PodAction.RESTART, "a client of the driver", ""),
+        ({**CLIENT, "deleting": True}, {"restarts_clients": True}, PodAction.WAIT, "it is terminating already", ""),
+        (CLIENT, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
+        ({**BARE, **CLIENT}, {"restarts_clients": True}, PodAction.BLOCK, "not evicted without", EVICT_HOLDERS),
+        (DAEMON, {"restarts_clients": True}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
     ],
 )
 def test_the_fate_of_a_pod_that_only_holds_the_device(
@@ -362,7 +377,7 @@ def test_a_drain_without_a_selector_concerns_everybody_and_tells_what_uses_the_a
         ("tenant/a (requests rebellions.ai/ATOM)", PodAction.EVICT),
         ("tenant/b", PodAction.EVICT),
     ]
-    assert found[1].to_text() == "tenant/b: evict, its ReplicaSet makes it anew"
+    assert found[1].to_text() == "tenant/b: evict, its ReplicaSet recreates it"
 
 
 # how a refusal reads

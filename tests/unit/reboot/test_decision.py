@@ -89,7 +89,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         "too late to withdraw",
         state(snapshot=QUIET, record=replace(TOLD, pending=replace(PENDING, commanded_s=9_900.0))),
         RebootAct.WAIT,
-        "the host was told to reboot: waiting 200 s",
+        "the reboot command was given: waiting 200 s",
     ),
     (
         "withdrawn and not gone down",
@@ -107,7 +107,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         "kubelet late",
         state(snapshot=QUIET, record=Record(pending=OLD), node=replace(READY, boot_id="boot-0")),
         RebootAct.WAIT,
-        "its kubelet has not told of this boot yet",
+        "its kubelet has not reported this boot yet",
     ),
     (
         "driver late",
@@ -151,7 +151,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         "does not obey",
         under_way(record=replace(TOLD, pending=replace(PENDING, commanded_s=9_700.0, given=True))),
         RebootAct.FORCE,
-        "still runs 300 s after",
+        "is still running 300 s after",
     ),
     (
         "forced",
@@ -169,7 +169,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         "maybe not told",
         under_way(record=replace(TOLD, pending=replace(PENDING, commanded_s=9_999.0)), slots=MINE),
         RebootAct.REBOOT,
-        "everything allows",
+        "every condition for the reboot is met",
     ),
     ("new", state(record=Record()), RebootAct.ANNOUNCE, "a reboot is required (upgrade)"),
     (
@@ -178,7 +178,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         RebootAct.ANNOUNCE,
         "is required",
     ),
-    ("granted", under_way(), RebootAct.ASK_SLOTS, "is the slot still ours"),
+    ("granted", under_way(), RebootAct.ASK_SLOTS, "check whether the slot is still ours"),
     ("slot lost", under_way(slots=ROOM), RebootAct.TAKE_SLOT, "not ours any more"),
     ("slot lost to another", under_way(slots=FULL), RebootAct.WAIT, "1 of 1 in use, by node-7"),
     (
@@ -193,7 +193,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         RebootAct.CLEAR_WORKLOADS,
         "workloads leave",
     ),
-    ("all", under_way(slots=MINE), RebootAct.REBOOT, "everything allows the reboot (upgrade)"),
+    ("all", under_way(slots=MINE), RebootAct.REBOOT, "every condition for the reboot is met (upgrade)"),
     ("not approved", state(node=READY), RebootAct.WAIT, f"annotate the Node with {KEYS.approve_reboot}=true"),
     (
         "approval taken back",
@@ -214,7 +214,12 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         RebootAct.WAIT,
         "3 attempt(s) to reboot within 24 h did not help",
     ),
-    ("long ago", state(record=replace(TOLD, attempts=TRIED), wall_s=NOW_S + 86_400), RebootAct.ASK_SLOTS, "room"),
+    (
+        "long ago",
+        state(record=replace(TOLD, attempts=TRIED), wall_s=NOW_S + 86_400),
+        RebootAct.ASK_SLOTS,
+        "whether a slot is free",
+    ),
     ("clock went back", state(record=replace(TOLD, attempts=TRIED), wall_s=0.0), RebootAct.ESCALATE, "did not help"),
     (
         "closed",
@@ -232,15 +237,15 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         "ask blockers",
         state(policy=policy(clear_workloads=True), blockers=None),
         RebootAct.ASK_BLOCKERS,
-        "would the workloads leave",
+        "the workloads would leave",
     ),
-    ("ask for the way in", state(blockers=None), RebootAct.ASK_BLOCKERS, "can the host be told"),
+    ("ask for the way in", state(blockers=None), RebootAct.ASK_BLOCKERS, "check that the host can reboot"),
     ("no way in", state(blockers=("no hostPID",)), RebootAct.WAIT, "is blocked: no hostPID"),
     (
         "refused",
         under_way(slots=MINE, record=replace(TOLD, pending=replace(PENDING, refused_s=9_701.0, refusal="busy"))),
         RebootAct.REBOOT,
-        "everything allows",
+        "every condition for the reboot is met",
     ),
     (
         "refused for long",
@@ -255,10 +260,10 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
             record=replace(TOLD, pending=replace(PENDING, refused_s=9_700.0, refusal="busy", commanded_s=9_999.0)),
         ),
         RebootAct.REBOOT,
-        "everything allows",
+        "every condition for the reboot is met",
     ),
     ("blocked", state(policy=policy(clear_workloads=True), blockers=("pod x",)), RebootAct.WAIT, "is blocked: pod x"),
-    ("ask slots", state(), RebootAct.ASK_SLOTS, "is there room"),
+    ("ask slots", state(), RebootAct.ASK_SLOTS, "whether a slot is free"),
     ("unknown slots", state(slots=SlotsSeen(problem="they cannot be read")), RebootAct.WAIT, "they cannot be read"),
     ("full", state(slots=FULL), RebootAct.WAIT, "waits for a slot: 1 of 1 in use, by node-7"),
     ("gone", state(slots=replace(FULL, gone=frozenset({"uid-7"}))), RebootAct.TAKE_SLOT, "the reboot may begin"),
@@ -266,7 +271,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
     ("room", state(slots=ROOM), RebootAct.TAKE_SLOT, "the reboot may begin (upgrade)"),
     ("slot", state(slots=MINE), RebootAct.GRANT, "the slot is ours (upgrade)"),
     ("dry", state(slots=ROOM, policy=policy(dry_run=True)), RebootAct.WAIT, "dry run: would take a slot"),
-    ("dry and new", state(record=Record(), policy=policy(dry_run=True)), RebootAct.ASK_SLOTS, "is there room"),
+    ("dry and new", state(record=Record(), policy=policy(dry_run=True)), RebootAct.ASK_SLOTS, "whether a slot is free"),
 ]
 
 
@@ -390,6 +395,7 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
         assert not seen.driver_problem
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(STATES)
 def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: RebootState) -> None:
@@ -397,6 +403,7 @@ def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: Re
         assert is_idle(seen.snapshot, seen.record, "node-1")
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(STATES)
 def test_a_dry_run_has_no_effect_whatever_it_sees(seen: RebootState) -> None:

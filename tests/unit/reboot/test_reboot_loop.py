@@ -169,10 +169,10 @@ def test_a_node_keeps_its_slot_until_it_is_ready_and_its_driver_serves() -> None
     other.request()
     assert "waits for a slot: 1 of 1 in use, by node-0" in said(other)
     machine.boot()
-    assert "the Node is not Ready" in said(machine) or "has not told of this boot" in said(machine)
+    assert "the Node is not Ready" in said(machine) or "has not reported this boot" in said(machine)
     assert "waits for a slot" in said(other)
     machine.tell(is_ready=True)  # what the API server still knows of the earlier boot
-    assert "has not told of this boot" in said(machine)
+    assert "has not reported this boot" in said(machine)
     machine.tell(is_ready=True, boot_id=machine.host.boot_id)
     assert "the driver is not loaded" in said(machine)
     assert "waits for a slot" in said(other)

@@ -79,6 +79,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
         yield Told(played.play.report(), played.watcher.course, played.show)
 
 
+@pytest.mark.long
 def test_the_story_ends_as_it_is_told(told: Told) -> None:
     assert told.report.problems == []
     assert told.report.timeline
@@ -144,8 +145,8 @@ CANARY, OTHER = STORY.canary, STORY.nodes[-1]
 SPOILED: dict[str, tuple[str, Callable[[FleetCourse], FleetCourse]]] = {
     "a second node gets the bad driver": ("reached", more_pods(OTHER, STORY.bad.version, 1)),
     "the canary gets it twice": ("reached", more_pods(CANARY, STORY.bad.version, 1)),
-    "the halt names nobody": ("the halt says", lambda course: replace(course, halted="held: no module")),
-    "the halt says no reason": ("the halt says", lambda course: replace(course, halted=f"failed: {CANARY}")),
+    "the halt names nobody": ("the halt shows", lambda course: replace(course, halted="held: no module")),
+    "the halt shows no reason": ("the halt shows", lambda course: replace(course, halted=f"failed: {CANARY}")),
     "somebody who looks is not told to act": (
         "rollout status and undo",
         lambda course: replace(course, answers=(0, 0)),

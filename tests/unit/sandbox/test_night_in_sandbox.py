@@ -28,6 +28,8 @@ from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.night import NIGHTS, Night, check, textfile
 from tests.fakes.sandboxed import ByHand, by_hand, upgradable
 
+pytestmark = pytest.mark.long
+
 LIMIT_S = 120.0
 
 

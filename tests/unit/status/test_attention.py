@@ -68,14 +68,21 @@ def test_each_right_or_mount_that_is_missing_is_named_once() -> None:
     ]
 
 
+def test_errors_come_before_notes() -> None:
+    refused = ApiRefused("the API server refused to list pods (403)", "Give this account the verb.")
+    left = observation(node=node(labels={PLUGIN: PAUSED}))
+    assert kinds(left, missing={Part.PODS: refused}, verdict=refused) == ["access", "paused"]
+
+
 def test_a_digest_that_cannot_be_used_is_named_with_where_it_is() -> None:
     wanted = ConfigError("DRIVER_CONFIG_DIGEST in pod x is not one printable word", "Fix it in the driver DaemonSet.")
     found = items(
-        observation(host=host(digest_problem="/run/state does not hold one digest")), missing={Part.DIGEST: wanted}
+        observation(host=host(digest_problem="/run/state does not contain exactly one digest")),
+        missing={Part.DIGEST: wanted},
     )
     assert [one.kind for one in found] == ["digest", "digest"]
     assert found[0].what == wanted.what
-    assert "/run/state does not hold one digest" in found[1].what
+    assert "/run/state does not contain exactly one digest" in found[1].what
 
 
 def test_labels_and_a_cordon_without_a_journal_are_left_behind() -> None:
@@ -128,7 +135,11 @@ MUTE = PROFILE.keys.mute_until
             f"health-watch is muted until 2099-01-02T03:04:05Z by the annotation {MUTE}",
             "Remove",
         ),
-        ("soon", f"the annotation {MUTE} mutes nothing: 'soon' is no time such as 2026-01-02T03:04:05Z", "Write it so"),
+        (
+            "soon",
+            f"the annotation {MUTE} does not mute health-watch: 'soon' is not a time such as 2026-01-02T03:04:05Z",
+            "Correct the time",
+        ),
         ("2020-01-02T03:04:05Z", "", ""),
     ],
 )

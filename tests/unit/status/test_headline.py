@@ -15,11 +15,13 @@ from driver_manager.domain.health.machine import HealthState
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.model import Module, Observation, Part
 from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.pci import PciBus
 from driver_manager.domain.status.attention import attention
 from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
 from driver_manager.domain.status.headline import headline
 from driver_manager.domain.swap.plan import Decision, Plan
 from tests.fakes.builders import ASCEND, DRIVER, PROFILE, driver_pod, host, journal, node, observation, pod
+from tests.fakes.pci import VFIO_DRIVER, function
 
 SINCE, NOW_S = "2026-01-02T01:00:00Z", 1_767_322_800.0
 CURRENT = Plan(Decision.CURRENT, "driver is current: digest ab12, version 1.0, loaded since this boot")
@@ -92,7 +94,7 @@ TABLE: tuple[tuple[str, StatusFacts, NodeState | None, str, str], ...] = (
         facts(seen(node=shows("upgrading", outcome=NodeState.READY), journal=TAKEN, owner_alive=False)),
         NodeState.HELD,
         TAKEN.begin,
-        "pod rbln-system/driver-a took the node and ended without giving it back",
+        "pod rbln-system/driver-a took the node and ended without releasing it",
     ),
     (
         "a run holds the node, its pod in a crash loop",
@@ -186,7 +188,7 @@ TABLE: tuple[tuple[str, StatusFacts, NodeState | None, str, str], ...] = (
         facts(seen(host=host(modules={}), pods=(pod("driver-x", DRIVER),), own_pod=None)),
         NodeState.UPGRADING,
         "",
-        "no driver is loaded yet; driver pod rbln-system/driver-x is to load it",
+        "no driver is loaded yet; driver pod rbln-system/driver-x will load it",
     ),
     (
         "no driver, and nobody to load it",
@@ -200,7 +202,7 @@ TABLE: tuple[tuple[str, StatusFacts, NodeState | None, str, str], ...] = (
         facts(seen(), missing=NO_NODE, verdict=NO_NODE[Part.NODE]),
         None,
         "",
-        "the Node cannot be read; what the host shows is below",
+        "the Node cannot be read; the facts of the host are below",
     ),
     (
         "the Node out of sight, and a wedge",
@@ -214,7 +216,21 @@ TABLE: tuple[tuple[str, StatusFacts, NodeState | None, str, str], ...] = (
         facts(seen(host=None)),
         None,
         "",
-        "nothing is taken, and no run has shown its outcome on this Node",
+        "the node is not taken, and no run has reported its outcome on this Node",
+    ),
+    (
+        "all devices are with virtual machines",
+        facts(seen(host=host(modules={}, digest=None, bus=PciBus((function(driver=VFIO_DRIVER),))))),
+        NodeState.READY,
+        "",
+        "1 device(s) on vfio, for virtual machines",
+    ),
+    (
+        "one device is between two drivers",
+        facts(seen(host=host(modules={}, digest=None, bus=PciBus((function(driver=VFIO_DRIVER), function(1)))))),
+        NodeState.UPGRADING,
+        "",
+        "no driver is loaded yet",
     ),
 )
 

@@ -28,7 +28,7 @@ def test_pods_that_would_not_leave_end_with_three_and_the_node_given_back() -> N
     outcome = run(world)
     assert outcome.exit_code is ExitCode.PODS_REMAIN
     assert "rbln-system/stuck: terminating, held by finalizer vendor/hold" in outcome.what
-    assert "the node was given back as it was" in outcome.what
+    assert "the node was released" in outcome.what
     assert world.host.unload_attempts == []
     assert is_given_back(world)
 
@@ -122,7 +122,7 @@ def test_a_load_that_fails_goes_back_to_the_old_driver_and_says_so() -> None:
     outcome = run(world)
     assert outcome.exit_code is ExitCode.MODULE_FAILED
     assert "the old driver 1.0 is loaded again" in outcome.what
-    assert "the node was given back as it was" in outcome.what
+    assert "the node was released" in outcome.what
     assert world.host.loaded == {"rebellions_core": "1.0", "rebellions": "1.0"}
     assert world.host.files[PATHS.state_file] == f"{OLD_DIGEST}\n"
     assert json.loads(world.host.files[PATHS.load_record])["root"] == OLD_ROOT
@@ -137,7 +137,7 @@ def test_a_driver_that_loads_but_does_not_work_is_rolled_back_too(fault: str) ->
     world.killer.at("device nodes", lambda: setattr(world.host, "has_device_nodes", True), after=True)
     outcome = run(world)
     assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert ("probe says" if fault == "sick" else "no device node appeared") in outcome.what
+    assert ("probe reports" if fault == "sick" else "no device node appeared") in outcome.what
     assert world.host.loaded["rebellions"] == "1.0"
     assert is_given_back(world)
 

@@ -23,8 +23,9 @@ from tests.fakes.scenarios import SCENARIOS, TAKING, undisturbed
 from tests.fakes.world import World
 
 OTHER = Owner(pid=9, start_ticks=9, pid_namespace=2, boot_id="boot-1")
-ON_DRIVER = ("unload", "load", "reload", "unmount", "remove", "write", "stop")
-EFFECTS = (*ON_DRIVER, "evict")
+ON_DRIVER = ("unload", "load", "flip", "reload", "unmount", "remove", "write", "stop")
+ON_DEVICES = ("override", "virtual", "bind", "unbind", "probe ")
+EFFECTS = (*ON_DRIVER, *ON_DEVICES, "evict")
 
 
 def take_over(world: World) -> None:
@@ -94,7 +95,7 @@ def test_every_effect_on_the_driver_of_a_taken_node_is_owned(name: str) -> None:
         world.killer.at_call(number, lambda: owned.append(world.host.is_owned))
     world.run()
     for called, is_owned in zip(world.killer.calls, owned, strict=False):
-        if called.startswith(ON_DRIVER):
+        if called.startswith((*ON_DRIVER, *ON_DEVICES)):
             assert is_owned, called
 
 
@@ -104,7 +105,7 @@ def test_a_host_without_room_for_the_note_is_asked_for_by_the_node_and_said() ->
     outcome = world.run()
     assert outcome is not None
     assert outcome.exit_code is ExitCode.DONE
-    assert [line for line in world.reporter.warnings if "only the Node itself tells" in line]
+    assert [line for line in world.reporter.warnings if "re-reading the Node" in line]
 
 
 def caught(check: Callable[[], None]) -> bool:
@@ -115,6 +116,7 @@ def caught(check: Callable[[], None]) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
     [

@@ -16,11 +16,11 @@ from tests.fakes.scenarios import NEW_ROOT, SCENARIOS
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("replace_by_manager", "done: driver 2.0 was loaded ("),
+        ("replace_by_manager", "done: driver 2.0 loaded ("),
         ("replace_by_container", "done: the old driver was unloaded ("),
         ("rebind", "done: the old driver root was unmounted ("),
         ("first_install_over_a_stale_root", "done: the old driver root was unmounted ("),
-        ("first_install_by_manager", "done: driver 2.0 was loaded ("),
+        ("first_install_by_manager", "done: driver 2.0 loaded (none was loaded before)"),
         ("current", "nothing to do: driver is current"),
     ],
 )
@@ -31,7 +31,7 @@ def test_a_run_says_what_it_has_done(name: str, said: str) -> None:
 def test_a_node_that_was_left_paused_was_given_back() -> None:
     world = SCENARIOS["current"]()
     world.cluster.edit({PLUGIN: PAUSED})
-    assert run(world).what.startswith("done: the node was given back (")
+    assert run(world).what.startswith("done: the node was released (")
 
 
 def test_a_run_that_removed_only_a_marker_gave_no_node_back() -> None:

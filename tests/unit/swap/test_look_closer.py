@@ -12,7 +12,7 @@ from driver_manager.core.swap.observe import look_closer
 from driver_manager.domain.errors import ApiRefused, ConfigError
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Policy
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.ports import Ports
+from driver_manager.ports.node import Ports
 from tests.fakes.builders import NEW_DIGEST, NODE, PROFILE, host, modules, observation, pod, workload
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster
@@ -37,7 +37,9 @@ class Case:
 
     def look(self, obs: Observation, policy: Policy | None = None, **profile: Any) -> Observation:
         now = Situation.of(obs, replace(PROFILE, **profile), policy or Policy())
-        return look_closer(now, Ports(self.cluster, self.host, self.clock, self.reporter)).obs
+        return look_closer(
+            now, Ports(self.cluster, self.host, self.clock, self.reporter, self.host.slots, self.host.pci)
+        ).obs
 
 
 def test_claims_and_named_holders_are_added_where_the_driver_is_to_be_replaced() -> None:
@@ -93,7 +95,7 @@ def test_holders_that_cannot_be_seen_are_said() -> None:
 
     case.killer.at("holders", blind)
     assert case.look(observation(pods=(HOLDING,), host=IN_USE)).holders == ()
-    assert case.reporter.warnings == ["who has the device open is not known: /proc shows no process"]
+    assert case.reporter.warnings == ["unknown which processes have the device open: /proc shows no process"]
 
 
 @pytest.mark.parametrize("rules", [EvictionRules(is_enabled=True), EvictionRules(drains=True)])

@@ -27,7 +27,7 @@ def loaded(draw: st.DrawFn) -> dict[str, Module]:
 
 @given(loaded())
 def test_every_module_comes_after_all_its_holders(modules: dict[str, Module]) -> None:
-    order = unload_order(modules)
+    order = unload_order(modules, ())
     assert sorted(order) == sorted(modules)
     for name, module in modules.items():
         assert all(order.index(holder) < order.index(name) for holder in module.holders)
@@ -67,15 +67,34 @@ def test_a_chain_of_our_own_modules_below_the_root_is_found_to_its_end() -> None
         "rebellions_b": Module("rebellions_b", holders=("rebellions",)),
         "rebellions_a": Module("rebellions_a", holders=("rebellions_b",)),
     }
-    assert unload_order(closure(modules, DRIVER)) == ("rebellions", "rebellions_b", "rebellions_a")
+    assert unload_order(closure(modules, DRIVER), ()) == ("rebellions", "rebellions_b", "rebellions_a")
+
+
+@given(loaded(), st.permutations(NAMES))
+def test_a_load_order_is_unloaded_backwards_but_never_a_module_before_its_holder(
+    modules: dict[str, Module], load_order: list[str]
+) -> None:
+    order = unload_order(modules, load_order[:4])
+    assert sorted(order) == sorted(modules)
+    for name, module in modules.items():
+        assert all(order.index(holder) < order.index(name) for holder in module.holders)
+    free = {name: Module(name) for name in modules}
+    backwards = [name for name in reversed(load_order[:4]) if name in free]
+    assert [name for name in unload_order(free, load_order[:4]) if name in backwards] == backwards
+
+
+def test_what_the_profile_orders_is_the_drivers_without_a_pattern() -> None:
+    ordered = Modules(("root",), order=("below", "root", "beside"))
+    modules = {name: Module(name) for name in ("root", "below", "beside", "ext4")}
+    assert unload_order(closure(modules, ordered), ordered.order) == ("beside", "root", "below")
 
 
 def test_names_alone_decide_between_equals() -> None:
-    assert unload_order({name: Module(name) for name in ("c", "a", "b")}) == ("a", "b", "c")
+    assert unload_order({name: Module(name) for name in ("c", "a", "b")}, ()) == ("a", "b", "c")
 
 
 def test_an_impossible_cycle_ends() -> None:
-    assert unload_order({"a": Module("a", holders=("b",)), "b": Module("b", holders=("a",))}) == ("a", "b")
+    assert unload_order({"a": Module("a", holders=("b",)), "b": Module("b", holders=("a",))}, ()) == ("a", "b")
 
 
 def test_users_are_what_the_reference_count_has_beyond_holders() -> None:
@@ -87,7 +106,7 @@ def test_users_are_what_the_reference_count_has_beyond_holders() -> None:
 
 @given(loaded())
 def test_what_stands_beside_the_roots_and_what_they_pull_in_is_everything(modules: dict[str, Module]) -> None:
-    order = beside(modules, DRIVER.roots)
+    order = beside(modules, DRIVER.roots, ())
     assert not set(order) & set(DRIVER.roots)
     for name in modules:
         pulled_in = name in DRIVER.roots or is_below_a_root(modules, name)

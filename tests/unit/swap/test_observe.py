@@ -36,7 +36,7 @@ def observed(
         PROFILE,
         identity,
         digest=fields.get("digest", "d"),
-        read_host=lambda _: fields.get("host", host()),
+        read_host=lambda *_: fields.get("host", host()),
         process_lives=lives,
     )
 
@@ -259,12 +259,12 @@ def test_a_journal_that_cannot_be_read_stops_the_observation(text: str) -> None:
         observed(SURE, driver_pod(), node=node(annotations={PROFILE.keys.journal: text}))
 
 
-def test_the_host_is_read_with_the_journal_in_hand() -> None:
-    seen: list[Journal | None] = []
+def test_the_host_is_read_with_the_journal_and_the_wanted_digest_in_hand() -> None:
+    seen: list[tuple[Journal | None, str]] = []
 
-    def read(found: Journal | None) -> None:
-        seen.append(found)
+    def read(found: Journal | None, wanted: str) -> None:
+        seen.append((found, wanted))
 
     now = node(annotations={PROFILE.keys.journal: encode(journal())})
     observe(now, listed(driver_pod()), PROFILE, SURE, digest="d", read_host=read, process_lives=nobody)
-    assert seen == [journal()]
+    assert seen == [(journal(), "d")]

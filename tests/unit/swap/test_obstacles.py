@@ -1,4 +1,4 @@
-"""What a run can know before it disturbs anybody is waited for, and then refused, with everything in place."""
+"""What a run can know before it disturbs anybody is waited for, and then refused, before anything is changed."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def test_a_process_of_the_host_is_waited_for_before_the_node_is_taken_and_then_r
     wait = one(found, WaitForHolders)
     assert (wait.pids, wait.timeout_s) == ((4242,), 60.0)
     assert "trainer (pid 4242) has /dev/rbln0 open" in wait.describe()
-    assert "with everything in place" in wait.describe()
+    assert "before anything is changed" in wait.describe()
     error = refused(waited=frozenset({HOLDERS}), holders=(TRAINER,))
     assert (type(error), error.exit_code) == (DriverBusy, ExitCode.DRIVER_BUSY)
-    assert "trainer (pid 4242) has /dev/rbln0 open; nobody was disturbed" in error.what
+    assert "trainer (pid 4242) has /dev/rbln0 open; no pod was disturbed" in error.what
     assert "holders" in error.remedy
     assert error.blockers == ("process 4242 trainer",)
 
@@ -192,7 +192,7 @@ def test_nobody_asks_the_operator_for_anything_before_what_is_in_the_way_had_its
     assert kinds(found)[:4] == [WaitForHolders, PlanAgain, WaitForSafeLoad, PlanAgain]
 
 
-# a pod that should have ended long ago
+# a pod that should already have ended
 
 
 def overdue(name: str, *keys: str, by_s: float = OVERDUE_S + 1.0, **fields: Any) -> Pod:
@@ -317,7 +317,7 @@ def test_a_pod_whose_label_is_not_paused_does_not_have_to_leave(
 def test_on_a_managed_node_the_operator_does_not_know_it_so_it_is_refused() -> None:
     managed = node(annotations={KEYS.upgrade_enabled: "true"})
     error = refused(EVICTS, node=managed, pods=(pod("client", PLUGIN, owner_kind="ReplicaSet"),))
-    assert "the operator, who manages upgrades on this node, does not know it" in error.what
+    assert "the operator that manages upgrades on this node does not know it" in error.what
     assert "delete the pod" in error.remedy.lower()
 
 

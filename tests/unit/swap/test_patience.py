@@ -16,7 +16,7 @@ from driver_manager.core.swap.reconcile import Outcome
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode
 from driver_manager.domain.model import EvictionRules, Holder
 from driver_manager.domain.pods.operands import OVERDUE_S
-from driver_manager.domain.swap import planner, retry_wait
+from driver_manager.domain.swap import node_taking, planner, retry_wait
 from driver_manager.domain.swap.retry_wait import FIRST_S
 from tests.fakes.builders import OLD_DIGEST, PLUGIN, PROFILE, pod, workload
 from tests.fakes.cluster import Tenant
@@ -147,7 +147,7 @@ def test_a_stuck_operand_is_named_with_everything_in_place() -> None:
         outcome = again(world)
         assert outcome.exit_code is ExitCode.PODS_REMAIN
         assert "rbln-system/stuck: terminating, held by finalizer vendor/hold" in outcome.what
-        assert "nobody was disturbed" in outcome.what
+        assert "no pod was disturbed" in outcome.what
         assert is_untouched(world)
     assert NOTE not in world.host.files
 
@@ -214,7 +214,7 @@ def test_waiting_costs_two_requests_every_half_minute_and_changes_nothing() -> N
     calls, looks = world.killer.calls, int(240.0 / LOOK_AGAIN_S)
     assert world.killer.effects == []
     assert calls.count("node") == calls.count("pods") == looks + 1
-    assert set(calls) - {"node", "pods", "host", "modules", "holders"} == {"patch", "review", "turn"}
+    assert set(calls) - {"node", "pods", "host", "modules", "holders"} == {"patch", "review", "turn", "warm"}
     assert calls.count("review") == 2, "rights are reviewed once it goes on"
 
 
@@ -444,12 +444,12 @@ def not_in_the_way(*_: Any) -> tuple[()]:
     ("target", "name", "mutant", "check"),
     [
         (
-            planner,
+            node_taking,
             "wait_for_holders",
             not_in_the_way,
             test_a_process_of_the_host_holds_nobody_up_but_the_run_through_any_number_of_retries,
         ),
-        (planner, "wait_for_stuck", not_in_the_way, test_a_stuck_operand_is_named_with_everything_in_place),
+        (node_taking, "wait_for_stuck", not_in_the_way, test_a_stuck_operand_is_named_with_everything_in_place),
         (
             planner,
             "wait_first",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,16 +12,17 @@ from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Observation, Policy
+from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Module, Observation, Policy
+from driver_manager.domain.modules import has_root
 from driver_manager.domain.pods.workloads import PodAction
-from driver_manager.domain.profile import Profile
+from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
 from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
 from driver_manager.domain.swap.plan import Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
+from driver_manager.domain.swap.steps.modules import LoadModules, RemoveConflicting, SetFirmwarePath, UnloadModules
 from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
@@ -53,6 +55,26 @@ from tests.fakes.builders import (
 from tests.fakes.plans import ASCEND_LOADED, READY, STATE, TAKEN
 
 DRA = {key("dra-kubelet-plugin"): "true"}
+CONFLICTING = {"generic_npu": Module("generic_npu", "", 0)}
+MORE = {
+    name: replace(
+        one,
+        modules=replace(one.modules, conflicting_removable=("generic_npu",)),
+        paths=replace(one.paths, firmware="/opt/firmware"),
+    )
+    for name, one in PROFILES.items()
+}
+"""Every shipped profile, with more of what a profile may say."""
+
+PAIR = "pair-"
+BY_REBOOT = (Transition("*", "*", ChangeBy.REBOOT),)
+PAIRS = {
+    f"{PAIR}{name}": replace(one, transitions=BY_REBOOT, paths=replace(one.paths, reboot_marker="/var/lib/own/marker"))
+    for name, one in PROFILES.items()
+}
+"""The same, where every change of versions takes a reboot."""
+
+EVERY = PROFILES | PAIRS | {f"more-{name}": one for name, one in MORE.items()}
 USERS = (
     workload("asks"),
     workload("bare", owner_kind="", labels={"job": "1"}),
@@ -91,6 +113,8 @@ def observations(draw: st.DrawFn) -> Observation:
         previous_source=draw(st.sampled_from([None, source("/opt/old", "1.0"), source(ROOT_MOUNT, "1.0")])),
         marker=draw(st.sampled_from([None, Marker("upgrade", "boot-0"), Marker("upgrade", "boot-1")])),
         reboot_wish=draw(st.sampled_from(WISHES)),
+        removable=draw(st.sampled_from([{}, CONFLICTING])),
+        firmware_path=draw(st.sampled_from(["", None, "/opt/firmware"])),
     )
     return observation(
         host=facts,
@@ -142,11 +166,11 @@ def plan_or_error(
 
 
 @settings(max_examples=300)
-@given(observations(), st.sampled_from(sorted(PROFILES)), POLICIES, WAITED, st.booleans())
+@given(observations(), st.sampled_from(sorted(EVERY)), POLICIES, WAITED, st.booleans())
 def test_any_plan_is_sound(
     obs: Observation, name: str, policy: Policy, waited: frozenset[str], has_failed: bool
 ) -> None:
-    found = plan_or_error(obs, PROFILES[name], policy, waited, has_failed=has_failed)
+    found = plan_or_error(obs, EVERY[name], policy, waited, has_failed=has_failed)
     if isinstance(found, ManagerError):
         assert found.remedy
         return
@@ -154,7 +178,8 @@ def test_any_plan_is_sound(
     assert found.reason
     assert json.loads(json.dumps(found.to_json()))["decision"] == found.decision.value
     assert found.to_text().count("\n") >= len(found.steps) + 1
-    if name == "ascend":
+    by_pair = name.startswith(PAIR) and obs.host is not None and has_root(obs.host.modules, EVERY[name].modules)
+    if EVERY[name].strategy is Strategy.REBOOT or by_pair:
         assert UnloadModules not in kinds, "this driver must never be unloaded"
     if TakeNode in kinds:
         assert set(kinds[: kinds.index(TakeNode)]) <= ASKING, "an effect before the journal"
@@ -169,11 +194,11 @@ def test_any_plan_is_sound(
         assert set(kinds[kinds.index(GiveBack) + 1 :]) <= ends, "work goes on after giving back"
     if HoldForReboot in kinds and obs.journal is not None:
         assert GiveBack in kinds, "nothing reboots a node that is taken"
-    if {LoadModules, UnloadModules, UnmountDriverRoot} & set(kinds):
+    if {LoadModules, UnloadModules, UnmountDriverRoot, RemoveConflicting, SetFirmwarePath} & set(kinds):
         assert TakeNode in kinds, "two runs may do this at once"
     if UnmountDriverRoot in kinds and policy.loader is Loader.CONTAINER:
         at_work = [
-            pod for pod in obs.pods.pods if pod.main_started and PROFILES[name].deploy.driver_key in pod.selector_keys
+            pod for pod in obs.pods.pods if pod.main_started and EVERY[name].deploy.driver_key in pod.selector_keys
         ]
         assert not at_work, "a driver container is at work"
     if UnmountDriverRoot in kinds and policy.loader is Loader.MANAGER and obs.host is not None:
@@ -183,6 +208,24 @@ def test_any_plan_is_sound(
         assert obs.owner_alive is False, "another run's node is touched"
     if LoadModules in kinds:
         assert policy.loader is Loader.MANAGER
+
+
+@settings(max_examples=300)
+@given(observations(), st.sampled_from(sorted(MORE)), POLICIES)
+def test_any_plan_makes_way_for_the_driver_and_notes_what_went(obs: Observation, name: str, policy: Policy) -> None:
+    found = plan_or_error(obs, MORE[name], policy, frozenset(), has_failed=False)
+    if isinstance(found, ManagerError):
+        return
+    kinds = [type(step) for step in found.steps]
+    if LoadModules in kinds and obs.host is not None:
+        assert (RemoveConflicting in kinds) is bool(obs.host.removable)
+        assert (SetFirmwarePath in kinds) is (obs.host.firmware_path == "")
+    if RemoveConflicting in kinds:
+        taken = next(step for step in found.steps if isinstance(step, TakeNode))
+        assert taken.journal.removed == ("generic_npu",), "nobody would load it again"
+        assert not {UnloadModules, LoadModules} & set(kinds[: kinds.index(RemoveConflicting)])
+    if SetFirmwarePath in kinds:
+        assert kinds.index(SetFirmwarePath) < kinds.index(LoadModules)
 
 
 @settings(max_examples=300)

@@ -18,8 +18,9 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.model import Host, Module, Policy
 from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.swap.driver_state import refuse_if_owned
 from driver_manager.domain.swap.plan import Decision
-from driver_manager.domain.swap.planner import plan, refuse_if_owned
+from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
 from tests.fakes.builders import (
     ASCEND,
@@ -42,18 +43,18 @@ FULL = host(state_problem="/run is full", artifacts=(PROFILE.paths.state_file,))
     ("fields", "policy", "error", "said"),
     [
         ({"host": None}, CONTAINER, ConfigError, "this is not node"),
-        ({"digest": ""}, CONTAINER, ConfigError, "the wanted driver is not known"),
+        ({"digest": ""}, CONTAINER, ConfigError, "the wanted driver is unknown"),
         ({"host": host(conflicting=("nouveau",))}, CONTAINER, PreflightFailed, "nouveau"),
         ({"host": host(modules={}, digest=None)}, MANAGER, PreflightFailed, "no driver root"),
-        ({}, Policy(deadline_s=1.0), PreflightFailed, "shorter than the waits"),
+        ({}, Policy(deadline_s=1.0), PreflightFailed, "shorter than the timeouts"),
         (
             {"host": FULL},
             CONTAINER,
             PreflightFailed,
             "/run is full",
         ),
-        ({"journal": journal(owner=SOMEBODY), "owner_alive": True}, CONTAINER, OwnedElsewhere, "is still there"),
-        ({"journal": journal(owner=SOMEBODY), "owner_alive": None}, CONTAINER, OwnedElsewhere, "cannot be told"),
+        ({"journal": journal(owner=SOMEBODY), "owner_alive": True}, CONTAINER, OwnedElsewhere, "is still running"),
+        ({"journal": journal(owner=SOMEBODY), "owner_alive": None}, CONTAINER, OwnedElsewhere, "cannot determine"),
     ],
 )
 def test_what_stops_a_run_says_why_and_what_to_do(
@@ -90,7 +91,7 @@ def test_a_driver_that_the_kernel_is_still_unloading_is_neither_loaded_over_nor_
     with pytest.raises(ModuleStuck, match="still unloading module rebellions_peer") as caught:
         plan(Situation.of(observation(host=facts), profile, policy))
     assert caught.value.exit_code is ExitCode.MODULE_FAILED
-    assert "only a reboot" in caught.value.remedy
+    assert "reboot the node" in caught.value.remedy
 
 
 def test_a_current_driver_with_a_peer_on_its_way_out_is_current() -> None:
@@ -127,7 +128,7 @@ def test_an_owner_of_whom_nobody_can_tell_is_refused_off_the_node_too(take_over:
     if take_over:
         refuse_if_owned(obs, take_over=True)
         return
-    with pytest.raises(OwnedElsewhere, match="cannot be told from here whether it lives") as caught:
+    with pytest.raises(OwnedElsewhere, match="cannot determine whether it is still running") as caught:
         refuse_if_owned(obs, take_over=False)
     assert "--take-over" in caught.value.remedy
 

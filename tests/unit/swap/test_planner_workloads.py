@@ -12,7 +12,7 @@ import pytest
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain, StandingDown
 from driver_manager.domain.model import Claim, EvictionRules, Loader, Policy
-from driver_manager.domain.swap import planner
+from driver_manager.domain.swap import node_taking, planner
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.node_patches import pausable_keys
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
@@ -162,7 +162,7 @@ def test_a_rebind_leaves_the_dra_plugin_of_held_claims_alone_and_says_so() -> No
     assert found.decision is Decision.REBIND
     assert kinds(found) == [TakeNode, WaitForOperands, UnmountDriverRoot, GiveBack]
     assert set(one(found, TakeNode).change.labels) == {PLUGIN, EXPORTER}
-    assert found.warnings == (f"{DRA} is not paused: pods may hold claims, and could not end without it",)
+    assert found.warnings == (f"{DRA} is not paused: pods may hold claims, and could not end without its operand",)
 
 
 def test_a_rebind_without_claims_pauses_all() -> None:
@@ -324,7 +324,7 @@ def test_a_plan_tells_every_workload_with_its_reason_in_text_and_json() -> None:
     ]
     assert all(user["uses"] and user["why"] for user in body["workloads"])
     text = found.to_text()
-    assert "  pod tenant/a requests rebellions.ai/ATOM: evict, its ReplicaSet makes it anew" in text
+    assert "  pod tenant/a requests rebellions.ai/ATOM: evict, its ReplicaSet recreates it" in text
     assert "  pod tenant/e requests rebellions.ai/ATOM: stay, it has ended (Failed)" in text
 
 
@@ -357,7 +357,7 @@ def caught(check: Callable[[], None]) -> bool:
 
 
 def all_at_once(now: Situation) -> tuple[frozenset[str], frozenset[str]]:
-    return pausable_keys(now.obs.node, PROFILE), frozenset()
+    return pausable_keys(now.obs, PROFILE), frozenset()
 
 
 def nobody_is_looked_for_by_hand() -> None:
@@ -365,21 +365,40 @@ def nobody_is_looked_for_by_hand() -> None:
     assert not wants_users(Situation.of(observation(host=stale, own_pod=None), PROFILE, EVICTS))
 
 
+DRA_LAST = test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left
+MANAGED_LAST = test_a_managed_node_is_not_taken_before_its_operator_has_moved_the_workloads
+
+
 @pytest.mark.parametrize(
-    ("name", "mutant", "check"),
+    ("module", "name", "mutant", "check"),
     [
-        ("_pause_in_two", all_at_once, test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left),
-        ("holds_claim", lambda *_: False, test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left),
-        ("is_managed", lambda *_: False, test_a_managed_node_is_not_taken_before_its_operator_has_moved_the_workloads),
-        ("safe_load", lambda *_: (), test_everything_that_is_waited_for_comes_once_and_ends),
-        ("_is_skipped", lambda *_: None, test_a_skipped_node_is_left_alone_by_hand),
-        ("_container_starts_anew", lambda *_: True, nobody_is_looked_for_by_hand),
+        (
+            node_taking,
+            "pause_in_two",
+            all_at_once,
+            test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left,
+        ),
+        (
+            node_taking,
+            "holds_claim",
+            lambda *_: False,
+            test_the_dra_plugin_is_paused_only_after_the_claim_holders_have_left,
+        ),
+        (
+            node_taking,
+            "is_managed",
+            lambda *_: False,
+            test_a_managed_node_is_not_taken_before_its_operator_has_moved_the_workloads,
+        ),
+        (planner, "safe_load", lambda *_: (), test_everything_that_is_waited_for_comes_once_and_ends),
+        (planner, "_is_skipped", lambda *_: None, test_a_skipped_node_is_left_alone_by_hand),
+        (planner, "_container_starts_anew", lambda *_: True, nobody_is_looked_for_by_hand),
     ],
     ids=["at-once", "claims", "managed", "safe-load", "skip", "anew"],
 )
 def test_a_mutant_is_caught(
-    monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, check: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, mutant: object, check: Callable[[], None]
 ) -> None:
     assert not caught(check)
-    monkeypatch.setattr(planner, name, mutant)
+    monkeypatch.setattr(module, name, mutant)
     assert caught(check)

@@ -136,8 +136,8 @@ def test_a_module_that_this_kernel_would_not_take_stops_the_run(file: ModuleFile
 def test_a_module_that_tells_nothing_of_itself_is_not_said_to_be_of_another_kernel() -> None:
     file = ModuleFile("m", "/m.ko", unread="modinfo failed: killed")
     (problem,) = problems(Situation.of(observation(host=host(source=DriverSource("/opt", (file,)))), PROFILE, MANAGER))
-    assert "/m.ko is built for" in problem.what
-    assert "is not known: modinfo failed: killed" in problem.what
+    assert "unknown whether /m.ko is built for" in problem.what
+    assert "modinfo failed: killed" in problem.what
     assert "built for this kernel" not in problem.remedy
     assert "Run again" in problem.remedy
 
@@ -277,7 +277,7 @@ def test_a_right_that_is_missing_is_named_with_its_remedy() -> None:
 def test_a_missing_right_to_watch_stops_nothing_and_is_told(right: tuple[str, str]) -> None:
     (lack,) = access([right], (right,))
     assert lack.ok is None
-    assert f"may not watch {right[1]}: a run looks every few seconds instead" in lack.what
+    assert f"may not watch {right[1]}: a run polls every few seconds instead" in lack.what
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_reboot_after_which_another_driver_is_loaded_again_is_not_asked_for_ag
         boot(world, digest=digest)
         outcome = run(world)
         assert outcome.exit_code is ExitCode.MODULE_FAILED
-        assert f"the node has rebooted for driver {NEW_DIGEST} since that was asked for" in outcome.what
+        assert f"the node has rebooted for driver {NEW_DIGEST} since that was requested" in outcome.what
         assert PATHS.reboot_wish in outcome.remedy
         assert not asks(world), "what asked for the last reboot is taken back"
     assert requests(world) == 1
@@ -131,7 +131,7 @@ def test_a_forced_reinstall_asks_for_one_reboot_and_is_done_after_it() -> None:
         world.next_process()
         outcome = run(world)
         assert outcome.exit_code is ExitCode.DONE, boot_id
-        assert "after a reboot for the reinstall that is still forced" in outcome.what
+        assert "after the reboot for the forced reinstall" in outcome.what
         boot(world, loaded="")
     assert requests(world) == 1
 

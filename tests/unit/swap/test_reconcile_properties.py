@@ -9,30 +9,37 @@ MUTANTS that these properties caught, each proved again by a test at the end:
   - the owner is not asked for: two runs interleave
   - the node is taken only to pause it: two runs load the driver at once
   - no resourceVersion precondition on the pause: an edit between observation and pause is overwritten
+  - what is bound now taken for what was: after a kill the record says that vfio had the devices from the beginning
+  - overrides left where they are: a driver that comes after a kill gets no device
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.core.swap import node_steps, settling
+from driver_manager.domain import bindings
+from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.pods import labels as label_rules
-from driver_manager.domain.swap import node_patches, planner
+from driver_manager.domain.swap import node_patches, node_taking, planner, vfio_return
+from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import Step
 from driver_manager.domain.swap.steps.node import TakeNode
 from tests.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.fakes.checks import (
     EDITS,
     SECONDS,
+    check_called_off,
     check_converged,
     check_cordoned_first,
     check_edited,
@@ -43,7 +50,7 @@ from tests.fakes.checks import (
     finish,
     kill_points,
 )
-from tests.fakes.scenarios import LABELS, SCENARIOS, TAKING, settle_in, undisturbed
+from tests.fakes.scenarios import LABELS, SCENARIOS, TAKING, calls_until_given_back, settle_in, undisturbed
 from tests.fakes.world import World
 
 ALL_KILLS = [(name, effect, after) for name in SCENARIOS for effect, after in kill_points(name)]
@@ -63,6 +70,17 @@ def test_a_reboot_between_the_kill_and_the_next_run_changes_nothing(name: str, e
     check_killed(name, effect, after=after, reboot=True, new_pod=True)
 
 
+TO_MACHINES = ("switch_to_vfio", "bind_to_vfio")
+
+
+@pytest.mark.parametrize(("name", "effect", "after"), [one for one in ALL_KILLS if one[0] in TO_MACHINES])
+def test_devices_on_their_way_to_machines_come_back_whatever_killed_the_run(
+    name: str, effect: int, after: bool
+) -> None:
+    for reboot in (False, True):
+        check_called_off(name, effect, after=after, reboot=reboot)
+
+
 @settings(max_examples=300)
 @given(
     name=st.sampled_from(sorted(SCENARIOS)),
@@ -72,6 +90,7 @@ def test_a_reboot_between_the_kill_and_the_next_run_changes_nothing(name: str, e
         max_size=6,
     ),
 )
+@example(name="swap_a_folder_for_a_slot", blows=[(0, False, False, False, 15), (0, False, True, False, None)])
 def test_any_number_of_kills_signals_and_reboots_in_a_row_ends_like_an_undisturbed_run(
     name: str, blows: list[tuple[int, bool, bool, bool, int | None]]
 ) -> None:
@@ -88,6 +107,9 @@ def test_any_number_of_kills_signals_and_reboots_in_a_row_ends_like_an_undisturb
             world.move_to_new_pod()
     finish(world, runs=8)
     assert world.state().labels == LABELS
+    if world.host.slots.slots:  # who is told to end leaves old slots to the next run
+        world.next_process()
+        world.run()
     # A run that ended well in the middle may find a rebooted host to install on again: only the settled state counts.
     check_converged(world, name, rebooted=True)
 
@@ -123,6 +145,7 @@ def calls_of(name: str) -> list[str]:
     return world.killer.calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: f"{edit[0].rpartition('/')[2]}={edit[1]}")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
@@ -132,6 +155,7 @@ def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
         check_edited(name, call, (edit,))
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(
     name=st.sampled_from(TAKING),
@@ -150,6 +174,7 @@ def test_an_administrators_cordon_stays(name: str) -> None:
     check_cordoned_first(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> None:
     for call in edit_points(name):
@@ -165,6 +190,7 @@ def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> N
         assert world.state().unschedulable is (seen == [False]), f"at call {call}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TAKING)
 def test_labels_found_paused_without_a_journal_are_given_back(name: str) -> None:
     for kill in (None, *kill_points(name)):
@@ -178,6 +204,7 @@ def test_labels_found_paused_without_a_journal_are_given_back(name: str) -> None
         assert world.state().annotations == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
     fresh = {PLUGIN: "true", EXPORTER: "false", "new": "node"}
@@ -197,8 +224,7 @@ def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
 
 @pytest.mark.parametrize("name", TAKING)
 def test_a_node_deleted_meanwhile_ends_the_run_with_a_usage_error_and_is_not_made_again(name: str) -> None:
-    last = undisturbed(name)[3] - 1
-    for call in range(last + 1):
+    for call in range(calls_until_given_back(name)):
         world = SCENARIOS[name]()
         world.killer.at_call(call, world.cluster.delete_node)
         outcome = world.run()
@@ -219,7 +245,7 @@ def test_sigterm_while_waiting_for_pods_ends_the_wait_at_once_and_gives_back() -
     outcome = world.run()
     assert outcome is not None
     assert outcome.exit_code is ExitCode.STANDING_DOWN
-    assert "the node was given back as it was" in outcome.what
+    assert "the node was released" in outcome.what
     assert world.clock.now == world.clock.ended_at
     assert world.state().labels == LABELS
 
@@ -230,7 +256,7 @@ NOTHING_TAKEN = ("current", "replace_with_safe_load")
 
 def check_all_seconds(name: str) -> None:
     calls = calls_of(name)
-    for call in range(calls.index("patch") + 1, len(calls)):
+    for call in range(calls.index("patch") + 1, calls_until_given_back(name)):
         for pod in SECONDS:
             check_second_run_is_refused(name, call, pod)
 
@@ -260,6 +286,17 @@ def check_all_edits() -> None:
         for call in edit_points(name):
             for edit in EDITS:
                 check_edited(name, call, (edit,))
+
+
+def check_all_switches() -> None:
+    for effect, after in kill_points("switch_to_vfio"):
+        check_killed("switch_to_vfio", effect, after=after)
+
+
+def check_all_called_off() -> None:
+    for name in TO_MACHINES:
+        for effect, after in kill_points(name):
+            check_called_off(name, effect, after=after, reboot=False)
 
 
 def check_all_terms() -> None:
@@ -298,7 +335,16 @@ def patch_without_precondition(self: node_steps.NodeSteps, step: TakeNode) -> No
     self._context.ports.cluster.patch_node(step.change, None)
 
 
-ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, planner._taken
+def last_word_first(known: Iterable[Binding], more: Iterable[Binding]) -> tuple[Binding, ...]:
+    return MERGED(more, known)
+
+
+def given_back_as_they_are(now: Situation) -> tuple[PciFunction, ...]:
+    return tuple(one for one in RETURNING(now) if one.is_on_vfio)
+
+
+MERGED, RETURNING = bindings.merged, vfio_return.returning
+ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, node_taking.taking
 
 
 @pytest.mark.long
@@ -311,8 +357,10 @@ ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, planner
         (node_patches, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
         (settling.Settler, "_why_hold", lambda *_: "", check_all_terms),
         (planner, "refuse_if_owned", lambda *_, **__: None, lambda: check_all_seconds("first_install_by_manager")),
-        (planner, "_taken", take_only_to_pause, lambda: check_all_seconds("first_install_by_manager")),
+        (planner, "taking", take_only_to_pause, lambda: check_all_seconds("first_install_by_manager")),
         (node_steps.NodeSteps, "_take", patch_without_precondition, check_all_edits),
+        ((bindings, node_patches, vfio_return), "merged", last_word_first, check_all_switches),
+        (vfio_return, "returning", given_back_as_they_are, check_all_called_off),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,
 )
@@ -323,5 +371,6 @@ def test_a_mutant_is_caught(
         undisturbed(scenario)  # measured before anything is broken
         calls_of(scenario)
     assert not caught(check)
-    monkeypatch.setattr(target, name, mutant)
+    for module in target if isinstance(target, tuple) else (target,):
+        monkeypatch.setattr(module, name, mutant)
     assert caught(check)

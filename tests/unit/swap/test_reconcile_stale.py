@@ -60,7 +60,7 @@ def world() -> World:
 def test_a_run_that_was_overtaken_ends_as_the_second_of_two(world: World) -> None:
     outcome, looks = run(world, lambda world, _: taken(world))
     assert (outcome.exit_code, looks) == (ExitCode.OWNED_ELSEWHERE, 2)
-    assert any(PROBLEM in line and "observing again" in line for line in world.reporter.infos)
+    assert any(PROBLEM in line and "reading the facts again" in line for line in world.reporter.infos)
 
 
 def test_a_run_that_saw_another_ones_end_goes_on(world: World) -> None:

@@ -12,7 +12,7 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ExitCode
 from driver_manager.domain.model import Claim, EvictionRules, Holder, Node
-from driver_manager.domain.swap import planner
+from driver_manager.domain.swap import node_taking
 from tests.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
 from tests.fakes.checks import finish
 from tests.fakes.cluster import Tenant
@@ -75,7 +75,7 @@ def test_a_budget_that_never_allows_it_gives_the_node_back() -> None:
     outcome = run(world)
     assert outcome.exit_code is ExitCode.PODS_REMAIN
     assert "tenant/held (requests rebellions.ai/ATOM): its budget allows no disruption" in outcome.what
-    assert "given back as it was" in outcome.what
+    assert "the node was released" in outcome.what
     assert "held" in world.cluster.listed
     assert_untouched(world)
 
@@ -476,7 +476,7 @@ def caught(check: Callable[[], None]) -> bool:
 
 
 def test_pausing_the_dra_plugin_at_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "holds_claim", lambda *_: False)
+    monkeypatch.setattr(node_taking, "holds_claim", lambda *_: False)
     assert caught(test_the_dra_plugin_leaves_only_after_the_last_claim_holder)
 
 
@@ -530,7 +530,7 @@ def test_a_node_that_keeps_changing_after_the_completion_wait_is_given_back() ->
         world.killer.at("host", touch, after=True)
     outcome = run(world)
     assert outcome.exit_code is ExitCode.API_UNAVAILABLE
-    assert "given back" in outcome.what
+    assert "released" in outcome.what
     state = world.state()
     assert (state.labels, state.unschedulable) == (LABELS, False)
     assert state.annotations == {"touched": "yes"}

@@ -119,7 +119,8 @@ def test_the_step_says_until_when_why_and_how_to_skip_it() -> None:
     one = waiting(plan(failed_before(situation(), error)))
     assert one is not None
     assert one.describe() == (
-        "wait until 22:13:50 UTC (30 s), with everything in place, as the last run failed (exit 4: the device is still "
+        "wait until 22:13:50 UTC (30 s), before anything is changed, as the last run failed (exit 4: the device is "
+        "still "
         "in use) and nothing has changed since; --retry-wait=0s (RETRY_WAIT) skips this"
     )
     many = waiting(plan(failed_before(situation(), error, attempts=3)))

@@ -20,7 +20,8 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.model import FIELD_MANAGER, Node, Observation
-from driver_manager.ports import Ports
+from driver_manager.domain.swap.steps.node import GiveBack
+from driver_manager.ports.node import Ports
 from tests.fakes.builders import (
     EXPORTER,
     LABELS,
@@ -58,7 +59,9 @@ class Scene:
         self.settler = self._settler(observation(node=node(annotations=before)))
 
     def _settler(self, obs: Observation) -> Settler:
-        return Settler(Ports(self.cluster, self.host, self.clock, self.reporter), PROFILE, obs)
+        return Settler(
+            Ports(self.cluster, self.host, self.clock, self.reporter, self.host.slots, self.host.pci), PROFILE, obs
+        )
 
     @property
     def is_given_back(self) -> bool:
@@ -73,14 +76,14 @@ class Scene:
 def test_a_taken_node_is_given_back_after_a_failure_with_the_driver_loaded() -> None:
     scene = Scene()
     scene.settler.took(MINE)
-    assert scene.settler.after_failure(None) == "the node was given back as it was"
+    assert scene.settler.after_failure(None) == "the node was released"
     assert scene.is_given_back
     assert scene.killer.calls == ["modules", "node", "patch"]
 
 
 def test_what_an_earlier_run_left_is_given_back_too() -> None:
     scene = Scene(was_there=encode(MINE))
-    assert "given back" in scene.settler.after_failure(MINE)
+    assert "released" in scene.settler.after_failure(MINE)
     assert scene.is_given_back
 
 
@@ -102,7 +105,7 @@ def test_a_node_whose_old_driver_is_gone_is_held_with_its_journal() -> None:
 def test_a_node_that_had_no_driver_is_given_back_without_one() -> None:
     scene = Scene(loaded=False)
     scene.settler.took(journal(cordoned=True))
-    assert "given back" in scene.settler.after_failure(None)
+    assert "released" in scene.settler.after_failure(None)
     assert scene.is_given_back
 
 
@@ -111,14 +114,14 @@ def test_giving_back_after_a_failure_is_not_interrupted_by_sigterm() -> None:
     scene.settler.took(MINE)
     scene.clock.ask_to_end()
     scene.killer.at("node", scene.clock.check)
-    assert "given back" in scene.settler.after_failure(None)
+    assert "released" in scene.settler.after_failure(None)
 
 
 @pytest.mark.parametrize(("hurry", "budgets"), [(True, [HURRY_S]), (False, [])])
 def test_only_after_sigterm_the_last_calls_are_bounded(hurry: bool, budgets: list[float]) -> None:
     scene = Scene()
     scene.settler.took(MINE)
-    assert "given back" in scene.settler.after_failure(None, hurry=hurry)
+    assert "released" in scene.settler.after_failure(None, hurry=hurry)
     assert scene.cluster.retry_budgets == budgets
     assert HURRY_S * 4 < 5.0, "two patches, a read and the event within the shortest grace period"
 
@@ -128,7 +131,7 @@ def test_a_deleted_node_is_no_failure_of_giving_back() -> None:
     scene.settler.took(replace(MINE, services=(SERVICE,)))
     scene.host.services = {SERVICE: False}
     scene.cluster.delete_node()
-    assert scene.settler.after_failure(None) == "the Node is gone, so there is nothing to give back"
+    assert scene.settler.after_failure(None) == "the Node is gone, so there is nothing to release"
     assert scene.host.services == {SERVICE: True}
     assert scene.reporter.warnings == []
 
@@ -137,8 +140,8 @@ def test_an_api_server_that_is_away_leaves_it_to_the_next_run() -> None:
     scene = Scene()
     scene.settler.took(MINE)
     scene.killer.at("node", _unavailable)
-    assert "the next run gives it back from the journal" in scene.settler.after_failure(None)
-    assert scene.reporter.warnings == ["not given back: no answer"]
+    assert "the next run releases it from the journal" in scene.settler.after_failure(None)
+    assert scene.reporter.warnings == ["not released: no answer"]
 
 
 def test_a_host_that_cannot_be_read_does_not_hide_the_first_failure() -> None:
@@ -188,7 +191,7 @@ def test_a_node_created_anew_with_our_own_journal_is_given_back() -> None:
     scene = Scene()
     recreated(scene, MINE)
     scene.settler.took(MINE)
-    assert "given back" in scene.settler.after_failure(None)
+    assert "released" in scene.settler.after_failure(None)
     assert scene.is_given_back
     assert scene.reporter.warnings == []
 
@@ -216,7 +219,7 @@ def test_a_deleted_node_has_nothing_to_give_back() -> None:
     with pytest.raises(NodeMissing, match="does not exist") as caught:
         scene.settler.give_back(MINE)
     assert caught.value.exit_code is ExitCode.USAGE
-    assert caught.value.remedy == "Nothing is left to give back."
+    assert caught.value.remedy == "No action needed: nothing is left to release."
 
 
 def test_a_node_that_another_run_took_over_is_left_to_it() -> None:
@@ -264,7 +267,7 @@ def test_services_are_started_once_when_giving_back_fails_and_is_settled() -> No
     scene.killer.at("patch", _unavailable)
     with pytest.raises(ApiUnavailable):
         scene.settler.give_back(taken)
-    assert "given back" in scene.settler.after_failure(None)
+    assert "released" in scene.settler.after_failure(None)
     assert scene.killer.calls.count(f"start {SERVICE}") == 1
 
 
@@ -428,3 +431,15 @@ def test_an_unchanged_node_is_not_patched() -> None:
 
 def _unavailable() -> None:
     raise ApiUnavailable("no answer", "")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (journal(cordoned=True), "release the node: restore 2 label(s), lift our cordon, remove the journal"),
+        (journal(labels={}, services=("rbln_daemon",)), "release the node: start rbln_daemon, remove the journal"),
+        (journal(labels={}), "release the node: remove the journal"),
+    ],
+)
+def test_a_release_names_what_there_is_to_undo_and_no_count_of_zero(found: Journal, said: str) -> None:
+    assert GiveBack(found).describe() == said

@@ -52,7 +52,7 @@ def test_a_replacement_takes_two_patches_which_say_upgrading_and_ready() -> None
     assert [KEYS.last_outcome in patch.annotations for patch in world.cluster.patches] == [False, True]
     found = outcome(world)
     assert (found.exit_code, found.step, found.digest, found.version) == (0, "", NEW_DIGEST, "2.0")
-    assert found.what.startswith("done: driver 2.0 was loaded")
+    assert found.what.startswith("done: driver 2.0 loaded")
 
 
 def test_a_run_that_looks_again_before_it_gives_back_shows_its_end_there_too() -> None:
@@ -254,7 +254,9 @@ def test_a_state_that_cannot_be_written_is_a_warning_and_no_other_exit_code(erro
 
     world.killer.at("patch", refuse)
     assert run(world).exit_code is ExitCode.PREFLIGHT_FAILED
-    assert "the Node does not show how this run ended: the API server refused to patch nodes" in world.reporter.warnings
+    assert (
+        "the end of this run is not shown on the Node: the API server refused to patch nodes" in world.reporter.warnings
+    )
     assert world.state().shown == NOTHING_SHOWN
 
 
@@ -262,7 +264,7 @@ def test_without_an_api_server_nothing_more_is_asked_of_it() -> None:
     world = SCENARIOS["replace_by_manager"]()
 
     def away() -> None:
-        raise ApiUnavailable("the API server did not answer usefully", "Check it.")
+        raise ApiUnavailable("the API server gave no usable answer", "Check it.")
 
     world.killer.at("pods", away)
     assert run(world).exit_code is ExitCode.API_UNAVAILABLE
@@ -426,8 +428,8 @@ def test_a_node_held_for_a_driver_that_does_not_work_stays_so_through_a_run_that
     world.host.stuck_users = {"rebellions": 1}
     ended = run(world)
     assert ended.exit_code is ExitCode.DRIVER_BUSY
-    assert "the node stays paused, because an earlier run left a driver that was not seen to work" in ended.what
-    assert "nobody was disturbed" not in ended.what
+    assert "the node stays paused, because an earlier run left a driver that was not verified" in ended.what
+    assert "no pod was disturbed" not in ended.what
     assert "the next run waits until" not in ended.remedy, "it goes on at once"
     assert is_held(world)
     assert world.state().shown == Shown("held", 4, NEW_DIGEST)
@@ -446,6 +448,6 @@ def test_what_a_killed_run_left_paused_is_not_called_undisturbed() -> None:
     world.host.stuck_users = {"rebellions": 1}
     ended = run(world)
     assert ended.exit_code is ExitCode.DRIVER_BUSY
-    assert "nobody was disturbed" not in ended.what
-    assert not [step for step in world.reporter.steps if "with everything in place" in step]
+    assert "no pod was disturbed" not in ended.what
+    assert not [step for step in world.reporter.steps if "before anything is changed" in step]
     assert is_given_back(world)

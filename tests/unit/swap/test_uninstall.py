@@ -118,7 +118,7 @@ def test_with_nothing_loaded_there_is_nothing_to_do_but_to_clean_up(policy: Poli
     absent: dict[str, Any] = {"modules": {}, "digest": None, "source": source(problem="no module", remedy="x")}
     found = planned(policy, host=host(**absent, conflicting=("nouveau",)))
     assert (found.decision, found.steps) == (Decision.NOT_LOADED, ())
-    assert "there is nothing to uninstall" in found.reason
+    assert ": there is nothing to uninstall" in found.reason
     left = planned(policy, host=host(**absent, artifacts=(STATE,)))
     assert kinds(left) == [RemoveArtifacts]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,9 +15,11 @@ from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result, run
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck
 from driver_manager.domain.model import Module
-from driver_manager.domain.modules import closure
+from driver_manager.domain.modules import closure, is_own
 from driver_manager.domain.profile import Modules
-from driver_manager.ports import Clock
+from driver_manager.ports.base import Clock
+
+TOOLS = ("rmmod", "modprobe", "insmod")
 
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
@@ -41,7 +42,7 @@ def driver_modules(sys_root: Path, modules: Modules) -> dict[str, Module]:
             f"cannot read {folder}: {error.strerror}", "Mount the host's /sys (SYS_ROOT), and run as root."
         ) from error
     loaded: dict[str, Module] = {}
-    queue = [name for name in names if name in modules.roots or _matches(name, modules.own)]
+    queue = [name for name in names if is_own(name, modules)]
     while queue:
         name = queue.pop()
         if name in loaded:
@@ -58,7 +59,7 @@ def leaving_modules(sys_root: Path, modules: Modules) -> tuple[str, ...]:
     loaded = driver_modules(sys_root, modules)
     with_holders = {holder for module in loaded.values() for holder in module.holders}
     folder = sys_root / "module"
-    named = {name for name in os.listdir(folder) if name in modules.roots or _matches(name, modules.own)}  # noqa: PTH208
+    named = {name for name in os.listdir(folder) if is_own(name, modules)}  # noqa: PTH208
     return tuple(sorted(name for name in named | with_holders if _is_going(folder / name)))
 
 
@@ -116,10 +117,6 @@ def _line(path: Path) -> str | None:
         return None
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def unload(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
     """rmmod. What /sys says decides how it ended, before the words of the tool.
 
@@ -131,15 +128,14 @@ def unload(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
         if deadline.is_over:
             raise ModuleStuck(
                 f"module {name} is stuck while unloading: its exit function does not return",
-                "Only a reboot of the node helps; the run after it goes on. The kernel log (dmesg) may say what the "
-                "module waits for.",
+                "Reboot the node; the next run continues. The kernel log (dmesg) may show what the module waits for.",
             )
         clock.sleep(GOING_POLL_S)
     module = _module(sys_root / "module" / name)
     if module is None:
         return
     if result.status == 0:
-        raise ModuleFailed(f"rmmod said it unloaded {name}, the kernel still has it", "Look at the kernel log (dmesg).")
+        raise ModuleFailed(f"rmmod reported success, but {name} is still loaded", "Look at the kernel log (dmesg).")
     if module.refcount or any(word in f"{result.err} {result.out}".lower() for word in _BUSY):
         raise ModuleBusy(f"module {name} is in use: {result.last_line}", "Stop what uses the device, then run again.")
     raise ModuleFailed(f"module {name} cannot be unloaded: {result.last_line}", "Look at the kernel log (dmesg).")
@@ -150,18 +146,24 @@ def load(root: Path, kernel: str, name: str, deadline: Deadline, options: Mappin
 
     `options` by module come before those of the modprobe.d that modprobe reads below our own root.
     """
-    if not (root / "lib/modules" / kernel / "modules.dep").exists():
-        made = run(["depmod", "-b", str(root), kernel], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
-        if made.status:
-            raise ModuleFailed(
-                f"the tree in {root} has no modules.dep and depmod cannot make it: {made.last_line}",
-                "Run depmod when the driver tree is built.",
-            )
+    make_list(root, kernel, deadline)
     result = _modprobe(root, kernel, name, deadline, options)
     if result.status:
         raise ModuleFailed(
             f"module {name} cannot be loaded from {root}: {result.last_line}",
             "Look at the kernel log (dmesg): was the driver built for this kernel, is it signed if it must be?",
+        )
+
+
+def make_list(root: Path, kernel: str, deadline: Deadline) -> None:
+    """depmod where the tree has no modules.dep. Raises ModuleFailed."""
+    if (root / "lib/modules" / kernel / "modules.dep").exists():
+        return
+    made = run(["depmod", "-b", str(root), kernel], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+    if made.status:
+        raise ModuleFailed(
+            f"the tree in {root} has no modules.dep and depmod cannot make it: {made.last_line}",
+            "Run depmod when the driver tree is built.",
         )
 
 
@@ -185,7 +187,7 @@ def why_refused(root: Path, kernel: str, name: str) -> str:
     """Why modprobe would not load the module from a tree with a list, "" where it would, as far as it tells before."""
     result = run(["modprobe", "--show-depends", "--dirname", str(root), "--set-version", kernel, name])
     if result.status:
-        return f"modprobe does not find {name} in {root}: {result.last_line}"
+        return f"modprobe cannot find {name} in {root}: {result.last_line}"
     commands = [
         line.removeprefix("install ").strip() for line in result.out.splitlines() if line.startswith("install ")
     ]

@@ -5,7 +5,7 @@ Nothing is loaded or written. Sources: kmod's modinfo(8), modprobe(8), modules.d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,16 @@ from driver_manager.adapters.host.modules.elf import exported_symbols, needed_sy
 from driver_manager.adapters.host.modules.options import configured_options
 from driver_manager.adapters.process.run import run
 from driver_manager.domain.model import DriverSource, MissingFirmware, ModuleFile
-from driver_manager.domain.profile import LoadScope
+from driver_manager.domain.profile import LoadScope, Modules, RootsNeeded
 
 HOST = "/"
+NO_MODULES = Modules(())
 LAYOUT_SYMBOL = "module_layout"
 MAX_LIST_BYTES = 16 * 1024 * 1024
 """A distribution's own lists have less than one."""
+
+LISTS = ("modules.dep", *(f"modules.{name}.bin" for name in ("dep", "alias", "symbols", "builtin")), "modules.softdep")
+"""What modprobe reads of a tree."""
 
 _DATA_KINDS = frozenset({b"D", b"d", b"B", b"b", b"R", b"r"})
 _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT to the tree that holds it."
@@ -32,12 +36,19 @@ class ModuleTrees:
     A tree's list, and what a tool said of a file, are kept as long as the object, which is one look at the host.
     """
 
-    def __init__(
-        self, files: HostFiles, proc: Path, sys_root: Path, kernel: str, scope: LoadScope = LoadScope.ROOTS
+    def __init__(  # noqa: PLR0913, PLR0917  # one host, one kernel, and what one profile says of its modules
+        self,
+        files: HostFiles,
+        proc: Path,
+        sys_root: Path,
+        kernel: str,
+        modules: Modules = NO_MODULES,
+        firmware_folder: str = "",
     ) -> None:
         self.files = files
         self.kernel = kernel
-        self._scope = scope
+        self._profile = modules
+        self._firmware_folder = firmware_folder
         self._proc = proc
         self._sys_root = sys_root
         self._options: dict[str, str] | None = None
@@ -54,20 +65,24 @@ class ModuleTrees:
             self._paths[root] = {_module_name(entry): entry for entry in reversed(self._entries(root))}
         return self._paths[root].get(name, "")
 
-    def source(self, root: str, roots: Iterable[str], *, in_depth: bool = True) -> DriverSource:
+    def source(self, root: str, roots: Collection[str], *, in_depth: bool = True) -> DriverSource:
         """What `root` offers; its `problem` says what is not there. `in_depth` adds all that decides about loading."""
         found: list[ModuleFile] = []
         for name in roots:
             path = self.find(root, name)
-            if not path:
+            if not path and self._profile.roots_needed is RootsNeeded.ALL:
                 return DriverSource(root, problem=self._nothing_for(root, name), remedy=_USE_ANOTHER)
-            found.append(self._outline(name, path))
+            found += [self._outline(name, path)] if path else []
+        if not found:
+            return DriverSource(root, problem=self._nothing_for(root, " or ".join(roots)), remedy=_USE_ANOTHER)
+        order = tuple(name for name in self._profile.order if self.find(root, name))
         if not in_depth:
-            return DriverSource(root, tuple(found), real_root=self.files.real(root))
+            return DriverSource(root, tuple(found), real_root=self.files.real(root), load_order=order)
         problem = self._why_no_list(root, found)
         if problem:
             return DriverSource(root, problem=problem, remedy="Run depmod when the driver tree is built.")
-        paths = self._with_dependencies(root, {file.name: file.path for file in found})
+        further = {name: self.find(root, name) for name in order}
+        paths = self._with_dependencies(root, {file.name: file.path for file in found} | further)
         exported = self._exported(HOST) | self._exported(root)
         for path in paths.values():
             exported |= exported_symbols(self.files.path(path))
@@ -81,16 +96,17 @@ class ModuleTrees:
             root,
             tuple(inspected[: len(found)]),
             real_root=self.files.real(root),
+            load_order=order,
             dependencies=tuple(inspected[len(found) :]),
             tree=self._in_order(root) if self._is_whole(root) else (),
-            refusal=self._why_refused(root, roots),
+            refusal=self._why_refused(root, (*(file.name for file in found), *order)),
             options={name: text for name, text in self.options().items() if name in paths},
             missing_firmware=self._missing_firmware(root, paths),
         )
 
     def _missing_firmware(self, root: str, paths: dict[str, str]) -> tuple[MissingFirmware, ...]:
         """What the modules at `paths` name and the kernel would not find."""
-        folders = firmware.search_path(self._sys_root, self.kernel)
+        folders = firmware.search_path(self._sys_root, self.kernel, self._firmware_folder)
         own = f"{root.rstrip('/')}/{firmware.OF_A_ROOT}"
         found = []
         for name, path in paths.items():
@@ -98,6 +114,19 @@ class ModuleTrees:
             is_kept = any(firmware.is_there(self.files, (own,), one) for one in lost)
             found += [MissingFirmware(name, lost, folders, own if is_kept else "")] if lost else []
         return tuple(found)
+
+    def files_of(self, source: DriverSource) -> Iterator[Path]:
+        """What a load of `source` reads: the tree's lists, its modules, and the firmware that they name."""
+        tree = self._tree(source.root)
+        yield from (self.files.path(f"{tree}/{name}") for name in LISTS)
+        modules = (*source.dependencies, *source.modules)
+        paths = dict.fromkeys((*(path for _, path in source.tree), *(module.path for module in modules)))
+        yield from (self.files.path(path) for path in paths)
+        folders = firmware.search_path(self._sys_root, self.kernel, self._firmware_folder)
+        for path in paths:
+            self._modinfo(path)
+            for name in self._firmware[path]:
+                yield from firmware.found(self.files, folders, name)
 
     def options(self) -> dict[str, str]:
         """Options that the host's modprobe.d sets, by module."""
@@ -143,7 +172,7 @@ class ModuleTrees:
 
     def _is_whole(self, root: str) -> bool:
         """Whether every module of the tree is loaded: never all that a host has."""
-        return self._scope is LoadScope.TREE and root != HOST
+        return self._profile.load is LoadScope.TREE and root != HOST
 
     def _in_order(self, root: str) -> tuple[tuple[str, str], ...]:
         """Name and path of every module in the tree, each after those of the tree that it says it needs."""
@@ -181,7 +210,7 @@ class ModuleTrees:
         why = self.files.why_not_writable(f"{self._tree(root)}/modules.dep")
         lost = [file.path for file in found if not self._is_seen_by_tools(file.path)]
         if lost and not why:
-            why = f"depmod would not find {lost[0]}: it is a link that leads nowhere in this container"
+            why = f"depmod would not find {lost[0]}: it is a symlink that does not resolve in this container"
         return f"the driver tree {root} has no modules.dep, and {why}" if why else ""
 
     def _entries(self, root: str) -> tuple[str, ...]:

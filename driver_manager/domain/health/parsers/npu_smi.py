@@ -146,7 +146,7 @@ def _chip(upper: Row, lower: Row) -> DeviceVerdict | None:
     if card is None or chip is None or not (address or word.lower() in WORDS):
         return None
     name = f"npu {card.group(1)} chip {chip.group(1)}"
-    return DeviceVerdict(name, WORDS.get(word.lower(), Health.UNKNOWN), word or "without a word", address)
+    return DeviceVerdict(name, WORDS.get(word.lower(), Health.UNKNOWN), word or "without a state", address)
 
 
 def _is_half(row: Row) -> bool:

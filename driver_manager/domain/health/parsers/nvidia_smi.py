@@ -43,4 +43,4 @@ def _gpu(row: list[str]) -> DeviceVerdict:
     remarks = [first or second for first, second in _REMARK.findall(", ".join(row[2:]))]
     bad = [remark for remark in remarks if remark.lower() not in _HARMLESS]
     health = Health.UNHEALTHY if bad else Health.HEALTHY
-    return DeviceVerdict(f"gpu {row[0]}", health, "; ".join(bad) or "without remark", pci_address(row[1]))
+    return DeviceVerdict(f"gpu {row[0]}", health, "; ".join(bad) or "without errors", pci_address(row[1]))

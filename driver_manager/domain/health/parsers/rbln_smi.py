@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from driver_manager.domain.escaping import writable
 from driver_manager.domain.health.parsers.verdicts import ENDED_FROM_OUTSIDE, pci_address, unhealthy, unknown, whole
@@ -16,10 +17,13 @@ def devices(status: int, out: str, last_line: str, present: tuple[str, ...]) -> 
     if status:
         return unhealthy(last_line)
     try:
-        found = tuple(_device(body) for body in json.loads(out)["devices"])
+        body = json.loads(out)
+        found = tuple(_device(one) for one in body["devices"])
+        count = len(body.get("contexts") or ())
     except (ValueError, KeyError, TypeError, RecursionError):
-        return unknown("rbln-smi did not print what it should")
-    return whole(found, present) if found else unhealthy("rbln-smi sees no device")
+        return unknown("rbln-smi printed unexpected output")
+    busy = (f"{count} context(s)",) if count else ()
+    return replace(whole(found, present), busy=busy) if found else unhealthy("rbln-smi sees no device")
 
 
 def _device(body: dict[str, object]) -> DeviceVerdict:

@@ -31,6 +31,13 @@ def unhealthy(reason: str) -> ProbeResult:
     return ProbeResult(Health.UNHEALTHY, reason)
 
 
+def failure(tool: str, status: int, last_line: str) -> ProbeResult | None:
+    """The sample of a tool that failed, of which nothing but 0 is known to mean success; None where it did not."""
+    if status in ENDED_FROM_OUTSIDE:
+        return unknown(f"{tool} was ended from outside: {last_line}")
+    return unhealthy(f"{tool} failed with exit status {status}: {last_line}") if status else None
+
+
 def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
     """The sample of `devices`; `present` are the PCI functions that the driver should serve.
 
@@ -57,7 +64,7 @@ def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> Probe
 def partial(tool: str, devices: tuple[DeviceVerdict, ...]) -> ProbeResult:
     """The sample of an output that breaks off: a device that was seen to be bad counts, everything else is unknown."""
     result = whole(devices, ())
-    return result if result.health is Health.UNHEALTHY else unknown(f"{tool} did not print what it should")
+    return result if result.health is Health.UNHEALTHY else unknown(f"{tool} printed unexpected output")
 
 
 def _missing(address: str) -> DeviceVerdict:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from driver_manager.domain.digest import in_words
+from driver_manager.domain.listing import several
 from driver_manager.domain.model import DriverSource
-from driver_manager.domain.swap.steps.base import Right, Step
+from driver_manager.domain.swap.steps.base import EVICT_PODS, Right, Step
 
 
 class ModuleStep(Step):
@@ -28,13 +29,17 @@ class StopServices(ModuleStep):
 
 @dataclass(frozen=True)
 class WaitForDevice(ModuleStep):
-    """Wait until nothing but modules uses the driver's modules; what pods with the uids `apart` have open is no use."""
+    """Wait until nothing but modules uses the driver's modules; what pods with the uids `apart` have open is no use.
+
+    `whose` says in words which pods these are.
+    """
 
     timeout_s: float
     apart: tuple[str, ...] = ()
+    whose: str = "the driver pod"
 
     def describe(self) -> str:
-        but = ", apart from the driver pod" if self.apart else ""
+        but = f", apart from {self.whose}" if self.apart else ""
         return f"wait up to {self.timeout_s:g} s for the device to be free{but}"
 
     def rights(self) -> tuple[Right, ...]:
@@ -42,13 +47,48 @@ class WaitForDevice(ModuleStep):
 
 
 @dataclass(frozen=True)
-class UnloadModules(ModuleStep):
-    """Unload the driver, holders first; the order is looked up again when it is done."""
+class RemoveConflicting(ModuleStep):
+    """Unload modules that must not be loaded beside the driver; where none comes of it they are loaded again."""
 
     names: tuple[str, ...]
 
     def describe(self) -> str:
-        return f"unload {' → '.join(self.names)}"
+        return f"unload conflicting module(s) {' → '.join(self.names)}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class UnloadModules(ModuleStep):
+    """Unload the driver, holders first; the order is looked up again when it is done.
+
+    `clients` are uids of pods that hold the device: they are evicted right before, and the unload is tried in the gap
+    before their successors have it open. `pods` are their names.
+    """
+
+    names: tuple[str, ...]
+    clients: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        unload = f"unload {' → '.join(self.names)}"
+        if not self.clients:
+            return unload
+        return f"evict client(s) {several(self.pods)}, and {unload} before their successors open the device"
+
+    def rights(self) -> tuple[Right, ...]:
+        return (EVICT_PODS,) if self.clients else ()
+
+
+@dataclass(frozen=True)
+class SetFirmwarePath(ModuleStep):
+    """Let the kernel look for firmware in the folder that the profile names, before its own."""
+
+    path: str
+
+    def describe(self) -> str:
+        return f"set firmware_class.path to {self.path}"
 
     def rights(self) -> tuple[Right, ...]:
         return ()
@@ -68,7 +108,7 @@ class LoadModules(ModuleStep):
 
     def describe(self) -> str:
         version = f" {self.source.version}" if self.source.version else ""
-        names = ", ".join(module.name for module in self.source.modules)
+        names = ", ".join(self.source.sequence)
         return f"load {names}{version} from {self.source.root} and verify it"
 
     def rights(self) -> tuple[Right, ...]:
@@ -91,4 +131,6 @@ class RecordDigest(ModuleStep):
         return ()
 
 
-AnyModuleStep = StopServices | WaitForDevice | UnloadModules | LoadModules | RecordDigest
+AnyModuleStep = (
+    StopServices | WaitForDevice | RemoveConflicting | UnloadModules | SetFirmwarePath | LoadModules | RecordDigest
+)

@@ -22,9 +22,9 @@ class TakeNode(NodeStep):
     resource_version: str
 
     def describe(self) -> str:
-        paused = [key for key in self.change.labels if key in self.journal.labels]
+        paused = [key for key in self.change.labels if key in self.journal.paused]
         parts = [f"pause {len(paused)} operand label(s)"] if paused else []
-        if not paused and self.journal.labels:
+        if not paused and self.journal.paused:
             parts.append("keep the operands paused")
         if self.change.unschedulable:
             parts.append("cordon")
@@ -41,7 +41,7 @@ class PauseLast(NodeStep):
     keys: tuple[str, ...]
 
     def describe(self) -> str:
-        return f"pause {', '.join(self.keys)}, now that no claim is held any more"
+        return f"pause {', '.join(self.keys)}, after the last claim is released"
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES,)
@@ -54,7 +54,7 @@ class MarkCleared(NodeStep):
     revision: str
 
     def describe(self) -> str:
-        return f"note that the node is cleared for revision {self.revision}"
+        return f"record that the node is cleared for revision {self.revision}"
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES,)
@@ -67,9 +67,10 @@ class GiveBack(NodeStep):
     journal: Journal
 
     def describe(self) -> str:
-        cordon = ", lift our cordon" if self.journal.cordoned else ""
-        services = f", start {', '.join(self.journal.services)}" if self.journal.services else ""
-        return f"give the node back: restore {len(self.journal.labels)} label(s){cordon}{services}, remove the journal"
+        parts = [f"restore {len(self.journal.paused)} label(s)"] if self.journal.paused else []
+        parts += ["lift our cordon"] if self.journal.cordoned else []
+        parts += [f"start {', '.join(self.journal.services)}"] if self.journal.services else []
+        return f"release the node: {', '.join([*parts, 'remove the journal'])}"
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES,)

@@ -20,7 +20,7 @@ class WaitForSafeLoad(OperatorStep):
     timeout_s: float
 
     def describe(self) -> str:
-        return f"wait up to {self.timeout_s:g} s until the operator removes {self.key}: it is safe to load then"
+        return f"wait up to {self.timeout_s:g} s until the operator removes {self.key}: then it is safe to load"
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES, WATCH_NODES)
@@ -57,7 +57,7 @@ class WithdrawSafeLoad(OperatorStep):
     value: str
 
     def describe(self) -> str:
-        return f"withdraw {self.key}={self.value}, which nobody waits for any more"
+        return f"withdraw {self.key}={self.value}, which no run waits for any more"
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES,)

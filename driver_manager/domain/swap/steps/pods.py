@@ -22,7 +22,7 @@ class WaitForOperands(PodStep):
 
     def describe(self) -> str:
         if not self.pods:
-            return "make sure that no operand pod is left"
+            return "verify that no operand pod is left"
         return f"wait up to {self.timeout_s:g} s for {len(self.pods)} operand pod(s) to terminate"
 
     def rights(self) -> tuple[Right, ...]:
@@ -89,7 +89,7 @@ class WaitForRestart(PodStep):
     pods: tuple[str, ...]
 
     def describe(self) -> str:
-        return f"wait until the deadline for {named_pods(self.pods)} to be deleted; the run of the next one goes on"
+        return f"wait until the deadline for {named_pods(self.pods)} to be deleted; the run of the next one continues"
 
     def rights(self) -> tuple[Right, ...]:
         return (WATCH_PODS,)

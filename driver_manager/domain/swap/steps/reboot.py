@@ -44,7 +44,7 @@ class HoldForReboot(RebootStep):
     marker: Marker
 
     def describe(self) -> str:
-        return "leave: a reboot is required (exit 9)" if self.no_wait else "hold until the node reboots"
+        return "end the run: a reboot is required (exit 9)" if self.no_wait else "hold until the node reboots"
 
     def rights(self) -> tuple[Right, ...]:
         return ()
@@ -73,7 +73,7 @@ class EndWithoutReboot(RebootStep):
     remedy: str
 
     def describe(self) -> str:
-        return "end the run: the node has rebooted for this already (exit 5)"
+        return "end the run: the node has already rebooted for this (exit 5)"
 
     def rights(self) -> tuple[Right, ...]:
         return ()

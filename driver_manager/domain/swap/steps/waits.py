@@ -16,12 +16,12 @@ class WaitStep(Step):
 
 
 def _meanwhile(*, is_undisturbed: bool) -> str:
-    return "with everything in place" if is_undisturbed else "with the node as it is now"
+    return "before anything is changed" if is_undisturbed else "with the node as it is now"
 
 
 @dataclass(frozen=True)
 class WaitForHolders(WaitStep):
-    """Wait until the processes `pids`, which this run does not stop, let go of the device. `holders` names them.
+    """Wait until the processes `pids`, which this run does not stop, release the device. `holders` names them.
 
     `is_undisturbed`: nobody was made to leave so far.
     """
@@ -33,7 +33,7 @@ class WaitForHolders(WaitStep):
 
     def describe(self) -> str:
         named, meanwhile = several(self.holders, "; "), _meanwhile(is_undisturbed=self.is_undisturbed)
-        return f"wait up to {self.timeout_s:g} s, {meanwhile}, for the device to be let go: {named}"
+        return f"wait up to {self.timeout_s:g} s, {meanwhile}, for the device to be released: {named}"
 
     def rights(self) -> tuple[Right, ...]:
         return ()
@@ -72,7 +72,7 @@ class WaitAfterFailure(WaitStep):
     def describe(self) -> str:
         times = "the last run" if self.attempts == 1 else f"the last {self.attempts} runs"
         return (
-            f"wait until {self.until} ({self.left_s:.0f} s), with everything in place, as {times} failed (exit "
+            f"wait until {self.until} ({self.left_s:.0f} s), before anything is changed, as {times} failed (exit "
             f"{self.exit_code}: {self.what}) and nothing has changed since; --retry-wait=0s (RETRY_WAIT) skips this"
         )
 
@@ -80,4 +80,20 @@ class WaitAfterFailure(WaitStep):
         return ()
 
 
-AnyWaitStep = WaitForHolders | WaitForStuckPods | WaitAfterFailure
+@dataclass(frozen=True)
+class WaitForMachines(WaitStep):
+    """Wait until no virtual machine has one of the device `nodes` open any more. `holders` names who has them."""
+
+    nodes: tuple[str, ...]
+    holders: tuple[str, ...]
+    timeout_s: float
+
+    def describe(self) -> str:
+        named = several(self.holders, "; ")
+        return f"wait up to {self.timeout_s:g} s for the virtual machines to release their devices: {named}"
+
+    def rights(self) -> tuple[Right, ...]:
+        return ()
+
+
+AnyWaitStep = WaitForMachines | WaitForHolders | WaitForStuckPods | WaitAfterFailure

@@ -1,0 +1,81 @@
+{{- /*
+Whether a component is there: (list . "metrics"). By its value, and where that is null, as the vendor's overlay has it.
+"true" or "".
+*/ -}}
+{{- define "driver-manager.has" -}}
+{{- $root := index . 0 }}
+{{- $component := index . 1 }}
+{{- $table := include "driver-manager.table" $root | fromYaml }}
+{{- $offered := index $table.offered $root.Values.vendor }}
+{{- $needs := index $table.requires $component | default list }}
+{{- $asked := index $root.Values (camelcase $component | untitle) }}
+{{- $there := true }}
+{{- range $needs }}{{ if not (include "driver-manager.has" (list $root .)) }}{{ $there = false }}{{ end }}{{ end }}
+{{- if not (hasKey $offered $component) }}
+{{- $there = false }}
+{{- if and $asked $asked.enabled }}
+{{- fail (printf "%s.enabled: vendor %s has no %s; set it to false or leave it out" (camelcase $component | untitle) $root.Values.vendor $component) }}
+{{- end }}
+{{- else if $asked }}
+{{- $wanted := ternary $asked.enabled (index $offered $component) (kindIs "bool" $asked.enabled) }}
+{{- if and $wanted (not $there) }}
+{{- fail (printf "%s.enabled needs %s" (camelcase $component | untitle) (join " and " $needs)) }}
+{{- end }}
+{{- $there = $wanted }}
+{{- end }}
+{{- if $there }}true{{ end }}
+{{- end }}
+
+{{- define "driver-manager.image" -}}
+{{- with .Values.image }}{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}{{ end }}
+{{- end }}
+
+{{- define "driver-manager.driverImage" -}}
+{{- with .Values.driver.image }}
+{{- if and .repository (not (or .tag .digest)) }}{{ fail "driver.image.tag: say which version of your driver's image" }}{{ end }}
+{{- if and .repository (not $.Values.driver.configDigest) }}
+{{- fail "driver.configDigest: one word that changes whenever the driver has to be replaced, e.g. its version" }}
+{{- end }}
+{{- .repository | default "driver-manager-sample-driver" }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* A workload with what the values say of its pod and its containers: (list . "driver-manager.driver"). */ -}}
+{{- define "driver-manager.finished" -}}
+{{- $root := index . 0 }}
+{{- $object := include (index . 1) $root | fromYaml }}
+{{- $template := $object.spec.template }}
+{{- $table := include "driver-manager.table" $root | fromYaml }}
+{{- $isController := eq $object.kind "Deployment" }}
+{{- with $root.Values.imagePullSecrets }}{{ $_ := set $template.spec "imagePullSecrets" . }}{{ end }}
+{{- if $isController }}
+{{- with $root.Values.rollout.replicas }}{{ $_ := set $object.spec "replicas" . }}{{ end }}
+{{- else }}
+{{- with $root.Values.nodeSelector }}{{ $_ := set $template.spec "nodeSelector" . }}{{ end }}
+{{- with $root.Values.tolerations }}{{ $_ := set $template.spec "tolerations" . }}{{ end }}
+{{- with $root.Values.volumes }}{{ $_ := set $template.spec "volumes" (concat $template.spec.volumes .) }}{{ end }}
+{{- end }}
+{{- range $container := concat ($template.spec.initContainers | default list) $template.spec.containers }}
+{{- $own := index $root.Values (index $table.containers $container.name) }}
+{{- if ne $container.name "driver" }}{{ $_ := set $container "imagePullPolicy" $root.Values.image.pullPolicy }}{{ end }}
+{{- $env := list }}
+{{- range $container.env }}{{ if not (hasKey $own.env .name) }}{{ $env = append $env . }}{{ end }}{{ end }}
+{{- range $name, $value := $own.env }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+{{- $_ := set $container "env" $env }}
+{{- with $own.resources }}{{ $_ := set $container "resources" . }}{{ end }}
+{{- with $own.volumeMounts }}{{ $_ := set $container "volumeMounts" (concat ($container.volumeMounts | default list) .) }}{{ end }}
+{{- if eq $container.name "driver" }}
+{{- $_ := set $container "imagePullPolicy" $own.image.pullPolicy }}
+{{- with $own.command }}{{ $_ := set $container "command" . }}{{ end }}
+{{- with $own.args }}{{ $_ := set $container "args" . }}{{ end }}
+{{- with $own.ready }}{{ $_ := set $container.startupProbe.exec "command" . }}{{ end }}
+{{- with $own.stop }}{{ $_ := set $container.lifecycle.preStop.exec "command" . }}{{ end }}
+{{- with $root.Values.clients.selector }}
+{{- if not (include "driver-manager.has" (list $root "clients")) }}{{ fail "clients.selector needs clients.enabled" }}{{ end }}
+{{- $_ := set $template.metadata.annotations "client-selector" . }}
+{{- end }}
+{{- with $own.configDigest }}{{ $_ := set $template.metadata.annotations "driver-config-digest" . }}{{ end }}
+{{- end }}
+{{- end }}
+{{- toYaml $object }}
+{{- end }}

@@ -1,0 +1,190 @@
+"""What was done about the clients of one driver generation: one versioned document on the host, gone with the boot.
+
+Owns its form and its transitions. Who is a client of a generation is decided once, at the first look after the driver
+is ready: a pod that comes later is never one. So nothing is restarted twice, and no pod that keeps dying is hunted.
+What is about to be asked for is noted before, so that whoever goes on after a kill forgets nobody. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from driver_manager.domain import generation as generations
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.escaping import writable
+from driver_manager.domain.generation import Generation
+from driver_manager.domain.model import Pod
+from driver_manager.domain.pods.clients import ClientRules, Standing, clients, standing
+from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
+
+MAX_TEXT_CHARS = 330
+"""A namespace has up to 63 letters, a pod's name 253."""
+
+
+class ClientRecordUnreadable(ConfigError):
+    """The file is no record that this version can go on with."""
+
+
+FORM = Form("the record of clients", ClientRecordUnreadable, "No action needed: the next driver begins a new one.")
+
+
+class ClientState(Enum):
+    """What became of a client."""
+
+    FOUND = "found"
+    ASKED = "asked"
+    """Its eviction is about to be asked for, or was; nobody knows the answer yet."""
+    RESTARTED = "restarted"
+    LEFT = "left"
+    """It left by itself, or somebody else made it leave."""
+
+
+MEANINGS: dict[ClientState, str] = {
+    ClientState.FOUND: "is not restarted yet",
+    ClientState.ASKED: "is being restarted",
+    ClientState.RESTARTED: "was restarted",
+    ClientState.LEFT: "left before it was evicted",
+}
+
+
+@dataclass(frozen=True)
+class Client:
+    """One pod, by its uid; `pod` is namespace/name, `owner` the kind of its controller."""
+
+    uid: str
+    pod: str
+    owner: str
+    state: ClientState = ClientState.FOUND
+
+    @property
+    def is_left(self) -> bool:
+        """Whether something is left to be done about it."""
+        return self.state in (ClientState.FOUND, ClientState.ASKED)
+
+    def __str__(self) -> str:
+        return f"{self.pod} ({self.owner})"
+
+
+@dataclass(frozen=True)
+class ClientRecord:
+    """`unknown` are uids of pods that may be clients: their kubelet has not told of containers yet.
+
+    `has_looked`: who the clients are is decided, those of `unknown` apart. `is_shown`: the Node shows the generation.
+    `claims` are DRA claims, as namespace/name, of pods that have run since before the driver was ready: they were
+    prepared for the one before, and are still held. `selectors` are the texts of those for whose pods it is
+    decided: the run and health-watch may have been given different ones.
+    """
+
+    generation: Generation
+    clients: tuple[Client, ...] = ()
+    unknown: tuple[str, ...] = ()
+    has_looked: bool = False
+    is_shown: bool = False
+    claims: tuple[str, ...] = ()
+    selectors: tuple[str, ...] = ()
+
+    @property
+    def left(self) -> tuple[Client, ...]:
+        """The clients about which something is left to be done."""
+        return tuple(client for client in self.clients if client.is_left)
+
+    @property
+    def restarted(self) -> tuple[Client, ...]:
+        """The clients that were restarted."""
+        return tuple(client for client in self.clients if client.state is ClientState.RESTARTED)
+
+    def has_looked_for(self, rules: ClientRules) -> bool:
+        """Whether it is decided for all pods that `rules` select, those of `unknown` apart."""
+        return self.has_looked and all(selector.text in self.selectors for selector in rules.selectors)
+
+    def is_settled(self, rules: ClientRules) -> bool:
+        """Whether nothing is left to be done in this generation, as far as `rules` go."""
+        return self.has_looked_for(rules) and self.is_shown and not self.left and not self.unknown
+
+    def looked(self, pods: Iterable[Pod], rules: ClientRules, now_s: float) -> ClientRecord:
+        """The same after a look at the node's `pods`."""
+        known = {client.uid for client in self.clients}
+        decided = [selector for selector in rules.selectors if selector.text in self.selectors]
+        judged = [
+            (pod, standing(pod, self.generation, now_s))
+            for pod in clients(pods, rules)
+            if pod.uid in self.unknown or not any(selector.matches(pod.labels) for selector in decided)
+            if pod.uid not in known
+        ]
+        further = (selector.text for selector in rules.selectors if selector not in decided)
+        stale = (pod for pod, how in judged if how is Standing.STALE)
+        return replace(
+            self,
+            clients=(*self.clients, *(Client(pod.uid, str(pod), pod.owner_kind) for pod in stale)),
+            unknown=tuple(pod.uid for pod, how in judged if how is Standing.UNKNOWN),
+            has_looked=True,
+            selectors=(*self.selectors, *further),
+        )
+
+    def with_state(self, uid: str, state: ClientState) -> ClientRecord:
+        """The same with that client in another state."""
+        return replace(
+            self, clients=tuple(replace(one, state=state) if one.uid == uid else one for one in self.clients)
+        )
+
+
+def of(there: ClientRecord | None, generation: Generation) -> ClientRecord:
+    """The record of `generation`: the one that is there, or a new one."""
+    if there is not None and there.generation.goes_on_as(generation):
+        return replace(there, generation=generation)
+    return ClientRecord(generation)
+
+
+def encode(record: ClientRecord) -> str:
+    """The file's text."""
+    generation = record.generation
+    body = {
+        **generations.to_json(generation),
+        "ready": generation.ready_s,
+        "clients": [
+            {"uid": one.uid, "pod": one.pod, "owner": one.owner, "state": one.state.value} for one in record.clients
+        ],
+        "unknown": list(record.unknown),
+        "hasLooked": record.has_looked,
+        "isShown": record.is_shown,
+        **({"claims": list(record.claims)} if record.claims else {}),
+        **({"selectors": list(record.selectors)} if record.selectors else {}),
+    }
+    return FORM.write(body) + "\n"
+
+
+def decode(text: str) -> ClientRecord:
+    """What `encode` wrote. Raises ClientRecordUnreadable."""
+    body = FORM.read(text)
+    return ClientRecord(
+        generation=Generation(
+            **generations.texts_in(body), ready_s=min(max(0.0, body.seconds("ready")), LAST_MOMENT_S)
+        ),
+        clients=tuple(_client(one) for one in body.each("clients")),
+        unknown=tuple(_text(uid) for uid in body.texts("unknown")),
+        has_looked=body.flag("hasLooked"),
+        is_shown=body.flag("isShown"),
+        claims=tuple(_text(name) for name in body.texts("claims", ())),
+        selectors=tuple(body.texts("selectors", ())),
+    )
+
+
+def recorded(text: str) -> ClientRecord | None:
+    """The same; None for no text and for what cannot be read: who was restarted runs since the driver was ready, and so
+    is no client of it any more.
+    """
+    try:
+        return decode(text) if text else None
+    except ClientRecordUnreadable:
+        return None
+
+
+def _client(body: Fields) -> Client:
+    state = ClientState(body.choice("state", [state.value for state in ClientState]))
+    return Client(_text(body.text("uid")), _text(body.text("pod")), _text(body.text("owner")), state)
+
+
+def _text(text: str) -> str:
+    return writable(text)[:MAX_TEXT_CHARS]

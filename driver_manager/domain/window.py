@@ -1,0 +1,213 @@
+"""The window: from the first pod that is told to go until the node serves again, and what its time went to.
+
+Owns the parts, how they are measured over several runs, their JSON form and their words. Which step is which part is
+`driver_manager.domain.swap.window_parts`. Pure: the time comes with each call, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.wire import Fields, Form
+
+FORM = Form("a window", ConfigError, "Run the same version of driver-manager everywhere.")
+
+DIGITS = 3
+"""Of a second, in documents."""
+
+LEAST_SAID_S = 0.05
+"""A shorter part is 0.0 s in a message, and left out."""
+
+
+class Part(Enum):
+    """What the time of a window goes to, in the order in which it comes."""
+
+    EVICT = "evict"
+    OPERANDS = "operands"
+    DEVICE = "device"
+    UNLOAD = "unload"
+    INSTALL = "install"
+    LOAD = "load"
+    PROBE = "probe"
+    BACK = "operands back"
+    OTHER = "other"
+
+
+MEANINGS: dict[Part, str] = {
+    Part.EVICT: "users' pods leave: evictions, drains, what an operator was asked to move",
+    Part.OPERANDS: "the operands' labels are paused and their pods leave",
+    Part.DEVICE: "host services stop and the last processes release the device",
+    Part.UNLOAD: "the old modules are unloaded; where a rollout clears the node first, the old driver container ends",
+    Part.INSTALL: "stale mounts and files go, the root is flipped to a staged driver; where a container loads, all "
+    "until its driver is recorded",
+    Part.LOAD: "the new modules are loaded, and recorded",
+    Part.PROBE: "device nodes are awaited and the driver is probed; where its container loads, until it is ready",
+    Part.BACK: "services start, and labels and cordon are restored",
+    Part.OTHER: "everything in between: between two runs, reading the facts and planning again",
+}
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window, which began at `began_s` seconds since the epoch and took `seconds`, rounded to milliseconds.
+
+    `is_open`: so far, as the driver was not back when this was measured.
+    """
+
+    began_s: float
+    seconds: float
+    parts: Mapping[Part, float] = field(default_factory=dict)
+    is_open: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of all documents that hold one."""
+        parts = {part.value: round(self.parts[part], DIGITS) for part in Part if self.parts.get(part)}
+        body = {"began": round(self.began_s, DIGITS), "seconds": round(self.seconds, DIGITS), "parts": parts}
+        return {**body, "open": True} if self.is_open else body
+
+    def in_words(self) -> str:
+        """As `4.2 s: evict 1.1 s, unload 3.1 s`."""
+        return words(self.seconds, {part.value: seconds for part, seconds in self.parts.items()})
+
+    def sentence(self) -> str:
+        """For the end of a run's last line; whoever kept the driver all the time was not without the device."""
+        what = "the device" if any(part in self.parts for part in (Part.UNLOAD, Part.LOAD)) else "operands"
+        was, so_far = ("have been", " so far") if self.is_open else ("were", "")
+        length, colon, parts = self.in_words().partition(":")
+        return f"users {was} without {what} for {length}{so_far}{colon}{parts}"
+
+    def ended_by_container(self, recorded_s: float | None, ready_s: float | None, now_s: float) -> Window:
+        """The same, once the driver that its container loads is seen to serve at `now_s`.
+
+        `recorded_s` is when the container recorded it, `ready_s` when it was marked ready, None where that is not known
+        or cannot be of this driver.
+        """
+        released_s = self.began_s + self.seconds
+        known = [moment for moment in (recorded_s, ready_s) if moment is not None and released_s <= moment <= now_s]
+        end_s = max(known, default=max(now_s, released_s))
+        installed_s = recorded_s if recorded_s in known and recorded_s is not None else end_s
+        more = {Part.INSTALL: installed_s - released_s, Part.PROBE: end_s - installed_s}
+        parts = {**self.parts, **{part: self.parts.get(part, 0.0) + more[part] for part in more if more[part] > 0}}
+        return replace(self, seconds=round(end_s - self.began_s, DIGITS), parts=_rounded(parts), is_open=False)
+
+
+def words(seconds: float, parts: Mapping[str, float]) -> str:
+    """A window of so many `seconds` and what they went to, `parts` by their names."""
+    named = ", ".join(
+        f"{part.value} {took_s:.1f} s" for part in Part if (took_s := parts.get(part.value, 0.0)) >= LEAST_SAID_S
+    )
+    return f"{seconds:.1f} s{f': {named}' if named else ''}"
+
+
+def read(body: Fields) -> Window:
+    """What `to_json` gave. Raises as `body`; a part that is not known here counts for none."""
+    parts = body.fields("parts")
+    return Window(
+        began_s=body.seconds("began"),
+        seconds=max(0.0, body.seconds("seconds")),
+        parts={part: max(0.0, parts.seconds(part.value)) for part in Part if part.value in parts},
+        is_open="open" in body and body.flag("open"),
+    )
+
+
+def from_json(body: Mapping[str, Any]) -> Window:
+    """The same for a process of this version. Raises ConfigError."""
+    return read(Fields(FORM, body))
+
+
+def read_in(body: Fields, key: str = "window") -> Window | None:
+    """The window in the field `key`, None where there is none. Raises as `body`."""
+    return read(body.fields(key)) if key in body else None
+
+
+def kept_in(body: Fields) -> Window | None:
+    """The same where a form that is not understood is worth no failure: the rest of the document counts."""
+    try:
+        return read_in(body)
+    except ConfigError:
+        return None
+
+
+def expected(*measured: Window | None) -> Window | None:
+    """What the next window may take, from those `measured`, the best source first; None where there is none.
+
+    One that is over tells more than one that was still open when it was measured.
+    """
+    known = [window for window in measured if window is not None]
+    return next((window for window in known if not window.is_open), known[0] if known else None)
+
+
+class WindowMeter:
+    """Measures one window as it goes. Times are `now_s` on a monotonic clock; `wall_s` is since the epoch."""
+
+    def __init__(self) -> None:
+        self.is_serving = False
+        self._began_s: float | None = None
+        self._zero_s = 0.0
+        self._spent: dict[Part, float] = {}
+        self._part = Part.OTHER
+        self._since_s = 0.0
+        self._ended_s: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether somebody was told to go, and the node is not given back."""
+        return self._began_s is not None and self._ended_s is None
+
+    def opens(self, wall_s: float, now_s: float) -> None:
+        """The first pod is told to go, unless one was before."""
+        self.goes_on(Window(wall_s, 0.0), wall_s, now_s)
+
+    def goes_on(self, before: Window, wall_s: float, now_s: float) -> None:
+        """An earlier run opened it; its parts count. Nothing where one is open already.
+
+        It is no shorter than that run measured it, whatever the clock on the wall was set to meanwhile.
+        """
+        if self.is_open:
+            return
+        self._began_s, self._ended_s = before.began_s, None
+        self._zero_s = now_s - max(before.seconds, wall_s - before.began_s)
+        self._spent = {part: seconds for part, seconds in before.parts.items() if part is not Part.OTHER}
+        self._since_s = now_s
+
+    def forget(self) -> None:
+        """Nobody was told to go after all."""
+        self._began_s = None
+
+    def turns_to(self, part: Part, now_s: float) -> None:
+        """From now on the time goes to `part`."""
+        if self.is_open:
+            self._spent = self._parts(now_s)
+        self._part, self._since_s = part, now_s
+
+    def closes(self, now_s: float) -> None:
+        """The node was given back."""
+        if self.is_open:
+            self._spent, self._ended_s = self._parts(now_s), now_s
+
+    def at(self, now_s: float) -> Window | None:
+        """The window as it is, None where there is none; open as long as the node is not seen to serve."""
+        if self._began_s is None:
+            return None
+        end_s = now_s if self._ended_s is None else self._ended_s
+        seconds, parts = max(0.0, end_s - self._zero_s), self._parts(end_s) if self.is_open else dict(self._spent)
+        rest = seconds - sum(parts.values())
+        if rest > 0:
+            parts[Part.OTHER] = rest
+        return Window(
+            round(self._began_s, DIGITS), round(seconds, DIGITS), _rounded(parts), is_open=not self.is_serving
+        )
+
+    def _parts(self, now_s: float) -> dict[Part, float]:
+        if self._part is Part.OTHER:
+            return dict(self._spent)
+        took_s = max(0.0, now_s - self._since_s)
+        return {**self._spent, self._part: self._spent.get(self._part, 0.0) + took_s}
+
+
+def _rounded(parts: Mapping[Part, float]) -> dict[Part, float]:
+    return {part: round(seconds, DIGITS) for part, seconds in parts.items()}

@@ -1,0 +1,1 @@
+"""What the core needs from the outside, as protocols: a module for each program."""

@@ -1,0 +1,228 @@
+"""What a run on a node needs from the outside. Adapters implement it, the sandbox and the tests too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.journal import Owner
+from driver_manager.domain.json_patch import Operation
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.model import Claim, DriverSource, Holder, Module, Node, NodeChange, Pod, PodList, ProbeResult
+from driver_manager.domain.pod_changes import Eviction, PodEvent
+from driver_manager.domain.run_figures import RunTally
+from driver_manager.ports.base import Clock, Reporter
+from driver_manager.ports.devices import PciDevices
+from driver_manager.ports.slots import SlotFolders
+
+
+class Cluster(Protocol):
+    """One Node and its pods.
+
+    Every method raises ApiRefused (401, 403), ApiUnavailable (after its retries), NodeMissing (404 of the Node).
+    """
+
+    def node(self) -> Node:
+        """The Node as it is now: one GET."""
+        ...
+
+    def pods(self, *, recent: bool = False) -> PodList:
+        """All pods bound to the node: one LIST. `recent`: as they were a moment ago, which is cheap to answer."""
+        ...
+
+    def watch_pods(self, resource_version: str, timeout_s: float) -> Generator[PodEvent, None, None]:
+        """Changes after `resource_version`, for at most about `timeout_s` seconds: one WATCH.
+
+        Ends quietly when the server ends it. Raises WatchExpired (410), WatchBroken (cut in the middle, nothing heard
+        for too long), Terminated.
+        """
+        ...
+
+    def watch_node(self, resource_version: str, timeout_s: float) -> Generator[Node, None, None]:
+        """The Node after each change since `resource_version`, as `watch_pods`: one WATCH. Raises NodeMissing too."""
+        ...
+
+    def claims(self, namespaces: Iterable[str], named: Iterable[tuple[str, str]] = ()) -> tuple[Claim, ...]:
+        """The ResourceClaims in `namespaces`, one LIST each; those `named` (namespace, name) where that is refused.
+
+        Raises ApiRefused too where the server denies that there is such a thing: pods that hold claims say otherwise.
+        """
+        ...
+
+    def evict(self, pod: Pod, *, dry_run: bool = False) -> Eviction:
+        """Ask once to evict exactly this pod, by its uid, as its budget and its grace allow. Never raises Conflict."""
+        ...
+
+    def evict_each(self, pods: Iterable[Pod], *, dry_run: bool = False) -> Generator[tuple[Pod, Eviction], None, None]:
+        """As `evict` of each of `pods`, several at once: the answers as they come, which may be another order.
+
+        The next pod is taken once there is room for its request, and may be none after all: what `pods` raises ends it.
+        """
+        ...
+
+    def patch_node(self, change: NodeChange, resource_version: str | None) -> Node:
+        """Apply `change` in one PATCH. Raises Conflict if `resource_version` is given and no longer current."""
+        ...
+
+    def patch_node_where(self, operations: tuple[Operation, ...]) -> Node:
+        """Apply `operations` in one PATCH. Raises Conflict, and changes nothing, where one of them does not apply."""
+        ...
+
+    def post_event(self, reason: str, message: str, *, warning: bool, key: str = "") -> bool:
+        """An Event on the Node; with a `key`, once only, however often it is asked for.
+
+        Never raises: what could not be posted is worth one warning line. False where it may be posted later.
+        """
+        ...
+
+    def record_event(self, reason: str, message: str, *, warning: bool, key: str) -> None:
+        """The same, with its errors: raises as every method."""
+        ...
+
+    def refused(self, rights: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        """Those of `rights` (verb, resource) that we do not have: one access review each.
+
+        A server that does not answer reviews refuses nothing: the request itself will tell.
+        """
+        ...
+
+    def traffic(self) -> tuple[int, int]:
+        """How many requests were sent so far, and how many of those were sent again."""
+        ...
+
+    def limit_retries(self, budget_s: float) -> None:
+        """From now on, spend at most `budget_s` seconds on the retries of one call."""
+        ...
+
+
+class HostSystem(Protocol):
+    """Effects on the host, and the reads that belong to them. Paths are absolute on the host.
+
+    What runs a tool, waits or reads of processes is over at its deadline, in whichever way it ends.
+    """
+
+    def modules(self) -> Mapping[str, Module]:
+        """The driver's loaded modules now, by name: roots, all above them, their own below them."""
+        ...
+
+    def unload(self, name: str, deadline: Deadline) -> None:
+        """Unload one module. Raises ModuleBusy while something uses it, ModuleFailed otherwise.
+
+        ModuleStuck is one of the latter: the kernel began to unload the module and does not finish.
+        """
+        ...
+
+    def remove_conflicting(self, name: str, deadline: Deadline) -> None:
+        """Unload one module that the profile lets go for the driver. Raises as `unload`."""
+        ...
+
+    def set_firmware_path(self, path: str) -> None:
+        """Let the kernel look for firmware in `path` first. Raises ModuleFailed."""
+        ...
+
+    def load(self, source: DriverSource, deadline: Deadline) -> None:
+        """Load the modules of `source`. Raises ModuleFailed; what was loaded on the way is unloaded again.
+
+        ModuleStuck where that does not end.
+        """
+        ...
+
+    def warm(self, source: DriverSource, deadline: Deadline) -> int:
+        """Read ahead what a load of `source` and its probe read; how many bytes that was, 0 where it is not known.
+
+        Never raises: whoever needs a file says what is wrong with it.
+        """
+        ...
+
+    def reload(self, source: DriverSource, names: tuple[str, ...], deadline: Deadline) -> None:
+        """Load modules again that were unloaded before a root turned out to be busy. Raises ModuleFailed."""
+        ...
+
+    def parameters(self, deadline: Deadline) -> Mapping[str, str]:
+        """Parameters of the driver's loaded modules by `module.parameter`, as far as they can be read."""
+        ...
+
+    def await_device_nodes(self, deadline: Deadline) -> bool:
+        """Whether a device node of the profile appeared in time, or none is to be expected."""
+        ...
+
+    def probe(self, root: str, deadline: Deadline) -> ProbeResult:
+        """One sample of the profile's probe, run from the driver root."""
+        ...
+
+    def unmount(self, mount_point: str, deadline: Deadline) -> None:
+        """Unmount in the host's mount namespace. Raises ModuleFailed."""
+        ...
+
+    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
+        """Uids of pods whose own mounts still show what is mounted at `mount_points` now."""
+        ...
+
+    def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
+        """Processes that use a device of the profile; mappings are read if open files explain fewer than `enough`."""
+        ...
+
+    def stop_service(self, name: str, deadline: Deadline) -> None:
+        """Stop a service of the host. Raises ModuleFailed."""
+        ...
+
+    def start_service(self, name: str, deadline: Deadline) -> None:
+        """Start a service of the host. Raises ModuleFailed."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there. Raises ModuleFailed."""
+        ...
+
+    def at_work(self) -> AbstractContextManager[bool]:
+        """Within it health-watch on this host holds its judgement. Yields whether it could be told to."""
+
+    def remove_marker(self, seen: Marker) -> None:
+        """Remove the reboot-required marker if it still is `seen`: one written since stays. Raises ModuleFailed."""
+        ...
+
+    def turn(self) -> AbstractContextManager[Callable[[Owner], bool]]:
+        """Within it no other run has an effect on the driver, or takes the node.
+
+        Yields what notes the owner whose effects alone may follow: False where the host has no room for it.
+        Raises OwnedElsewhere where another run is in the middle of either, and stays there.
+        """
+        ...
+
+    def owned(self, owner: Owner) -> AbstractContextManager[None]:
+        """Within it no other run takes the node. Raises OwnedElsewhere where one has, and as `turn`."""
+        ...
+
+    def save_evidence(self, name: str, lines: tuple[str, ...], deadline: Deadline) -> str:
+        """The path of a file that outlives the boot, with `lines`, what health-watch saw last, holders, kernel log.
+
+        "" where none is wanted. Raises ConfigError where it cannot be written.
+        """
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file at `path`. Raises ConfigError."""
+        ...
+
+    def write_text(self, path: str, text: str) -> None:
+        """Write a file atomically (temporary file, fsync, rename, fsync of the folder). Raises ConfigError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The outside of a reconcile, wired once by the command line; `tally` is what the run does, for metrics.
+
+    `slots` are touched only where this run loads the driver from one, `devices` only where they change hands.
+    """
+
+    cluster: Cluster
+    host: HostSystem
+    clock: Clock
+    reporter: Reporter
+    slots: SlotFolders
+    devices: PciDevices
+    tally: RunTally = field(default_factory=RunTally)

@@ -1,0 +1,240 @@
+"""Owns the Helm chart: its templates are written from `deploy/`, everything that is there for all vendors in one place.
+
+What is not written here is in `deploy/charts/driver-manager` by hand: values, their schema, and the helpers that the
+templates call. As a program it writes the chart, or with `--check` says what of it `deploy/` would make otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import yaml
+
+from scripts.releasing import kustomize, layers
+from scripts.releasing.conditions import ALWAYS, REQUIRES, When
+from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json
+
+CHECKOUT = Path(__file__).parents[2]
+CHART = CHECKOUT / "deploy/charts/driver-manager"
+HEADER = "{{- /* Made from deploy/ by scripts/chart. */ -}}\n"
+
+LEFT_OUT = "namespace"
+"""The component that a chart has no use for: Helm's release is in a namespace that is there before it."""
+
+VENDOR, NAMESPACE = "at.vendor", "at.namespace"
+WORDS = {
+    VENDOR: "{{ .Values.vendor }}",
+    NAMESPACE: "{{ .Release.Namespace }}",
+    "driver-manager:at.tag": '{{ include "driver-manager.image" . }}',
+    "driver-manager-sample-driver:at.tag": '{{ include "driver-manager.driverImage" . }}',
+}
+"""What stands in the objects for a value of the chart, and how a template asks for it."""
+
+CONTAINERS = {
+    "k8s-driver-manager": "manager",
+    "driver": "driver",
+    "health-watch": "healthWatch",
+    "rebooter": "rebooter",
+    "controller": "rollout",
+}
+"""The values that each container has for itself."""
+
+Source = tuple[str, Json, When]
+"""The file of the chart that an object goes to, the object or patch, and when it is there."""
+
+
+def offered() -> dict[str, dict[str, bool]]:
+    """For each vendor the components that its overlays name, and whether they have them or only offer them."""
+    found: dict[str, dict[str, bool]] = {}
+    for vendor in OVERLAYS:
+        found[vendor] = {}
+        for folder in (vendor, f"{vendor}/rollout"):
+            lines = (DEPLOY / "overlays" / folder / "kustomization.yaml").read_text().splitlines()
+            for line in lines:
+                if said := re.fullmatch(r"  (# )?- (?:\.\./)+components/(\S+)", line):
+                    # A chart has the controller only if it is asked to, as it stands beside the overlay.
+                    found[vendor][said[2]] = not said[1] and folder == vendor
+    return found
+
+
+def objects() -> dict[str, list[tuple[When, layers.Fields]]]:
+    """What each template has: objects and when they are there. Raises ValueError for what no template can say."""
+    made: dict[str, list[tuple[When, layers.Fields]]] = {}
+    known: dict[tuple[str, str], layers.Fields] = {}
+    sources = list(_sources())
+    bodies = _named([body for _, body, _ in sources])
+    for (file, _, when), body in zip(sources, bodies, strict=True):
+        key = (body["kind"], body["metadata"]["name"])
+        if key in known:
+            layers.lay(known[key], body, when)
+        else:
+            known[key] = layers.lifted(body)
+            made.setdefault(file, []).append((when, known[key]))
+    return made
+
+
+def _sources() -> Iterator[Source]:
+    """Resources and patches in kustomize's order: the base, the components, what each vendor says."""
+    yield from _resources("base", DEPLOY / "base", ALWAYS)
+    offers = offered()
+    for component in dict.fromkeys(name for names in offers.values() for name in names):
+        when = When(having=frozenset({component, *REQUIRES.get(component, ())}))
+        yield from _resources(component, DEPLOY / "components" / component, when)
+    for vendor in OVERLAYS:
+        for folder in (DEPLOY / "overlays" / vendor, DEPLOY / "overlays" / vendor / "rollout"):
+            for patch in _patches(folder):
+                yield "", patch, When(frozenset({vendor}))
+
+
+def _resources(file: str, folder: Path, when: When) -> Iterator[Source]:
+    body = kustomize.loaded(folder / "kustomization.yaml")[0]
+    for name in body.get("resources", []):
+        for one in kustomize.loaded(folder / name):
+            if one["kind"] != "CustomResourceDefinition":
+                yield file, one, when
+    for patch in _patches(folder):
+        yield "", patch, when
+
+
+def _patches(folder: Path) -> list[Json]:
+    body = kustomize.loaded(folder / "kustomization.yaml")[0]
+    return [patch for one in body.get("patches", []) for patch in kustomize.loaded(folder / one["path"])]
+
+
+def _named(bodies: list[Json]) -> list[Json]:
+    """The same with the prefix, the namespace and the images of whoever installs the chart."""
+    transformer = kustomize.loaded(DEPLOY / "overlays" / OVERLAYS[0] / "default-namespace.yaml")[0]
+    transformer["metadata"]["namespace"] = NAMESPACE
+    bodies = kustomize.in_namespace(kustomize.prefixed(bodies, f"{VENDOR}-"), transformer)
+    for name in ("driver-manager", "driver-manager-sample-driver"):
+        bodies = [kustomize.with_image(one, {"name": name, "newTag": "at.tag"}) for one in bodies]
+    return [_told_its_vendor(one) for one in bodies]
+
+
+def _told_its_vendor(body: Json) -> Json:
+    """A patch of a vendor says its name to the program; in a chart all of them say the same."""
+    body = copy.deepcopy(body)
+    if body["kind"] == "SecurityContextConstraints":
+        body["metadata"].pop("namespace", None)
+    for container in _containers(body):
+        for one in container.get("env", []):
+            if one["name"] == "DRIVER_PROFILE":
+                one["value"] = VENDOR
+    return body
+
+
+def _containers(body: Json) -> list[Json]:
+    spec = kustomize.pod_spec(body)
+    return [*spec.get("initContainers", []), *spec.get("containers", [])]
+
+
+def templates() -> dict[str, str]:
+    """Every file of the chart that is made from `deploy/`, by its path in the chart. Raises ValueError."""
+    files = {f"templates/{name}.yaml": HEADER + _template(found) for name, found in objects().items()}
+    files["templates/_offered.tpl"] = _offered_template()
+    version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
+    described = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["description"]
+    files["Chart.yaml"] = CHART_YAML.format(version=version, description=described)
+    files["crds/driverrollout.yaml"] = (DEPLOY / "components/rollout/crd.yaml").read_text()
+    return files
+
+
+CHART_YAML = """\
+# Made by scripts/chart.
+apiVersion: v2
+name: driver-manager
+description: "{description}"
+type: application
+version: {version}
+appVersion: "{version}"
+kubeVersion: ">=1.22.0-0"
+"""
+
+
+def _template(found: list[tuple[When, layers.Fields]]) -> str:
+    return "".join(_workload(node, when) for when, node in found if _is_workload(node)) + layers.united(
+        "".join(_document(node, when) for when, node in found)
+    )
+
+
+def _is_workload(node: layers.Fields) -> bool:
+    return node["kind"][0].node in ("DaemonSet", "Deployment")
+
+
+def _part(node: layers.Fields) -> str:
+    """The name of a workload as a part of the chart."""
+    name: str = node["metadata"][0].node["name"][0].node
+    return f"driver-manager.{name.removeprefix(VENDOR + '-')}"
+
+
+def _text(node: layers.Fields, when: When) -> str:
+    # A component that a vendor's overlays do not name is refused for that vendor, by `driver-manager.has`.
+    vendors = frozenset(vendor for vendor, names in offered().items() if when.having <= names.keys())
+    return _escaped(layers.united(layers.text(node, When(vendors, when.having))))
+
+
+def _workload(node: layers.Fields, when: When) -> str:
+    """A workload by itself, as what the values say of its pod comes last."""
+    return f'{{{{- define "{_part(node)}" -}}}}\n{_text(node, when)}{{{{- end }}}}\n'
+
+
+def _document(node: layers.Fields, when: When) -> str:
+    used = f'{{{{ include "driver-manager.finished" (list . "{_part(node)}") }}}}\n' if _is_workload(node) else ""
+    condition, text = when.expression(), f"---\n{used or _text(node, when)}"
+    return f"{{{{- if {condition} }}}}\n{text}{{{{- end }}}}\n" if condition else text
+
+
+def _escaped(text: str) -> str:
+    """For Helm: what looks like its language stands for itself, and the words for values ask for them."""
+    text = re.sub(r"\{\{(?!- (?:if|else|end))", '{{ "{{" }}', text)
+    for word in sorted(WORDS, key=len, reverse=True):
+        text = text.replace(word, WORDS[word])
+    return text
+
+
+def _offered_template() -> str:
+    offers = offered()
+    for names in offers.values():
+        names.pop(LEFT_OUT, None)
+    table = {
+        "offered": offers,
+        "requires": {name: list(needed) for name, needed in REQUIRES.items()},
+        "containers": CONTAINERS,
+    }
+    body = yaml.safe_dump(table, sort_keys=False)
+    return f'{HEADER}{{{{- define "driver-manager.table" -}}}}\n{body}{{{{- end }}}}\n'
+
+
+def drifted(files: Mapping[str, str]) -> list[str]:
+    """Those of the files that the chart does not have so, and what it has beside them and those written by hand."""
+    wrong = [name for name, text in files.items() if not (CHART / name).is_file() or (CHART / name).read_text() != text]
+    marked = (path for path in CHART.rglob("*") if path.is_file() and "Made from deploy/ by" in path.read_text())
+    return wrong + [name for path in marked if (name := path.relative_to(CHART).as_posix()) not in files]
+
+
+def main() -> int:
+    """0, or with --check 1 and the files that are out of date."""
+    parser = argparse.ArgumentParser(description="Writes the Helm chart in deploy/charts/driver-manager from deploy/.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where the chart is out of date")
+    asked = parser.parse_args()
+    files = templates()
+    wrong = drifted(files)
+    for name in wrong:
+        if asked.check:
+            print(f"chart: {name} is out of date; run scripts/chart", file=sys.stderr)
+        elif name in files:
+            (CHART / name).parent.mkdir(parents=True, exist_ok=True)
+            (CHART / name).write_text(files[name])
+        else:
+            (CHART / name).unlink()
+    return 1 if asked.check and wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

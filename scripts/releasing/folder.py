@@ -1,0 +1,159 @@
+"""Owns the release folder: everything that a release has, made from one commit so that it comes out the same again.
+
+Times are those of the commit, owners root, orders sorted; nothing here asks a network. The images are built before
+(`scripts/image`), and only written down here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from scripts.releasing import chart
+from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, ROLLOUTS, render
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+NAME = "driver-manager"
+SUMS = "SHA256SUMS"
+BILL = "usr/share/sbom/driver-manager.cdx.json"
+PLAIN, PROGRAM = 0o644, 0o755
+
+
+class ReleaseError(Exception):
+    """A release could not be made; the message says why."""
+
+
+def version() -> str:
+    """The version in pyproject.toml."""
+    return str(tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def make(folder: Path, images: Mapping[str, str], epoch_s: int) -> list[Path]:
+    """Fill the empty folder; `images` has a built image's name for each architecture. The files, sums last.
+
+    Raises ReleaseError.
+    """
+    if drifted := chart.drifted(chart.templates()):
+        raise ReleaseError(f"deploy/charts/driver-manager is out of date ({', '.join(drifted)}); run scripts/chart")
+    number = version()
+    for overlay in (*OVERLAYS, *ROLLOUTS, *NAMESPACES):
+        (folder / f"{overlay.replace('/', '-')}.yaml").write_text(manifest(overlay))
+    files = sorted(path for path in chart.CHART.rglob("*") if path.is_file())
+    members = [(f"{NAME}/{path.relative_to(chart.CHART).as_posix()}", path.read_bytes()) for path in files]
+    packed = gzip.compress(archive(members, epoch_s), mtime=epoch_s)
+    (folder / f"{NAME}-{number}.tgz").write_bytes(packed)
+    (folder / "CHANGES.md").write_text(changes((CHECKOUT / "CHANGELOG.md").read_text(), number))
+    for architecture, image in sorted(images.items()):
+        _write_image(folder, f"{NAME}-{number}-{architecture}", image, architecture, epoch_s)
+    made = sorted(folder.iterdir())
+    (folder / SUMS).write_text("".join(f"{_digest(path)}  {path.name}\n" for path in made))
+    return [*made, folder / SUMS]
+
+
+def manifest(overlay: str) -> str:
+    """One file with all objects of an overlay of `deploy/`, for `kubectl apply --server-side -f`."""
+    header = f"# Made from deploy/overlays/{overlay} of driver-manager {version()}.\n"
+    objects = json.loads(json.dumps(render(overlay)))  # each part once, so that none becomes an alias of another
+    return header + str(yaml.safe_dump_all(objects, sort_keys=False, width=10**6, explicit_start=True))
+
+
+def changes(changelog: str, number: str) -> str:
+    """The section of this version, without those of others. Raises ReleaseError."""
+    found = re.search(rf"^## \[{re.escape(number)}\].*?(?=^## \[|^\[|\Z)", changelog, re.MULTILINE | re.DOTALL)
+    if not found:
+        raise ReleaseError(f"CHANGELOG.md has no section for {number}")
+    return found[0].strip() + "\n"
+
+
+def archive(members: Iterable[tuple[str, bytes]], epoch_s: int) -> bytes:
+    """A tar archive that depends on nothing but this."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime, entry.mode = len(content), epoch_s, PLAIN
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _write_image(folder: Path, name: str, image: str, architecture: str, epoch_s: int) -> None:
+    """The image as an OCI archive, and its bill of materials. Raises ReleaseError."""
+    config = json.loads(_buildah("inspect", "--type", "image", image))["OCIv1"]
+    if config["architecture"] != architecture:
+        raise ReleaseError(f"{image} is for {config['architecture']}, not {architecture}")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as layout:
+        _buildah("push", "--quiet", "--format", "oci", image, f"oci:{layout}:{NAME}:{version()}")
+        files = sorted(path for path in Path(layout).rglob("*") if path.is_file())
+        members = [(path.relative_to(layout).as_posix(), path.read_bytes()) for path in files]
+        (folder / f"{name}.oci.tar").write_bytes(archive(members, epoch_s))
+    container = _buildah("from", "--pull=never", image).strip()
+    try:
+        root = Path(_buildah("mount", container).strip())
+        (folder / f"{name}.cdx.json").write_bytes((root / BILL).read_bytes())
+    finally:
+        _buildah("rm", container)
+
+
+def _buildah(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["buildah", *arguments], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ReleaseError(f"buildah: {error}") from error
+    if done.returncode:
+        raise ReleaseError(f"buildah {' '.join(arguments[:2])} …: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0, or 1 with what is wrong."""
+    parser = argparse.ArgumentParser(description="Writes a release folder; scripts/release is the way to it.")
+    parser.add_argument("--image", action="append", default=[], metavar="ARCH=NAME", help="a built image")
+    parser.add_argument("folder", type=Path, help="is made; refused where it is there already")
+    asked = parser.parse_args(words)
+    images = dict(one.split("=", 1) for one in asked.image)
+    fresh = asked.folder.with_name(f".{asked.folder.name}.part")
+    try:
+        if asked.folder.exists():
+            raise ReleaseError(f"{asked.folder} is there already")
+        fresh.mkdir(parents=True)
+        try:
+            for path in make(fresh, images, int(os.environ["SOURCE_DATE_EPOCH"])):
+                print(f"{path.stat().st_size:>12,}  {path.name}")
+            fresh.rename(asked.folder)
+        finally:
+            _removed(fresh)
+    except (ReleaseError, OSError) as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _removed(folder: Path) -> None:
+    """What a release that failed has left."""
+    if folder.exists():
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

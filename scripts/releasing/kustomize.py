@@ -1,0 +1,199 @@
+"""Owns the rendering of `deploy/`, for releases and for tests: the part of kustomize that it uses, on PyYAML.
+
+Debian's kubectl has kustomize 2, which knows no components, so this is our own; where a kubectl with kustomize 5 is
+there, a test compares the two. What is not understood is an error, never left out. Must not import the product.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Json = dict[str, Any]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+OVERLAYS = ("ascend", "nvidia", "rebellions")
+ROLLOUTS = tuple(f"{overlay}/rollout" for overlay in OVERLAYS)
+"""What each overlay has for its fleet, to be applied beside it."""
+
+NAMESPACES = tuple(f"{overlay}/namespace" for overlay in OVERLAYS)
+"""The namespace that each overlay needs, to be applied before it."""
+
+_KINDS = ("Kustomization", "Component")
+_KEYS = {
+    *("apiVersion", "kind", "resources", "components", "patches", "namePrefix", "namespace", "transformers", "images"),
+    "configurations",
+}
+_CLUSTER_WIDE = ("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
+_FIXED = ("Namespace", "CustomResourceDefinition")
+"""Kinds whose names are never prefixed."""
+
+_NAMED = (("SecurityContextConstraints", "ClusterRole", "rules/resourceNames"),)
+"""What names what beyond kustomize's own knowledge, as the components' `configurations` say."""
+
+_BINDINGS = ("RoleBinding", "ClusterRoleBinding")
+
+MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+}
+"""What tells the entries of a pod's lists apart in a strategic merge (patchMergeKey in k8s.io/api/core/v1/types.go)."""
+
+
+class NotRenderedError(Exception):
+    """Something in `deploy/` is beyond the part of kustomize that is understood here; the message says what."""
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C takes a tenth of the time, where PyYAML has it."""
+
+
+def render(overlay: str, *further: str) -> list[Json]:
+    """The objects of `deploy/overlays/<overlay>`, with these components of `deploy/components` after its own.
+
+    Raises NotRenderedError.
+    """
+    return _built(DEPLOY / "overlays" / overlay, [], [DEPLOY / "components" / name for name in further])
+
+
+def render_with_namespace(overlay: str, *further: str) -> list[Json]:
+    """The same after the namespace that it needs."""
+    return [*render(f"{overlay}/namespace"), *render(overlay, *further)]
+
+
+def only(objects: Iterable[Json], kind: str, name: str = "") -> Json:
+    """The one object of this kind, and of this name where it is given."""
+    (found,) = [one for one in objects if one["kind"] == kind and name in ("", one["metadata"]["name"])]
+    return found
+
+
+def _built(folder: Path, under: list[Json], further: Iterable[Path] = ()) -> list[Json]:
+    """What the kustomization in `folder` makes of `under`, the objects of whoever uses it as a component."""
+    body = loaded(folder / "kustomization.yaml")[0]
+    _must(body["kind"] in _KINDS, f"{folder}: {body['kind']}")
+    _must(body.keys() <= _KEYS, f"{folder}: {sorted(body.keys() - _KEYS)} is not rendered here")
+    for name in body.get("configurations", []):
+        _must(tuple(_references(loaded(folder / name)[0])) == _NAMED, f"{folder}: {name} is not rendered here")
+    objects = [*under]
+    for name in body.get("resources", []):
+        path = (folder / name).resolve()
+        objects += _built(path, []) if path.is_dir() else loaded(path)
+    for path in (*((folder / name).resolve() for name in body.get("components", [])), *further):
+        objects = _built(path, objects)
+    for patch in body.get("patches", []):
+        _must(patch.keys() == {"path"}, f"{folder}: {patch}")
+        objects = _patched(objects, loaded(folder / patch["path"]))
+    if "namePrefix" in body:
+        objects = prefixed(objects, body["namePrefix"])
+    if "namespace" in body:
+        objects = [_renamed(one, body["namespace"]) for one in objects]
+    for name in body.get("transformers", []):
+        objects = in_namespace(objects, loaded(folder / name)[0])
+    for image in body.get("images", []):
+        objects = [with_image(one, image) for one in objects]
+    return objects
+
+
+def _must(holds: bool, otherwise: object) -> None:
+    if not holds:
+        raise NotRenderedError(str(otherwise))
+
+
+def loaded(path: Path) -> list[Json]:
+    return [document for document in yaml.load_all(path.read_text(encoding="utf-8"), _LOADER) if document]
+
+
+def _patched(objects: list[Json], patches: list[Json]) -> list[Json]:
+    for patch in patches:
+        target = only(objects, patch["kind"], patch["metadata"]["name"])
+        merged = _merged(target, patch, "")
+        objects = [merged if one is target else one for one in objects]
+    return objects
+
+
+def _merged(old: Any, new: Any, key: str) -> Any:
+    """A strategic merge; `key` names the field that holds both."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        result = {**old, **{name: _merged(old.get(name), value, name) for name, value in new.items()}}
+        return {name: value for name, value in result.items() if value is not None}
+    if isinstance(old, list) and isinstance(new, list) and key in MERGE_KEYS:
+        by = MERGE_KEYS[key]
+        entries = {entry[by]: entry for entry in old}
+        return list({**entries, **{one[by]: _merged(entries.get(one[by]), one, "") for one in new}}.values())
+    return copy.deepcopy(new)
+
+
+def prefixed(objects: list[Json], prefix: str) -> list[Json]:
+    """Every name with the prefix but those that are fixed, and what refers to one of them."""
+    objects = copy.deepcopy(objects)
+    own = {(one["kind"], one["metadata"]["name"]) for one in objects}
+    for one in objects:
+        if one["kind"] not in _FIXED:
+            one["metadata"]["name"] = prefix + one["metadata"]["name"]
+        for reference in (*one.get("subjects", []), *([one["roleRef"]] if "roleRef" in one else [])):
+            if (reference["kind"], reference["name"]) in own:
+                reference["name"] = prefix + reference["name"]
+        if one["kind"] == "ClusterRole":
+            _prefix_in_rules(one, prefix, own)
+        spec = pod_spec(one)
+        if ("ServiceAccount", spec.get("serviceAccountName", "")) in own:
+            spec["serviceAccountName"] = prefix + spec["serviceAccountName"]
+    return objects
+
+
+def _prefix_in_rules(role: Json, prefix: str, own: set[tuple[str, str]]) -> None:
+    for rule in role["rules"]:
+        if "resourceNames" in rule:
+            known = {name for kind, name in own if kind == _NAMED[0][0]}
+            rule["resourceNames"] = [prefix + name if name in known else name for name in rule["resourceNames"]]
+
+
+def _references(configuration: Json) -> Iterator[tuple[str, str, str]]:
+    """Kind that is named, kind that names it, and where."""
+    _must(configuration.keys() == {"nameReference"}, configuration)
+    for reference in configuration["nameReference"]:
+        yield from ((reference["kind"], field["kind"], field["path"]) for field in reference["fieldSpecs"])
+
+
+def _renamed(one: Json, namespace: str) -> Json:
+    """kustomize's field `namespace`, as far as `deploy/` uses it: it also gives a Namespace its name."""
+    _must(one["kind"] == "Namespace", one["kind"])
+    return {**one, "metadata": {**one["metadata"], "name": namespace}}
+
+
+def in_namespace(objects: list[Json], transformer: Json) -> list[Json]:
+    """kustomize's NamespaceTransformer, as far as `deploy/` uses it."""
+    options = {key: value for key, value in transformer.items() if key not in ("apiVersion", "kind", "metadata")}
+    _must(transformer["kind"] == "NamespaceTransformer", transformer["kind"])
+    _must(options == {"unsetOnly": True, "setRoleBindingSubjects": "allServiceAccounts"}, options)
+    objects, namespace = copy.deepcopy(objects), transformer["metadata"]["namespace"]
+    for one in objects:
+        if one["kind"] not in _CLUSTER_WIDE:
+            one["metadata"].setdefault("namespace", namespace)
+        if one["kind"] in _BINDINGS:
+            for subject in one["subjects"]:
+                subject["namespace"] = namespace
+    return objects
+
+
+def with_image(one: Json, image: Json) -> Json:
+    _must(image.keys() <= {"name", "newTag"}, image)
+    one = copy.deepcopy(one)
+    spec = pod_spec(one)
+    for container in (*spec.get("initContainers", []), *spec.get("containers", [])):
+        if container.get("image") == image["name"]:
+            container["image"] = f"{image['name']}:{image['newTag']}"
+    return one
+
+
+def pod_spec(one: Json) -> Json:
+    spec: Json = one["spec"]["template"]["spec"] if one["kind"] in ("DaemonSet", "Deployment") else {}
+    return spec

@@ -1,0 +1,1 @@
+"""The docs as a site: what it is made of, and how it is built."""

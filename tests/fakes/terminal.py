@@ -1,0 +1,57 @@
+"""A terminal for a command: what it shows there, control sequences and all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a terminal was sent until the command ended, and its exit status."""
+
+    status: int
+    raw: str
+
+    @property
+    def text(self) -> str:
+        """Without styles and movements of the cursor."""
+        return CONTROL.sub("", self.raw)
+
+    @property
+    def is_styled(self) -> bool:
+        """Whether anything of it is coloured or bold."""
+        return STYLE.search(self.raw) is not None
+
+
+def on_terminal(argv: Sequence[str], env: Mapping[str, str], folder: Path, typed: str = "") -> Shown:
+    """Run a command whose three streams are a terminal of 100 columns and 40 lines, in which `typed` was typed."""
+    master, slave = pty.openpty()
+    settings = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    with os.fdopen(master, "r+b", buffering=0) as ours:
+        ours.write(typed.encode())
+        process = subprocess.Popen(
+            argv, stdin=slave, stdout=slave, stderr=slave, env={**settings, **env}, cwd=folder, start_new_session=True
+        )
+        os.close(slave)
+        said = b""
+        while True:
+            try:
+                more = ours.read(65536)
+            except OSError as error:
+                if error.errno != errno.EIO:  # how Linux says that nobody has the terminal open any more
+                    raise
+                break
+            if not more:
+                break
+            said += more
+    return Shown(process.wait(), said.decode())

@@ -1,0 +1,16 @@
+"""Windows of all kinds, as a document holds them: to the millisecond."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from driver_manager.domain.window import Part, Window
+
+MILLISECONDS = st.integers(1, 10**9).map(lambda number: number / 1_000)
+WINDOWS = st.builds(
+    Window,
+    began_s=st.integers(0, 2**41).map(lambda number: number / 1_000),
+    seconds=MILLISECONDS,
+    parts=st.dictionaries(st.sampled_from(Part), MILLISECONDS),
+    is_open=st.booleans(),
+)

@@ -1,0 +1,247 @@
+"""`profile check` says all that is wrong with a file, a line for each value; the schema for editors agrees with it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import fastjsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from driver_manager import profiles, schemas
+from driver_manager.cli.main import run
+from driver_manager.domain.errors import ConfigError
+from driver_manager.profiles.reading import read
+from driver_manager.profiles.words import meaning
+from tests.docs.profile_keys import Key, every_key
+from tests.fakes.builders import PROFILES
+
+conforms = fastjsonschema.compile(schemas.schema("profile"), use_default=False)
+SHIPPED = {path.stem: path.read_text() for path in sorted(Path(profiles.__file__).parent.glob("*.toml"))}
+KEYS = every_key()
+
+TEXTS = some.text(some.characters(exclude_categories=["Cs"], exclude_characters="\x7f"), max_size=300)
+VALUES = some.recursive(
+    some.one_of(
+        TEXTS,
+        some.integers(-(2**60), 2**60),
+        some.floats(),
+        some.booleans(),
+        some.just(datetime.date(2026, 1, 2)),
+        some.sampled_from(
+            ["", "auto", "true", "/", "/run/../etc", "a/b", "example.com/x", "in-place", "reboot", "\x00"]
+        ),
+    ),
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def toml(value: Any) -> str:
+    """`value` as TOML writes it in one line."""
+    match value:
+        case dict():
+            return (
+                "{"
+                + ", ".join(f"{json.dumps(key, ensure_ascii=False)} = {toml(inner)}" for key, inner in value.items())
+                + "}"
+            )
+        case list():
+            return "[" + ", ".join(map(toml, value)) + "]"
+        case str() | bool() | int():
+            return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value).lower()
+        case float():
+            return repr(value)
+    return str(value)
+
+
+def with_value(shipped: str, key: Key, value: Any) -> str:
+    """A shipped profile in which `key` has `value`, whatever it had before."""
+    body = tomllib.loads(SHIPPED[shipped])
+    at = body
+    *tables, name = key.path.split(".")
+    for table in tables:
+        if table.endswith("[]"):
+            entry: dict[str, Any] = {"old": "1", "new": "2", "strategy": "refuse"}
+            at[table.removesuffix("[]")] = [entry]
+            at = entry
+        else:
+            at = at.setdefault(table, {"tool": "t"} if table == "probe" else {})
+    at[name] = value
+    return "\n".join(f"{one} = {toml(inner)}" for one, inner in body.items())
+
+
+def is_conforming(text: str) -> bool:
+    try:
+        conforms(tomllib.loads(text))
+    except fastjsonschema.JsonSchemaValueException:
+        return False
+    return True
+
+
+@settings(max_examples=600, deadline=None)
+@given(some.sampled_from(sorted(SHIPPED)), some.sampled_from(KEYS), VALUES)
+def test_any_wrong_value_gives_one_line_with_key_value_and_expectation(shipped: str, key: Key, value: Any) -> None:
+    text = with_value(shipped, key, value)
+    found = read(text)
+    if found.profile is not None:
+        assert is_conforming(text), "an editor would refuse what the reader takes"
+        return
+    for one in found.wrong:
+        assert one.what.isprintable()
+    if is_conforming(text):  # what one pattern cannot say: another key is in the way, or a function decides
+        return
+    (only,) = found.wrong
+    assert re.match(r"\w[\w.]*", only.key)
+    path = key.path.replace("[]", "[0]")
+    assert only.key.startswith(path)
+    assert only.what.startswith(f"{path} is ")
+    assert ", expected " in only.what
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_profile_conforms_to_the_schema_that_editors_use(name: str) -> None:
+    assert is_conforming(SHIPPED[name])
+
+
+def test_every_key_is_in_the_schema_with_its_meaning() -> None:
+    for key in KEYS:
+        at = schemas.schema("profile")
+        for name in key.path.split("."):
+            at = at.get("items", at)["properties"][name.removesuffix("[]")]
+        assert at["description"]
+
+
+WRONG = """
+name = "o wn"
+strategy = "live"
+pci_vendor = 12
+colour = "red"
+"two\\nlines" = 1
+[keys]
+journal = "journal"
+[modules]
+roots = []
+own = ["*", "own"]
+[paths]
+driver_root = "/run/own/driver"
+state_file = "/run/../state"
+load_record = "/run/own/record"
+[probe]
+timeout_s = -1
+"""
+LINES = """\
+unknown key colour; known keys here: clients
+unknown key two\\nlines; known keys here:
+name is 'o wn', expected letters, digits, dots and dashes, other than auto
+strategy is 'live', expected one of in-place, reboot
+pci_vendor is 12, expected four lower-case hexadecimal digits, as 1eff
+keys.journal is 'journal', expected a key such as example.com/name
+keys.cordon is missing, expected a key such as example.com/name
+modules.roots is [], expected at least one module name
+modules.own is '*', expected a module name, or a pattern that begins with three letters of it
+paths.state_file is '/run/../state', expected an absolute path without ..
+probe.timeout_s is -1, expected a number above 0 and at most a day of seconds
+probe.tool is missing, expected a text
+"""
+
+
+def checked(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str], str]:
+    file = tmp_path / "own.toml"
+    file.write_text(text)
+    code = run(["profile", "check", str(file)])
+    said = capsys.readouterr()
+    return code, said.out.splitlines(), said.err
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, err = checked(tmp_path, WRONG, capsys)
+    assert code == 2
+    assert len(lines) == len(LINES.splitlines())
+    assert all(line.startswith(wanted) for line, wanted in zip(lines, LINES.splitlines(), strict=True))
+    assert "own.toml has 12 mistake(s)" in err
+
+
+def test_a_run_names_the_first_and_how_many_more() -> None:
+    with pytest.raises(ConfigError, match=r"^profile own\.toml: unknown key colour.* \(and 11 more\)$"):
+        profiles.parse(WRONG, "own.toml")
+
+
+def test_a_file_that_is_no_toml_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = checked(tmp_path, "name = own\n", capsys)
+    assert (code, len(lines)) == (2, 1)
+    assert lines[0].startswith("the file is not TOML: ")
+
+
+def test_a_right_file_is_told_what_it_means(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, err = checked(tmp_path, SHIPPED["ascend"], capsys)
+    assert (code, err) == (0, "")
+    text = "\n".join(lines)
+    assert "is valid: profile ascend, which replaces the shipped one" in lines[0]
+    assert "another driver needs a reboot" in text
+    assert "every module in the driver root" in text
+    assert "by the rebooter, once approved" in text
+
+
+def test_what_goes_to_virtual_machines_is_told() -> None:
+    said = dict(meaning(PROFILES["nvidia"]))["virtual machines"]
+    assert "unless nvidia.com/gpu.workload.config has another value than vm-passthrough" in said
+    assert "0403, 0c03 or 0c80" in said
+    assert dict(meaning(PROFILES["ascend"]))["virtual machines"] == "the devices are never given to them"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profiles_meaning_names_what_it_holds(name: str) -> None:
+    profile = PROFILES[name]
+    said = " ".join(sentence for _, sentence in meaning(profile))
+    named = (profile.pci_vendor, *profile.modules.roots, profile.paths.driver_root, *profile.resource_prefixes)
+    assert [text for text in named if text not in said] == []
+
+
+def test_two_profiles_that_differ_in_one_key_do_not_mean_the_same() -> None:
+    """But for the names of keys, files and metrics that only a run's own business depends on."""
+    silent = re.compile(
+        r"keys\.|upgrade_metrics\.|commands\.|probe\.(search|preload|library_dirs|lists)|deploy\.(driver|pre)|"
+        r"paths\.(load_record|rebooter|reboot_e|evidence)|name$|present_labels|idle_states|namespace|"
+        r"pci_vendor|strategy|modules\.load"
+    )
+    before = meaning(profiles.parse(SHIPPED["rebellions"], "x"))
+    for key in KEYS:
+        if silent.match(key.path):
+            continue
+        other = {"true or false": True, "number": 7, "list of texts": ["example.com/xyz"]}.get(
+            key.kind, "example.com/xyz"
+        )
+        for value in (
+            other,
+            ["/dev/xyz*"],
+            ["xyz_new"],
+            ["xyz.service"],
+            "/run/xyz/abc",
+            "exit-status",
+            "user-space",
+            "any",
+            ["xyz_new.depth"],
+            ["xyz_new.depth=7"],
+            ["example.com/xyz"],
+            "6.2.*",
+            "in-place",
+            ["0c0f"],
+        ):
+            found = read(with_value("rebellions", key, value)).profile
+            if found is not None and found != profiles.parse(SHIPPED["rebellions"], "x"):
+                assert meaning(found) != before, key.path
+                break
+        else:
+            pytest.fail(f"no value serves for {key.path}")
+
+
+def test_the_schema_is_printed_for_an_editor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profile", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == schemas.schema("profile")

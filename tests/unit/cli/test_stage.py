@@ -1,0 +1,133 @@
+"""`stage`, and the run that swaps to what it staged: real commands on the sandbox's cluster and host."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.domain.staged import RECORD, slot_name
+from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.sandbox.scenarios import NEW, NEW_DIGEST, OLD, OLD_DIGEST
+from tests.fakes.sandboxed import ByHand, by_hand
+
+BOUND_S = 300.0
+ROOT = "/var/lib/rbln/driver"
+RUN = {"DRIVER_PROFILE": "rebellions", "DRIVER_LOAD": "manager", "DRIVER_ROOT": ROOT, "NODE_NAME": ""}
+
+
+def old_driver_in_a_folder(tree: HostTree) -> None:
+    """As a container's installer left it, before anything was staged."""
+    tree.add_driver(ROOT, OLD)
+    tree.load(ROOT)
+    tree.record(OLD_DIGEST, ROOT, OLD)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ByHand]:
+    with by_hand(tmp_path, old_driver_in_a_folder) as made:
+        yield made
+
+
+def call(node: ByHand, *words: str, **env: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command."""
+    argv = [sys.executable, "-m", "driver_manager", *words]
+    environment = node.environment(**{**RUN, "LOG_FORMAT": "text", **env})
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def image(node: ByHand, version: str) -> Path:
+    """The tree that the init container of a driver image installs into a volume of the pod."""
+    scratch = "/image"
+    node.tree.add_driver(scratch, version)
+    folder = node.tree.root.parent / f"install-{version}"
+    shutil.move(node.tree.root / scratch.lstrip("/"), folder)
+    return folder
+
+
+def stage(node: ByHand, version: str, digest: str) -> tuple[int, str, str]:
+    return call(node, "stage", "--from", str(image(node, version)), DRIVER_CONFIG_DIGEST=digest, KUBECONFIG="/nowhere")
+
+
+def slots(node: ByHand, digest: str) -> list[dict[str, Any]]:
+    """What status shows of the slots."""
+    _, out, _ = call(node, "status", "-o", "json", DRIVER_CONFIG_DIGEST=digest)
+    found: list[dict[str, Any]] = json.loads(out)["host"]["slots"]
+    return found
+
+
+def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
+    root = node.tree.root / ROOT.lstrip("/")
+    code, _, said = stage(node, NEW, NEW_DIGEST)
+    assert (code, f"staged: {NEW_DIGEST}, driver {NEW} in {ROOT}.slots/{slot_name(NEW_DIGEST)}" in said) == (0, True), (
+        said
+    )
+    assert (node.tree.driver_version, root.is_symlink()) == (OLD, False), "what runs is untouched"
+    code, out, _ = call(node, "plan", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+    assert (code, f"flip {ROOT} to the staged slot {NEW_DIGEST}, driver {NEW}" in out) == (0, True), out
+    assert f"staged slot {NEW_DIGEST}, driver {NEW}" in call(node, "preflight", DRIVER_CONFIG_DIGEST=NEW_DIGEST)[1]
+
+    code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+    assert (code, node.tree.driver_version, node.tree.digest) == (0, NEW, NEW_DIGEST), said
+    assert str(root.readlink()) == f"driver.slots/{slot_name(NEW_DIGEST)}"
+    kept = {one["digest"]: one for one in slots(node, NEW_DIGEST)}
+    assert [kept[digest]["version"] for digest in (OLD_DIGEST, NEW_DIGEST)] == [OLD, NEW]
+    assert (kept[NEW_DIGEST]["current"], kept[OLD_DIGEST]["previous"]) == (True, True)
+    assert (
+        f"{OLD_DIGEST} driver {OLD} (before the current one, for kernel {KERNEL})"
+        in call(node, "status", DRIVER_CONFIG_DIGEST=NEW_DIGEST)[1]
+    )
+    assert "nothing to do" in call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)[2]
+
+    code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=OLD_DIGEST)
+    assert (code, node.tree.driver_version, node.tree.digest) == (0, OLD, OLD_DIGEST), said
+    assert str(root.readlink()) == f"driver.slots/{slot_name(OLD_DIGEST)}"
+
+
+def test_what_nobody_staged_is_not_loaded_from_the_slot_of_another(node: ByHand) -> None:
+    stage(node, NEW, NEW_DIGEST)
+    call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+    code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST="third")
+    assert (code, node.tree.driver_version) == (6, NEW)
+    assert f"no slot is staged for the wanted driver: {ROOT} points to the slot of {NEW_DIGEST}" in said
+
+
+def test_a_slot_of_another_kernel_or_cut_short_is_refused_before_the_window(node: ByHand) -> None:
+    stage(node, NEW, NEW_DIGEST)
+    slot = node.tree.root / f"{ROOT.lstrip('/')}.slots" / slot_name(NEW_DIGEST)
+    record = json.loads((slot / RECORD).read_text())
+    for change, why in (({"kernel": "5.10.0"}, f"it is for kernel 5.10.0, this one is {KERNEL}"), ({}, "is missing")):
+        (slot / RECORD).write_text(json.dumps({**record, **change}))
+        if not change:
+            (slot / f"lib/modules/{KERNEL}/extra/rebellions.ko").unlink()
+        code, _, said = call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
+        assert (code, why in said, node.tree.driver_version) == (6, True, OLD), said
+    code, _, said = stage(node, NEW, NEW_DIGEST)
+    assert (code, "did not match its record and was replaced" in said) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "code", "why"),
+    [
+        ({"DRIVER_CONFIG_DIGEST": ""}, (), 2, "the digest of the driver to stage is not known"),
+        ({"DRIVER_PROFILE": "ascend"}, (), 2, "cannot be staged: slots are for a driver that is swapped in place"),
+        ({"DRIVER_ROOT": "/usr/lib"}, (), 2, "cannot be staged"),
+        ({}, ("--from", "/nowhere"), 2, "/nowhere is not a folder"),
+        ({}, (), 6, "not staged: driver root the driver to stage has no lib/modules"),
+    ],
+)
+def test_what_cannot_be_staged_is_said(
+    node: ByHand, tmp_path: Path, env: dict[str, str], words: tuple[str, ...], code: int, why: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    words = words or ("--from", str(empty))
+    found, _, said = call(node, "stage", *words, **{"DRIVER_CONFIG_DIGEST": NEW_DIGEST, **env})
+    assert (found, why in said) == (code, True), said

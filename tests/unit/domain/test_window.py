@@ -1,0 +1,182 @@
+"""A window is measured from the first pod that is told to go, over as many runs as it takes; its parts make it up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.window import Part, Window, WindowMeter, expected, read
+from driver_manager.domain.wire import Form
+from tests.fakes.windows import WINDOWS
+
+WALL_S = 1_700_000_000.0
+FORM = Form("a document with a window", ConfigError, "Write it again.")
+MOMENTS = st.lists(st.tuples(st.sampled_from(Part), st.floats(0, 1_000)), max_size=12)
+
+
+def walked(meter: WindowMeter, moments: list[tuple[Part, float]], now_s: float) -> float:
+    """Now, after each of these parts took its time."""
+    for part, seconds in moments:
+        meter.turns_to(part, now_s)
+        now_s += seconds
+    return now_s
+
+
+def of(text: str) -> Window:
+    return read(FORM.read(text))
+
+
+@given(before=MOMENTS, within=MOMENTS)
+def test_parts_make_up_the_whole_and_what_came_before_the_first_pod_counts_for_nothing(
+    before: list[tuple[Part, float]], within: list[tuple[Part, float]]
+) -> None:
+    meter = WindowMeter()
+    began_s = walked(meter, before, 50.0)
+    assert meter.at(began_s) is None
+    meter.turns_to(Part.OPERANDS, began_s)
+    meter.opens(WALL_S, began_s)
+    end_s = walked(meter, within, began_s)
+    meter.closes(end_s)
+    found = meter.at(end_s + 1_000)
+    assert found is not None
+    assert found.seconds == pytest.approx(end_s - began_s, abs=0.001)
+    assert sum(found.parts.values()) == pytest.approx(found.seconds, abs=0.01)
+    for part in Part:
+        took_s = sum(seconds for one, seconds in within if one is part)
+        assert found.parts.get(part, 0.0) == pytest.approx(took_s, abs=0.01)
+
+
+@given(first=MOMENTS, gap_s=st.floats(0, 10_000), then=MOMENTS)
+def test_another_run_goes_on_with_it(
+    first: list[tuple[Part, float]], gap_s: float, then: list[tuple[Part, float]]
+) -> None:
+    dead, now_s = WindowMeter(), 7.0
+    dead.opens(WALL_S, now_s)
+    left = dead.at(walked(dead, first, now_s))
+    assert left is not None
+    wall_s = WALL_S + sum(seconds for _, seconds in first) + gap_s
+    meter = WindowMeter()
+    meter.goes_on(of(FORM.write(left.to_json())), wall_s, 90_000.0)  # another boot's clock
+    end_s = walked(meter, then, 90_000.0)
+    meter.closes(end_s)
+    found = meter.at(end_s)
+    assert found is not None
+    assert found.began_s == WALL_S
+    assert found.seconds == pytest.approx(wall_s - WALL_S + end_s - 90_000.0, abs=0.01)
+    assert sum(found.parts.values()) == pytest.approx(found.seconds, abs=0.05)
+    assert found.parts.get(Part.OTHER, 0.0) >= gap_s - 0.05
+
+
+def test_a_window_that_is_open_is_not_opened_again() -> None:
+    meter = WindowMeter()
+    meter.opens(WALL_S, 10.0)
+    meter.opens(WALL_S + 5, 15.0)
+    meter.goes_on(Window(1.0, 2.0), WALL_S + 6, 16.0)
+    found = meter.at(18.0)
+    assert found is not None
+    assert (found.began_s, found.seconds, found.is_open) == (WALL_S, 8.0, True)
+
+
+def test_a_window_that_nobody_was_sent_away_in_is_none() -> None:
+    meter = WindowMeter()
+    meter.opens(WALL_S, 10.0)
+    meter.forget()
+    assert meter.at(11.0) is None
+    assert not meter.is_open
+
+
+def test_a_clock_that_was_set_back_between_two_runs_takes_nothing_away() -> None:
+    meter = WindowMeter()
+    meter.goes_on(Window(WALL_S, 4.0, {Part.EVICT: 3.0}), WALL_S - 3_600, 10.0)
+    found = meter.at(12.0)
+    assert found is not None
+    assert (found.seconds, found.parts) == (6.0, {Part.EVICT: 3.0, Part.OTHER: 3.0})
+
+
+@pytest.mark.parametrize(("serves", "is_open"), [(True, False), (False, True)])
+def test_a_node_that_is_given_back_before_its_driver_comes_leaves_it_open(serves: bool, is_open: bool) -> None:
+    meter = WindowMeter()
+    meter.opens(WALL_S, 10.0)
+    meter.is_serving = serves
+    meter.closes(12.0)
+    found = meter.at(99.0)
+    assert found is not None
+    assert (found.seconds, found.is_open) == (2.0, is_open)
+
+
+# documents
+
+
+@given(WINDOWS)
+def test_what_is_written_is_read_again(window: Window) -> None:
+    assert of(FORM.write(window.to_json())) == window
+
+
+def test_a_part_of_a_newer_version_is_left_out() -> None:
+    body = {"began": 5.0, "seconds": 3.0, "parts": {"unload": 1.0, "teleport": 2.0}}
+    assert of(FORM.write(body)) == Window(5.0, 3.0, {Part.UNLOAD: 1.0})
+
+
+@pytest.mark.parametrize("key", ["began", "seconds", "parts"])
+def test_garbage_is_refused(key: str) -> None:
+    body = {**Window(1.0, 2.0).to_json(), key: "x"}
+    with pytest.raises(ConfigError, match=key):
+        of(json.dumps({"schema": 1, **body}))
+
+
+# words
+
+SWAP = Window(1.0, 4.21, {Part.OPERANDS: 2.0, Part.EVICT: 1.1, Part.UNLOAD: 0.04, Part.LOAD: 1.07})
+
+
+@pytest.mark.parametrize(
+    ("window", "text"),
+    [
+        (SWAP, "users were without the device for 4.2 s: evict 1.1 s, operands 2.0 s, load 1.1 s"),
+        (
+            Window(1.0, 3.0, {Part.UNLOAD: 3.0}, is_open=True),
+            "users have been without the device for 3.0 s so far: unload 3.0 s",
+        ),
+        (Window(1.0, 2.0, {Part.OPERANDS: 2.0}), "users were without operands for 2.0 s: operands 2.0 s"),
+        (Window(1.0, 0.0), "users were without operands for 0.0 s"),
+    ],
+)
+def test_the_words_of_a_run(window: Window, text: str) -> None:
+    assert window.sentence() == text
+
+
+# what a container loads
+
+
+@pytest.mark.parametrize(
+    ("recorded_s", "ready_s", "now_s", "seconds", "parts"),
+    [
+        (115.0, 118.0, 160.0, 18.0, {Part.UNLOAD: 4.0, Part.INSTALL: 11.0, Part.PROBE: 3.0}),
+        (115.0, None, 160.0, 15.0, {Part.UNLOAD: 4.0, Part.INSTALL: 11.0}),
+        (None, 118.0, 160.0, 18.0, {Part.UNLOAD: 4.0, Part.INSTALL: 14.0}),
+        (None, None, 160.0, 60.0, {Part.UNLOAD: 4.0, Part.INSTALL: 56.0}),
+        (90.0, 95.0, 160.0, 60.0, {Part.UNLOAD: 4.0, Part.INSTALL: 56.0}),
+        (170.0, 180.0, 160.0, 60.0, {Part.UNLOAD: 4.0, Part.INSTALL: 56.0}),
+    ],
+    ids=["both", "no marker", "no record", "neither", "of an earlier driver", "of the future"],
+)
+def test_a_container_brings_the_driver_after_the_run(
+    recorded_s: float | None, ready_s: float | None, now_s: float, seconds: float, parts: dict[Part, float]
+) -> None:
+    left = Window(100.0, 4.0, {Part.UNLOAD: 4.0}, is_open=True)
+    assert left.ended_by_container(recorded_s, ready_s, now_s) == Window(100.0, seconds, parts)
+
+
+# what is expected
+
+
+def test_a_window_that_is_over_tells_more_than_one_that_is_open() -> None:
+    over, is_open = Window(1.0, 9.0), Window(2.0, 3.0, is_open=True)
+    assert expected(is_open, over) == over
+    assert expected(None, is_open) == is_open
+    assert expected(over, SWAP) == over
+    assert expected(None, None) is None

@@ -1,0 +1,37 @@
+"""A failure is named when it comes, whatever becomes of the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import os, pytest
+@pytest.fixture
+def broken():
+    raise ValueError("no such thing")
+def test_one(broken): pass
+def test_two(): assert 1 == 2
+def test_three(): os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1", "--max-worker-restart", "0")], ids=["alone", "by-a-worker"])
+def test_a_failure_is_named_before_the_end_and_also_without_one(tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(TESTS)
+    (tmp_path / "conftest.py").write_text(
+        "from tests.failures import Failures\ndef pytest_configure(config): config.pluginmanager.register(Failures())\n"
+    )
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(tmp_path), *options]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run([*argv, str(file)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    lines = ended.stdout.splitlines()
+    assert "test_it.py::test_one: failed in setup: ValueError: no such thing" in lines, ended.stdout + ended.stderr
+    assert "test_it.py::test_two: failed in call: assert 1 == 2" in lines
+    died = "test_it.py::test_three: failed in ???: worker 'gw0' crashed while running 'test_it.py::test_three'"
+    assert (died in lines) == bool(options)

@@ -1,0 +1,87 @@
+"""A command in the foreground of a story: lines where nobody draws, a terminal of its own where somebody looks."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import signal
+import struct
+import sys
+import termios
+from collections.abc import Generator
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from driver_manager.sandbox.foreground import Foreground
+
+ASK = "import os, sys; print(sys.stdout.isatty(), *os.get_terminal_size(1)); print(os.environ.get('LOG_FORMAT'))"
+
+
+class Terminal(io.StringIO):
+    """What a terminal was sent; its size is that of a real one."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+
+@pytest.fixture
+def terminal() -> Generator[Terminal, None, None]:
+    master, slave = pty.openpty()
+    ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 97, 0, 0))
+    yield Terminal(slave)
+    os.close(slave)
+    os.close(master)
+
+
+def run(code: str, folder: Path, terminal: Terminal | None) -> tuple[int, list[str]]:
+    """Exit status and lines of a program."""
+    lines: list[str] = []
+    env = {"LOG_FORMAT": "text", "PYTHONUNBUFFERED": "1"}
+    return Foreground([sys.executable, "-c", code], env, folder, lines.append, terminal).follow(), lines
+
+
+def test_on_a_terminal_it_finds_one_of_the_same_size_and_may_draw(terminal: Terminal, tmp_path: Path) -> None:
+    status, lines = run(ASK, tmp_path, terminal)
+    assert (status, lines) == (0, [])
+    assert terminal.getvalue() == "True 97 33\nNone\n"
+
+
+def test_what_it_draws_comes_as_it_is(terminal: Terminal, tmp_path: Path) -> None:
+    drawn = "▸ one\\r\\x1b[2K✓ one\\ntwo\\r\\n"
+    run(f"import sys; sys.stdout.reconfigure(encoding='utf-8'); sys.stdout.write('{drawn}')", tmp_path, terminal)
+    assert terminal.getvalue() == "▸ one\r\x1b[2K✓ one\ntwo\r\n"
+
+
+def test_without_a_terminal_each_line_is_told_and_the_last_one_too(tmp_path: Path) -> None:
+    assert run("import os; os.write(1, b'one\\ntw'); os.write(2, b'o\\nthree')", tmp_path, None) == (
+        0,
+        ["one", "two", "three"],
+    )
+
+
+def test_without_a_terminal_nobody_draws(tmp_path: Path) -> None:
+    status, lines = run("import os, sys; print(sys.stdout.isatty(), os.environ['LOG_FORMAT'])", tmp_path, None)
+    assert (status, lines) == (0, ["False text"])
+
+
+@pytest.mark.parametrize("is_shown", [True, False], ids=["on a terminal", "in lines"])
+def test_a_command_that_is_killed_ends_it(terminal: Terminal, tmp_path: Path, is_shown: bool) -> None:
+    code = "import os, signal; print('begun', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    status, lines = run(code, tmp_path, terminal if is_shown else None)
+    assert status == -signal.SIGKILL
+    assert (terminal.getvalue() or f"{lines[0]}\n") == "begun\n"
+
+
+def test_a_command_that_is_not_there_leaves_nothing_open(terminal: Terminal, tmp_path: Path) -> None:
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    for shown in (terminal, None):
+        with pytest.raises(FileNotFoundError):
+            Foreground(["/absent"], {}, tmp_path, print, shown)
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before

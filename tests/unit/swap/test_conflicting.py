@@ -1,0 +1,119 @@
+"""A conflicting module that may go is unloaded for the driver, and loaded again wherever no driver comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from driver_manager.domain.errors import DriverBusy, ExitCode, PreflightFailed
+from driver_manager.domain.model import Module, Observation, Policy
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.swap.plan import Plan
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.preflight import checks
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.modules import RemoveConflicting
+from tests.fakes.builders import PROFILE, driver_pod, host, key, observation, pod
+from tests.fakes.scenarios import SCENARIOS, replace_with_more_of_the_profile
+from tests.fakes.world import World
+
+BESIDE = replace(PROFILE, modules=replace(PROFILE.modules, conflicting_removable=("generic_npu",)))
+LOADED = {"generic_npu": Module("generic_npu", "", 0)}
+
+
+def decided(obs: Observation, profile: Profile = BESIDE) -> Plan:
+    return plan(Situation.of(obs, profile, Policy()))
+
+
+def unloaded(found: Plan) -> list[tuple[str, ...]]:
+    return [step.names for step in found.steps if isinstance(step, RemoveConflicting)]
+
+
+def test_it_goes_before_the_driver_and_the_journal_knows_it() -> None:
+    found = decided(observation(host=host(removable=LOADED)))
+    assert unloaded(found) == [("generic_npu",)]
+    fresh = decided(observation(host=host(removable=LOADED, modules={}, digest=None)))
+    assert unloaded(fresh) == [("generic_npu",)]
+    assert unloaded(decided(observation(host=host()))) == []
+
+
+def test_who_only_uninstalls_leaves_it_alone() -> None:
+    vfio_manager = pod("vfio", key("vfio-manager"))
+    assert unloaded(decided(observation(host=host(removable=LOADED), own_pod=vfio_manager))) == []
+
+
+@pytest.mark.parametrize(
+    ("removable", "said"),
+    [
+        ({"generic_npu": Module("generic_npu", "", 2)}, r"generic_npu conflicts .* is in use \(2 user"),
+        (
+            {"generic_npu": Module("generic_npu", "", 1, ("drm_x",)), "drm_x": Module("drm_x", "", 0)},
+            "module drm_x uses one that conflicts",
+        ),
+    ],
+)
+def test_one_that_cannot_go_is_said_before_anybody_is_disturbed(removable: dict[str, Module], said: str) -> None:
+    with pytest.raises(PreflightFailed, match=said):
+        decided(observation(host=host(removable=removable)))
+
+
+def test_preflight_says_that_it_would_go() -> None:
+    now = Situation.of(observation(host=host(removable=LOADED), own_pod=driver_pod()), BESIDE, Policy())
+    (check,) = [one for one in checks(now) if one.name == "conflicts"]
+    assert check.ok
+    assert "is unloaded for it" in check.what
+
+
+def fresh_node() -> World:
+    world = replace_with_more_of_the_profile()
+    world.host.loaded, world.host.files = {}, {}
+    return world
+
+
+def test_a_driver_that_does_not_load_on_a_fresh_node_brings_it_back() -> None:
+    world = fresh_node()
+    world.host.broken = {"2.0"}
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.MODULE_FAILED
+    assert world.host.foreign == {"generic_npu"}
+    assert "generic_npu loaded again" in world.reporter.infos
+
+
+def test_a_driver_that_does_load_does_not() -> None:
+    world = fresh_node()
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.DONE
+    assert world.host.foreign == set()
+    assert world.host.firmware_path == "/var/lib/firmware"
+
+
+def test_the_way_back_to_the_old_driver_brings_it_back_too() -> None:
+    world = replace_with_more_of_the_profile()
+    world.host.broken = {"2.0"}
+    world.run()
+    assert world.host.loaded["rebellions"] == "1.0"
+    assert world.host.foreign == {"generic_npu"}
+
+
+def test_one_that_is_taken_into_use_meanwhile_stops_the_run_with_all_in_place() -> None:
+    world = replace_with_more_of_the_profile()
+    world.host.foreign_users = 1
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is DriverBusy.exit_code
+    assert world.host.loaded["rebellions"] == "1.0"
+    assert world.state().labels == SCENARIOS["replace_by_manager"]().state().labels
+
+
+def test_a_run_killed_after_it_went_and_followed_by_one_that_cannot_load_brings_it_back() -> None:
+    world = fresh_node()
+    world.killer.kill_at(2, after=True)
+    assert world.run() is None
+    assert world.host.foreign == set()
+    world.next_process()
+    world.host.broken = {"2.0"}
+    world.run()
+    assert world.host.foreign == {"generic_npu"}

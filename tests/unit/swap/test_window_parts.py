@@ -1,0 +1,63 @@
+"""Every step is some part of the window, and what makes somebody leave opens it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+
+from driver_manager.domain import timestamps
+from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.model import NodeChange
+from driver_manager.domain.swap.steps.base import Step
+from driver_manager.domain.swap.steps.modules import UnloadModules, WaitForDevice
+from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode
+from driver_manager.domain.swap.steps.pods import EvictWorkloads, WaitForOperands
+from driver_manager.domain.swap.window_parts import PARTS, earlier, opens
+from driver_manager.domain.window import Part, Window
+
+PAUSING, CORDONING = (Journal(Owner(), "boot", labels) for labels in ({"deploy.plugin": "true"}, {}))
+
+
+def kinds(kind: type) -> Iterator[type]:
+    """Every kind of step that can be made."""
+    subclasses: list[type] = kind.__subclasses__()
+    for one in subclasses:
+        yield from kinds(one)
+        if not inspect.isabstract(one):
+            yield one
+
+
+def test_every_step_is_some_part() -> None:
+    assert set(PARTS) == set(kinds(Step))
+    assert set(PARTS.values()) == set(Part) - {Part.PROBE}, "which begins within a step"
+
+
+@pytest.mark.parametrize(
+    ("step", "is_opening"),
+    [
+        (TakeNode(PAUSING, NodeChange(), "1"), True),
+        (TakeNode(CORDONING, NodeChange(), "1"), False),
+        (EvictWorkloads(("a/b",), (), 1.0), True),
+        (EvictWorkloads((), ("a/b",), 1.0), False),
+        (EvictWorkloads((), (), 1.0, drains=True), True),
+        (PauseLast(("deploy.plugin",)), True),
+        (WaitForOperands(("deploy.plugin",), ("a/b",), 1.0), False),
+        (WaitForDevice(1.0), False),
+        (UnloadModules(("a",)), True),
+        (GiveBack(PAUSING), False),
+    ],
+)
+def test_what_makes_somebody_leave_opens_it(step: Step, is_opening: bool) -> None:
+    assert opens(step) is is_opening
+
+
+def test_the_journal_tells_since_when() -> None:
+    noted = Window(5.0, 1.0, {Part.EVICT: 1.0}, is_open=True)
+    assert earlier(None) is None
+    assert earlier(CORDONING) is None
+    assert earlier(Journal(Owner(), "boot", {"a": "true"}, window=noted)) == noted
+    older = Journal(Owner(), "boot", {"a": "true"}, begin=timestamps.written(1_700_000_000.0))
+    assert earlier(older) == Window(1_700_000_000.0, 0.0), "a version that measured nothing wrote it"
+    assert earlier(Journal(Owner(), "boot", {"a": "true"})) is None
