@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.control_plane.api import Api, Json, status_of, wait_until
+from tests.control_plane.fault_routes import ROUTES, TEAM, Bystander, Scene
 from tests.control_plane.kubelet import COMPONENTS, NEVER, NodeFactory, OperandsFactory
 from tests.control_plane.servers import NAMESPACE, ControlPlane, ControlPlaneError, User, missing_assets
 from tests.fakes.pace import patient
@@ -271,3 +273,11 @@ def _fake_assets(folder: Path, etcd: str) -> None:
         script = folder / name
         script.write_text(f"#!/bin/sh\n{etcd if name == 'etcd' else 'exec sleep 60'}\n")
         script.chmod(0o755)
+
+
+def test_a_scenes_pod_that_is_terminating_is_confirmed_as_by_its_kubelet(admin_api: Api, tmp_path: Path) -> None:
+    """Without it a pod would stay for ever whose deletion was left half done, by a caller who hung up."""
+    with Bystander(admin_api) as bystander, closing(Scene(ROUTES["full"], bystander, tmp_path)) as scene:
+        (pod,) = scene.pods()
+        admin_api.delete(f"/api/v1/namespaces/{TEAM}/pods/{pod['metadata']['name']}", grace_s=30)
+        wait_until(lambda: not scene.pods(), "the end of the pod")

@@ -28,7 +28,7 @@ from tests.control_plane.shown import NOTHING, Shown, of_others, shown
 from tests.control_plane.workloads import Shape, operand_owner, owner_reference, pod_body
 
 SCENE = "cluster-tests/scenes"
-"""Label of the nodes of one bystander."""
+"""Label of the nodes and pods of one bystander."""
 
 TEAM = "fault-scenes"
 PAUSED = "paused-for-driver-upgrade"
@@ -109,7 +109,11 @@ class State:
 
 
 class Bystander:
-    """Plays DaemonSet controller and operator for the nodes of one process: pods go as soon as they have to."""
+    """Plays DaemonSet controller, operator and kubelet for the nodes of one process: pods go as soon as they have to.
+
+    A server deletes at once in two steps, and a caller who hangs up between them leaves the pod to its kubelet
+    (k8s.io/apiserver, registry/rest/delete.go).
+    """
 
     def __init__(self, api: Api) -> None:
         self.mark = uuid.uuid4().hex[:10]
@@ -117,8 +121,12 @@ class Bystander:
         self._lock = threading.Lock()
         self._pods: dict[str, dict[str, list[str]]] = {}  # node → why they would go → their paths
         self._is_over = False
-        self._stop: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._watch, name="bystander")
+        self._stops: dict[str, Callable[[], None]] = {}
+        pods = f"/api/v1/namespaces/{TEAM}/pods"
+        self._threads = [
+            threading.Thread(target=self._watch, args=("/api/v1/nodes", self._see), name="bystander"),
+            threading.Thread(target=self._watch, args=(pods, partial(self._confirm, pods)), name="bystander-kubelet"),
+        ]
 
     def __enter__(self) -> Self:
         with contextlib.suppress(Exception):
@@ -128,14 +136,17 @@ class Bystander:
         body = {"metadata": {"name": self.mark}, "spec": {"selector": {"matchLabels": labels}, "template": template}}
         made = self.api.post(f"/apis/apps/v1/namespaces/{TEAM}/replicasets", body)
         self.owner = owner_reference("apps/v1", "ReplicaSet", made)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._lock:
             self._is_over = True
-            self._stop()
-        self._thread.join(60)
+            for stop in self._stops.values():
+                stop()
+        for thread in self._threads:
+            thread.join(60)
 
     def look_after(self, node: str, pods: dict[str, list[str]]) -> None:
         """From now on these pods of `node` go when a label is paused or an annotation set."""
@@ -147,10 +158,10 @@ class Bystander:
         with self._lock:
             self._pods.pop(node, None)
 
-    def _watch(self) -> None:
+    def _watch(self, path: str, see: Callable[[Json], None]) -> None:
         while True:
             try:
-                stream = self.api.watch("/api/v1/nodes", labelSelector=f"{SCENE}={self.mark}")
+                stream = self.api.watch(path, labelSelector=f"{SCENE}={self.mark}")
             except urllib3.exceptions.HTTPError:
                 if self._is_over:
                     return
@@ -159,10 +170,14 @@ class Bystander:
                 with self._lock:
                     if self._is_over:
                         return
-                    self._stop = stream.stop
-                for _, node in stream:
-                    if "metadata" in node and "name" in node["metadata"]:
-                        self._see(node["metadata"])
+                    self._stops[path] = stream.stop
+                for kind, found in stream:
+                    if kind != "DELETED" and "name" in found.get("metadata", {}):
+                        see(found["metadata"])
+
+    def _confirm(self, pods: str, pod: Json) -> None:
+        if "deletionTimestamp" in pod:
+            gone(partial(self.api.delete, f"{pods}/{pod['name']}", grace_s=0), 409)
 
     def _see(self, node: Json) -> None:
         labels, annotations = node.get("labels", {}), node.get("annotations", {})
@@ -274,6 +289,7 @@ class Scene:
         return path
 
     def _pod(self, body: Json) -> tuple[str, Json]:
+        body["metadata"].setdefault("labels", {})[SCENE] = self._by.mark
         made = self._api.post(f"/api/v1/namespaces/{TEAM}/pods", body)
         path = f"/api/v1/namespaces/{TEAM}/pods/{body['metadata']['name']}"
         self._removals.insert(0, partial(self._api.delete, path, grace_s=0))
@@ -283,8 +299,7 @@ class Scene:
         """As it is now."""
         node = self._api.get(f"/api/v1/nodes/{self.node}")
         meta = node["metadata"]
-        pods = self._api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node}")
-        kinds = (pod["metadata"]["name"].rpartition("-")[0] for pod in pods)
+        kinds = (pod["metadata"]["name"].rpartition("-")[0] for pod in self.pods())
         return State(
             {key: value for key, value in of_others(meta["labels"]).items() if key != SCENE},
             of_others(meta.get("annotations", {})),
@@ -295,6 +310,10 @@ class Scene:
             self._drivers(),
             shown(node),
         )
+
+    def pods(self) -> list[Json]:
+        """The pods on the node, those on their way out too."""
+        return self._api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node}")
 
     def snapshot(self) -> Json:
         """Labels, annotations and cordon, for another node that is to be like this one."""
