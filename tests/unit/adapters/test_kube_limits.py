@@ -77,18 +77,26 @@ def silent(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[SilentPool, 
     return pool, Library(pool) if request.param == LIBRARY else SilentInPod(tmp_path, pool)
 
 
+def assert_bounded(pool: SilentPool, read_s: float, since_s: float) -> None:
+    """Each read had `read_s` seconds, but for what connecting took: less than all that was done since then."""
+    took_s = time.monotonic() - since_s
+    assert pool.read_s
+    assert all(read_s - took_s <= one <= read_s + 0.01 for one in pool.read_s), (pool.read_s, read_s, took_s)
+
+
 @pytest.mark.parametrize(("limits", "read_s"), [((), ATTEMPT_S), ((1.5,), 1.5), ((1.5, 60.0), 1.5), ((99.0,), 15)])
 def test_a_limited_budget_bounds_each_read_too(
     silent: tuple[SilentPool, Transport], limits: tuple[float, ...], read_s: float
 ) -> None:
     pool, transport = silent
+    begun_s = time.monotonic()
     cluster = KubeCluster(transport, "n", FakeClock(), RecordingReporter(), 60.0)
     for limit in limits:
         cluster.limit_retries(limit)
     with pytest.raises(ApiUnavailable):
         cluster.node()
     cluster.post_event("X", "y", warning=False)
-    assert pool.read_s == pytest.approx([read_s] * len(pool.read_s), abs=0.2)
+    assert_bounded(pool, read_s, begun_s)
     assert max(pool.connect_s) <= CONNECT_S
 
 
@@ -97,9 +105,10 @@ def test_a_hung_attempt_leaves_half_of_a_small_budget_for_another(
     silent: tuple[SilentPool, Transport], budget_s: float, read_s: float
 ) -> None:
     pool, transport = silent
+    begun_s = time.monotonic()
     with pytest.raises(ApiUnavailable):
         KubeCluster(transport, "n", FakeClock(), RecordingReporter(), budget_s).node()
-    assert pool.read_s == pytest.approx([read_s] * len(pool.read_s), abs=0.2)
+    assert_bounded(pool, read_s, begun_s)
 
 
 def test_what_connecting_took_is_not_there_for_the_answer(tmp_path: Path) -> None:
