@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from driver_manager.domain.markers import UPGRADE, Marker, decode, encode
-from tests.docs.markdown import ROOT
 from tests.fakes.driver_containers import KERNEL, EntryProgram
 
 BOOT = "0b5ad2f6-6a8e-4a7b-9c40-3d0c1f1d4f10"
@@ -201,14 +200,3 @@ def test_a_folder_of_the_package_may_be_the_driver_root(ascend: EntryProgram) ->
     env = told(ascend, PACKAGE_FOLDER="driver")
     assert ascend.ended(ascend.start(**env), **env) == 0
     assert (ascend.root / "lib/modules" / KERNEL).is_dir()
-
-
-def test_no_entry_program_has_what_another_one_has() -> None:
-    programs = [ROOT / "images" / kind / kind for kind in ("sample-driver", "rebellions-driver", "ascend-driver")]
-    lines = [
-        {line.strip() for line in path.read_text().partition("common/driver-container.sh\n")[2].splitlines()}
-        for path in programs
-    ]
-    shared = set.intersection(*lines)
-    long = {line for line in shared if line.endswith("{")}
-    assert long <= {"run() {"}, "what all do belongs to images/common"
