@@ -21,6 +21,7 @@ from tests.image import builder
 from tests.node import archives, images
 from tests.node.machine import Machine
 from tests.node.patience import wait_until
+from tests.node.place import FOLDER
 
 PAGE = DOCS / "driver-containers.md"
 NVIDIA = "nvcr.io/nvidia/driver"
@@ -48,7 +49,7 @@ _NVIDIA_SMI = '#!/bin/sh\n[ -d "$SYS_ROOT/module/nvidia" ]\n'
 def archive() -> list[Path]:
     """The built images of both vendors in two versions, and one that does what NVIDIA's does. Raises TierError."""
     image = builder.built()
-    target = images.FOLDER / "images/vendors.tar"
+    target = FOLDER / "images/vendors.tar"
     with images.alone(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as made:
         folder = Path(made)
         packed = [*_rebellions(image, folder), *_ascend(image, folder)]

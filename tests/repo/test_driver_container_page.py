@@ -31,7 +31,8 @@ def spec_of(objects: list[Json]) -> Json:
 
 def driver_of(objects: list[Json]) -> Json:
     """The driver's container."""
-    (found,) = [one for one in spec_of(objects)["template"]["spec"]["containers"] if one["name"] == "driver"]
+    containers: list[Json] = spec_of(objects)["template"]["spec"]["containers"]
+    (found,) = [one for one in containers if one["name"] == "driver"]
     return found
 
 
