@@ -19,6 +19,7 @@ from tests.docs.markdown import DOCS, ROOT
 from tests.fakes.driver_packages import run_file, write_deb
 from tests.image import builder
 from tests.node import archives, images
+from tests.node.daemon_sets import remove_ended
 from tests.node.machine import Machine
 from tests.node.patience import wait_until
 from tests.node.place import FOLDER
@@ -180,7 +181,8 @@ class Vendor:
         return path.read_text().strip() if path.exists() else ""
 
     def pods(self) -> list[Json]:
-        """Those of the driver that are not on their way out."""
+        """Those of the driver that are not on their way out; what hinders only by its object is removed."""
+        remove_ended(self.machine, self.namespace)
         found = self.machine.api.list(self._pods, labelSelector="app.kubernetes.io/name=driver")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
