@@ -202,6 +202,11 @@ class Vendor:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
 
+    def said(self) -> str:
+        """What the runs of driver-manager have said in the pods that are there."""
+        logs = sorted(self.root.glob(f"var/log/pods/{self.namespace}_*/k8s-driver-manager/*.log"))
+        return "\n".join(log.read_text(errors="replace") for log in logs)
+
     def story(self) -> str:
         """What there is to see, for a test that failed."""
         lines = [self.machine.kubectl("get", "pods,events", "--all-namespaces").stdout]
