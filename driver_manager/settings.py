@@ -63,9 +63,13 @@ HOST = (
 
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
-    ("container", "manager"),
-    "What loads the driver: its container, or this manager.",
+    ("container", "manager", "none"),
+    "What loads the driver: its container, this manager, or none of them: the host itself, and the run only verifies.",
     default="container",
+)
+DRIVER_VERSION = text(
+    "DRIVER_VERSION",
+    "With DRIVER_LOAD=none, the driver version that the host has to have loaded. Default: the one on its disk.",
 )
 DRIVER_ROOT = text("DRIVER_ROOT", "Tree on the host to load from. Default: the profile's, else /.")
 DRIVER_CONFIG_DIGEST = text(
@@ -105,6 +109,7 @@ CLIENT_SELECTOR = text(
 )
 DRIVER = (
     DRIVER_LOAD,
+    DRIVER_VERSION,
     DRIVER_ROOT,
     DRIVER_CONFIG_DIGEST,
     EVIDENCE_DIR,

@@ -19,6 +19,7 @@ from tests.mutants.node_mutants import NODE_MUTANTS
 from tests.mutants.patience_mutants import PATIENCE_MUTANTS
 from tests.mutants.profile_mutants import PROFILE_MUTANTS
 from tests.mutants.sandbox_mutants import SANDBOX_MUTANTS
+from tests.mutants.shipped_mutants import SHIPPED_MUTANTS
 from tests.mutants.staged_mutants import STAGED_MUTANTS
 from tests.mutants.state_mutants import STATE_MUTANTS
 from tests.mutants.vfio_mutants import VFIO_MUTANTS
@@ -30,6 +31,7 @@ _EVERY = (
     *PATIENCE_MUTANTS,
     *HOST_MUTANTS,
     *DRIVER_MUTANTS,
+    *SHIPPED_MUTANTS,
     *VFIO_MUTANTS,
     *WATCH_MUTANTS,
     *WINDOW_MUTANTS,
