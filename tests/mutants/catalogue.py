@@ -13,6 +13,7 @@ from tests.mutants.fleet_pods_mutants import FLEET_PODS_MUTANTS
 from tests.mutants.fleet_verbs_mutants import FLEET_VERBS_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
+from tests.mutants.kernel_mutants import KERNEL_MUTANTS
 from tests.mutants.metric_gate_mutants import METRIC_GATE_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
@@ -32,6 +33,7 @@ _EVERY = (
     *HOST_MUTANTS,
     *DRIVER_MUTANTS,
     *SHIPPED_MUTANTS,
+    *KERNEL_MUTANTS,
     *VFIO_MUTANTS,
     *WATCH_MUTANTS,
     *WINDOW_MUTANTS,

@@ -98,7 +98,7 @@ def _read_host(  # noqa: PLR0913  # as above
         marker=marker,
         marker_problem=marker_problem,
         reboot_wish=_reboot_wish(files, paths.reboot_wish),
-        enforces_signatures=_enforces_signatures(roots.sys),
+        enforces_signatures=enforces_signatures(roots.sys),
         state_problem=files.why_not_writable(paths.state_file),
         active_services=services.active(roots.sys, profile.host_services),
         permanent=kmod.permanent(roots.proc, modules),
@@ -127,7 +127,7 @@ def _bindings(files: HostFiles, path: str, this_boot: str) -> tuple[Binding, ...
         return ()
 
 
-def _enforces_signatures(sys_root: Path) -> bool:
+def enforces_signatures(sys_root: Path) -> bool:
     """Whether this kernel refuses unsigned modules: by its own switch, or locked down (kernel_lockdown(7))."""
     enforced = _text(sys_root / "module/module/parameters/sig_enforce") == "Y"
     lockdown = _text(sys_root / "kernel/security/lockdown")

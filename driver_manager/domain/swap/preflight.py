@@ -70,8 +70,12 @@ def _brings_none(now: Situation) -> bool:
 
 def firmware_notes(source: DriverSource) -> tuple[str, ...]:
     """What is said before `source` is loaded of firmware that the kernel would not find."""
-    found = map(_firmware, source.missing_firmware)
-    return tuple(f"{check.what}. {check.remedy}" for check in found)
+    return tuple(f"{check.what}. {check.remedy}" for check in firmware_checks(source))
+
+
+def firmware_checks(source: DriverSource) -> tuple[Check, ...]:
+    """The same as checks, of which none stops a run."""
+    return tuple(map(_firmware, source.missing_firmware))
 
 
 def problems(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
@@ -142,7 +146,7 @@ def _driver(now: Situation) -> tuple[Check, ...]:
         *_slot(now.host.slots),
         *source_checks(source, now.host),
         *_options(source),
-        *map(_firmware, source.missing_firmware),
+        *firmware_checks(source),
         *_firmware_path(now),
     )
 
