@@ -64,7 +64,7 @@ HOST = (
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
     ("container", "manager", "none"),
-    "What loads the driver: its container, this manager, or none of them: the host itself, and the run only verifies.",
+    "What loads the driver: its container, this manager, or none: the host itself.",
     default="container",
 )
 DRIVER_VERSION = text(
@@ -97,7 +97,7 @@ CLEAR_FOR = text(
 )
 POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "Maximum time for operand pods to leave.", default="5m")
 DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "Maximum time for the device to become free.", default="60s")
-RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum duration of the run.", default="30m")
+RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum run time.", default="30m")
 RETRY_WAIT = duration(
     "RETRY_WAIT",
     "Maximum wait after a failure; 0: none. No pod is disturbed again meanwhile, unless something changes.",

@@ -37,17 +37,14 @@ _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 @click.command(cls=ScreenCommand, name="preflight", short_help="Check whether the driver could be replaced now.")
 @mode_option
-@click.option("--kernel", metavar="RELEASE", default="", help="Check for this kernel release, before it runs.")
+@click.option("--kernel", metavar="RELEASE", default="", help="Check for another kernel.")
 @output_option
 @with_options(*_GROUPS, (settings.VFIO_BIND,))
 def preflight_command(*, mode: str, kernel: str, output: str, values: Values) -> int:
-    """Check whether the driver could be replaced now: modules, signatures, conflicts, rights, deadline.
+    """Check whether the driver could be replaced now; with --kernel, whether it fits another kernel.
 
-    With --mode vfio: whether virtual machines could get the devices. Changes nothing. Exit code 6 when something would
-    stop the run, which checks the same before its first change.
-
-    With --kernel: whether the driver root has modules that another kernel release would load. Needs no API server. Exit
-    code 6 also where that is unknown.
+    With --mode vfio: whether virtual machines could get the devices. Changes nothing. Exit code 6 if not; with --kernel
+    also if that is unknown.
     """
     if kernel:
         return _of_other_kernel(kernel, Mode(mode), values, output)
