@@ -13,7 +13,7 @@ SHIPPED_MUTANTS: tuple[Mutant, ...] = (
         "domain/swap/planner.py",
         "    if now.policy.loader is Loader.NONE:\n        return _with_no_request(now, _verify(now))\n",
         "",
-        (SHIPPED + "test_no_plan_takes_a_node_or_touches_its_driver",),
+        (SHIPPED + "test_a_run_changes_nothing_but_what_the_node_shows",),
     ),
     Mutant(
         "module-loaded-on-an-immutable-host",
