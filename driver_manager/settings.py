@@ -63,9 +63,13 @@ HOST = (
 
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
-    ("container", "manager"),
-    "What loads the driver: its container, or this manager.",
+    ("container", "manager", "none"),
+    "What loads the driver: its container, this manager, or none: the host itself.",
     default="container",
+)
+DRIVER_VERSION = text(
+    "DRIVER_VERSION",
+    "With DRIVER_LOAD=none, the driver version that the host has to have loaded. Default: the one on its disk.",
 )
 DRIVER_ROOT = text("DRIVER_ROOT", "Tree on the host to load from. Default: the profile's, else /.")
 DRIVER_CONFIG_DIGEST = text(
@@ -93,7 +97,7 @@ CLEAR_FOR = text(
 )
 POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "Maximum time for operand pods to leave.", default="5m")
 DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "Maximum time for the device to become free.", default="60s")
-RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum duration of the run.", default="30m")
+RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum run time.", default="30m")
 RETRY_WAIT = duration(
     "RETRY_WAIT",
     "Maximum wait after a failure; 0: none. No pod is disturbed again meanwhile, unless something changes.",
@@ -105,6 +109,7 @@ CLIENT_SELECTOR = text(
 )
 DRIVER = (
     DRIVER_LOAD,
+    DRIVER_VERSION,
     DRIVER_ROOT,
     DRIVER_CONFIG_DIGEST,
     EVIDENCE_DIR,
