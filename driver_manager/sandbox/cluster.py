@@ -35,9 +35,6 @@ OPERANDS = (
 )
 CAPACITY = {"cpu": "8", "memory": "32Gi", "ephemeral-storage": "100Gi", "pods": "110"}
 TENANT = "tenant"
-NAMESPACE = "accelerator-drivers"
-"""Where the driver's pods are, for a vendor without an operator whose namespace is known."""
-
 WAIT_S = 10.0
 
 
@@ -150,7 +147,7 @@ class SandboxCluster:
     @property
     def namespace(self) -> str:
         """Where the vendor's pods live."""
-        return self.profile.namespace or NAMESPACE
+        return self.profile.namespace
 
     def node(self) -> dict[str, Any]:
         """The Node object."""
@@ -259,11 +256,7 @@ class SandboxCluster:
 
     @property
     def _driver_key(self) -> str:
-        if self.profile.deploy.prefix:
-            return self.profile.deploy.driver_key
-        # As node-feature-discovery labels it where it is told to name devices by their vendor alone.
-        found = f"feature.node.kubernetes.io/pci-{self.profile.pci_vendor}.present"
-        return next(iter(self.profile.present_labels), found)
+        return self.profile.deploy.driver_key if self.profile.deploy.prefix else self.profile.present_labels[0]
 
     def _node(self) -> dict[str, Any]:
         deploy = self.profile.deploy
