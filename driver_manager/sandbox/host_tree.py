@@ -121,6 +121,10 @@ class HostTree:
         shutil.rmtree(self.root / "proc" / str(pid))
         fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], -1)
 
+    def add_firmware_path(self) -> None:
+        """Let the kernel have firmware_class.path, in each boot from now on; it names no folder."""
+        self._write(FIRMWARE_PATH, "")
+
     def put_to_work(self, samples: int) -> None:
         """Let the devices be at work for so many more samples of the vendor's tool, though no process has them open."""
         self._write(fake_tools.AT_WORK, str(samples))
@@ -147,12 +151,15 @@ class HostTree:
 
     def reboot(self) -> None:
         """A new boot: no modules, empty /run, no mounts."""
+        has_path = (self.root / FIRMWARE_PATH).exists()
         for folder in ("sys/module", "run", "dev"):
             for one in (self.root / folder).iterdir():
                 fake_tools.remove(one) if one.is_dir() else one.unlink()
         self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
         (self.root / fake_tools.REBOOT_ASKED).unlink(missing_ok=True)
         self._new_boot()
+        if has_path:
+            self.add_firmware_path()
 
     @property
     def is_told_to_reboot(self) -> bool:
@@ -186,8 +193,6 @@ class HostTree:
 
     def _new_boot(self) -> None:
         self._write("proc/sys/kernel/random/boot_id", str(uuid.uuid4()))
-        if self.profile.paths.firmware:
-            self._write(FIRMWARE_PATH, "")
 
     def _tool(self, path: Path, name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

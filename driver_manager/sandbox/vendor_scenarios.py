@@ -32,6 +32,7 @@ def _old_and_new(vendor: str, modules: Mapping[str, Sequence[str]], samples: int
         tree.load(old)
         tree.record(OLD_DIGEST, old, OLD)
         tree.add_driver(new, NEW, modules=modules)
+        tree.add_firmware_path()
         if samples:
             tree.put_to_work(samples)
 

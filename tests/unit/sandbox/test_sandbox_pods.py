@@ -116,20 +116,16 @@ def test_a_daemonset_keeps_to_what_its_affinity_requires_of_a_nodes_labels(
     terms = [{"matchExpressions": [{"key": "gate", "operator": operator, "values": values}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     own["spec"]["template"]["spec"]["affinity"] = {"nodeAffinity": required}
-    with DaemonSetController(store):
+
+    def runs() -> bool:
+        return any("deletionTimestamp" not in one["metadata"] for one in pods_of(store))
+
+    with DaemonSetController(store), Kubelet(store, start_s=0, stop_s=0):
         store.create("nodes", node(gate="true"))
         store.create("daemonsets", own)
         for label in (None, "false", "true"):
             call(server, "PATCH", "/api/v1/nodes/n1", label_patch(gate=label), content_type=MERGE)
-            until(
-                store,
-                lambda is_wanted=label in wanted: (
-                    is_wanted is bool([one for one in pods_of(store) if "deletionTimestamp" not in one["metadata"]])
-                ),
-            )
-            for one in pods_of(store):
-                if "deletionTimestamp" in one["metadata"]:
-                    call(server, "DELETE", f"{PODS}/{one['metadata']['name']}?gracePeriodSeconds=0")
+            until(store, runs if label in wanted else lambda: not runs())
 
 
 def test_a_terminating_daemon_pod_is_replaced_only_when_it_is_gone(server: ApiServer) -> None:

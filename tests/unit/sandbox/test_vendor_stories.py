@@ -106,3 +106,13 @@ def test_a_driver_that_only_a_reboot_changes_is_never_unloaded(played: Played) -
     is_reboot = STORIES[played.name].interference is Interference.REBOOT_AFTER
     assert any(text.endswith(" unloaded") for text in played.texts) is not is_reboot
     assert played.report.exit_codes == ([9, 0] if is_reboot else [0])
+
+
+def test_firmware_is_looked_for_where_the_profile_says_before_the_load(played: Played) -> None:
+    firmware = builtin()[STORIES[played.name].profile].paths.firmware
+    lines = [line for chapter in played.chapters for line in chapter]
+    told = [at for at, line in enumerate(lines) if "] " in line and "firmware_class.path" in line]
+    assert bool(told) is bool(firmware)
+    for at in told:
+        assert firmware in lines[at]
+        assert any("] load " in line for line in lines[at:])
