@@ -20,7 +20,15 @@ from tests.kernel.inside import require_guest
 
 DEVICE = Path("/dev/rbln0")
 SYS_MODULE = Path("/sys/module")
-STAND_INS = ("rebellions", "rebellions_core")  # in the order in which they can be unloaded
+STAND_INS = (  # in the order in which they can be unloaded
+    "rebellions",
+    "rebellions_core",
+    "habanalabs_en",
+    "habanalabs_ib",
+    "habanalabs_cn",
+    "habanalabs",
+    "furiosa_rngd",
+)
 COMMAND_TIMEOUT_S = 150.0
 SYS_DELETE_MODULE = 176  # x86-64 (arch/x86/entry/syscalls/syscall_64.tbl); glibc has no wrapper
 
