@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from driver_manager.adapters.process.thread_clock import ThreadClock
@@ -17,6 +17,9 @@ from driver_manager.ports.base import Clock
 
 END_S = 5.0
 """What is waited for a thread that has nothing to do any more."""
+
+LOOK_S = 0.5
+"""How often a signal is looked for: one that arrives right before the wait, or in another thread, does not end it."""
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -50,11 +53,18 @@ class _Crew(Generic[T, A]):
     def answer(self, clock: Clock) -> tuple[T, A]:
         """The answer that comes first. Raises what its request raised, and Terminated."""
         with clock.interruptible():
-            item, answer = self._done.get()
+            item, answer = self._next()
         self.under_way -= 1
         if isinstance(answer, BaseException):
             raise answer
         return item, answer
+
+    def _next(self) -> tuple[T, A | BaseException]:
+        while True:
+            try:
+                return self._done.get(timeout=LOOK_S)
+            except Empty:
+                continue  # the signal's handler is called here
 
     def end(self) -> None:
         """No thread begins another request, or repeats one; idle ones are waited for, so that a fork finds none."""

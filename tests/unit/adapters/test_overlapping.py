@@ -139,7 +139,17 @@ def test_nobody_repeats_a_request_once_the_caller_has_stopped() -> None:
     assert ended.wait(LONG_S / 2)
 
 
-def test_the_wish_to_end_waits_for_no_answer() -> None:
+def tell_the_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def tell_this_thread() -> None:
+    """As a signal that comes right before the main thread blocks, this one ends no wait of it."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("send", [tell_the_process, tell_this_thread])
+def test_the_wish_to_end_waits_for_no_answer(send: Callable[[], None]) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     clock, hang, asked = SystemClock(), threading.Event(), threading.Event()
     clock.install()
@@ -151,7 +161,7 @@ def test_the_wish_to_end_waits_for_no_answer() -> None:
 
     def tell() -> None:
         asked.wait(LONG_S)
-        os.kill(os.getpid(), signal.SIGTERM)
+        send()
 
     teller = threading.Thread(target=tell)
     try:
