@@ -63,19 +63,21 @@ def test_a_restarted_kubelet_ends_the_operand_and_the_run_waits_for_its_processe
     the kubelet does not know its Node's labels yet it refuses that one too (#100467): then the successor goes on.
     """
     waiting_run(held)
+    # A kubelet that finds an object of it left refuses that one first.
+    wait_until(lambda: not held.pods("device-plugin"), "the other operand's object is removed")
     before = held.a_pod()
     (gated,) = held.pods("gated")
     with Timeline(held.machine) as seen, table.row(Action.KUBELET) as row:
         held.machine.kubelet.daemon.kill()
         held.machine.kubelet.start()
-        refused = wait_until(lambda: seen.refused("NodeAffinity"), "a pod that the kubelet refuses")
+        wait_until(lambda: gated["metadata"]["uid"] in seen.refused("NodeAffinity"), "the refusal of the gated operand")
         held.wait_given_back()
+        refused = list(seen.refused("NodeAffinity").values())
         after = held.a_pod()
         row.end = "as undisturbed"
         names = sorted({pod["metadata"]["name"].rpartition("-")[0] for pod in refused})
         row.kubelet = f"{what_happened(before, after)}; refused with NodeAffinity: {', '.join(names)}"
         ended_s = seen.ended(gated["metadata"]["uid"])
-    assert gated["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in refused}
     assert all((pod["status"]["phase"], pod["status"].get("containerStatuses")) == ("Failed", None) for pod in refused)
     assert held.unloaded_at() > ended_s, "the driver was unloaded while a process of the operand was there"
     if before.uid not in {pod["metadata"]["uid"] for pod in refused}:

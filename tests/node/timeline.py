@@ -81,11 +81,13 @@ class Timeline:
         """When the pod's object was removed."""
         return wait_until(lambda: self._gone(pod_uid), f"the end of pod {pod_uid}")
 
-    def refused(self, reason: str) -> list[Json]:
-        """The pods that were reported with this reason, as they were then, each once."""
-        return list(
-            {pod["metadata"]["uid"]: pod for _, _, pod in self._seen if pod["status"].get("reason") == reason}.values()
-        )
+    def refused(self, reason: str) -> dict[str, Json]:
+        """The pods that were reported with this reason, as they were when that came first, by uid."""
+        first: dict[str, Json] = {}
+        for _, _, pod in self._seen:
+            if pod["status"].get("reason") == reason:
+                first.setdefault(pod["metadata"]["uid"], pod)
+        return first
 
     def told_ended(self, pod_uid: str) -> float:
         """When the API server was told that the pod's containers have ended, or removed it."""

@@ -11,6 +11,9 @@ from types import FrameType
 
 from driver_manager.domain.errors import Terminated
 
+LOOK_S = 1.0
+"""How often a sleep looks for a signal: one that arrives right before it, or in another thread, does not end it."""
+
 
 class SystemClock:
     """See `driver_manager.ports.base.Clock`. One per process: it owns the handlers of SIGTERM and SIGINT."""
@@ -42,8 +45,10 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         """See the port."""
+        end_s = self.monotonic() + seconds
         with self.interruptible():
-            time.sleep(max(0.0, seconds))
+            while (left_s := end_s - self.monotonic()) > 0:
+                time.sleep(min(left_s, LOOK_S))
 
     def check(self) -> None:
         """See the port."""

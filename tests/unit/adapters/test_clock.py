@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -46,8 +46,14 @@ def test_a_signal_is_kept_until_somebody_asks(clock: SystemClock, number: signal
         clock.sleep(60.0)
 
 
-def test_a_sleep_ends_in_the_middle(clock: SystemClock) -> None:
-    threading.Timer(0.05, tell).start()
+def tell_another_thread() -> None:
+    """As a signal that comes right before the main thread blocks, this one ends no call of it."""
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("send", [tell, tell_another_thread])
+def test_a_sleep_ends_in_the_middle(clock: SystemClock, send: Callable[[], None]) -> None:
+    threading.Timer(0.05, send).start()
     begin = time.monotonic()
     with pytest.raises(Terminated):
         clock.sleep(3_600.0)
