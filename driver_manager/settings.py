@@ -82,7 +82,7 @@ EVIDENCE_DIR = text(
 FORCE_REINSTALL = flag("FORCE_REINSTALL", "Replace the driver even if it is current.")
 STOP_HOST_SERVICES = flag(
     "STOP_HOST_SERVICES",
-    "Stop the profile's host services (e.g. rbln_daemon.service) for the swap, then start them again.",
+    "Stop host services during the swap.",
 )
 NO_WAIT = flag("NO_WAIT", "End with exit code 9 instead of waiting for a reboot.")
 TAKE_OVER = flag("TAKE_OVER", "Take the node over from the run that owns it.")
@@ -97,7 +97,7 @@ CLEAR_FOR = text(
 )
 POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "Maximum time for operand pods to leave.", default="5m")
 DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "Maximum time for the device to become free.", default="60s")
-RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum run time.", default="30m")
+RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum duration of the run.", default="30m")
 RETRY_WAIT = duration(
     "RETRY_WAIT",
     "Maximum wait after a failure; 0: none. No pod is disturbed again meanwhile, unless something changes.",
