@@ -75,7 +75,7 @@ def policy(values: Values) -> Policy:
         )
     return Policy(
         loader=loader,
-        driver_version=values[settings.DRIVER_VERSION],
+        driver_version=values[settings.DRIVER_VERSION] if loader is Loader.NONE else "",
         force_reinstall=values[settings.FORCE_REINSTALL],
         no_wait=values[settings.NO_WAIT],
         take_over=values[settings.TAKE_OVER],

@@ -159,6 +159,21 @@ def test_a_running_kernel_keeps_its_driver_and_a_reboot_is_asked_for(ascend: Ent
     assert ascend.state.read_text() == "old\n"
 
 
+def test_a_load_that_was_not_completed_is_loaded_again_and_asks_for_no_reboot(ascend: EntryProgram) -> None:
+    env = told(ascend)
+    works = ascend.folder / "bin/modprobe"
+    complete = works.read_text()
+    ascend.tool("modprobe", f"mkdir -p {ascend.module}; echo live > {ascend.module}/initstate; exit 1\n")
+    failed = ascend.run("run", **env)
+    assert (failed.returncode, ascend.state.exists()) == (1, False)
+    assert "cannot be loaded" in failed.stderr
+    works.write_text(complete)
+    assert ascend.ended(ascend.start(**env), **env) == 0
+    assert ascend.state.read_text() == "new\n"
+    assert not (ascend.folder / "reboot-required").exists()
+    assert [one.name for one in ascend.state.parent.glob("driver.state*")] == ["driver.state"]
+
+
 @pytest.mark.parametrize(
     ("there", "stays"),
     [

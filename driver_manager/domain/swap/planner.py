@@ -195,8 +195,14 @@ def _stand_down(now: Situation) -> Plan:
 def _verify(now: Situation) -> Plan:
     """The host loads its driver itself: what an earlier run left on the Node is given back, and nothing else is done.
 
-    Raises as `verified`.
+    Raises as `verified`, and PreflightFailed where a run was ended while it gave devices to virtual machines: what such
+    a failure gives back, these are part of.
     """
+    if now.obs.journal is not None and now.obs.journal.devices:
+        raise PreflightFailed(
+            "a run that was giving devices to virtual machines was not completed, and DRIVER_LOAD=none loads no driver",
+            "Run again: what that run changed on the devices is undone when the node is released.",
+        )
     found = verified(now)
     users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "the driver stays loaded")
     decision = Decision.CURRENT if is_loaded(now.host, now.profile) else Decision.NOT_LOADED

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ExitCode, ManagerError, ModuleStuck, PreflightFailed, RebootRequired
 from driver_manager.domain.journal import OldDriver, encode
 from driver_manager.domain.markers import Marker
@@ -166,6 +167,14 @@ def test_what_an_earlier_run_left_is_given_back_and_its_reboot_request_withdrawn
     assert [type(step) for step in plan(now).steps] == [ClearRebootRequest, GiveBack]
 
 
+def test_a_run_that_was_giving_devices_to_virtual_machines_is_not_forgotten() -> None:
+    left = journal(devices=(Binding("0000:c1:00.0", "rebellions"),))
+    obs = observation(host=loaded("2.0", "2.0"), node=node(TAKEN), journal=left)
+    with pytest.raises(PreflightFailed, match="devices to virtual machines was not completed") as caught:
+        plan(Situation.of(obs, PROFILE, NONE))
+    assert caught.value.remedy.startswith("Run again: ")
+
+
 def test_preflight_has_one_check_and_one_right() -> None:
     def check(facts: Host) -> list[bool | None]:
         return [one.ok for one in checks(Situation.of(observation(host=facts), PROFILE, NONE))]
@@ -277,3 +286,15 @@ def test_a_failed_run_loads_nothing_again_that_an_earlier_one_unloaded() -> None
     assert outcome.exit_code is ExitCode.PREFLIGHT_FAILED
     assert PROFILE.keys.journal not in world.state().annotations, "it is given back"
     assert world.state().foreign == frozenset(), "loaded again"
+
+
+def test_after_a_run_that_was_giving_devices_away_the_first_run_gives_back_and_the_next_is_done() -> None:
+    world = _world("2.0", "2.0")
+    owner = replace(journal().owner, pod="rbln-system/gone", pod_uid="gone")
+    left = journal(owner=owner, devices=(Binding("0000:c1:00.0", "rebellions"),))
+    assert world.cluster.current is not None
+    world.cluster.current = replace(world.cluster.current, annotations={PROFILE.keys.journal: encode(left)})
+    codes = [outcome.exit_code for outcome in (world.run(), world.run()) if outcome is not None]
+    assert codes == [ExitCode.PREFLIGHT_FAILED, ExitCode.DONE]
+    assert PROFILE.keys.journal not in world.state().annotations
+    assert world.state().labels[PLUGIN] == "true"
