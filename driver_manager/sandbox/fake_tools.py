@@ -226,7 +226,9 @@ def answer(tree: Path, tool: str) -> int:
 
 
 def note(tree: Path, text: str) -> None:
-    """Write down what happened just now."""
+    """Write down what happened just now, where the tree keeps such a log."""
+    if not (tree / KERNEL_LOG).exists():
+        return
     with (tree / KERNEL_LOG).open("a") as log:
         log.write(f"{time.monotonic():.6f} {text}\n")
 

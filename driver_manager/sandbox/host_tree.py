@@ -129,10 +129,13 @@ class HostTree:
         """Let the devices be at work for so many more samples of the vendor's tool, though no process has them open."""
         self._write(fake_tools.AT_WORK, str(samples))
 
+    def keep_kernel_log(self) -> None:
+        """From here on keep what the kernel does with modules, and what the vendor's tool sees."""
+        (self.root / fake_tools.KERNEL_LOG).touch()
+
     def kernel_log(self) -> list[tuple[float, str]]:
-        """What the kernel did with modules, and what the vendor's tool saw, each with its monotonic time in seconds."""
-        path = self.root / fake_tools.KERNEL_LOG
-        rows = [line.split(" ", 1) for line in path.read_text().splitlines()] if path.exists() else []
+        """What was kept so far, each with its monotonic time in seconds."""
+        rows = [line.split(" ", 1) for line in (self.root / fake_tools.KERNEL_LOG).read_text().splitlines()]
         return [(float(at_s), text) for at_s, text in rows]
 
     def wedge(self) -> None:

@@ -49,6 +49,7 @@ class Machine:
         self.name = name
         self.tree = HostTree(folder / "host", folder / "bin", builtin()["ascend"])
         self.tree.build()
+        self.tree.keep_kernel_log()
         self.tree.add_driver(ROOT, OLD)
         self.tree.load(ROOT)
         self.tree.record(OLD_DIGEST, ROOT, OLD)

@@ -109,6 +109,7 @@ def run_scenario(
         profile = builtin()[scenario.profile]
         tree = HostTree(folder / "host", folder / "bin", profile)
         tree.build()
+        tree.keep_kernel_log()
         scenario.prepare(tree)
         bus = scenario.bus(tree) if scenario.bus is not None else None
         with (
