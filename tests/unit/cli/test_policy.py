@@ -153,10 +153,17 @@ def test_every_other_word_has_its_place() -> None:
 
 
 def test_each_setting_changes_the_policy_in_a_way_of_its_own() -> None:
-    unchanged = told({})
-    told_by = {setting: told({setting.env: OTHER[setting.kind]}) for setting in SETTINGS if setting not in OF_THE_HOST}
+    unchanged, others = told({}), set(SETTINGS) - OF_THE_HOST - {settings.DRIVER_VERSION}
+    told_by = {setting: told({setting.env: OTHER[setting.kind]}) for setting in SETTINGS if setting in others}
     assert [setting.env for setting, found in told_by.items() if found == unchanged] == []
     assert [one.env for one, other in itertools.combinations(told_by, 2) if told_by[one] == told_by[other]] == []
+
+
+def test_a_driver_version_counts_only_where_the_host_loads() -> None:
+    """The operators' driver pods have the variable, and a change of it alone is no other wish of a run."""
+    loaders = ("container", "manager", "none")
+    found = [told({"DRIVER_LOAD": loader, "DRIVER_VERSION": "2.0"}).driver_version for loader in loaders]
+    assert found == ["", "", "2.0"]
 
 
 @pytest.mark.parametrize("name", ["DRAIN_POD_SELECTOR_LABEL", "WAIT_FOR_COMPLETION_SELECTOR", "CLIENT_SELECTOR"])
