@@ -39,7 +39,7 @@ _ONCE_CODES = {
     Health.UNHEALTHY: ExitCode.MODULE_FAILED,
     Health.UNKNOWN: ExitCode.PREFLIGHT_FAILED,
 }
-"""What `--once` ends with: 0 healthy, 5 the driver does not serve its devices, 6 it cannot be told."""
+"""What `--once` ends with: 0 healthy, 5 the driver does not serve its devices, 6 unknown."""
 
 
 @click.command(

@@ -182,7 +182,7 @@ def _served(launch: Launch, clock: LoopClock) -> list[Publish]:
 
 
 def _reload(launch: Launch, clock: LoopClock, reporter: LogReporter) -> None:
-    """Start anew with options and profile read again; go on with what is in use if they are no good now."""
+    """Start again with options and profile read again; keep what is in use if they are invalid now."""
     try:
         fresh, log = _read_again(launch, clock)
     except (ValueError, KeyError, TypeError, OSError) as error:

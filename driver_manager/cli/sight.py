@@ -37,7 +37,7 @@ class Sight:
     def session(self, values: Values) -> Session:
         """The command's session, without a cluster or a Node where those are out of sight.
 
-        Raises ManagerError: the first one, as what is out of sight may be why the rest cannot be told.
+        Raises ManagerError: the first one, as what is out of sight may be why the rest is unknown.
         """
         try:
             return open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, reading=self)

@@ -236,7 +236,7 @@ class Session:
         return replace(obs, owner_alive=None) if is_unsure else obs
 
     def observer(self) -> Callable[[], Observation]:
-        """Observes with the Node already read first, and anew at each later call: for a run that follows the pods.
+        """Observes with the Node already read first, read again at each later call: for a run that follows the pods.
 
         Later calls come after a wait: what it saw go must not be there again, in the memory of another server.
         """
