@@ -22,6 +22,7 @@ from driver_manager.adapters.process import identity as process_identity
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.adapters.report.terminal import is_capable
+from driver_manager.cli.loaders import loader
 from driver_manager.core.swap.observe import Identity, Reading, observe, strictly
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
@@ -67,15 +68,10 @@ def host_roots(values: Values) -> HostRoots:
 
 def policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for a bad selector, and for what contradicts DRIVER_LOAD."""
-    loader = Loader(values[settings.DRIVER_LOAD])
-    if loader is Loader.NONE and values[settings.FORCE_REINSTALL]:
-        raise ConfigError(
-            "FORCE_REINSTALL is set, and with DRIVER_LOAD=none nothing is ever installed",
-            "Unset FORCE_REINSTALL, or let the driver's container or the manager load the driver (DRIVER_LOAD).",
-        )
+    loads = loader(values)
     return Policy(
-        loader=loader,
-        driver_version=values[settings.DRIVER_VERSION] if loader is Loader.NONE else "",
+        loader=loads,
+        driver_version=values[settings.DRIVER_VERSION] if loads is Loader.NONE else "",
         force_reinstall=values[settings.FORCE_REINSTALL],
         no_wait=values[settings.NO_WAIT],
         take_over=values[settings.TAKE_OVER],
