@@ -63,6 +63,8 @@ class Journal:
 
     `devices` are the vendor's functions as they were before a run gave them to virtual machines.
 
+    `load_before` is the load of the driver that KMM was asked to replace, as `HostSystem.load_id` has it.
+
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
     `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
 
@@ -85,6 +87,7 @@ class Journal:
     cleared: str = ""
     window: Window | None = None
     devices: tuple[Binding, ...] = ()
+    load_before: str = ""
 
     @property
     def paused(self) -> frozenset[str]:
@@ -156,6 +159,8 @@ def encode(journal: Journal) -> str:
         body["window"] = journal.window.to_json()
     if journal.devices:
         body["devices"] = bindings.to_json(journal.devices)
+    if journal.load_before:
+        body["loadBefore"] = journal.load_before
     return FORM.write(body)
 
 
@@ -178,6 +183,7 @@ def decode(text: str) -> Journal:
         cleared=body.text("cleared", ""),
         window=window.kept_in(body),
         devices=bindings.read_in(body),
+        load_before=body.text("loadBefore", ""),
     )
 
 

@@ -12,6 +12,7 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, JournalUnreadable
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.model import DriverSource, Node, NodeChange, Observation
 from driver_manager.domain.modules import driver_version, has_root
 from driver_manager.domain.profile import Profile
@@ -29,7 +30,7 @@ RELOAD_S = 60.0
 class Settler:
     """Knows what this run holds, and gives it back."""
 
-    def __init__(self, ports: Ports, profile: Profile, obs: Observation) -> None:
+    def __init__(self, ports: Ports, profile: Profile, obs: Observation, kmm: KmmModule | None = None) -> None:
         self._cluster = ports.cluster
         self._host = ports.host
         self._devices = ports.devices
@@ -38,6 +39,7 @@ class Settler:
         self._tally = ports.tally
         self._profile = profile
         self._obs = obs
+        self._kmm = kmm
         self._held: Journal | None = None
         self._taken: Node | None = None
         self._is_given_back = False
@@ -271,6 +273,8 @@ class Settler:
         A host that cannot be read may be without one: hold then, too. A driver that only a reboot changes was not
         unloaded by us, and nothing reboots a node that is held.
         """
+        if self._is_kmm_at_work():
+            return "KMM is still changing the driver"
         if self._profile.never_unloads:
             return ""
         if self._is_driver_stuck:
@@ -287,6 +291,16 @@ class Settler:
         if not is_there:
             return "its old driver is gone"
         return "an earlier run left a driver that was not verified" if self._is_unproved() else ""
+
+    def _is_kmm_at_work(self) -> bool:
+        """Whether KMM may change modules at any moment, by the Node as it is now; True where that cannot be read."""
+        if self._kmm is None:
+            return False
+        try:
+            return self._kmm.is_changing(self._cluster.node().labels)
+        except ManagerError as error:
+            self._reporter.warn(error.what)
+            return True
 
     def _is_unproved(self) -> bool:
         """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.
