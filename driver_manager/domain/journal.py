@@ -145,22 +145,19 @@ def encode(journal: Journal) -> str:
         body["services"] = list(journal.services)
     if journal.removed:
         body["removed"] = list(journal.removed)
-    if journal.cordon_manager:
-        body["cordonManager"] = journal.cordon_manager
-    if journal.node_uid:
-        body["nodeUid"] = journal.node_uid
-    if journal.step:
-        body["step"] = journal.step
-    if journal.begin:
-        body["begin"] = journal.begin
-    if journal.cleared:
-        body["cleared"] = journal.cleared
+    texts = {
+        "cordonManager": journal.cordon_manager,
+        "nodeUid": journal.node_uid,
+        "step": journal.step,
+        "begin": journal.begin,
+        "cleared": journal.cleared,
+        "loadBefore": journal.load_before,
+    }
+    body |= {key: text for key, text in texts.items() if text}
     if journal.window is not None:
         body["window"] = journal.window.to_json()
     if journal.devices:
         body["devices"] = bindings.to_json(journal.devices)
-    if journal.load_before:
-        body["loadBefore"] = journal.load_before
     return FORM.write(body)
 
 

@@ -118,7 +118,7 @@ class Settler:
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
             self._tally.window.turns_to(Part.BACK, self._clock.monotonic())
-            if why := self._why_hold(journal):
+            if why := self._why_kmm() or self._why_hold(journal):
                 self.state.holds()
                 self._tally.is_held = True
                 self._start_services_of_ours(journal)
@@ -273,8 +273,6 @@ class Settler:
         A host that cannot be read may be without one: hold then, too. A driver that only a reboot changes was not
         unloaded by us, and nothing reboots a node that is held.
         """
-        if self._is_kmm_at_work():
-            return "KMM is still changing the driver"
         if self._profile.never_unloads:
             return ""
         if self._is_driver_stuck:
@@ -292,15 +290,18 @@ class Settler:
             return "its old driver is gone"
         return "an earlier run left a driver that was not verified" if self._is_unproved() else ""
 
-    def _is_kmm_at_work(self) -> bool:
-        """Whether KMM may change modules at any moment, by the Node as it is now; True where that cannot be read."""
+    def _why_kmm(self) -> str:
+        """Why the node stays paused where KMM may change modules at any moment, by the Node as it is now; else ""."""
         if self._kmm is None:
-            return False
+            return ""
         try:
-            return self._kmm.is_changing(self._cluster.node().labels)
+            is_changing = self._kmm.is_changing(self._cluster.node().labels)
+        except NodeMissing:
+            return ""
         except ManagerError as error:
             self._reporter.warn(error.what)
-            return True
+            return "KMM may still be changing the driver"
+        return "KMM is still changing the driver" if is_changing else ""
 
     def _is_unproved(self) -> bool:
         """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.

@@ -42,7 +42,7 @@ def plan_kmm(now: Situation, module: KmmModule) -> Plan:
         return _first_load(now, module, why)
     if now.profile.strategy is Strategy.REBOOT:
         raise ConfigError(
-            f"{why}, and KMM unloads the old driver as soon as it is asked, which the profile {now.profile.name} forbids",
+            f"{why}, and KMM unloads the old driver as soon as it is asked: profile {now.profile.name} forbids that",
             'Use a profile with strategy = "in-place" if this driver may be unloaded; else change the label yourself '
             "on a drained node, right before its reboot.",
         )

@@ -8,6 +8,7 @@ import pytest
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import EvictionRules
+from driver_manager.domain.profile import Strategy
 from driver_manager.domain.waiting import SAID_EVERY_S
 from tests.fakes.builders import PROFILE, ROOT_MOUNT, workload
 from tests.fakes.cluster import Tenant
@@ -95,7 +96,9 @@ def test_a_version_that_is_shown_over_the_old_driver_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize(("has_users", "code"), [(True, ExitCode.DRIVER_BUSY), (False, ExitCode.MODULE_FAILED)])
-def test_an_unload_that_hangs_holds_the_node_and_names_the_worker(has_users: bool, code: ExitCode) -> None:  # a parameter of the table
+def test_an_unload_that_hangs_holds_the_node_and_names_the_worker(
+    has_users: bool, code: ExitCode
+) -> None:  # a parameter of the table
     world, kmm = kmm_world()
     kmm.hangs = True
     if has_users:
@@ -169,3 +172,30 @@ def test_an_administrators_cordon_is_kept_and_said() -> None:
     assert "uncordon it" in outcome.remedy
     assert world.state().unschedulable
     assert [text for text in world.reporter.warnings if "is cordoned: KMM unloads" in text]
+
+
+def test_a_driver_that_must_never_be_unloaded_is_not_left_to_kmm() -> None:
+    world, kmm = kmm_world()
+    world.profile = replace(PROFILE, strategy=Strategy.REBOOT)
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.USAGE
+    assert "KMM unloads the old driver as soon as it is asked" in outcome.what
+    assert ASKED not in [key for patch in world.cluster.patches for key in patch.labels]
+    assert kmm.log == []
+
+
+def test_what_a_killed_run_has_asked_for_is_verified_by_the_next() -> None:
+    """KMM shows the version, but the old driver is still in the kernel: the journal tells which load that was."""
+    world, kmm = kmm_world()
+    kmm.lies = True
+    undisturbed, _ = kmm_world()
+    run(undisturbed)
+    asking = [number for number, name in enumerate(undisturbed.killer.effects) if name == "patch"][1]
+    world.killer.kill_at(asking, after=True)
+    assert world.run() is None
+    assert ASKED in world.cluster.patches[-1].labels
+    world.cluster.edit({READY: "2.0"})
+    world.next_process()
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.MODULE_FAILED
+    assert "the kernel has still the old driver 1.0" in outcome.what
