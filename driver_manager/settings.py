@@ -67,7 +67,7 @@ DRIVER_LOAD = choice(
     "What loads the driver: its container, this manager, or Kernel Module Management (KMM).",
     default="container",
 )
-KMM_MODULE = text("KMM_MODULE", "Module that KMM loads, as <namespace>/<name>. Required with DRIVER_LOAD=kmm.")
+KMM_MODULE = text("KMM_MODULE", "Module that KMM loads, as NAMESPACE/NAME. Required with DRIVER_LOAD=kmm.")
 KMM_VERSION = text("KMM_VERSION", "Version of that Module to ask KMM for. Required with DRIVER_LOAD=kmm.")
 DRIVER_ROOT = text("DRIVER_ROOT", "Tree on the host to load from. Default: the profile's, else /.")
 DRIVER_CONFIG_DIGEST = text(
