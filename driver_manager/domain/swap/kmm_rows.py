@@ -53,9 +53,9 @@ def why_change(now: Situation, module: KmmModule) -> str:
     """Why KMM has something to do, "" where the wanted version is asked for, shown as ready, and in the kernel."""
     labels = now.obs.node.labels
     if not module.is_asked(labels):
-        return f"KMM is to load version {module.version} of {module} ({module.shown(labels)})"
+        return f"KMM has to load version {module.version} of {module}; {module.shown(labels)}"
     if not module.is_ready(labels):
-        return f"KMM has not loaded version {module.version} of {module} yet ({module.shown(labels)})"
+        return f"KMM has not loaded version {module.version} of {module} yet; {module.shown(labels)}"
     if not is_loaded(now.host, now.profile):
         return f"KMM shows version {module.version} of {module} as ready, but the kernel does not have the driver"
     return ""
