@@ -38,7 +38,7 @@ KMM_MUTANTS = (
         "domain/swap/kmm_rows.py",
         "        *before,\n        WaitForDevice(now.policy.device_free_timeout_s),\n        *_change(now, module),\n",
         "        *before,\n        *_change(now, module),\n        WaitForDevice(now.policy.device_free_timeout_s),\n",
-        (PLANS,),
+        (f"{RUNS}::test_a_failure_before_kmm_is_asked_gives_everything_back",),
     ),
     Mutant(
         "modules-unloaded-beside-kmm",

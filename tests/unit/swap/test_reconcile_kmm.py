@@ -9,6 +9,9 @@ import pytest
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.model import EvictionRules
 from driver_manager.domain.profile import Strategy
+from driver_manager.domain.swap.preflight import checks, rights_to_replace
+from driver_manager.domain.swap.situation import Situation
+from driver_manager.domain.swap.steps.base import WATCH_NODES
 from driver_manager.domain.waiting import SAID_EVERY_S
 from tests.fakes.builders import PROFILE, ROOT_MOUNT, workload
 from tests.fakes.cluster import Tenant
@@ -199,3 +202,12 @@ def test_what_a_killed_run_has_asked_for_is_verified_by_the_next() -> None:
     outcome = run(world)
     assert outcome.exit_code is ExitCode.MODULE_FAILED
     assert "the kernel has still the old driver 1.0" in outcome.what
+
+
+def test_preflight_shows_who_loads_and_what_is_asked() -> None:
+    world, _ = kmm_world()
+    now = Situation.of(world.observe(), world.profile, world.policy)
+    (driver,) = [check for check in checks(now) if check.name == "driver"]
+    assert driver.ok is None
+    assert "KMM loads version 2.0 of kube-npu/npu (asked: 1.0, ready: 1.0)" in driver.what
+    assert WATCH_NODES in rights_to_replace(world.profile, world.policy)
