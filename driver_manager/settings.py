@@ -63,10 +63,12 @@ HOST = (
 
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
-    ("container", "manager"),
-    "What loads the driver: its container, or this manager.",
+    ("container", "manager", "kmm"),
+    "What loads the driver: its container, this manager, or Kernel Module Management (KMM).",
     default="container",
 )
+KMM_MODULE = text("KMM_MODULE", "Module that KMM loads, as NAMESPACE/NAME. Required with DRIVER_LOAD=kmm.")
+KMM_VERSION = text("KMM_VERSION", "Version of that Module to ask KMM for. Required with DRIVER_LOAD=kmm.")
 DRIVER_ROOT = text("DRIVER_ROOT", "Tree on the host to load from. Default: the profile's, else /.")
 DRIVER_CONFIG_DIGEST = text(
     "DRIVER_CONFIG_DIGEST", "Digest of the wanted driver. Default: from the driver pod on this node."
@@ -105,6 +107,8 @@ CLIENT_SELECTOR = text(
 )
 DRIVER = (
     DRIVER_LOAD,
+    KMM_MODULE,
+    KMM_VERSION,
     DRIVER_ROOT,
     DRIVER_CONFIG_DIGEST,
     EVIDENCE_DIR,
@@ -189,6 +193,7 @@ VFIO_BIND = choice(
 )
 VFIO = (
     VFIO_BIND,
+    DRIVER_LOAD,
     EVIDENCE_DIR,
     STOP_HOST_SERVICES,
     TAKE_OVER,
