@@ -23,6 +23,9 @@ ROLLOUTS = tuple(f"{overlay}/rollout" for overlay in OVERLAYS)
 NAMESPACES = tuple(f"{overlay}/namespace" for overlay in OVERLAYS)
 """The namespace that each overlay needs, to be applied before it."""
 
+EXAMPLES = ("ascend-driver", "nvidia-driver", "rebellions-driver", "rebellions-one-kernel")
+"""Overlays with a vendor's driver container, for docs/driver-containers.md."""
+
 _KINDS = ("Kustomization", "Component")
 _KEYS = {
     *("apiVersion", "kind", "resources", "components", "patches", "namePrefix", "namespace", "transformers", "images"),
@@ -67,6 +70,11 @@ def render(overlay: str, *further: str) -> list[Json]:
 def render_with_namespace(overlay: str, *further: str) -> list[Json]:
     """The same after the namespace that it needs."""
     return [*render(f"{overlay}/namespace"), *render(overlay, *further)]
+
+
+def render_example(example: str) -> list[Json]:
+    """The objects of `deploy/examples/<example>`. Raises NotRenderedError."""
+    return _built(DEPLOY / "examples" / example, [])
 
 
 def only(objects: Iterable[Json], kind: str, name: str = "") -> Json:

@@ -151,9 +151,16 @@ def build(name: str) -> Image:
 
 def build_sample_driver(name: str, base: Image, driver: Path) -> Image:
     """Build the sample driver container with the tree `driver`. Raises ImageTierError."""
+    return build_driver_container("sample-driver", name, base, driver=driver)
+
+
+def build_driver_container(kind: str, name: str, base: Image, **contexts: Path) -> Image:
+    """Build the driver container images/`kind`, whose further build contexts are these. Raises ImageTierError."""
     began = time.monotonic()
-    words = ["buildah", "build", "--quiet", "--layers=false", f"--build-context=driver={driver}"]
-    words += [f"--build-arg=BASE={base.name}", f"--tag={name}", str(CHECKOUT / "images/sample-driver")]
+    contexts = {"common": CHECKOUT / "images/common", **contexts}
+    words = ["buildah", "build", "--quiet", "--layers=false"]
+    words += [f"--build-context={context}={folder}" for context, folder in contexts.items()]
+    words += [f"--build-arg=BASE={base.name}", f"--tag={name}", str(CHECKOUT / "images" / kind)]
     checked(words, BUILD_TIMEOUT_S)
     return Image(name, time.monotonic() - began)
 

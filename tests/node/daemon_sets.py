@@ -1,11 +1,15 @@
-"""Owns the form of a DaemonSet that tests add to a node, and which pods of a list run. Must not import the product."""
+"""Owns the form of a DaemonSet that tests add to a node, which pods of a list run, and the removal of ended ones.
+
+Must not import the product.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.control_plane.api import Json
+from tests.control_plane.api import Json, gone
 from tests.node.images import OPERAND
+from tests.node.machine import Machine
 
 
 def shell(name: str, line: str, *, is_privileged: bool = False) -> Json:
@@ -35,3 +39,16 @@ def running(pods: Iterable[Json]) -> list[Json]:
     return [
         pod for pod in pods if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
     ]
+
+
+def remove_ended(machine: Machine, namespace: str) -> None:
+    """Remove the objects of pods that are on their way out and have no process left.
+
+    A kubelet of 1.20 does it up to a minute later, when it has collected their sandboxes
+    (kubernetes/kubernetes#97288).
+    """
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    for pod in machine.api.list(path):
+        meta = pod["metadata"]
+        if "deletionTimestamp" in meta and not machine.containers.processes(meta["uid"]):
+            gone(lambda meta=meta: machine.api.delete(f"{path}/{meta['name']}", grace_s=0, uid=meta["uid"]), 409)  # type: ignore[misc]

@@ -19,7 +19,7 @@ from scripts.releasing.kustomize import only, render_with_namespace
 from tests.control_plane.api import JSON_PATCH, Json, gone
 from tests.deploy.apply import apply
 from tests.node.control_plane import NAMESPACE
-from tests.node.daemon_sets import daemon_set, running, shell
+from tests.node.daemon_sets import daemon_set, remove_ended, running, shell
 from tests.node.images import OPERAND, TAGS
 from tests.node.machine import Machine
 from tests.node.patience import wait_until
@@ -236,15 +236,8 @@ class Drivers:
         self._wait(replaced, "another driver pod")
 
     def remove_ended(self) -> None:
-        """Remove the objects of pods that are on their way out and have no process left.
-
-        A kubelet of 1.20 does it up to a minute later, when it has collected their sandboxes
-        (kubernetes/kubernetes#97288). What is measured waits for the kubelet, what only prepares a test does not.
-        """
-        for pod in self.api.list(_PODS):
-            meta = pod["metadata"]
-            if "deletionTimestamp" in meta and not self.machine.containers.processes(meta["uid"]):
-                gone(lambda meta=meta: self.api.delete(f"{_PODS}/{meta['name']}", grace_s=0, uid=meta["uid"]), 409)  # type: ignore[misc]
+        """`daemon_sets.remove_ended`: what is measured waits for the kubelet, what only prepares a test does not."""
+        remove_ended(self.machine, NAMESPACE)
 
     def wait_ready(self) -> None:
         """Wait until the driver is loaded in the wanted version and its ready marker is there.

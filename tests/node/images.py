@@ -54,7 +54,7 @@ def tiny_archives() -> list[Path]:
     archive = FOLDER / "images/tiny.tar"
     busybox = shutil.which("busybox")
     assert busybox
-    with _alone(archive.parent), tempfile.TemporaryDirectory() as made:
+    with alone(archive.parent), tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         source, program = folder / "pause.c", folder / "pause"
         source.write_text(_PAUSE_SOURCE)
@@ -86,9 +86,9 @@ class Laid:
 
 def with_stand_ins() -> Laid:
     """What a node on a kernel of others needs: kmod's tools are stand-ins, and so are the drivers."""
-    trees = {version: _driver_tree(version) for version in TAGS}
+    trees = {version: driver_tree(version) for version in TAGS}
     # Its own /sys is a fresh one, and the host's is not there.
-    return Laid("driver", trees, _stand_ins(), ("SYS_ROOT=/run/rbln/.stand-ins/sys",))
+    return Laid("driver", trees, stand_ins(), ("SYS_ROOT=/run/rbln/.stand-ins/sys",))
 
 
 def driver_archive(laid: Laid) -> Path:
@@ -99,7 +99,7 @@ def driver_archive(laid: Laid) -> Path:
     image = builder.built()
     state = image.name.rpartition(":")[2]
     archive = FOLDER / "images" / f"{laid.kind}-{state}-{laid.key()}.tar"
-    with _alone(archive.parent):
+    with alone(archive.parent):
         if not archive.exists():
             for old in archive.parent.glob(f"{laid.kind}-*.tar"):
                 old.unlink()
@@ -111,7 +111,7 @@ def driver_archive(laid: Laid) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """In this folder; two tiers that need images may run beside each other."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -148,7 +148,7 @@ def _write_archive(plain: Path, laid: Laid, archive: Path) -> None:
         archives.write(archive, packed)
 
 
-def _stand_ins() -> dict[str, bytes | archives.Link]:
+def stand_ins() -> dict[str, bytes | archives.Link]:
     """Stand-ins for kmod's tools, in the place of the image's own."""
     program = '#!/bin/sh\nexec python3 -I -S /opt/stand-ins/stand_ins.py {} "$@"\n'
     tools = {f"usr/sbin/{tool}": program.format(tool).encode() for tool in TOOLS}
@@ -159,14 +159,14 @@ def _stand_ins() -> dict[str, bytes | archives.Link]:
     }
 
 
-def _driver_tree(version: str) -> dict[str, bytes]:
+def driver_tree(version: str, name: str = "rebellions") -> dict[str, bytes]:
     """A driver as the stand-in modprobe reads it: a module on another one."""
     folder = f"lib/modules/{KERNEL}"
     facts = {"version": version, "vermagic": f"{KERNEL} SMP"}
     return {
-        f"{folder}/rebellions_core.ko": json.dumps(facts).encode(),
-        f"{folder}/rebellions.ko": json.dumps(facts | {"depends": ["rebellions_core"]}).encode(),
-        f"{folder}/modules.dep": b"rebellions.ko: rebellions_core.ko\nrebellions_core.ko:\n",
+        f"{folder}/{name}_core.ko": json.dumps(facts).encode(),
+        f"{folder}/{name}.ko": json.dumps(facts | {"depends": [f"{name}_core"]}).encode(),
+        f"{folder}/modules.dep": f"{name}.ko: {name}_core.ko\n{name}_core.ko:\n".encode(),
     }
 
 
