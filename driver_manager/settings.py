@@ -63,12 +63,16 @@ HOST = (
 
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
-    ("container", "manager", "kmm"),
-    "What loads the driver: its container, this manager, or Kernel Module Management (KMM).",
+    ("container", "manager", "kmm", "none"),
+    "What loads the driver: its container, this manager, Kernel Module Management (KMM), or none: the host itself.",
     default="container",
 )
 KMM_MODULE = text("KMM_MODULE", "Module that KMM loads, as NAMESPACE/NAME. Required with DRIVER_LOAD=kmm.")
 KMM_VERSION = text("KMM_VERSION", "Version of that Module to ask KMM for. Required with DRIVER_LOAD=kmm.")
+DRIVER_VERSION = text(
+    "DRIVER_VERSION",
+    "With DRIVER_LOAD=none, the driver version that the host has to have loaded. Default: the one on its disk.",
+)
 DRIVER_ROOT = text("DRIVER_ROOT", "Tree on the host to load from. Default: the profile's, else /.")
 DRIVER_CONFIG_DIGEST = text(
     "DRIVER_CONFIG_DIGEST", "Digest of the wanted driver. Default: from the driver pod on this node."
@@ -95,7 +99,7 @@ CLEAR_FOR = text(
 )
 POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "Maximum time for operand pods to leave.", default="5m")
 DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "Maximum time for the device to become free.", default="60s")
-RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum duration of the run.", default="30m")
+RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum run time.", default="30m")
 RETRY_WAIT = duration(
     "RETRY_WAIT",
     "Maximum wait after a failure; 0: none. No pod is disturbed again meanwhile, unless something changes.",
@@ -109,6 +113,7 @@ DRIVER = (
     DRIVER_LOAD,
     KMM_MODULE,
     KMM_VERSION,
+    DRIVER_VERSION,
     DRIVER_ROOT,
     DRIVER_CONFIG_DIGEST,
     EVIDENCE_DIR,

@@ -10,6 +10,7 @@ import click
 from driver_manager import schemas, settings
 from driver_manager.adapters.report.termination_log import write_termination_log
 from driver_manager.cli.help_screen import ScreenCommand
+from driver_manager.cli.kernel_checks import kernel_checks
 from driver_manager.cli.options import output_option, styled, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.vfio import mode_option, policy_for
@@ -36,14 +37,17 @@ _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 @click.command(cls=ScreenCommand, name="preflight", short_help="Check whether the driver could be replaced now.")
 @mode_option
+@click.option("--kernel", metavar="RELEASE", default="", help="Check for another kernel.")
 @output_option
 @with_options(*_GROUPS, (settings.VFIO_BIND,))
-def preflight_command(*, mode: str, output: str, values: Values) -> int:
-    """Check whether the driver could be replaced now: modules, signatures, conflicts, rights, deadline.
+def preflight_command(*, mode: str, kernel: str, output: str, values: Values) -> int:
+    """Check whether the driver could be replaced now; with --kernel, whether it fits another kernel.
 
-    With --mode vfio: whether virtual machines could get the devices. Changes nothing. Exit code 6 when something would
-    stop the run, which checks the same before its first change.
+    With --mode vfio: whether virtual machines could get the devices. Changes nothing. Exit code 6 if not; with --kernel
+    also if that is unknown.
     """
+    if kernel:
+        return _of_other_kernel(kernel, Mode(mode), values, output)
     wanted = policy_for(values, Mode(mode))
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=wanted.mode)
     obs = session.observe(session.node)
@@ -58,9 +62,20 @@ def preflight_command(*, mode: str, output: str, values: Values) -> int:
         *access(session.cluster.refused(needed), needed),
         *_wished(session.cluster),
     )
+    return _ended(found, [check for check in found if check.ok is False], values, output)
+
+
+def _of_other_kernel(release: str, mode: Mode, values: Values, output: str) -> int:
+    """The checks of a kernel that does not run: unknown is no pass, but for firmware that no device may need."""
+    if mode is not Mode.CONTAINER:
+        raise ConfigError("--kernel is for the driver of containers", "Leave out --mode vfio.")
+    decisive, notes = kernel_checks(release, values)
+    return _ended((*decisive, *notes), [check for check in decisive if not check.ok], values, output)
+
+
+def _ended(found: tuple[Check, ...], failed: list[Check], values: Values, output: str) -> int:
     body = {"schemaVersion": schemas.VERSION, "checks": [asdict(check) for check in found]}
-    put(json.dumps(body, indent=2) if output == "json" else _text(found))
-    failed = [check for check in found if check.ok is False]
+    put(json.dumps(body, indent=2) if output == "json" else _text(found, failed))
     if not failed:
         return ExitCode.DONE
     what = several((f"{check.name}: {check.what}" for check in failed), "; ")
@@ -116,11 +131,11 @@ def _wished(cluster: Cluster) -> tuple[Check, ...]:
     return (Check("may create events", None, "this account may not create events in namespace default: a warning"),)
 
 
-def _text(found: tuple[Check, ...]) -> str:
+def _text(found: tuple[Check, ...], failed: list[Check]) -> str:
     lines = []
     for check in found:
         mark, colour = _MARKS[check.ok]
         lines.append(f"{styled(mark, fg=colour)} {check.name}: {shown(check.what)}")
-        if check.ok is False:
+        if check in failed:
             lines.append(f"    what to do: {shown(check.remedy)}")
     return "\n".join(lines)

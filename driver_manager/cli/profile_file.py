@@ -8,6 +8,7 @@ import click
 
 from driver_manager import profiles, schemas
 from driver_manager.cli.help_screen import ScreenCommand
+from driver_manager.cli.options import output_option
 from driver_manager.cli.printing import put
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.escaping import shown
@@ -16,13 +17,23 @@ from driver_manager.profiles.words import meaning
 
 @click.command(cls=ScreenCommand, name="check", short_help="Show what is wrong with a profile file, or what it means.")
 @click.argument("file")
-def check_command(*, file: str) -> int:
+@output_option
+def check_command(*, file: str, output: str) -> int:
     """Show all that is wrong with the profile in FILE, one line for each value; if nothing is, what the profile means.
 
     A line has the key, its value and what was expected. Exit code 2 where anything is wrong.
     """
     found = profiles.read_file(file)
     profile = found.profile
+    if output == "json":
+        findings = [
+            {"key": one.key, "value": one.value, "expectation": one.expected, "line": one.line, "what": one.what}
+            for one in found.wrong
+        ]
+        name = profile.name if profile is not None else None
+        body = {"schemaVersion": schemas.VERSION, "file": file, "profile": name, "findings": findings}
+        put(json.dumps(body, indent=2))
+        return ExitCode.USAGE if findings else ExitCode.DONE
     if profile is None:
         put("\n".join(one.what for one in found.wrong))
         raise ConfigError(

@@ -66,7 +66,7 @@ def stage_command(*, source: str, verify: bool, values: Values) -> int:
             "Set DRIVER_CONFIG_DIGEST to the same value as in the run that loads it.",
         )
     roots = host_roots(values)
-    profile = _profile(values, roots)
+    profile = profile_of_host(values, roots)
     root = (values[settings.DRIVER_ROOT] or profile.paths.driver_root).rstrip("/")
     if not may_have_slots(profile, roots.files().real(root)):
         raise ConfigError(
@@ -86,7 +86,7 @@ def stage_command(*, source: str, verify: bool, values: Values) -> int:
     return ExitCode.DONE
 
 
-def _profile(values: Values, roots: HostRoots) -> Profile:
+def profile_of_host(values: Values, roots: HostRoots) -> Profile:
     """The profile, by name or by the devices on PCI: the Node is not asked. Raises ConfigError."""
     known = profiles.known(values[settings.PROFILE_FILE])
     return profiles.pick(values[settings.DRIVER_PROFILE], known, (), lambda one: bool(pci_devices(roots, one)))

@@ -44,6 +44,7 @@ def body(gathered: Gathered) -> dict[str, Any]:
         "node": obs.node.name,
         "profile": profile.name,
         "mode": facts.mode.value,
+        "driverLoad": facts.loader.value,
         "labels": _labels(obs, profile),
         "cordon": _cordon(obs.node, profile) if facts.has_node else None,
         "journal": _journal(facts),

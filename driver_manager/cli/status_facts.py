@@ -69,6 +69,7 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
         reboot_waits_for=reboot["waitsFor"] if reboot else "",
         clients=_clients(session, obs),
         mode=session.mode,
+        loader=wanted(Mode.CONTAINER).loader,
         group_holders=_group_holders(session, obs),
         kmm=policy.kmm,
     )

@@ -12,6 +12,7 @@ from driver_manager.domain.digest import in_words
 from driver_manager.domain.duration import spoken
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.escaping import one_line, shown
+from driver_manager.domain.model import Loader
 from driver_manager.domain.pods.client_record import MEANINGS, ClientState
 from driver_manager.domain.status.attention import NOTES
 from driver_manager.domain.window import words
@@ -32,6 +33,7 @@ def text(body: dict[str, Any], now_s: float) -> str:
     lines += [
         *_operands(body["operands"]),
         _digest(body),
+        _loads(body["driverLoad"]),
         *_clients(body["generation"], now_s),
         *_kmm(body["kmm"]),
         *_host(body["host"]),
@@ -146,6 +148,11 @@ def _digest(body: dict[str, Any]) -> str:
     origin = f" (from {digest['from']})" if digest["from"] else ""
     recorded = digest["recorded"] or host.get("digestProblem") or ("none" if "kernel" in host else OFF_NODE)
     return f"digest    wanted {digest['wanted'] or 'unknown'}{origin}, recorded {recorded}"
+
+
+def _loads(who: str) -> str:
+    names = {Loader.CONTAINER: "its container", Loader.MANAGER: "this manager", Loader.NONE: "the host itself"}
+    return f"loads     {names[Loader(who)]} (DRIVER_LOAD={who})"
 
 
 def _clients(generation: dict[str, Any] | None, now_s: float) -> list[str]:

@@ -67,10 +67,17 @@ def host_roots(values: Values) -> HostRoots:
 
 
 def policy(values: Values) -> Policy:
-    """The policy in the options. Raises ConfigError for a bad selector or Module."""
+    """The policy in the options. Raises ConfigError for a bad selector or Module, and for what contradicts DRIVER_LOAD."""
+    loader = Loader(values[settings.DRIVER_LOAD])
+    if loader is Loader.NONE and values[settings.FORCE_REINSTALL]:
+        raise ConfigError(
+            "FORCE_REINSTALL is set, and with DRIVER_LOAD=none nothing is ever installed",
+            "Unset FORCE_REINSTALL, or let the driver's container or the manager load the driver (DRIVER_LOAD).",
+        )
     return Policy(
-        loader=Loader(values[settings.DRIVER_LOAD]),
+        loader=loader,
         kmm=kmm_module(values),
+        driver_version=values[settings.DRIVER_VERSION],
         force_reinstall=values[settings.FORCE_REINSTALL],
         no_wait=values[settings.NO_WAIT],
         take_over=values[settings.TAKE_OVER],
@@ -250,7 +257,7 @@ class Session:
 
     def _host(self, journal: Journal | None, wanted: str, *, tolerant: bool) -> Host | None:
         is_for_containers = self.mode is Mode.CONTAINER
-        loads = is_for_containers and self.values.get(settings.DRIVER_LOAD, "") == Loader.MANAGER.value
+        loader = self.values.get(settings.DRIVER_LOAD, "") if is_for_containers else ""
         root = self.values.get(settings.DRIVER_ROOT, "")
         try:
             return host_facts.read_host(
@@ -258,7 +265,8 @@ class Session:
                 self.profile,
                 root,
                 journal,
-                loads=loads,
+                loads=loader == Loader.MANAGER.value,
+                ships=loader == Loader.NONE.value,
                 wanted=wanted,
                 picks_vfio=not is_for_containers,
             )

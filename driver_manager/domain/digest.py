@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+FROM_ENVIRONMENT = "DRIVER_CONFIG_DIGEST"
+"""Where a wanted digest comes from that was told, not derived."""
+
 MAX_CHARS = 256
 MAX_WHOLE_CHARS = 72
 """A longer one is cut: `sha256:` and its 64 digits are shown whole."""

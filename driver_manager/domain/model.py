@@ -407,6 +407,8 @@ class Loader(Enum):
     CONTAINER = "container"
     MANAGER = "manager"
     KMM = "kmm"
+    NONE = "none"
+    """The host itself, which ships it in its image: a run only looks."""
 
 
 class Mode(Enum):
@@ -446,6 +448,7 @@ class EvictionRules:
 class Policy:
     """What the user wants, apart from the facts. Times in seconds.
 
+    `driver_version` is the version that a host has to have loaded that loads its driver itself, "" where none is named.
     `completion`: pods that may end by themselves before anything is evicted. `retry_wait_s` is the longest wait before
     somebody is disturbed again after a failure that nothing has changed since. `driver_pod_leaves`: the driver pod
     that is on the node now is not there any more when the driver is swapped. `clear_for`: nothing is swapped, the node
@@ -454,6 +457,7 @@ class Policy:
     """
 
     loader: Loader = Loader.CONTAINER
+    driver_version: str = ""
     force_reinstall: bool = False
     no_wait: bool = False
     take_over: bool = False

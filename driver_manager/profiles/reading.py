@@ -21,6 +21,9 @@ from driver_manager.profiles import derived_keys, relations
 from driver_manager.profiles.rules import LEAST_ENTRIES, MAX_TIMEOUT_S, RULES
 from driver_manager.profiles.wrong import Wrong
 
+_LINE = re.compile(r"\(at line ([0-9]{1,9}),")
+"""Where tomllib names the place of a mistake."""
+
 _ANY_TEXT = "a text"
 _SECONDS = "a number above 0 and at most a day of seconds"
 
@@ -38,7 +41,9 @@ def read(text: str) -> Reading:
     try:
         body = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
-        return Reading(None, (Wrong("", f"the file is not TOML: {one_line(str(error))}"),))
+        place = _LINE.search(str(error))
+        line = int(place[1]) if place else None
+        return Reading(None, (Wrong("", f"the file is not TOML: {one_line(str(error))}", "", "TOML", line),))
     reader = _Reader()
     profile = reader.table(Profile, body, "")
     if reader.wrong or profile is None:
@@ -63,12 +68,13 @@ class _Reader:
         for key in body:
             if key not in hints:
                 known = f"known keys here: {', '.join(sorted(hints))}"
-                self.wrong.append(Wrong(f"{at}{key}", f"unknown key {one_line(at + key)}; {known}"))
+                self.wrong.append(Wrong(f"{at}{key}", f"unknown key {one_line(at + key)}; {known}", expected=known))
         values = {key: self._value(hints[key], value, f"{at}{key}") for key, value in body.items() if key in hints}
         for field in dataclasses.fields(kind):
             if field.name not in values and _is_required(field):
                 expected = _expected(hints[field.name], f"{at}{field.name}")
-                self.wrong.append(Wrong(at + field.name, f"{at}{field.name} is missing, expected {expected}"))
+                what = f"{at}{field.name} is missing, expected {expected}"
+                self.wrong.append(Wrong(at + field.name, what, expected=expected))
         return kind(**values) if len(self.wrong) == before else None
 
     def _value(self, hint: Any, value: Any, at: str) -> Any:

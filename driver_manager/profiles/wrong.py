@@ -13,18 +13,26 @@ MAX_VALUE_CHARS = 120
 
 @dataclass(frozen=True)
 class Wrong:
-    """`key` is its path in the file, "" of the file itself; `what` names key, value and what was expected."""
+    """`key` is its path in the file, "" of the file itself; `what` names key, value and what was expected.
+
+    `value` is as Python writes it and cut, "" where there is none; `expected` is "" where no value would be right.
+    `line` is None where it is not known.
+    """
 
     key: str
     what: str
+    value: str = ""
+    expected: str = ""
+    line: int | None = None
 
     @classmethod
     def of(cls, key: str, value: Any, expected: str) -> Wrong:
         """A value that is not what was expected."""
         shown = shortened(repr(value), MAX_VALUE_CHARS)
-        return cls(key, one_line(f"{key or 'the file'} is {shown}, expected {expected}"))
+        what = one_line(f"{key or 'the file'} is {shown}, expected {expected}")
+        return cls(key, what, one_line(shown), expected)
 
     @classmethod
     def lacking(cls, key: str, needs_it: str) -> Wrong:
         """A key that another one of the file needs."""
-        return cls(key, f"{key} is missing, and {needs_it} needs it")
+        return cls(key, f"{key} is missing, and {needs_it} needs it", expected=f"a value, as {needs_it} needs it")

@@ -130,6 +130,12 @@ def _host_driver(tree: HostTree) -> None:
     tree.load("/")
 
 
+def _updated_image(tree: HostTree) -> None:
+    tree.add_driver("/", OLD)
+    tree.load("/")
+    tree.add_driver("/", NEW)
+
+
 DEVICES = ("0000:c1:00.0", "0000:c2:00.0")
 MACHINE = 4711
 
@@ -295,6 +301,15 @@ SCENARIOS = {
             NEW,
             _host_driver,
             changed_labels={"rebellions.ai/npu.deploy.driver": "pre-installed"},
+        ),
+        Scenario(
+            "immutable-host",
+            f"the host ships and loads its driver, its image has {NEW} since: a reboot is required, nothing is changed",
+            ExitCode.REBOOT_REQUIRED,
+            OLD,
+            _updated_image,
+            env={"DRIVER_LOAD": "none", "DRIVER_VERSION": NEW},
+            shows=NodeState.REBOOT_REQUIRED,
         ),
         Scenario(
             "to-virtual-machines",

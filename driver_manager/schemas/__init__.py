@@ -8,7 +8,17 @@ from typing import Any
 VERSION = 1
 """Of every form: where a field is taken away, or means something else, a new one begins."""
 
-NAMES = ("status", "plan", "preflight", "holders", "failure", "rollout", "rollout-request", "rollout-history")
+NAMES = (
+    "status",
+    "plan",
+    "preflight",
+    "holders",
+    "profile-check",
+    "failure",
+    "rollout",
+    "rollout-request",
+    "rollout-history",
+)
 """Of what commands print; that of profile files is `profile`."""
 
 

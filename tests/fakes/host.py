@@ -318,7 +318,9 @@ class FakeHost:
         path = seen.path(seen.wanted)
         return DriverSource(path, problem=problem, remedy="Stage it again.") if problem else self.source_of(path)
 
-    def facts(self, journal: Journal | None, *, driver_root: str, loads: bool, wanted: str = "") -> Host:
+    def facts(
+        self, journal: Journal | None, *, driver_root: str, loads: bool, ships: bool = False, wanted: str = ""
+    ) -> Host:
         """All facts of the host, as one read. The way back is the journaled driver's, else the loaded one's."""
         with self.killer.call("host"):
             record = self._record()
@@ -344,7 +346,7 @@ class FakeHost:
                 root_mounts=tuple(reversed(self.mounts)),
                 artifacts=tuple(sorted(self.files)),
                 host_driver=self.host_driver,
-                source=self._wanted(driver_root, wanted) if loads else None,
+                source=self._wanted(driver_root, wanted) if loads else self.source_of(driver_root) if ships else None,
                 slots=self.slots.seen(wanted if loads else ""),
                 previous_source=next(previous, None),
                 marker=self._marker(),

@@ -47,13 +47,13 @@ class ModuleHost:
             _, name, options = line.split(None, 2)
             self.options[name] = options
 
-    def add(self, root: str, version: str, **modules: Sequence[str]) -> None:
-        """A driver root that offers `modules`, each with what it needs."""
-        folder = self.tree.root / root.lstrip("/") / "lib/modules" / KERNEL / "extra"
+    def add(self, root: str, version: str, kernel: str = KERNEL, **modules: Sequence[str]) -> None:
+        """A driver root that offers `modules` for a kernel, each with what it needs."""
+        folder = self.tree.root / root.lstrip("/") / "lib/modules" / kernel / "extra"
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
         for name, needs in modules.items():
-            facts = {"version": version, "vermagic": f"{KERNEL} SMP mod_unload", "depends": list(needs)}
+            facts = {"version": version, "vermagic": f"{kernel} SMP mod_unload", "depends": list(needs)}
             (folder / f"{name}.ko").write_text(json.dumps(facts))
             lines.append(f"extra/{name}.ko: {' '.join(f'extra/{need}.ko' for need in needs)}")
         (folder.parent / "modules.dep").write_text("\n".join(lines) + "\n")

@@ -11,7 +11,7 @@ from driver_manager.domain.bindings import Binding, noted
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import decode
-from driver_manager.domain.model import Observation, Pod, Policy
+from driver_manager.domain.model import Loader, Observation, Pod, Policy
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.profile import Profile
 from driver_manager.ports.node import Ports
@@ -93,7 +93,11 @@ class World:
             Identity(self.pod, bool(self.pod), "rbln-system", self.process, self.enclosing_uid),
             digest=self.digest,
             read_host=lambda journal, wanted: self.host.facts(
-                journal, driver_root=self.driver_root, loads=self.policy.loader.value == "manager", wanted=wanted
+                journal,
+                driver_root=self.driver_root,
+                loads=self.policy.loader is Loader.MANAGER,
+                ships=self.policy.loader is Loader.NONE,
+                wanted=wanted,
             ),
             process_lives=lambda owner: replace(owner, pod="", pod_uid="") in self.running,
             at=Moment(self.clock.monotonic(), self.clock.wall()),

@@ -13,6 +13,7 @@ from tests.mutants.fleet_pods_mutants import FLEET_PODS_MUTANTS
 from tests.mutants.fleet_verbs_mutants import FLEET_VERBS_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
+from tests.mutants.kernel_mutants import KERNEL_MUTANTS
 from tests.mutants.kmm_mutants import KMM_MUTANTS
 from tests.mutants.metric_gate_mutants import METRIC_GATE_MUTANTS
 from tests.mutants.mutant import Mutant
@@ -20,6 +21,7 @@ from tests.mutants.node_mutants import NODE_MUTANTS
 from tests.mutants.patience_mutants import PATIENCE_MUTANTS
 from tests.mutants.profile_mutants import PROFILE_MUTANTS
 from tests.mutants.sandbox_mutants import SANDBOX_MUTANTS
+from tests.mutants.shipped_mutants import SHIPPED_MUTANTS
 from tests.mutants.staged_mutants import STAGED_MUTANTS
 from tests.mutants.state_mutants import STATE_MUTANTS
 from tests.mutants.vfio_mutants import VFIO_MUTANTS
@@ -31,6 +33,8 @@ _EVERY = (
     *PATIENCE_MUTANTS,
     *HOST_MUTANTS,
     *DRIVER_MUTANTS,
+    *SHIPPED_MUTANTS,
+    *KERNEL_MUTANTS,
     *VFIO_MUTANTS,
     *WATCH_MUTANTS,
     *WINDOW_MUTANTS,

@@ -22,7 +22,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
         "conflicting-module-lost",
         "a conflicting module comes back where no driver comes of it",
         "core/swap/settling.py",
-        "            self._to_load_again = () if self._has_new_driver(journal) else journal.removed\n",
+        "            self._to_load_again = () if is_over else journal.removed\n",
         "",
         (
             CONFLICTING + "test_a_driver_that_does_not_load_on_a_fresh_node_brings_it_back",

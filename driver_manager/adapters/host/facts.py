@@ -38,16 +38,18 @@ def read_host(  # noqa: PLR0913  # what the source of the driver depends on
     journal: Journal | None,
     *,
     loads: bool,
+    ships: bool = False,
     wanted: str = "",
     picks_vfio: bool = False,
 ) -> Host:
-    """All facts of the host. `loads` says whether this run loads the driver, so that its source matters.
+    """All facts of the host. `loads` says whether this run loads the driver, so that its source matters; `ships`
+    whether the host does: then the source is what it has on disk.
 
     `wanted` is the digest of the wanted driver. `picks_vfio`: which vfio module serves each device matters. Raises
     ConfigError where the host cannot be read.
     """
     try:
-        host = _read_host(roots, profile, driver_root, journal, wanted if loads else "", loads=loads)
+        host = _read_host(roots, profile, driver_root, journal, wanted if loads else "", loads=loads, ships=ships)
         return replace(host, bus=read_bus(roots, profile, host.kernel_release, picks_vfio=picks_vfio))
     except OSError as error:
         raise ConfigError(
@@ -57,7 +59,14 @@ def read_host(  # noqa: PLR0913  # what the source of the driver depends on
 
 
 def _read_host(  # noqa: PLR0913  # as above
-    roots: HostRoots, profile: Profile, driver_root: str, journal: Journal | None, wanted: str, *, loads: bool
+    roots: HostRoots,
+    profile: Profile,
+    driver_root: str,
+    journal: Journal | None,
+    wanted: str,
+    *,
+    loads: bool,
+    ships: bool,
 ) -> Host:
     files, paths = roots.files(), profile.paths
     this_boot, kernel = boot_id(roots), kernel_fact(roots, "osrelease")
@@ -82,14 +91,14 @@ def _read_host(  # noqa: PLR0913  # as above
         root_mounts=_root_mounts(roots, files.real(paths.driver_root)),
         artifacts=tuple(path for path in _artifacts(profile) if files.exists(path)),
         host_driver=sources.host_driver(),
-        source=sources.wanted(driver_root) if loads else None,
+        source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
         previous_source=sources.before(driver_root, journal, record, digest, version),
         pci_devices=pci_devices(roots, profile),
         conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
         marker=marker,
         marker_problem=marker_problem,
         reboot_wish=_reboot_wish(files, paths.reboot_wish),
-        enforces_signatures=_enforces_signatures(roots.sys),
+        enforces_signatures=enforces_signatures(roots.sys),
         state_problem=files.why_not_writable(paths.state_file),
         active_services=services.active(roots.sys, profile.host_services),
         permanent=kmod.permanent(roots.proc, modules),
@@ -118,7 +127,7 @@ def _bindings(files: HostFiles, path: str, this_boot: str) -> tuple[Binding, ...
         return ()
 
 
-def _enforces_signatures(sys_root: Path) -> bool:
+def enforces_signatures(sys_root: Path) -> bool:
     """Whether this kernel refuses unsigned modules: by its own switch, or locked down (kernel_lockdown(7))."""
     enforced = _text(sys_root / "module/module/parameters/sig_enforce") == "Y"
     lockdown = _text(sys_root / "kernel/security/lockdown")

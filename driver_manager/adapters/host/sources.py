@@ -39,6 +39,10 @@ class Sources:
         own = self._trees.source(self._profile.paths.driver_root, names)
         return own if not own.problem or not self.host_driver() else self._trees.source(HOST, names)
 
+    def shipped(self, driver_root: str) -> DriverSource:
+        """What the host itself would load at its next boot: that of DRIVER_ROOT, else of its own tree."""
+        return self._trees.source(driver_root or HOST, self._profile.modules.roots, in_depth=False)
+
     def _staged(self, slots: StagedSlots) -> DriverSource | None:
         """The slot of the wanted driver; a refusal where the root leads to the slot of another; None where neither."""
         if slots.wanted:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline, Moment
-from driver_manager.domain.digest import is_digest
+from driver_manager.domain.digest import FROM_ENVIRONMENT, is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.model import (
@@ -90,7 +90,7 @@ def own_pod(pods: PodList, node: Node, identity: Identity) -> Pod | None:
 def wanted_digest(configured: str, own: Pod | None, pods: PodList, profile: Profile) -> tuple[str, str]:
     """The wanted driver's digest and where it comes from; both "" when nothing tells. Raises ConfigError."""
     if configured:
-        return _checked(configured, "the environment"), "DRIVER_CONFIG_DIGEST"
+        return _checked(configured, "the environment"), FROM_ENVIRONMENT
     if own is not None and (own.config_digest or profile.deploy.driver_key in own.selector_keys):
         return _digest_of(own), f"own pod {own}"
     drivers = [pod for pod in pods.pods if profile.deploy.driver_key in pod.selector_keys and not pod.is_over]

@@ -30,7 +30,7 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.failure import encode, pod_blocker
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Node, Observation, Policy
+from driver_manager.domain.model import Loader, Node, Observation, Policy
 from driver_manager.domain.node_state import NodeState, state_of
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.profile import Profile
@@ -166,7 +166,8 @@ class _Run:
     def attempt(self, obs: Observation) -> Outcome:
         """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
         ports = self._ports
-        settler = Settler(ports, self._profile, obs, self._policy.kmm)
+        may_load = self._policy.loader is not Loader.NONE
+        settler = Settler(ports, self._profile, obs, self._policy.kmm, may_load=may_load)
         if obs.host is not None:
             settler.state.saw_host(obs.host)
         try:

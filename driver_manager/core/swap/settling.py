@@ -28,9 +28,11 @@ RELOAD_S = 60.0
 
 
 class Settler:
-    """Knows what this run holds, and gives it back."""
+    """Knows what this run holds, and gives it back. `may_load`: what was unloaded for a driver may be loaded again."""
 
-    def __init__(self, ports: Ports, profile: Profile, obs: Observation, kmm: KmmModule | None = None) -> None:
+    def __init__(
+        self, ports: Ports, profile: Profile, obs: Observation, kmm: KmmModule | None = None, *, may_load: bool = True
+    ) -> None:
         self._cluster = ports.cluster
         self._host = ports.host
         self._devices = ports.devices
@@ -40,6 +42,7 @@ class Settler:
         self._profile = profile
         self._obs = obs
         self._kmm = kmm
+        self._may_load = may_load
         self._held: Journal | None = None
         self._taken: Node | None = None
         self._is_given_back = False
@@ -123,7 +126,8 @@ class Settler:
                 self._tally.is_held = True
                 self._start_services_of_ours(journal)
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
-            self._to_load_again = () if self._has_new_driver(journal) else journal.removed
+            is_over = not self._may_load or self._has_new_driver(journal)
+            self._to_load_again = () if is_over else journal.removed
             try:
                 self.undo_devices(journal)
                 self.give_back(journal)

@@ -9,7 +9,7 @@ from driver_manager.domain import node_state
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.machine import HealthState
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.model import DeviceVerdict, Holder, Host, Mode, Observation, Part, Pod
+from driver_manager.domain.model import DeviceVerdict, Holder, Host, Loader, Mode, Observation, Part, Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.profile import Profile
@@ -48,7 +48,8 @@ class StatusFacts:
     `verdict` is what a run would do, or why it would not. `now_s` is in seconds since the epoch. `reboot_waits_for` is
     the rebooter's own word, "" where it has none. `clients` is the driver generation with what was done about its
     clients, None where neither the host nor the Node knows one. `mode` is whom the user's label wants the devices for;
-    `group_holders` have devices that are not with their own driver. `kmm` is what KMM is to load, None without it.
+    `group_holders` have devices that are not with their own driver. `loader` is who loads the driver. `kmm` is what KMM
+    is to load, None without it.
     """
 
     obs: Observation
@@ -62,6 +63,7 @@ class StatusFacts:
     mode: Mode = Mode.CONTAINER
     group_holders: tuple[Holder, ...] = ()
     kmm: KmmModule | None = None
+    loader: Loader = Loader.CONTAINER
 
     @property
     def host(self) -> Host | None:

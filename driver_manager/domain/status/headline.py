@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from driver_manager.domain import timestamps
 from driver_manager.domain.markers import RECOVERY, UPGRADE
-from driver_manager.domain.model import Part
+from driver_manager.domain.model import Loader, Part
 from driver_manager.domain.modules import driver_version, has_root
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.status.facts import StatusFacts
@@ -90,6 +90,8 @@ def _failed(facts: StatusFacts) -> Headline | None:
 def _not_loaded(facts: StatusFacts) -> Headline | None:
     if facts.host is None or has_root(facts.host.modules, facts.profile.modules) or facts.missing:
         return None
+    if facts.loader is Loader.NONE:
+        return Headline(NodeState.FAILED, "no driver is loaded, and the host has to load it itself (DRIVER_LOAD=none)")
     pods = ", ".join(str(pod) for pod in facts.driver_pods)
     if pods:
         return Headline(NodeState.UPGRADING, f"no driver is loaded yet; driver pod {pods} will load it")

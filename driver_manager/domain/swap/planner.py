@@ -47,6 +47,7 @@ from driver_manager.domain.swap.obstacles import driver_pods, refuse_unmoved, wa
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan, PlanAgain
 from driver_manager.domain.swap.reboot_rows import forget_request, plan_reboot_driver, withdraw_request
 from driver_manager.domain.swap.retry_wait import wait_first
+from driver_manager.domain.swap.shipped import verified
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.staged_swap import keep_root, remove_left_over, remove_slots, stale_keys
 from driver_manager.domain.swap.steps.modules import UnloadModules, WaitForDevice
@@ -120,6 +121,8 @@ def wants_users(now: Situation) -> bool:
         return False
     if now.policy.kmm is not None:
         return bool(why_change(now, now.policy.kmm))
+    if now.policy.loader is Loader.NONE:
+        return False
     if _stands_down(now):
         return False
     return bool(now.policy.clear_for or why_replace(now)) or (
@@ -132,6 +135,8 @@ def _decided(now: Situation) -> Plan:
         return _with_no_request(now, plan_kmm(now, now.policy.kmm))
     if now.policy.clear_for:
         return _clear(now)
+    if now.policy.loader is Loader.NONE:
+        return _with_no_request(now, _verify(now))
     if _stands_down(now):
         return _stand_down(now)
     if now.profile.strategy is Strategy.REBOOT:
@@ -190,6 +195,17 @@ def _stand_down(now: Situation) -> Plan:
         f"the host has its own driver, {now.host.host_driver}; a container must not install another",
         (*withdraw_request(now), *give_back(found_journal(now.obs, now.profile)), step),
     )
+
+
+def _verify(now: Situation) -> Plan:
+    """The host loads its driver itself: what an earlier run left on the Node is given back, and nothing else is done.
+
+    Raises as `verified`.
+    """
+    found = verified(now)
+    users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "the driver stays loaded")
+    decision = Decision.CURRENT if is_loaded(now.host, now.profile) else Decision.NOT_LOADED
+    return Plan(decision, found.reason, give_back(found_journal(now.obs, now.profile)), found.doubts, users)
 
 
 def _first_install(now: Situation) -> Plan:
@@ -298,6 +314,8 @@ def _clear(now: Situation) -> Plan:
 
 
 def _why_nothing_to_clear(now: Situation) -> str:
+    if now.policy.loader is Loader.NONE:
+        return "the host itself loads the driver, and no run unloads it"
     if now.policy.loader is Loader.MANAGER:
         return "the manager itself unloads the driver, and clears the node before that"
     if now.profile.strategy is Strategy.REBOOT:

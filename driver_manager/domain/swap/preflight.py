@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import DriverSource, Host, Loader, MissingFirmware, Mode, ModuleFile, Policy
@@ -12,6 +13,7 @@ from driver_manager.domain.modules import driver_version, is_own, users
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy
 from driver_manager.domain.staged import StagedSlots
 from driver_manager.domain.swap.driver_state import is_loaded, places_us
+from driver_manager.domain.swap.shipped import verified
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import EVICT_PODS, PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step
 from driver_manager.domain.swap.transition import transition
@@ -40,6 +42,8 @@ def checks(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
 
     `keeps_driver`: the run loads and unloads no module.
     """
+    if now.policy.loader is Loader.NONE and now.policy.mode is Mode.CONTAINER:
+        return (_shipped(now),)
     return (
         _deadline(now.policy),
         *(() if _brings_none(now) else (*_driver(now), *_conflicts(now), *_removable(now))),
@@ -51,6 +55,15 @@ def checks(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
     )
 
 
+def _shipped(now: Situation) -> Check:
+    """Whether the host has loaded the wanted driver itself: a run does no more than look."""
+    try:
+        found = verified(now)
+    except ManagerError as error:
+        return Check("driver", False, error.what, error.remedy)
+    return Check("driver", None if found.doubts else True, ". ".join((found.reason, *found.doubts)))
+
+
 def _brings_none(now: Situation) -> bool:
     """Whether no driver follows: it is only unloaded, or virtual machines bring their own."""
     return bool(places_us(now)) or now.policy.mode is Mode.VFIO
@@ -58,8 +71,12 @@ def _brings_none(now: Situation) -> bool:
 
 def firmware_notes(source: DriverSource) -> tuple[str, ...]:
     """What is said before `source` is loaded of firmware that the kernel would not find."""
-    found = map(_firmware, source.missing_firmware)
-    return tuple(f"{check.what}. {check.remedy}" for check in found)
+    return tuple(f"{check.what}. {check.remedy}" for check in firmware_checks(source))
+
+
+def firmware_checks(source: DriverSource) -> tuple[Check, ...]:
+    """The same as checks, of which none stops a run."""
+    return tuple(map(_firmware, source.missing_firmware))
 
 
 def problems(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
@@ -75,6 +92,8 @@ def rights(steps: Iterable[Step]) -> tuple[Right, ...]:
 def rights_to_replace(profile: Profile, policy: Policy) -> tuple[Right, ...]:
     """The rights of a run that replaces the driver, whatever is on the node now."""
     needed = [PATCH_NODES]
+    if policy.loader is Loader.NONE:
+        return tuple(needed)
     if profile.strategy is Strategy.IN_PLACE:
         needed.append(WATCH_PODS)
         if policy.eviction.is_enabled or policy.eviction.drains:
@@ -135,7 +154,7 @@ def _driver(now: Situation) -> tuple[Check, ...]:
         *_slot(now.host.slots),
         *source_checks(source, now.host),
         *_options(source),
-        *map(_firmware, source.missing_firmware),
+        *firmware_checks(source),
         *_firmware_path(now),
     )
 

@@ -21,6 +21,7 @@ from driver_manager.profiles.reading import read
 from driver_manager.profiles.words import meaning
 from tests.docs.profile_keys import Key, every_key
 from tests.fakes.builders import PROFILES
+from tests.fakes.schemas import conforms as is_of_form
 
 conforms = fastjsonschema.compile(schemas.schema("profile"), use_default=False)
 SHIPPED = {path.stem: path.read_text() for path in sorted(Path(profiles.__file__).parent.glob("*.toml"))}
@@ -245,3 +246,34 @@ def test_two_profiles_that_differ_in_one_key_do_not_mean_the_same() -> None:
 def test_the_schema_is_printed_for_an_editor(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile", "schema"]) == 0
     assert json.loads(capsys.readouterr().out) == schemas.schema("profile")
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (("strategy = ", "strategy = 7 # "), ("strategy", "7", None)),
+        (("strategy = ", "strateg = "), ("strateg", "", None)),
+        (("strategy = ", "strategy "), ("", "", "line")),
+    ],
+)
+def test_findings_are_printed_as_json(
+    change: tuple[str, str], finding: tuple[str, str, str | None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    text = SHIPPED["rebellions"].replace(*change)
+    file.write_text(text)
+    assert run(["profile", "check", str(file), "-o", "json"]) == 2
+    found = is_of_form("profile-check", capfd.readouterr().out)
+    key, value, line = finding
+    first = found["findings"][0]
+    assert (found["profile"], first["key"], first["value"]) == (None, key, value)
+    assert first["expectation"]
+    assert first["line"] == (1 + text[: text.index(change[1])].count("\n") if line else None)
+
+
+def test_a_valid_file_has_no_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(SHIPPED["rebellions"])
+    assert run(["profile", "check", str(file), "-o", "json"]) == 0
+    found = is_of_form("profile-check", capfd.readouterr().out)
+    assert (found["profile"], found["findings"]) == ("rebellions", [])

@@ -13,6 +13,7 @@ from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.modules import firmware, kmod
 from driver_manager.adapters.host.modules.elf import exported_symbols, needed_symbols
 from driver_manager.adapters.host.modules.options import configured_options
+from driver_manager.adapters.host.modules.other_kernel import OtherKernel
 from driver_manager.adapters.process.run import run
 from driver_manager.domain.model import DriverSource, MissingFirmware, ModuleFile
 from driver_manager.domain.profile import LoadScope, Modules, RootsNeeded
@@ -33,6 +34,7 @@ _USE_ANOTHER = "Use a driver that was built for this kernel, or set DRIVER_ROOT 
 class ModuleTrees:
     """Module trees on one host for one kernel. `proc` and `sys_root` are the host's /proc and /sys.
 
+    `other` is that kernel where it is not the one that runs.
     A tree's list, and what a tool said of a file, are kept as long as the object, which is one look at the host.
     """
 
@@ -44,7 +46,9 @@ class ModuleTrees:
         kernel: str,
         modules: Modules = NO_MODULES,
         firmware_folder: str = "",
+        other: OtherKernel | None = None,
     ) -> None:
+        self._other = other
         self.files = files
         self.kernel = kernel
         self._profile = modules
@@ -277,7 +281,8 @@ class ModuleTrees:
         )
 
     def _is_in_kernel(self, name: str) -> bool:
-        return (self._sys_root / "module" / name).is_dir()
+        # What the host brings for a kernel that does not run yet is there by then.
+        return bool(self.find(HOST, name)) if self._other else (self._sys_root / "module" / name).is_dir()
 
     def _flags_match(self, vermagic: str) -> bool | None:
         """Compared with a module of the host's own tree, without the release; None where there is none to compare."""
@@ -331,6 +336,9 @@ class ModuleTrees:
 
     def _layout_matches(self, checksums: dict[str, str]) -> bool | None:
         """Compared with a module of the host's own tree for this kernel: the kernel compares the same number."""
+        if self._other is not None and (known := self._other.checksums):
+            same = [known[name] == int(its, 16) for name, its in checksums.items() if known.get(name)]
+            return all(same) if same else None
         mine = checksums.get(LAYOUT_SYMBOL)
         reference = next(iter(self._entries(HOST)), "")
         theirs = self._checksums(reference).get(LAYOUT_SYMBOL) if mine and reference else None
@@ -340,6 +348,8 @@ class ModuleTrees:
         """Those of `names` that the kernel does not know; None if unknowable."""
         if not names:
             return names
+        if self._other is not None:
+            return None if self._other.checksums is None else names - self._other.checksums.keys()
         try:
             words = set((self._proc / "kallsyms").read_bytes().split())
         except OSError:
