@@ -12,6 +12,7 @@ from driver_manager.domain import selectors
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.model import (
     Claim,
@@ -41,6 +42,7 @@ from tests.fakes import builders
 from tests.fakes.pci import VFIO_DRIVER, function
 
 SEED, MIXTURES, CLEARING, GIVING, RETURNING = 1, 4000, 800, 1600, 800
+BY_KMM = 400
 DRA = {builders.key("dra-kubelet-plugin"): "true"}
 USERS = (
     builders.workload("asks"),
@@ -139,13 +141,19 @@ def _node(dice: random.Random, profile: Profile) -> Node:
 
 def _policy(dice: random.Random) -> Policy:
     return Policy(
-        loader=dice.choice(tuple(Loader)),
+        loader=dice.choice((Loader.CONTAINER, Loader.MANAGER)),
         no_wait=dice.random() < 0.5,
         stop_host_services=dice.random() < 0.5,
         eviction=EvictionRules(is_enabled=dice.random() < 0.7, drains=dice.random() < 0.3),
         completion=selectors.parse(dice.choice(("", "job"))),
         safe_load=dice.random() < 0.3,
     )
+
+
+def _by_kmm(dice: random.Random, profile: Profile) -> Situation:
+    """The same facts, where KMM loads."""
+    now = mixture(dice, profile)
+    return replace(now, policy=replace(now.policy, loader=Loader.KMM, kmm=KmmModule("ns", "npu", "2.0")))
 
 
 def _cleared(dice: random.Random, profile: Profile) -> Situation:
@@ -189,7 +197,15 @@ def _with_devices(dice: random.Random, now: Situation, mixtures: tuple[tuple[Pci
 def sequences(profile: Profile) -> dict[Decision, list[tuple[str, ...]]]:
     """The steps of every plan that the mixtures lead to, by decision; those that are refused have none."""
     dice, found = random.Random(SEED), dict[Decision, list[tuple[str, ...]]]()  # noqa: S311  # the same at every run
-    kinds = (*[mixture] * MIXTURES, *[_cleared] * CLEARING, *[_given] * GIVING, *[_returned] * RETURNING)
+    # What KMM does with a driver that needs a reboot is in docs/operate.md: it changes none.
+    by_kmm = BY_KMM if profile.strategy is Strategy.IN_PLACE else 0
+    kinds = (
+        *[mixture] * MIXTURES,
+        *[_cleared] * CLEARING,
+        *[_given] * GIVING,
+        *[_returned] * RETURNING,
+        *[_by_kmm] * by_kmm,
+    )
     for made in kinds:
         try:
             decided = plan(made(dice, profile))
