@@ -19,7 +19,8 @@ from driver_manager.sandbox.fleet_scenarios import FLEET_STORIES
 from driver_manager.sandbox.reboot_runner import run_reboot_story
 from driver_manager.sandbox.reboot_scenarios import REBOOT_STORIES
 from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Stay, Story, run_scenario
-from driver_manager.sandbox.scenarios import SCENARIOS, Scenario
+from driver_manager.sandbox.scenario import Scenario
+from driver_manager.sandbox.scenarios import SCENARIOS
 
 STORIES: dict[str, Story] = {**SCENARIOS, **REBOOT_STORIES, **FLEET_STORIES}
 
@@ -96,7 +97,7 @@ def _play_scenario(scenario: Scenario, screen: Screen, *, wants_shell: bool) -> 
 
 def _show(report: ScenarioReport, screen: Screen) -> None:
     if not report.is_told:
-        screen.chapter("timeline: what the API server saw (… stands for the deploy labels' common prefix)")
+        screen.chapter("timeline: what the cluster and the node saw (… stands for the deploy labels' common prefix)")
         for happening in report.timeline:
             screen.line(f"{happening.at_s:7.2f} s  {happening.text}")
     screen.chapter(f"the end compared with the beginning{': ' + report.node if report.node else ''}")

@@ -122,6 +122,8 @@ class SandboxCluster:
         self.store.create("nodes", self._node())
         for name in OPERANDS if self.profile.deploy.prefix else ():
             self._daemonset(f"rbln-{name}", self.profile.deploy.prefix + name)
+        for key in self.profile.deploy.on_unless_false:
+            self._on_unless_false(key)
         self._daemonset("rbln-driver", self._driver_key, digest=self.digest)
         self._stack.enter_context(Kubelet(self.store, start_s=0.05, stop_s=self.stop_s))
         self._stack.enter_context(DaemonSetController(self.store))
@@ -202,6 +204,12 @@ class SandboxCluster:
         body = {"metadata": {"name": app, "namespace": TENANT}, "spec": {"minAvailable": 1, "selector": selector}}
         self.store.create("poddisruptionbudgets", body)
 
+    def timeline(self, begun_s: float) -> list[Happening]:
+        """What was seen of the cluster and of the first node's kernel since `begun_s`, in seconds after that."""
+        found = [*self.recorder.happenings, *(Happening(*row) for row in self.tree.kernel_log())]
+        since = (Happening(one.at_s - begun_s, one.text) for one in found if one.at_s >= begun_s)
+        return sorted(since, key=lambda one: one.at_s)
+
     def play(self, controller: Controller) -> None:
         """Let somebody else act on the objects, until the sandbox ends."""
         self._stack.enter_context(controller)
@@ -259,6 +267,15 @@ class SandboxCluster:
     def _daemonset(self, name: str, key: str, digest: str | None = None) -> None:
         env = {"DRIVER_CONFIG_DIGEST": digest} if digest is not None else None
         self.store.create("daemonsets", daemon_set(name, self.namespace, {key: "true"}, pod_template(name, env)))
+
+    def _on_unless_false(self, key: str) -> None:
+        """An operand whose switch is `key`: it runs where that is absent, too."""
+        name = key.rpartition(".")[2]
+        term = {"matchExpressions": [{"key": key, "operator": "NotIn", "values": ["false"]}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+        template = pod_template(name)
+        template["spec"]["affinity"] = {"nodeAffinity": required}
+        self.store.create("daemonsets", daemon_set(name, self.namespace, {}, template))
 
     def _await_pods(self) -> None:
         """Wait until every pod runs; the driver's stays Pending in its init container. Raises RuntimeError."""

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -56,12 +56,13 @@ class Controller(ABC):
 
 
 class DaemonSetController(Controller):
-    """Keeps one pod of each DaemonSet on every node that the template's nodeSelector matches.
+    """Keeps one pod of each DaemonSet on every node that the template's nodeSelector and node affinity match.
 
     As the real one, it waits for a terminating pod to be gone before it makes the next, from the newest template then,
     and keeps a ControllerRevision of each template. A pod of an older one stays until somebody deletes it, as
-    `OnDelete` has it; no other updateStrategy is played. Affinity and taints are not looked at, and of the status only
-    the nodes that should have a pod are counted. Pods of a deleted DaemonSet or node go too.
+    `OnDelete` has it; no other updateStrategy is played. Of affinity only what is required of a node's labels counts,
+    taints are not looked at, and of the status only the nodes that should have a pod are counted. Pods of a deleted
+    DaemonSet or node go too.
     """
 
     resources = ("daemonsets", "nodes", "pods")
@@ -102,8 +103,26 @@ class DaemonSetController(Controller):
 
 def _is_wanted(daemonset: Obj, node: Obj) -> bool:
     """Whether a pod of the DaemonSet should be on the node."""
-    selector = daemonset["spec"]["template"].get("spec", {}).get("nodeSelector") or {}
-    return bool(selector.items() <= node["metadata"].get("labels", {}).items())
+    spec, labels = daemonset["spec"]["template"].get("spec", {}), node["metadata"].get("labels", {})
+    selector = spec.get("nodeSelector") or {}
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
+    is_allowed = terms is None or any(_matches(term, labels) for term in terms)
+    return is_allowed and bool(selector.items() <= labels.items())
+
+
+_OPERATORS: dict[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, _: value is not None,
+    "DoesNotExist": lambda value, _: value is None,
+}
+
+
+def _matches(term: Obj, labels: dict[str, str]) -> bool:
+    """Whether all expressions of one term of a node affinity hold."""
+    found = term.get("matchExpressions", ())
+    return all(_OPERATORS[one["operator"]](labels.get(one["key"]), one.get("values", ())) for one in found)
 
 
 def _daemonset_uid(pod: Obj) -> str:

@@ -9,7 +9,20 @@ import sys
 import time
 from pathlib import Path
 
-DEVICES = {"rebellions": "rbln0", "drv_pcie_host": "davinci0"}
+DEVICES = {
+    "rebellions": "rbln0",
+    "drv_pcie_host": "davinci0",
+    "amdgpu": "kfd",
+    "furiosa_rngd": "rngd/npu0mgmt",
+    "habanalabs": "accel/accel0",
+    "tenstorrent": "tenstorrent/0",
+}
+KERNEL_LOG = "kernel-log"
+"""What the kernel did with modules, what a vendor's tool saw: each line has a monotonic time in seconds and a text."""
+
+AT_WORK = "run/devices-at-work"
+"""How many more samples show the devices at work."""
+
 REBOOT_ASKED = "reboot-asked"
 WEDGED = "run/chip-is-wedged"
 """A file of this boot, in which only a reboot helps the chip."""
@@ -22,6 +35,21 @@ NPU_SMI_TABLE = """\
 | 0     910B3               | OK            | 93.0        44                0    / 0             |
 | 0                         | 0000:C1:00.0  | 0           0    / 0          3161 / 65536         |
 +===========================+===============+====================================================+"""
+ANSWERS = {
+    "amd-smi": ("amdgpu", '[{"gpu": 0, "bdf": "0000:c1:00.0", "kfd_id": 42905, "node_id": 1, "partition_id": 0}]'),
+    "furiosa-smi": (
+        "furiosa_rngd",
+        '[{"arch": "rngd", "device": "npu0", "liveness": "alive", "pe_utilizations": [{"pe_occupancy": %s}]}]',
+    ),
+    "hl-smi": ("habanalabs", "0, 0000:c1:00.0, HL-225"),
+    "tt-smi": (
+        "tenstorrent",
+        '{"device_info": [{"board_info": {"board_type": "p300c", "bus_id": "0000:c1:00.0"}, "telemetry": {"t": 1}}]}',
+    ),
+}
+"""The module that a vendor's tool needs, and what it prints for the one device as long as that is loaded. `%s` is
+whether the device is at work. The forms are those of the recordings in tests/unit/golden/probes."""
+
 BUSY = "rmmod: ERROR: Module {} is in use"
 
 
@@ -38,7 +66,7 @@ def main(argv: list[str]) -> int:
         "npu-smi": npu_smi,
         "systemctl": systemctl,
     }
-    return tools[tool](Path(tree), arguments)
+    return tools[tool](Path(tree), arguments) if tool in tools else answer(Path(tree), tool)
 
 
 def rmmod(tree: Path, arguments: list[str]) -> int:
@@ -55,6 +83,7 @@ def rmmod(tree: Path, arguments: list[str]) -> int:
             link.unlink()
             count(other, -1)
     remove(module)
+    note(tree, f"module {name} unloaded")
     if name in DEVICES:
         (tree / "dev" / DEVICES[name]).unlink(missing_ok=True)
     return 0
@@ -120,8 +149,11 @@ def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]
     for need in needs:
         (tree / "sys/module" / need / "holders" / name).touch()
         count(tree / "sys/module" / need, 1)
+    note(tree, f"module {name} {facts['version']} loaded")
     if name in DEVICES:
-        (tree / "dev" / DEVICES[name]).touch()
+        node = tree / "dev" / DEVICES[name]
+        node.parent.mkdir(exist_ok=True)
+        node.touch()
     return 0
 
 
@@ -178,6 +210,25 @@ def npu_smi(tree: Path, _: list[str]) -> int:
         return -8005 & 0xFF
     print(NPU_SMI_TABLE)  # noqa: T201
     return 0
+
+
+def answer(tree: Path, tool: str) -> int:
+    """A vendor's tool on the one device; each sample is noted."""
+    module, form = ANSWERS[tool]
+    if not (tree / "sys/module" / module).is_dir():
+        return fail(f"{tool}: no driver")
+    left = int((tree / AT_WORK).read_text()) if (tree / AT_WORK).exists() else 0
+    if left:
+        (tree / AT_WORK).write_text(f"{left - 1}\n")
+    note(tree, f"{tool} sees a device{' at work' if left else ''}")
+    print(form % json.dumps(left > 0) if "%s" in form else form)  # noqa: T201  # this program's output
+    return 0
+
+
+def note(tree: Path, text: str) -> None:
+    """Write down what happened just now."""
+    with (tree / KERNEL_LOG).open("a") as log:
+        log.write(f"{time.monotonic():.6f} {text}\n")
 
 
 def count(module: Path, change: int) -> None:

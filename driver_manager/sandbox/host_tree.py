@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from driver_manager.sandbox import fake_tools
 KERNEL = "6.1.0-sandbox"
 MACHINE_ID = "5a9db0c5a9db0c5a9db0c5a9db0c5a9d"
 UPTIME = "86400.00 86400.00"
+FIRMWARE_PATH = "sys/module/firmware_class/parameters/path"
 ROOT_MOUNT = "36 25 0:31 / {} rw,relatime shared:1 - overlay overlay rw\n"
 TOOLS = ("rmmod", "modprobe", "insmod", "modinfo", "umount", "systemctl")
 
@@ -49,26 +51,40 @@ class HostTree:
             self._tool(self.bin / tool, tool)
         self._new_boot()
 
-    def add_driver(self, root: str, version: str, *, fails: bool = False, seconds: float = 0.0) -> None:
-        """Install a driver tree at `root` on the host: modules for this kernel, modules.dep, the vendor's smi tool."""
+    def add_driver(
+        self,
+        root: str,
+        version: str,
+        *,
+        modules: Mapping[str, Sequence[str]] | None = None,
+        fails: bool = False,
+        seconds: float = 0.0,
+    ) -> None:
+        """Install a driver tree at `root` on the host: modules for this kernel, modules.dep, the vendor's smi tool.
+
+        `modules` have those that each of them needs; by default there are the profile's first root and one below it.
+        The root `fails` to load, or takes so many `seconds`.
+        """
         main = self.profile.modules.roots[0]
         folder = self._inside(root) / "lib/modules" / KERNEL / "extra"
         folder.mkdir(parents=True, exist_ok=True)
-        for name, broken, delay_s in ((f"{main}_core", False, 0.0), (main, fails, seconds)):
-            facts: dict[str, Any] = {"version": version, "vermagic": f"{KERNEL} SMP mod_unload"}
-            facts |= {"fails": broken, "seconds": delay_s, "depends": [f"{main}_core"] if name == main else []}
+        lines = []
+        for name, needs in (modules or {f"{main}_core": (), main: (f"{main}_core",)}).items():
+            facts: dict[str, Any] = {"version": version, "vermagic": f"{KERNEL} SMP mod_unload", "depends": [*needs]}
+            facts |= {"fails": fails, "seconds": seconds} if name == main else {}
             (folder / f"{name}.ko").write_text(json.dumps(facts))
-        dependencies = f"extra/{main}_core.ko:\nextra/{main}.ko: extra/{main}_core.ko\n"
-        (folder.parent / "modules.dep").write_text(dependencies)
+            lines.append(f"extra/{name}.ko:{''.join(f' extra/{need}.ko' for need in needs)}\n")
+        (folder.parent / "modules.dep").write_text("".join(lines))
         probe = self.profile.probe
         if probe is not None:
             self._tool(self._inside(root) / probe.search[0] / probe.tool, probe.tool)
 
     def load(self, root: str) -> None:
         """Load the driver of the tree at `root`, as somebody did before."""
-        argv = ["--dirname", str(self._inside(root)), "--set-version", KERNEL, self.profile.modules.roots[0]]
-        if fake_tools.modprobe(self.root, argv):
-            raise RuntimeError(f"the sandbox's driver at {root} does not load")
+        for name in self.profile.modules.order or self.profile.modules.roots[:1]:
+            argv = ["--dirname", str(self._inside(root)), "--set-version", KERNEL, name]
+            if fake_tools.modprobe(self.root, argv):
+                raise RuntimeError(f"the sandbox's driver at {root} does not load")
 
     def record(self, digest: str, root: str, version: str) -> None:
         """Leave what a finished install leaves: the digest, and where the driver came from."""
@@ -105,6 +121,20 @@ class HostTree:
         shutil.rmtree(self.root / "proc" / str(pid))
         fake_tools.count(self.root / "sys/module" / self.profile.modules.roots[0], -1)
 
+    def add_firmware_path(self) -> None:
+        """Let the kernel have firmware_class.path, in each boot from now on; it names no folder."""
+        self._write(FIRMWARE_PATH, "")
+
+    def put_to_work(self, samples: int) -> None:
+        """Let the devices be at work for so many more samples of the vendor's tool, though no process has them open."""
+        self._write(fake_tools.AT_WORK, str(samples))
+
+    def kernel_log(self) -> list[tuple[float, str]]:
+        """What the kernel did with modules, and what the vendor's tool saw, each with its monotonic time in seconds."""
+        path = self.root / fake_tools.KERNEL_LOG
+        rows = [line.split(" ", 1) for line in path.read_text().splitlines()] if path.exists() else []
+        return [(float(at_s), text) for at_s, text in rows]
+
     def wedge(self) -> None:
         """Let the chip wedge: from now on only a reboot helps."""
         self._write(fake_tools.WEDGED, "")
@@ -121,12 +151,15 @@ class HostTree:
 
     def reboot(self) -> None:
         """A new boot: no modules, empty /run, no mounts."""
+        has_path = (self.root / FIRMWARE_PATH).exists()
         for folder in ("sys/module", "run", "dev"):
             for one in (self.root / folder).iterdir():
                 fake_tools.remove(one) if one.is_dir() else one.unlink()
         self._write("proc/1/mountinfo", "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw")
         (self.root / fake_tools.REBOOT_ASKED).unlink(missing_ok=True)
         self._new_boot()
+        if has_path:
+            self.add_firmware_path()
 
     @property
     def is_told_to_reboot(self) -> bool:

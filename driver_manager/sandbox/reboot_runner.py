@@ -20,12 +20,12 @@ from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.patches import APPROVED
 from driver_manager.domain.reboot.record import Record, decode
 from driver_manager.profiles import builtin
-from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
+from driver_manager.sandbox.cluster import NODE, SandboxCluster
 from driver_manager.sandbox.containers import Container, environment
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.reboot_scenarios import RebootStory
 from driver_manager.sandbox.runner import NodeSummary, ScenarioReport, Show
-from driver_manager.sandbox.scenarios import NEW_DIGEST, OLD_DIGEST
+from driver_manager.sandbox.scenario import NEW_DIGEST, OLD_DIGEST
 from driver_manager.sandbox.store import ApiError
 
 ROOT = "/var/lib/Ascend/driver"
@@ -158,7 +158,7 @@ class RebootPlay:
             machine.stop()
         report.seconds = time.monotonic() - begun_s
         report.requests = sum(record.resource != "events" for record in self._cluster.server.requests[first_request:])
-        report.timeline = [Happening(one.at_s - begun_s, one.text) for one in self._cluster.recorder.happenings]
+        report.timeline = self._cluster.timeline(begun_s)
         report.after = self._state()
         report.problems = [*self._problems, *self._judge(report)]
         return report

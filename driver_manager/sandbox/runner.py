@@ -22,7 +22,8 @@ from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
 from driver_manager.sandbox.containers import environment
 from driver_manager.sandbox.foreground import Foreground
 from driver_manager.sandbox.host_tree import HostTree
-from driver_manager.sandbox.scenarios import DEVICES, NEW_DIGEST, Interference, Scenario
+from driver_manager.sandbox.scenario import NEW_DIGEST, Interference, Scenario
+from driver_manager.sandbox.scenarios import DEVICES
 
 RUN_TIMEOUT_S = 150.0
 POLL_S = 0.005
@@ -151,11 +152,15 @@ class _Play:
             record.resource not in ("events", "selfsubjectaccessreviews")
             for record in self._cluster.server.requests[first_request:]
         )
-        report.timeline = [
-            Happening(happening.at_s - begun_s, happening.text) for happening in self._cluster.recorder.happenings
-        ]
+        report.timeline = self._cluster.timeline(begun_s)
         report.after = self._state()
         report.problems = _problems(self._scenario, report)
+        seen = tuple(text for at_s, text in self._tree.kernel_log() if at_s >= begun_s)
+        if self._scenario.kernel and seen != self._scenario.kernel:
+            report.problems.append(f"the kernel reports {list(seen)}, expected {list(self._scenario.kernel)}")
+        if self._scenario.asks:
+            self._show.chapter(f"driver-manager {' '.join(self._scenario.asks)}")
+            self._run(self._scenario.asks[0], arguments=self._scenario.asks[1:])
         if (restarted := self._cluster.restarted()) != list(self._scenario.restarts):
             report.problems.append(f"restarted clients {restarted}, expected {list(self._scenario.restarts)}")
         return report

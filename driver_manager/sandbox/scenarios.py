@@ -5,10 +5,6 @@ Imports only the domain and the sandbox.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
-
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.model import Loader
@@ -18,48 +14,11 @@ from driver_manager.sandbox.driver_clients import TEAMS, add_clients
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
 from driver_manager.sandbox.kmm import KmmController, KmmWorkers
 from driver_manager.sandbox.pci_tree import VFIO_DRIVER, VFIO_MODULE, PciTree
+from driver_manager.sandbox.scenario import NEW, NEW_DIGEST, OLD, OLD_DIGEST, Interference, Scenario
+from driver_manager.sandbox.vendor_scenarios import VENDOR_SCENARIOS
 
-OLD, NEW = "1.2.92", "2.0.1"
-OLD_DIGEST, NEW_DIGEST = "4d1f7c09a25e83b6", "9be2a06f4c31d758"
 OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
 ASCEND_ROOT = "/var/lib/Ascend/driver"
-
-
-class Interference(Enum):
-    """What the sandbox does to the run."""
-
-    NONE = "none"
-    KILL_WITHOUT_DRIVER = "SIGKILL once the old driver is unloaded, then run again"
-    REBOOT_AFTER = "reboot the host after the run, then run again"
-    CONSENT_AFTER = "after a run that is refused, allow it to restart clients, then run again"
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """One story. `labels` are extra node labels; `changed_labels` how labels have to differ at the end.
-
-    `shows` is the state that the Node shows then, None where it shows none. `restarts` are the clients that are
-    restarted, each once, as namespace/DaemonSet. `bus` is the PCI bus where it matters, and `devices_after` the driver
-    that all devices have in the end, "" for none.
-    """
-
-    name: str
-    tells: str
-    exit_code: ExitCode
-    driver_after: str
-    prepare: Callable[[HostTree], None]
-    meddle: Callable[[SandboxCluster], None] = lambda _: None
-    profile: str = "rebellions"
-    labels: dict[str, str] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-    arguments: tuple[str, ...] = ()
-    changed_labels: dict[str, str] = field(default_factory=dict)
-    interference: Interference = Interference.NONE
-    command: str = "reconcile-driver-state"
-    bus: Callable[[HostTree], PciTree] | None = None
-    devices_after: str | None = None
-    shows: NodeState | None = NodeState.READY
-    restarts: tuple[str, ...] = ()
 
 
 _MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
@@ -355,5 +314,6 @@ SCENARIOS = {
             arguments=("--no-wait",),
             interference=Interference.REBOOT_AFTER,
         ),
+        *VENDOR_SCENARIOS,
     )
 }

@@ -16,7 +16,7 @@ import yaml
 Json = dict[str, Any]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-OVERLAYS = ("ascend", "nvidia", "rebellions")
+OVERLAYS = ("amd", "ascend", "furiosa", "gaudi", "nvidia", "rebellions", "tenstorrent")
 ROLLOUTS = tuple(f"{overlay}/rollout" for overlay in OVERLAYS)
 """What each overlay has for its fleet, to be applied beside it."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.domain.profile import Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import OVERLAYS, only, render_with_namespace
 from tests.control_plane.api import Api, Json, refusal, wait_until
@@ -109,7 +110,8 @@ def defined(kind: str, spec: Json) -> Json:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_api_server_knows_every_field_and_takes_every_value(admin_api: Api, overlay: str) -> None:
-    objects = render_with_namespace(overlay, "clients", "rebooter-eviction" if overlay == "ascend" else "safe-load")
+    reboots = builtin()[overlay].strategy is Strategy.REBOOT
+    objects = render_with_namespace(overlay, "clients", "rebooter-eviction" if reboots else "safe-load")
     with applied(admin_api, objects):
         for one in objects:
             again = apply(admin_api, one)

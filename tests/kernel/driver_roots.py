@@ -14,13 +14,17 @@ from tests.kernel.kernel_image import STAMP, KernelImage
 from tests.kernel.tools import SOURCES, KernelTierError, run
 
 MODULES = ("rebellions_core", "rebellions")
+VENDOR_MODULES = ("habanalabs", "habanalabs_cn", "habanalabs_ib", "habanalabs_en", "furiosa_rngd")
+FOLDERS = {"modules": MODULES, "vendor_modules": VENDOR_MODULES}
+"""Folders of sources, each with the modules that are built from it."""
+
 OLD_VERSION = "1.2.92"
 NEW_VERSION = "2.0.1"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One driver root. `same_as` names the variant whose build is taken instead of building again."""
+    """One driver root, built from a folder of sources. `same_as`: the variant whose build is taken, not built again."""
 
     name: str
     version: str
@@ -30,6 +34,7 @@ class Variant:
     has_foreign_crc: bool = False
     is_below_foreign_release: bool = False
     has_dependency_list: bool = True
+    folder: str = "modules"
 
 
 VARIANTS = (
@@ -50,6 +55,9 @@ VARIANTS = (
         is_below_foreign_release=True,
     ),
     Variant("no-modules-dep", NEW_VERSION, same_as="v2", has_dependency_list=False),
+    Variant("vendors-v1", OLD_VERSION, folder="vendor_modules"),
+    Variant("vendors-v2", NEW_VERSION, folder="vendor_modules"),
+    Variant("vendors-bad-init", NEW_VERSION, defines="-DFAIL_INIT=1", folder="vendor_modules"),
 )
 
 
@@ -77,7 +85,8 @@ def foreign_release(release: str) -> str:
 
 def _source_hash(image: KernelImage) -> str:
     content = hashlib.sha256(f"{image.release} {image.version} {image.root}".encode())
-    for path in [*sorted((SOURCES / "modules").iterdir()), Path(__file__)]:
+    sources = [path for folder in FOLDERS for path in sorted((SOURCES / folder).iterdir())]
+    for path in [*sources, Path(__file__)]:
         content.update(path.name.encode() + path.read_bytes())
     return content.hexdigest()[:16]
 
@@ -86,7 +95,7 @@ def _built(variant: Variant, objects: Path, image: KernelImage) -> Path:
     folder = objects / (variant.same_as or variant.name)
     if variant.same_as:
         return folder
-    shutil.copytree(SOURCES / "modules", folder)
+    shutil.copytree(SOURCES / variant.folder, folder)
     # Only the variant that needs an absent symbol may lack one; for the others it stays an error.
     lenient = ["KBUILD_MODPOST_WARN=1"] if "NEED_ABSENT" in variant.defines else []
     settings = [f"M={folder}", f"DRIVER_VERSION={variant.version}", f"DRIVER_DEFINES={variant.defines}", *lenient]
@@ -98,7 +107,7 @@ def _lay_out(variant: Variant, built: Path, root: Path, image: KernelImage) -> N
     release = foreign_release(image.release) if variant.is_below_foreign_release else image.release
     folder = root / f"lib/modules/{release}/updates"
     folder.mkdir(parents=True)
-    for module in MODULES:
+    for module in FOLDERS[variant.folder]:
         content = (built / f"{module}.ko").read_bytes()
         if variant.has_foreign_release:
             content = _with_foreign_release(content, image.release)

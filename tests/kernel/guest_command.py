@@ -29,18 +29,34 @@ LABELS = {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-
 
 
 class Command:
-    """The command line on this guest for one node, whose accelerators are the functions of `pci_vendor`."""
+    """The command line on this guest for one node, whose accelerators are the functions of `pci_vendor`.
 
-    def __init__(self, api: Api, node: Node, folder: Path, pci_vendor: str = VIRTIO_PCI_VENDOR) -> None:
+    `profile` and `modules` are what `write_profile` takes.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        node: Node,
+        folder: Path,
+        pci_vendor: str = VIRTIO_PCI_VENDOR,
+        *,
+        profile: str = "rebellions",
+        modules: str = "",
+    ) -> None:
         self.api = api
         self.node = node
         self._folder = folder
-        self._profile = folder / f"profile-{pci_vendor}.toml"
-        write_profile(self._profile, pci_vendor)
+        self._profile = folder / f"{profile}-{pci_vendor}.toml"
+        write_profile(self._profile, pci_vendor, profile, modules)
 
     def for_devices(self, pci_vendor: str) -> Command:
         """The same for other accelerators of this node."""
         return Command(self.api, self.node, self._folder, pci_vendor)
+
+    def by_profile(self, profile: str, modules: str) -> Command:
+        """The same by another vendor's profile, with further lines in its table of modules."""
+        return Command(self.api, self.node, self._folder, profile=profile, modules=modules)
 
     def environment(self, **env: str) -> dict[str, str]:
         """An init container's environment; `env` adds to it."""

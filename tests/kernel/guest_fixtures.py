@@ -21,6 +21,7 @@ from tests.kernel.inside import require_guest
 DEVICE = Path("/dev/rbln0")
 SYS_MODULE = Path("/sys/module")
 STAND_INS = ("rebellions", "rebellions_core")  # in the order in which they can be unloaded
+ALL_STAND_INS = (*STAND_INS, "habanalabs_en", "habanalabs_ib", "habanalabs_cn", "habanalabs", "furiosa_rngd")
 COMMAND_TIMEOUT_S = 150.0
 SYS_DELETE_MODULE = 176  # x86-64 (arch/x86/entry/syscalls/syscall_64.tbl); glibc has no wrapper
 
@@ -140,7 +141,7 @@ def guest_kernel() -> Iterator[None]:
     On a real host a guest test does not start: there the fixture is absent, or lets only replayed cases pass.
     """
     require_guest()
-    assert [module for module in STAND_INS if is_loaded(module)] == []
+    assert [module for module in ALL_STAND_INS if is_loaded(module)] == []
     yield
-    left = [rmmod(module) for module in STAND_INS if is_loaded(module)]
+    left = [rmmod(module) for module in ALL_STAND_INS if is_loaded(module)]
     assert [said.stderr for said in left if said.status != 0] == []

@@ -16,7 +16,10 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
         "domain/modules.py",
         "if name not in later[:-1]]",
         "if name not in later[1:]]",
-        (ORDER + "test_modules_that_nothing_else_orders_are_loaded_in_the_profiles_order_and_unloaded_backwards",),
+        (
+            ORDER + "test_modules_that_nothing_else_orders_are_loaded_in_the_profiles_order_and_unloaded_backwards",
+            "unit/swap/test_planner_properties.py::test_any_plan_keeps_to_the_vendors_order_and_switches",
+        ),
     ),
     Mutant(
         "conflicting-module-lost",

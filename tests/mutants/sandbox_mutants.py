@@ -8,6 +8,8 @@ CONTRACT = "unit/sandbox/test_contract_on_sandbox.py::TestFleetObjectsOnSandbox:
 STORY = "unit/sandbox/test_fleet_story.py::"
 SCREEN = "unit/cli/test_screens.py::"
 FOREGROUND = "unit/sandbox/test_foreground.py::"
+PODS = "unit/sandbox/test_sandbox_pods.py::"
+VENDORS = "unit/sandbox/test_vendor_stories.py::"
 
 SANDBOX_MUTANTS = (
     Mutant(
@@ -49,6 +51,22 @@ SANDBOX_MUTANTS = (
         "        if not holds():\n            raise",
         "        if False:\n            raise",
         (STORY + "test_a_controller_that_ends_by_itself_ends_the_story",),
+    ),
+    Mutant(
+        "affinity-not-looked-at",
+        "in the sandbox a DaemonSet keeps to the node affinity that it requires",
+        "sandbox/controllers.py",
+        "    return is_allowed and bool(",
+        "    return bool(",
+        (PODS + "test_a_daemonset_keeps_to_what_its_affinity_requires_of_a_nodes_labels",),
+    ),
+    Mutant(
+        "story-without-the-kernels-order",
+        "a vendor's story is judged by the order in which the kernel unloads and loads",
+        "sandbox/runner.py",
+        "        if self._scenario.kernel and seen != self._scenario.kernel:\n",
+        "        if False:\n",
+        (VENDORS + "test_it_ends_as_it_has_to_with_the_modules_in_the_vendors_order",),
     ),
     Mutant(
         "terminal-of-another-kind",

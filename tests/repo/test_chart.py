@@ -124,7 +124,7 @@ def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "at '/vendor': value must be one of 'ascend', 'nvidia', 'rebellions'"),
+        ({}, "at '/vendor': value must be one of 'amd', 'ascend', 'furiosa', 'gaudi', 'nvidia', 'rebellions', "),
         ({"vendor": "nvdia"}, "at '/vendor': value must be one of"),
         ({"vendor": "nvidia", "metricz": {"enabled": True}}, "'metricz' not allowed"),
         (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from driver_manager.domain.profile import Strategy
+from driver_manager.profiles import builtin
 from scripts.releasing.kustomize import OVERLAYS, ROLLOUTS, Json, only, render
 
 ALL = [
@@ -42,7 +44,8 @@ def test_the_quota_is_about_the_priority_classes_that_the_pods_have(overlay: str
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_constraints_allow_what_the_pods_ask_for_and_only_the_rebooter_the_hosts_pids(overlay: str) -> None:
-    components = ("openshift", *(("openshift-rebooter",) if overlay == "ascend" else ()), "metrics")
+    reboots = builtin()[overlay].strategy is Strategy.REBOOT
+    components = ("openshift", *(("openshift-rebooter",) if reboots else ()), "metrics")
     objects = render(overlay, *components)
     for template in pod_templates(overlay, *components):
         spec = template["spec"]

@@ -33,7 +33,8 @@ SETS = [
     *((overlay, ()) for overlay in OVERLAYS),
     ("rebellions", ("safe-load", "metrics", *ROUND)),
     ("nvidia", ("safe-load", "metrics", *ROUND)),
-    ("ascend", ("rebooter-eviction", "clients", "metrics", "openshift-rebooter", *ROUND)),
+    *((one, ("rebooter-eviction", "clients", "metrics", "openshift-rebooter", *ROUND)) for one in ("amd", "ascend")),
+    *((one, ("metrics", *ROUND)) for one in ("furiosa", "gaudi", "tenstorrent")),
 ]
 FLEETS: list[tuple[str, tuple[str, ...]]] = [
     *((name, ()) for name in ROLLOUTS),
@@ -212,7 +213,7 @@ def test_only_who_talks_to_the_api_server_has_a_token(overlay: str) -> None:
         [
             ("health-watch", "watch-access"),
             ("k8s-driver-manager", "api-access"),
-            *([("rebooter", "api-access")] if overlay == "ascend" else []),
+            *([("rebooter", "api-access")] if PROFILES[overlay].strategy is Strategy.REBOOT else []),
         ]
     )
 
@@ -292,13 +293,16 @@ def test_no_right_is_given_twice_or_by_a_star() -> None:
         assert not [right for right in given if right[1] and (right[0], *right[2:]) in wide]
 
 
-def test_both_drivers_that_are_swapped_in_place_get_the_same_rights() -> None:
-    # So what the cluster tier proves of one holds for the other.
-    assert rules("rebellions") == rules("nvidia")
+@pytest.mark.parametrize("strategy", Strategy)
+def test_all_drivers_that_are_changed_the_same_way_get_the_same_rights(strategy: Strategy) -> None:
+    # So what the cluster tier proves of one holds for the others.
+    first, *others = (overlay for overlay in OVERLAYS if PROFILES[overlay].strategy is strategy)
+    assert others
+    assert [rules(one) for one in others] == [rules(first)] * len(others)
 
 
 def test_every_controller_of_rollouts_gets_the_same_rights() -> None:
-    assert rules("rebellions/rollout") == rules("nvidia/rollout") == rules("ascend/rollout")
+    assert [rules(one) for one in ROLLOUTS] == [rules(ROLLOUTS[0])] * len(ROLLOUTS)
 
 
 def rules(overlay: str) -> list[tuple[str, str]]:

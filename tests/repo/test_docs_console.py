@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.sandbox.scenarios import NEW_DIGEST
+from driver_manager.sandbox.scenario import NEW_DIGEST
 from tests.docs.console import EXITS, PAGES, Command, Unknown, commands, substituted
 from tests.docs.markdown import ROOT
 from tests.fakes.sandboxed import ByHand, by_hand

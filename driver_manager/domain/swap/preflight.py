@@ -51,7 +51,7 @@ def checks(now: Situation, *, keeps_driver: bool = False) -> tuple[Check, ...]:
         _users(now),
         *(() if keeps_driver else (*_frozen(now), *_permanent(now))),
         # Where the container loads, we write no file, but what an earlier one left has to go.
-        *((_state(now.host),) if now.policy.loader is Loader.MANAGER or now.host.artifacts else ()),
+        *((_state(now),) if now.policy.loader is Loader.MANAGER or now.host.artifacts else ()),
     )
 
 
@@ -382,11 +382,11 @@ def _permanent(now: Situation) -> tuple[Check, ...]:
     )
 
 
-def _state(host: Host) -> Check:
+def _state(now: Situation) -> Check:
+    folder = now.profile.paths.state_file.rpartition("/")[0]
     return Check(
         "state file",
-        not host.state_problem,
-        host.state_problem or "the folder of the state file can be written and has room",
-        "Mount the vendor's folder of the host read-write (for Rebellions: /run/rbln), free some space, remove what "
-        "is in its place.",
+        not now.host.state_problem,
+        now.host.state_problem or "the folder of the state file can be written and has room",
+        f"Mount the vendor's folder of the host ({folder}) read-write, free some space, remove what is in its place.",
     )

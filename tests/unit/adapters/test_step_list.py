@@ -26,7 +26,8 @@ from driver_manager.adapters.report.terminal import (
     painted,
 )
 from driver_manager.domain.errors import ExitCode
-from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT
+from driver_manager.sandbox.scenario import NEW_DIGEST
+from driver_manager.sandbox.scenarios import NEW_ROOT
 from tests.fakes.sandboxed import by_hand
 
 COLOUR = re.compile(r"\x1b\[\d+m")

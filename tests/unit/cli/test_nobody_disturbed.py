@@ -16,7 +16,8 @@ from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.setting import AnySetting, Values
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.scenarios import NEW, NEW_ROOT, OLD
+from driver_manager.sandbox.scenario import NEW, OLD
+from driver_manager.sandbox.scenarios import NEW_ROOT
 from tests.control_plane.shown import of_others
 from tests.fakes.builders import PROFILE
 from tests.fakes.sandboxed import ByHand, by_hand

@@ -26,7 +26,7 @@ from driver_manager.domain.pods.client_record import Client, ClientRecord, Clien
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.patches import merge_patch
-from driver_manager.sandbox.scenarios import OLD_DIGEST
+from driver_manager.sandbox.scenario import OLD_DIGEST
 from driver_manager.schemas import NAMES, schema
 from driver_manager.settings import HEADINGS
 from tests.fakes.clock import FakeClock

@@ -22,7 +22,8 @@ from driver_manager.domain.health import notices, record
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host_tree import HostTree
-from driver_manager.sandbox.scenarios import NEW_DIGEST, NEW_ROOT, SCENARIOS
+from driver_manager.sandbox.scenario import NEW_DIGEST
+from driver_manager.sandbox.scenarios import NEW_ROOT, SCENARIOS
 from tests.control_plane.api import wait_until
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.night import NIGHTS, Night, check, textfile

@@ -99,6 +99,35 @@ def test_a_daemonset_follows_the_node_label_both_ways(server: ApiServer) -> None
         until(store, lambda: pods_of(store) == [])
 
 
+@pytest.mark.parametrize(
+    ("operator", "values", "wanted"),
+    [
+        ("NotIn", ["false"], {None, "true"}),
+        ("In", ["true"], {"true"}),
+        ("Exists", [], {"true", "false"}),
+        ("DoesNotExist", [], {None}),
+    ],
+)
+def test_a_daemonset_keeps_to_what_its_affinity_requires_of_a_nodes_labels(
+    server: ApiServer, operator: str, values: list[str], wanted: set[str | None]
+) -> None:
+    store = server.store
+    own = daemonset()
+    terms = [{"matchExpressions": [{"key": "gate", "operator": operator, "values": values}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    own["spec"]["template"]["spec"]["affinity"] = {"nodeAffinity": required}
+
+    def runs() -> bool:
+        return any("deletionTimestamp" not in one["metadata"] for one in pods_of(store))
+
+    with DaemonSetController(store), Kubelet(store, start_s=0, stop_s=0):
+        store.create("nodes", node(gate="true"))
+        store.create("daemonsets", own)
+        for label in (None, "false", "true"):
+            call(server, "PATCH", "/api/v1/nodes/n1", label_patch(gate=label), content_type=MERGE)
+            until(store, runs if label in wanted else lambda: not runs())
+
+
 def test_a_terminating_daemon_pod_is_replaced_only_when_it_is_gone(server: ApiServer) -> None:
     store = server.store
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transitio
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed
 from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
-from driver_manager.domain.swap.plan import Plan, PlanAgain
+from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.kmm import AskKmm, AwaitKmm
@@ -84,6 +86,13 @@ PAIRS = {
 """The same, where every change of versions takes a reboot."""
 
 EVERY = PROFILES | PAIRS | {f"more-{name}": one for name, one in MORE.items()}
+
+
+def loaded(profile: Profile) -> dict[str, Module]:
+    """The driver as the profile knows it in the kernel: the modules that it orders, or its first root."""
+    return {name: Module(name, "1.0", 0) for name in profile.modules.order or profile.modules.roots[:1]}
+
+
 USERS = (
     workload("asks"),
     workload("bare", owner_kind="", labels={"job": "1"}),
@@ -109,10 +118,10 @@ WISHES = (
 
 
 @st.composite
-def observations(draw: st.DrawFn) -> Observation:
-    """Any combination of facts that the table looks at."""
+def observations(draw: st.DrawFn, *, own: Mapping[str, Module] | None = None) -> Observation:
+    """Any combination of facts that the table looks at; `own` are the modules of the one driver that may be loaded."""
     facts = host(
-        modules=draw(st.sampled_from([{}, modules(), ASCEND_LOADED["modules"]])),
+        modules=draw(st.sampled_from([{}, own] if own else [{}, modules(), ASCEND_LOADED["modules"]])),
         digest=draw(st.sampled_from([None, OLD_DIGEST, NEW_DIGEST])),
         digest_problem=draw(st.sampled_from(["", "garbage"])),
         root_mounts=draw(st.sampled_from([(), (ROOT_MOUNT,)])),
@@ -177,11 +186,31 @@ def plan_or_error(
         return error
 
 
-@settings(max_examples=300)
-@given(observations(), st.sampled_from(sorted(EVERY)), POLICIES, WAITED, st.booleans())
+def on_nodes_of(names: Iterable[str]) -> st.SearchStrategy[tuple[Observation, str]]:
+    """A node, and which of these profiles is used on it; its driver may be loaded there."""
+    return st.sampled_from(sorted(names)).flatmap(
+        lambda name: st.tuples(observations(own=loaded(EVERY[name])), st.just(name))
+    )
+
+
+PARTICULAR = [name for name, one in EVERY.items() if one.modules.order or one.deploy.on_unless_false]
+"""Profiles that order modules, or have switches that are on while absent."""
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_every_shipped_profile_can_be_seen_with_its_own_driver_loaded(name: str) -> None:
+    profile = PROFILES[name]
+    found = plan(Situation.of(observation(host=host(modules=loaded(profile))), profile, Policy()))
+    wanted = Decision.REPLACE if profile.strategy is Strategy.IN_PLACE else Decision.REBOOT
+    assert found.decision is wanted
+
+
+@settings(max_examples=500)
+@given(on_nodes_of(EVERY), POLICIES, WAITED, st.booleans())
 def test_any_plan_is_sound(
-    obs: Observation, name: str, policy: Policy, waited: frozenset[str], has_failed: bool
+    seen: tuple[Observation, str], policy: Policy, waited: frozenset[str], has_failed: bool
 ) -> None:
+    obs, name = seen
     found = plan_or_error(obs, EVERY[name], policy, waited, has_failed=has_failed)
     if isinstance(found, ManagerError):
         assert found.remedy
@@ -220,6 +249,23 @@ def test_any_plan_is_sound(
         assert obs.owner_alive is False, "another run's node is touched"
     assert LoadModules not in kinds or policy.loader is Loader.MANAGER
     assert not {AskKmm, AwaitKmm} & set(kinds) or policy.loader is Loader.KMM
+
+
+@settings(max_examples=300)
+@given(on_nodes_of(PARTICULAR), POLICIES)
+def test_any_plan_keeps_to_the_vendors_order_and_switches(seen: tuple[Observation, str], policy: Policy) -> None:
+    obs, name = seen
+    found = plan_or_error(obs, EVERY[name], policy, frozenset(), has_failed=False)
+    if isinstance(found, ManagerError):
+        return
+    profile = EVERY[name]
+    for step in found.steps:
+        if isinstance(step, UnloadModules):
+            backwards = [one for one in reversed(profile.modules.order) if one in step.names]
+            assert [one for one in step.names if one in backwards] == backwards
+        if isinstance(step, TakeNode):
+            changed = step.change.labels
+            assert all(changed[key] == "false" for key in profile.deploy.on_unless_false if key in changed)
 
 
 @settings(max_examples=300)

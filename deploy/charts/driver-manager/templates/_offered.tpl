@@ -1,6 +1,17 @@
 {{- /* Made from deploy/ by scripts/chart. */ -}}
 {{- define "driver-manager.table" -}}
 offered:
+  amd:
+    rebooter: true
+    rebooter-eviction: false
+    clients: false
+    metrics: false
+    openshift: false
+    openshift-rebooter: false
+    resource-quota: false
+    network-policy: false
+    rollout: false
+    openshift-rollout: false
   ascend:
     rebooter: true
     rebooter-eviction: false
@@ -8,6 +19,26 @@ offered:
     metrics: false
     openshift: false
     openshift-rebooter: false
+    resource-quota: false
+    network-policy: false
+    rollout: false
+    openshift-rollout: false
+  furiosa:
+    in-place: true
+    eviction: true
+    clients: false
+    metrics: false
+    openshift: false
+    resource-quota: false
+    network-policy: false
+    rollout: false
+    openshift-rollout: false
+  gaudi:
+    in-place: true
+    eviction: true
+    clients: false
+    metrics: false
+    openshift: false
     resource-quota: false
     network-policy: false
     rollout: false
@@ -27,6 +58,16 @@ offered:
     in-place: true
     eviction: true
     safe-load: false
+    clients: false
+    metrics: false
+    openshift: false
+    resource-quota: false
+    network-policy: false
+    rollout: false
+    openshift-rollout: false
+  tenstorrent:
+    in-place: true
+    eviction: true
     clients: false
     metrics: false
     openshift: false
