@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from driver_manager import settings
-from driver_manager.cli.kmm import refuse_kmm
+from driver_manager.cli.loaders import refuse_kmm
 from driver_manager.cli.wiring import policy, selector, workload_rules
 from driver_manager.domain.model import Mode, Policy
 from driver_manager.domain.setting import Values

@@ -22,7 +22,7 @@ from driver_manager.adapters.process import identity as process_identity
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.adapters.report.terminal import is_capable
-from driver_manager.cli.kmm import kmm_module
+from driver_manager.cli.loaders import kmm_module, loader
 from driver_manager.core.swap.observe import Identity, Reading, observe, strictly
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
@@ -67,15 +67,9 @@ def host_roots(values: Values) -> HostRoots:
 
 
 def policy(values: Values) -> Policy:
-    """The policy in the options. Raises ConfigError for a bad selector or Module, and for what contradicts DRIVER_LOAD."""
-    loader = Loader(values[settings.DRIVER_LOAD])
-    if loader is Loader.NONE and values[settings.FORCE_REINSTALL]:
-        raise ConfigError(
-            "FORCE_REINSTALL is set, and with DRIVER_LOAD=none nothing is ever installed",
-            "Unset FORCE_REINSTALL, or let the driver's container or the manager load the driver (DRIVER_LOAD).",
-        )
+    """The policy in the options. Raises ConfigError for a bad selector or Module, and for options against DRIVER_LOAD."""
     return Policy(
-        loader=loader,
+        loader=loader(values),
         kmm=kmm_module(values),
         driver_version=values[settings.DRIVER_VERSION],
         force_reinstall=values[settings.FORCE_REINSTALL],

@@ -1,4 +1,4 @@
-"""What KMM is to load, from the options, and which of them make no sense then."""
+"""Who loads the driver, from the options, and which others make no sense then."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ def kmm_module(values: Values) -> KmmModule | None:
                 f"Unset {option.env} ({option.flag}).",
             )
     return kmm.parse(values[settings.KMM_MODULE], values[settings.KMM_VERSION])
+
+
+def loader(values: Values) -> Loader:
+    """Who loads the driver. Raises ConfigError where the host does, and another option wants it installed."""
+    chosen = Loader(values[settings.DRIVER_LOAD])
+    if chosen is Loader.NONE and values[settings.FORCE_REINSTALL]:
+        raise ConfigError(
+            "FORCE_REINSTALL is set, and with DRIVER_LOAD=none nothing is ever installed",
+            "Unset FORCE_REINSTALL, or let the driver's container or the manager load the driver (DRIVER_LOAD).",
+        )
+    return chosen
 
 
 def refuse_kmm(values: Values) -> None:
