@@ -64,7 +64,7 @@ HOST = (
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
     ("container", "manager", "kmm", "none"),
-    "What loads the driver: its container, this manager, Kernel Module Management (KMM), or none: the host itself.",
+    "What loads the driver: its container, this manager, KMM, or none: the host.",
     default="container",
 )
 KMM_MODULE = text("KMM_MODULE", "Module that KMM loads, as NAMESPACE/NAME. Required with DRIVER_LOAD=kmm.")
@@ -99,7 +99,7 @@ CLEAR_FOR = text(
 )
 POD_TERMINATION_TIMEOUT = duration("POD_TERMINATION_TIMEOUT", "Maximum time for operand pods to leave.", default="5m")
 DEVICE_FREE_TIMEOUT = duration("DEVICE_FREE_TIMEOUT", "Maximum time for the device to become free.", default="60s")
-RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum run time.", default="30m")
+RECONCILE_DEADLINE = duration("RECONCILE_DEADLINE", "Maximum duration of the run.", default="30m")
 RETRY_WAIT = duration(
     "RETRY_WAIT",
     "Maximum wait after a failure; 0: none. No pod is disturbed again meanwhile, unless something changes.",

@@ -67,7 +67,7 @@ def host_roots(values: Values) -> HostRoots:
 
 
 def policy(values: Values) -> Policy:
-    """The policy in the options. Raises ConfigError for a bad selector or Module, and for options against DRIVER_LOAD."""
+    """The policy in the options. Raises ConfigError for a bad selector, and for what contradicts DRIVER_LOAD."""
     return Policy(
         loader=loader(values),
         kmm=kmm_module(values),
