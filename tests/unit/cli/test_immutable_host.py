@@ -13,7 +13,7 @@ from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host_tree import HostTree
-from driver_manager.sandbox.scenarios import NEW, OLD
+from driver_manager.sandbox.scenario import NEW, OLD
 from driver_manager.settings import HEADINGS
 from tests.fakes.sandboxed import ByHand, by_hand
 from tests.fakes.schemas import conforms
