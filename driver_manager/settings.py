@@ -64,7 +64,7 @@ HOST = (
 DRIVER_LOAD = choice(
     "DRIVER_LOAD",
     ("container", "manager", "kmm", "none"),
-    "What loads the driver; none: the host.",
+    "What loads the driver: its container, this manager, KMM, or none: the host itself.",
     default="container",
 )
 KMM_MODULE = text("KMM_MODULE", "Module that KMM loads, as NAMESPACE/NAME. Required with DRIVER_LOAD=kmm.")
@@ -84,7 +84,7 @@ EVIDENCE_DIR = text(
 FORCE_REINSTALL = flag("FORCE_REINSTALL", "Replace the driver even if it is current.")
 STOP_HOST_SERVICES = flag(
     "STOP_HOST_SERVICES",
-    "Stop the profile's host services during the swap.",
+    "Stop host services during the swap.",
 )
 NO_WAIT = flag("NO_WAIT", "End with exit code 9 instead of waiting for a reboot.")
 TAKE_OVER = flag("TAKE_OVER", "Take the node over from the run that owns it.")
