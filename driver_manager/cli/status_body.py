@@ -9,6 +9,7 @@ from driver_manager.cli.status_facts import Gathered
 from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.journal import Journal
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.model import DeviceVerdict, Holder, Host, Node, Observation, Part, Pod
 from driver_manager.domain.modules import unload_order
 from driver_manager.domain.node_state import LastOutcome
@@ -50,6 +51,7 @@ def body(gathered: Gathered) -> dict[str, Any]:
         "operands": None if Part.PODS in facts.missing else _operands(obs, profile),
         "generation": _generation(facts.clients),
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
+        "kmm": _kmm(facts.kmm, obs.node),
         "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
         "reboot": gathered.reboot,
         "next": _next(facts.verdict),
@@ -174,6 +176,14 @@ def _generation(record: ClientRecord | None) -> dict[str, Any] | None:
 
 def _operand_note(pod: Pod) -> str:
     return why_still_there(pod) if pod.deleting else ""
+
+
+def _kmm(module: KmmModule | None, node: Node) -> dict[str, str] | None:
+    """What KMM is to load, what it is asked for, and what it shows; None where something else loads."""
+    if module is None:
+        return None
+    shown = {"asked": module.asked(node.labels), "ready": module.ready(node.labels)}
+    return {"module": str(module), "wanted": module.version, **shown}
 
 
 def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> dict[str, Any]:

@@ -30,8 +30,14 @@ def text(body: dict[str, Any], now_s: float) -> str:
         f"node      {body['node']} (profile {body['profile']}, mode {body['mode']}), cordon: {cordon}",
         *_labels(body),
     ]
-    lines += [*_operands(body["operands"]), _digest(body), _loads(body["driverLoad"])]
-    lines += [*_clients(body["generation"], now_s), *_host(body["host"])]
+    lines += [
+        *_operands(body["operands"]),
+        _digest(body),
+        _loads(body["driverLoad"]),
+        *_clients(body["generation"], now_s),
+        *_kmm(body["kmm"]),
+        *_host(body["host"]),
+    ]
     reboot = reboot_status.rows(body["reboot"], has_marker=bool(body["host"].get("rebootMarker")))
     lines += _list("reboot", reboot) if reboot else []
     upcoming = body["next"]
@@ -122,6 +128,13 @@ def _labels(body: dict[str, Any]) -> list[str]:
         unknown = "  (paused, and no journal)" if label["paused"] and label["journaled"] is None else ""
         rows.append(f"{label['key']}={'(absent)' if label['now'] is None else label['now']}{was}{unknown}")
     return _list("labels", rows if body["cordon"] else ["unknown"])
+
+
+def _kmm(kmm: dict[str, str] | None) -> list[str]:
+    if kmm is None:
+        return []
+    shown = f"asked: {kmm['asked'] or 'no version'}, ready: {kmm['ready'] or 'no version'}"
+    return [f"kmm       {kmm['module']}, wanted: {kmm['wanted']}, {shown}"]
 
 
 def _operands(operands: list[dict[str, Any]] | None) -> list[str]:

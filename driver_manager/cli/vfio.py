@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from driver_manager import settings
+from driver_manager.cli.loaders import refuse_kmm
 from driver_manager.cli.wiring import policy, selector, workload_rules
 from driver_manager.domain.model import Mode, Policy
 from driver_manager.domain.setting import Values
@@ -30,6 +31,7 @@ def policy_for(values: Values, mode: Mode) -> Policy:
 
 def vfio_policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for a bad selector."""
+    refuse_kmm(values)
     return Policy(
         mode=Mode.VFIO,
         binds=values[settings.VFIO_BIND] == MANAGER,

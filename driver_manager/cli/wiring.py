@@ -22,7 +22,7 @@ from driver_manager.adapters.process import identity as process_identity
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.adapters.report.terminal import is_capable
-from driver_manager.cli.loaders import loader
+from driver_manager.cli.loaders import kmm_module, loader
 from driver_manager.core.swap.observe import Identity, Reading, observe, strictly
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
@@ -71,6 +71,7 @@ def policy(values: Values) -> Policy:
     loads = loader(values)
     return Policy(
         loader=loads,
+        kmm=kmm_module(values),
         driver_version=values[settings.DRIVER_VERSION] if loads is Loader.NONE else "",
         force_reinstall=values[settings.FORCE_REINSTALL],
         no_wait=values[settings.NO_WAIT],
@@ -96,8 +97,10 @@ def eviction_rules(values: Values) -> EvictionRules:
     return replace(
         workload_rules(values),
         clients=selector(values, settings.CLIENT_SELECTOR),
-        # A driver container that unloads by itself leaves no gap that we could use.
-        restarts_clients=values[settings.RESTART_CLIENTS] and not values[settings.CLEAR_FOR],
+        # Who unloads in our place, a driver container or KMM, leaves no gap that we could use.
+        restarts_clients=values[settings.RESTART_CLIENTS]
+        and not values[settings.CLEAR_FOR]
+        and values[settings.DRIVER_LOAD] != Loader.KMM.value,
     )
 
 

@@ -63,6 +63,8 @@ class Journal:
 
     `devices` are the vendor's functions as they were before a run gave them to virtual machines.
 
+    `load_before` is the load of the driver that KMM was asked to replace, as `HostSystem.load_id` has it.
+
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
     `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
 
@@ -85,6 +87,7 @@ class Journal:
     cleared: str = ""
     window: Window | None = None
     devices: tuple[Binding, ...] = ()
+    load_before: str = ""
 
     @property
     def paused(self) -> frozenset[str]:
@@ -142,16 +145,15 @@ def encode(journal: Journal) -> str:
         body["services"] = list(journal.services)
     if journal.removed:
         body["removed"] = list(journal.removed)
-    if journal.cordon_manager:
-        body["cordonManager"] = journal.cordon_manager
-    if journal.node_uid:
-        body["nodeUid"] = journal.node_uid
-    if journal.step:
-        body["step"] = journal.step
-    if journal.begin:
-        body["begin"] = journal.begin
-    if journal.cleared:
-        body["cleared"] = journal.cleared
+    texts = {
+        "cordonManager": journal.cordon_manager,
+        "nodeUid": journal.node_uid,
+        "step": journal.step,
+        "begin": journal.begin,
+        "cleared": journal.cleared,
+        "loadBefore": journal.load_before,
+    }
+    body |= {key: text for key, text in texts.items() if text}
     if journal.window is not None:
         body["window"] = journal.window.to_json()
     if journal.devices:
@@ -178,6 +180,7 @@ def decode(text: str) -> Journal:
         cleared=body.text("cleared", ""),
         window=window.kept_in(body),
         devices=bindings.read_in(body),
+        load_before=body.text("loadBefore", ""),
     )
 
 

@@ -13,6 +13,7 @@ from driver_manager.domain.bindings import Binding
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.failure import PastFailure
 from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.reboot_wish import RebootWish
@@ -405,6 +406,7 @@ class Loader(Enum):
 
     CONTAINER = "container"
     MANAGER = "manager"
+    KMM = "kmm"
     NONE = "none"
     """The host itself, which ships it in its image: a run only looks."""
 
@@ -451,7 +453,7 @@ class Policy:
     somebody is disturbed again after a failure that nothing has changed since. `driver_pod_leaves`: the driver pod
     that is on the node now is not there any more when the driver is swapped. `clear_for`: nothing is swapped, the node
     is only cleared for a driver pod of this revision. `binds`: who gives devices to virtual machines also binds them;
-    else the container after it does.
+    else the container after it does. `kmm` is what KMM is to load, None where another loads.
     """
 
     loader: Loader = Loader.CONTAINER
@@ -474,3 +476,4 @@ class Policy:
     retry_wait_s: float = 1800.0
     mode: Mode = Mode.CONTAINER
     binds: bool = True
+    kmm: KmmModule | None = None

@@ -6,10 +6,13 @@ Imports only the domain and the sandbox.
 from __future__ import annotations
 
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.model import Loader
 from driver_manager.domain.node_state import NodeState
-from driver_manager.sandbox.cluster import SandboxCluster
+from driver_manager.sandbox.cluster import NODE, SandboxCluster
 from driver_manager.sandbox.driver_clients import TEAMS, add_clients
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.sandbox.kmm import KmmController, KmmWorkers
 from driver_manager.sandbox.pci_tree import VFIO_DRIVER, VFIO_MODULE, PciTree
 from driver_manager.sandbox.scenario import NEW, NEW_DIGEST, OLD, OLD_DIGEST, Interference, Scenario
 from driver_manager.sandbox.vendor_scenarios import VENDOR_SCENARIOS
@@ -19,6 +22,8 @@ ASCEND_ROOT = "/var/lib/Ascend/driver"
 
 
 _MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
+_MODULE = KmmModule("rbln-system", "rebellions", NEW)
+_KMM = {"DRIVER_LOAD": Loader.KMM.value, "KMM_MODULE": str(_MODULE), "KMM_VERSION": NEW}
 _CUSTOM = {
     "rebellions.ai/npu.deploy.vfio-manager": "false",
     "rebellions.ai/npu.deploy.container-toolkit": "team-a",
@@ -72,6 +77,11 @@ def _tenants(cluster: SandboxCluster) -> None:
     cluster.add_workload("serving-0", app="serving")
     cluster.add_budget("serving")
     cluster.later(2.8, lambda: cluster.add_workload("serving-1", app="serving", node="another-node"))
+
+
+def _kmm(cluster: SandboxCluster) -> None:
+    workers = KmmWorkers(cluster.tree, _MODULE, {OLD: OLD_ROOT, NEW: NEW_ROOT})
+    cluster.play(KmmController(cluster.store, NODE, workers))
 
 
 def _host_driver(tree: HostTree) -> None:
@@ -136,6 +146,17 @@ SCENARIOS = {
             "not loaded",
             _container_upgrade,
             labels=_CUSTOM,
+        ),
+        Scenario(
+            "kmm-upgrade",
+            "Kernel Module Management (KMM) unloads and loads: clear the node, ask KMM, verify by the kernel, release",
+            ExitCode.DONE,
+            NEW,
+            _upgrade,
+            meddle=_kmm,
+            labels={**_CUSTOM, _MODULE.asked_key: OLD, _MODULE.ready_key: OLD},
+            env=_KMM,
+            changed_labels={_MODULE.asked_key: NEW, _MODULE.ready_key: NEW},
         ),
         Scenario(
             "already-current",

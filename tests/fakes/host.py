@@ -86,6 +86,7 @@ class FakeHost:
     foreign_users: int = 0
     work: tuple[str, ...] = ()
     firmware_path: str = ""
+    loads: int = 1
 
     def __post_init__(self) -> None:
         self.slots = FakeSlots(self.killer)
@@ -107,6 +108,10 @@ class FakeHost:
             if self.modules_error is not None:
                 raise self.modules_error
             return self._modules()
+
+    def load_id(self) -> str:
+        with self.killer.call("load id"):
+            return f"{self.boots}:{self.loads}" if self.root in self.loaded else ""
 
     def unload(self, name: str, deadline: Deadline) -> None:
         self.unload_attempts.append(name)

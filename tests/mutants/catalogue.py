@@ -14,6 +14,7 @@ from tests.mutants.fleet_verbs_mutants import FLEET_VERBS_MUTANTS
 from tests.mutants.form_mutants import FORM_MUTANTS
 from tests.mutants.host_mutants import HOST_MUTANTS
 from tests.mutants.kernel_mutants import KERNEL_MUTANTS
+from tests.mutants.kmm_mutants import KMM_MUTANTS
 from tests.mutants.metric_gate_mutants import METRIC_GATE_MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.node_mutants import NODE_MUTANTS
@@ -51,6 +52,7 @@ _EVERY = (
     *CLIENT_MUTANTS,
     *STAGED_MUTANTS,
     *PROFILE_MUTANTS,
+    *KMM_MUTANTS,
 )
 MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _EVERY}
 assert len(MUTANTS) == len(_EVERY), "two mutants have one name"

@@ -11,6 +11,7 @@ from driver_manager.adapters.host import mounts, services
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
 from driver_manager.adapters.host.fence import Ownership
 from driver_manager.adapters.host.holders import LOOK_S, Looks, bound_to, find_holders
+from driver_manager.adapters.host.loads import load_text
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.marker_file import remove_marker
 from driver_manager.adapters.host.modules import firmware, kmod
@@ -57,6 +58,10 @@ class LinuxHost:
     def modules(self) -> Mapping[str, Module]:
         """See the port."""
         return kmod.driver_modules(self._roots.sys, self._profile.modules)
+
+    def load_id(self) -> str:
+        """See the port."""
+        return load_text(self._roots, self._profile.modules)
 
     def unload(self, name: str, deadline: Deadline) -> None:
         """See the port. A driver that only a reboot changes is never unloaded, whatever asked for it."""

@@ -14,6 +14,7 @@ from driver_manager.core.swap.device_steps import DeviceSteps
 from driver_manager.core.swap.driver_root import DriverRoot
 from driver_manager.core.swap.driver_slots import DriverSlots
 from driver_manager.core.swap.driver_swap import DriverSwap
+from driver_manager.core.swap.kmm_handoff import KmmHandoff
 from driver_manager.core.swap.node_steps import NodeSteps
 from driver_manager.core.swap.operator_handoff import Handoff
 from driver_manager.core.swap.patience import Patience
@@ -22,6 +23,7 @@ from driver_manager.core.swap.reboot_request import RebootRequests
 from driver_manager.domain.errors import ModuleFailed
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan, PlanAgain
 from driver_manager.domain.swap.steps.devices import DeviceStep
+from driver_manager.domain.swap.steps.kmm import KmmStep
 from driver_manager.domain.swap.steps.modules import LoadModules, ModuleStep, RecordDigest
 from driver_manager.domain.swap.steps.mounts import MountStep
 from driver_manager.domain.swap.steps.node import NodeStep, StandDown, TakeNode
@@ -51,6 +53,7 @@ class Executor:
         self._operator = Handoff(context)
         self._slots = DriverSlots(context)
         self._modules = DriverSwap(context, self._slots.go_back)
+        self._kmm = KmmHandoff(context, self._node)
         self._mounts = DriverRoot(context)
         self._devices = DeviceSteps(context)
         self._reboots = RebootRequests(context)
@@ -101,6 +104,8 @@ class Executor:
                 self._operator.do(step)
             case ModuleStep():
                 self._modules.do(step)
+            case KmmStep():
+                self._kmm.do(step)
             case DeviceStep():
                 self._devices.do(step)
             case MountStep():

@@ -17,11 +17,11 @@ from driver_manager.domain.errors import Conflict, OwnedElsewhere, StandingDown,
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.model import Node, NodeChange
 from driver_manager.domain.swap.node_patches import marked_cleared, noted, pause_more
+from driver_manager.domain.swap.steps.base import Step
 from driver_manager.domain.swap.steps.node import (
     AnyNodeStep,
     GiveBack,
     MarkCleared,
-    NodeStep,
     PauseLast,
     StandDown,
     TakeNode,
@@ -81,15 +81,15 @@ class NodeSteps:
     def _pause_last(self, step: PauseLast) -> None:
         """By a fresh look at the Node: a label that was edited meanwhile is paused, and restored, as it is now."""
         profile, keys = self._context.situation.profile, frozenset(step.keys)
-        taken = self._rewrite(step, lambda node, journal: pause_more(node, journal, profile, keys))
+        taken = self.rewrite(step, lambda node, journal: pause_more(node, journal, profile, keys))
         if taken is not None:
             self.paused_at = taken.resource_version
 
     def _mark_cleared(self, step: MarkCleared) -> None:
         profile = self._context.situation.profile
-        self._rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
+        self.rewrite(step, lambda _, journal: marked_cleared(journal, profile, step.revision))
 
-    def _rewrite(self, step: NodeStep, longer: Callable[[Node, Journal], tuple[Journal, NodeChange]]) -> Node | None:
+    def rewrite(self, step: Step, longer: Callable[[Node, Journal], tuple[Journal, NodeChange]]) -> Node | None:
         """The Node with a longer journal, None where that is none. Raises OwnedElsewhere, and as a patch does."""
         ports, settler = self._context.ports, self._context.settler
 
@@ -109,7 +109,7 @@ class NodeSteps:
             settler.took(settler.held, taken)
         return taken
 
-    def _noted(self, journal: Journal, change: NodeChange, step: NodeStep) -> tuple[Journal, NodeChange]:
+    def _noted(self, journal: Journal, change: NodeChange, step: Step) -> tuple[Journal, NodeChange]:
         """Both with what the journal has for its reader: the step that writes it, since when, and the window so far."""
         ports = self._context.ports
         now, window = timestamps.written(ports.clock.wall()), ports.tally.window.at(ports.clock.monotonic())

@@ -43,6 +43,7 @@ from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, noted
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import PATCH_NODES, Step
 from driver_manager.domain.swap.steps.devices import BindToVfio, MakeVirtualFunctions, OverrideDrivers, ReturnDevices
+from driver_manager.domain.swap.steps.kmm import AwaitKmm
 from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, StandDown
@@ -165,7 +166,8 @@ class _Run:
     def attempt(self, obs: Observation) -> Outcome:
         """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
         ports = self._ports
-        settler = Settler(ports, self._profile, obs, may_load=self._policy.loader is not Loader.NONE)
+        may_load = self._policy.loader is not Loader.NONE
+        settler = Settler(ports, self._profile, obs, self._policy.kmm, may_load=may_load)
         if obs.host is not None:
             settler.state.saw_host(obs.host)
         try:
@@ -306,6 +308,7 @@ _DONE: tuple[tuple[type[Step], str], ...] = (
     (OverrideDrivers, "the devices are kept for vfio"),
     (ReturnDevices, "devices were taken back from vfio"),
     (MakeVirtualFunctions, "virtual functions were made again"),
+    (AwaitKmm, "KMM loaded the driver"),
     (UnloadModules, "the old driver was unloaded"),
     (UnmountDriverRoot, "the old driver root was unmounted"),
     (GiveBack, "the node was released"),

@@ -12,6 +12,7 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.journal import Journal, JournalUnreadable
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.model import DriverSource, Node, NodeChange, Observation
 from driver_manager.domain.modules import driver_version, has_root
 from driver_manager.domain.profile import Profile
@@ -29,7 +30,9 @@ RELOAD_S = 60.0
 class Settler:
     """Knows what this run holds, and gives it back. `may_load`: what was unloaded for a driver may be loaded again."""
 
-    def __init__(self, ports: Ports, profile: Profile, obs: Observation, *, may_load: bool = True) -> None:
+    def __init__(
+        self, ports: Ports, profile: Profile, obs: Observation, kmm: KmmModule | None = None, *, may_load: bool = True
+    ) -> None:
         self._cluster = ports.cluster
         self._host = ports.host
         self._devices = ports.devices
@@ -38,6 +41,7 @@ class Settler:
         self._tally = ports.tally
         self._profile = profile
         self._obs = obs
+        self._kmm = kmm
         self._may_load = may_load
         self._held: Journal | None = None
         self._taken: Node | None = None
@@ -117,7 +121,7 @@ class Settler:
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
             self._tally.window.turns_to(Part.BACK, self._clock.monotonic())
-            if why := self._why_hold(journal):
+            if why := self._why_kmm() or self._why_hold(journal):
                 self.state.holds()
                 self._tally.is_held = True
                 self._start_services_of_ours(journal)
@@ -289,6 +293,19 @@ class Settler:
         if not is_there:
             return "its old driver is gone"
         return "an earlier run left a driver that was not verified" if self._is_unproved() else ""
+
+    def _why_kmm(self) -> str:
+        """Why the node stays paused where KMM may change modules at any moment, by the Node as it is now; else ""."""
+        if self._kmm is None:
+            return ""
+        try:
+            is_changing = self._kmm.is_changing(self._cluster.node().labels)
+        except NodeMissing:
+            return ""
+        except ManagerError as error:
+            self._reporter.warn(error.what)
+            return "KMM may still be changing the driver"
+        return "KMM is still changing the driver" if is_changing else ""
 
     def _is_unproved(self) -> bool:
         """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.machine import HealthState
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.model import DeviceVerdict, Holder, Host, Loader, Mode, Observation, Part, Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.pods.client_record import ClientRecord
@@ -47,7 +48,8 @@ class StatusFacts:
     `verdict` is what a run would do, or why it would not. `now_s` is in seconds since the epoch. `reboot_waits_for` is
     the rebooter's own word, "" where it has none. `clients` is the driver generation with what was done about its
     clients, None where neither the host nor the Node knows one. `mode` is whom the user's label wants the devices for;
-    `group_holders` have devices that are not with their own driver. `loader` is who loads the driver.
+    `group_holders` have devices that are not with their own driver. `loader` is who loads the driver. `kmm` is what KMM
+    is to load, None without it.
     """
 
     obs: Observation
@@ -60,6 +62,7 @@ class StatusFacts:
     clients: ClientRecord | None = None
     mode: Mode = Mode.CONTAINER
     group_holders: tuple[Holder, ...] = ()
+    kmm: KmmModule | None = None
     loader: Loader = Loader.CONTAINER
 
     @property

@@ -33,7 +33,7 @@ def loading(now: Situation) -> list[AnyStep]:
     source = now.host.source
     # There is no way back from a driver that must not be unloaded.
     previous = now.host.previous_source if now.profile.strategy is Strategy.IN_PLACE else None
-    if now.policy.loader is Loader.CONTAINER or source is None or places_us(now):
+    if now.policy.loader is not Loader.MANAGER or source is None or places_us(now):
         return []
     paths, digest = now.profile.paths, now.obs.digest
     given = options(now.profile.modules.parameters, _values_to_keep(now))
@@ -67,7 +67,7 @@ def _values_to_keep(now: Situation) -> Mapping[str, str]:
 def notes(now: Situation) -> tuple[str, ...]:
     """What is worth a warning before the wanted driver is loaded; nothing where its container does."""
     source = now.host.source
-    if now.policy.loader is Loader.CONTAINER or source is None:
+    if now.policy.loader is not Loader.MANAGER or source is None:
         return ()
     return (*firmware_notes(source), *staged_swap.notes(now))
 

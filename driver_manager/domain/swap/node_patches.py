@@ -11,6 +11,7 @@ from dataclasses import replace
 from driver_manager.domain.bindings import Binding, merged
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.json_patch import Operation, expect, replaced
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation
 from driver_manager.domain.modules import driver_version, has_root, unload_order
 from driver_manager.domain.parameters import kept
@@ -102,6 +103,7 @@ def take(  # noqa: PLR0913  # what becomes one journal here
         begin=obs.journal.begin if obs.journal else "",
         window=obs.journal.window if obs.journal else None,
         devices=original_bindings(obs, bindings),
+        load_before=obs.journal.load_before if obs.journal else "",
     )
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
@@ -138,6 +140,15 @@ def marked_cleared(journal: Journal, profile: Profile, revision: str) -> tuple[J
     """The journal of a node that is cleared for the driver pod of `revision`, and the patch that writes it."""
     longer = replace(journal, cleared=revision)
     return longer, NodeChange(annotations={profile.keys.journal: encode(longer)})
+
+
+def asked_kmm(
+    node: Node, journal: Journal, profile: Profile, module: KmmModule, load: str
+) -> tuple[Journal, NodeChange]:
+    """The journal with the `load` that KMM is to replace, and the one patch that asks KMM for the version."""
+    longer = replace(journal, load_before=load)
+    labels = {} if module.is_asked(node.labels) else {module.asked_key: module.version}
+    return longer, NodeChange(labels=labels, annotations={profile.keys.journal: encode(longer)})
 
 
 def found_journal(obs: Observation, profile: Profile) -> Journal | None:

@@ -12,6 +12,7 @@ from driver_manager.domain.pods.workloads import Workload
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.swap.steps.base import Right, Step
 from driver_manager.domain.swap.steps.devices import AnyDeviceStep
+from driver_manager.domain.swap.steps.kmm import AnyKmmStep
 from driver_manager.domain.swap.steps.modules import AnyModuleStep
 from driver_manager.domain.swap.steps.mounts import AnyMountStep
 from driver_manager.domain.swap.steps.node import AnyNodeStep
@@ -41,6 +42,7 @@ AnyStep = (
     | AnyPodStep
     | AnyOperatorStep
     | AnyModuleStep
+    | AnyKmmStep
     | AnyDeviceStep
     | AnyMountStep
     | AnySlotStep

@@ -38,6 +38,7 @@ from driver_manager.domain.swap.driver_state import (
     why_replace,
 )
 from driver_manager.domain.swap.eviction_plan import safe_load, stale_safe_load
+from driver_manager.domain.swap.kmm_rows import plan_kmm, why_change
 from driver_manager.domain.swap.leftovers import clean, driver_files, is_installing, ready_names
 from driver_manager.domain.swap.loading import check, loading, making_way, notes
 from driver_manager.domain.swap.node_patches import found_journal, give_back
@@ -118,6 +119,8 @@ def wants_users(now: Situation) -> bool:
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
     if now.profile.strategy is Strategy.REBOOT or not is_loaded(now.host, now.profile):
         return False
+    if now.policy.kmm is not None:
+        return bool(why_change(now, now.policy.kmm))
     if now.policy.loader is Loader.NONE:
         return False
     if _stands_down(now):
@@ -128,6 +131,8 @@ def wants_users(now: Situation) -> bool:
 
 
 def _decided(now: Situation) -> Plan:
+    if now.policy.kmm is not None:
+        return _with_no_request(now, plan_kmm(now, now.policy.kmm))
     if now.policy.clear_for:
         return _clear(now)
     if now.policy.loader is Loader.NONE:

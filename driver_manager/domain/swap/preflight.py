@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.listing import several
 from driver_manager.domain.model import DriverSource, Host, Loader, MissingFirmware, Mode, ModuleFile, Policy
 from driver_manager.domain.modules import driver_version, is_own, users
@@ -97,7 +98,7 @@ def rights_to_replace(profile: Profile, policy: Policy) -> tuple[Right, ...]:
         needed.append(WATCH_PODS)
         if policy.eviction.is_enabled or policy.eviction.drains:
             needed.append(EVICT_PODS)
-    if policy.safe_load:
+    if policy.safe_load or policy.kmm is not None:
         needed.append(WATCH_NODES)
     return tuple(needed)
 
@@ -134,7 +135,14 @@ def _deadline(policy: Policy) -> Check:
     )
 
 
+def _kmm(now: Situation, module: KmmModule) -> Check:
+    what = f"KMM loads version {module.version} of {module} ({module.shown(now.obs.node.labels)})"
+    return Check("driver", None, f"{what}; whether it can is not checked")
+
+
 def _driver(now: Situation) -> tuple[Check, ...]:
+    if now.policy.kmm is not None:
+        return (_kmm(now, now.policy.kmm),)
     if now.policy.loader is Loader.CONTAINER:
         return (Check("driver", None, "the driver's container loads the driver and checks its own modules"),)
     source = now.host.source

@@ -21,6 +21,7 @@ from driver_manager.domain.swap.steps.devices import (
     RemoveVirtualFunctions,
     ReturnDevices,
 )
+from driver_manager.domain.swap.steps.kmm import AskKmm, AwaitKmm
 from driver_manager.domain.swap.steps.modules import (
     LoadModules,
     RecordDigest,
@@ -80,6 +81,8 @@ PARTS: Mapping[type[Step], Part] = MappingProxyType(
         SetFirmwarePath: Part.LOAD,
         LoadModules: Part.LOAD,
         RecordDigest: Part.LOAD,
+        AskKmm: Part.UNLOAD,
+        AwaitKmm: Part.LOAD,
         GiveBack: Part.BACK,
         KeepRoot: Part.OTHER,
         RemoveSlots: Part.OTHER,

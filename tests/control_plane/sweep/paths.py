@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from driver_manager.adapters.host.slot_tree import record_of
 from driver_manager.domain import bindings
 from driver_manager.domain.bindings import Binding
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.staged import FOLDER_END, RECORD, encode, folder_of, slot_name
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
@@ -31,6 +32,7 @@ class Path:
     of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked. `goes_back`:
     to the old driver, as the new one does not load. `has_clients`: the exporter on the node is a client of the driver.
     `is_held`: another client has the device open. `devices` puts functions on the PCI bus, whose kernel answers then.
+    `has_kmm`: KMM is at work, and has the old version loaded.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Path:
     goes_back: bool = False
     has_clients: bool = False
     is_held: bool = False
+    has_kmm: bool = False
     jobs: int = 0
 
     def __str__(self) -> str:
@@ -153,6 +156,8 @@ def _nothing(_: HostTree) -> None:
     """Everything that this path needs outlives a boot."""
 
 
+KMM = KmmModule("rbln-system", "rebellions", NEW)
+_BY_KMM = {"DRIVER_LOAD": "kmm", "DRIVER_ROOT": "", "KMM_MODULE": str(KMM), "KMM_VERSION": NEW}
 _BY_CONTAINER = {"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}
 
 PATHS = (
@@ -168,6 +173,7 @@ PATHS = (
     Path("digest-equal", _current_in_a_container, _boot, env=_BY_CONTAINER, runs_in_pod=True),
     Path("first-install-by-container", _empty_with_a_stale_root, _boot, env=_BY_CONTAINER, runs_in_pod=True),
     Path("first-install-by-manager", _boot, _boot),
+    Path("replace-by-kmm", _outdated, _boot, env=_BY_KMM, has_kmm=True),
     Path("eviction", _outdated, _boot, env={"ENABLE_NPU_POD_EVICTION": "true"}, jobs=2),
     Path("operator-managed", _outdated, _boot, jobs=1, is_managed=True),
     Path(

@@ -24,7 +24,15 @@ from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.modules import LoadModules, RemoveConflicting, SetFirmwarePath, UnloadModules
+from driver_manager.domain.swap.steps.kmm import AskKmm, AwaitKmm
+from driver_manager.domain.swap.steps.modules import (
+    LoadModules,
+    RemoveConflicting,
+    SetFirmwarePath,
+    StopServices,
+    UnloadModules,
+    WaitForDevice,
+)
 from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
@@ -54,6 +62,7 @@ from tests.fakes.builders import (
     source,
     workload,
 )
+from tests.fakes.kmm import MODULE
 from tests.fakes.plans import ASCEND_LOADED, READY, STATE, TAKEN
 
 DRA = {key("dra-kubelet-plugin"): "true"}
@@ -125,10 +134,12 @@ def observations(draw: st.DrawFn, *, own: Mapping[str, Module] | None = None) ->
         removable=draw(st.sampled_from([{}, CONFLICTING])),
         firmware_path=draw(st.sampled_from(["", None, "/opt/firmware"])),
     )
+    asked, ready = draw(st.sampled_from([("", ""), ("1.0", "1.0"), ("2.0", "1.0"), ("2.0", "2.0")]))
+    shown = {MODULE.asked_key: asked, MODULE.ready_key: ready} if asked else {}
     return observation(
         host=facts,
         node=node(
-            draw(st.sampled_from([LABELS, LABELS | DRA, TAKEN | DRA, TAKEN, {}])),
+            draw(st.sampled_from([LABELS, LABELS | DRA, TAKEN | DRA, TAKEN, {}])) | shown,
             unschedulable=draw(st.booleans()),
             annotations=draw(st.sampled_from([{}, {PROFILE.keys.upgrade_enabled: "true"}])),
         ),
@@ -143,7 +154,7 @@ def observations(draw: st.DrawFn, *, own: Mapping[str, Module] | None = None) ->
     )
 
 
-POLICIES = st.builds(
+POLICIES: st.SearchStrategy[Policy] = st.builds(
     Policy,
     loader=st.sampled_from(Loader),
     force_reinstall=st.booleans(),
@@ -158,7 +169,8 @@ POLICIES = st.builds(
     ),
     completion=st.sampled_from([selectors.parse(""), selectors.parse("job")]),
     safe_load=st.booleans(),
-)
+).map(lambda policy: replace(policy, kmm=MODULE if policy.loader is Loader.KMM else None))
+KMM_POLICIES = POLICIES.map(lambda policy: replace(policy, loader=Loader.KMM, kmm=MODULE))
 WAITED = st.frozensets(st.sampled_from([SAFE_LOAD, OPERATOR, COMPLETION, HOLDERS, STUCK]))
 ASKING = {WaitForSafeLoad, AskOperator, PlanAgain, WaitForHolders, WaitForStuckPods, WaitAfterFailure}
 """What may come before the node is taken: it asks an operator, who must not find us half-way, or only waits."""
@@ -235,8 +247,8 @@ def test_any_plan_is_sound(
         assert ROOT_MOUNT not in [one.root for one in sources if one is not None], "it unmounts what it loads from"
     if obs.journal is not None and obs.journal.owner != obs.me and not policy.take_over:
         assert obs.owner_alive is False, "another run's node is touched"
-    if LoadModules in kinds:
-        assert policy.loader is Loader.MANAGER
+    assert LoadModules not in kinds or policy.loader is Loader.MANAGER
+    assert not {AskKmm, AwaitKmm} & set(kinds) or policy.loader is Loader.KMM
 
 
 @settings(max_examples=300)
@@ -315,12 +327,45 @@ def test_any_plan_treats_users_pods_well(
         assert is_loaded, "nobody has to leave where nothing is unloaded"
     for clear in clears:
         assert not is_managed(Situation.of(obs, PROFILE, Policy())), "the operator evicts"
-        assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(UnloadModules)
+        goes = AwaitKmm if policy.kmm is not None else UnloadModules
+        assert kinds.index(TakeNode) < kinds.index(clear) < kinds.index(goes)
         assert policy.eviction.is_enabled or policy.eviction.drains or policy.eviction.evicts_holders or not evicted
-        assert PauseLast not in kinds or kinds.index(clear) < kinds.index(PauseLast) < kinds.index(UnloadModules)
+        assert PauseLast not in kinds or kinds.index(clear) < kinds.index(PauseLast) < kinds.index(goes)
     afters = [step.after for step in found.steps if isinstance(step, PlanAgain)]
     assert not set(afters) & waited, "it waits twice for the same"
     assert len(set(afters)) == len(afters)
     for index, kind in enumerate(kinds):
         if kind in (WaitForSafeLoad, AskOperator, WaitForCompletion) or issubclass(kind, WaitStep):
             assert kinds[index + 1] is PlanAgain, "it acts on what it saw before the wait"
+
+
+@settings(max_examples=500)
+@given(
+    observations(),
+    st.sampled_from(["rebellions", "more-rebellions", "pair-rebellions", "ascend"]),
+    KMM_POLICIES,
+    WAITED,
+)
+def test_any_plan_leaves_the_modules_to_kmm_where_kmm_loads(
+    obs: Observation, name: str, policy: Policy, waited: frozenset[str]
+) -> None:
+    found = plan_or_error(obs, EVERY[name], policy, waited, has_failed=False)
+    if isinstance(found, ManagerError):
+        return
+    kinds = [type(step) for step in found.steps]
+    ours = {LoadModules, UnloadModules, RemoveConflicting, SetFirmwarePath, UnmountDriverRoot}
+    assert not ours & set(kinds), "KMM does that"
+    for taken in (step for step in found.steps if isinstance(step, TakeNode)):
+        assert not taken.change.unschedulable, "KMM unloads on a cordoned node"
+        assert not taken.journal.removed, "nobody has removed it"
+        assert AwaitKmm in kinds, "released while KMM is at work"
+    assert AwaitKmm not in kinds or GiveBack not in kinds or kinds.index(AwaitKmm) < kinds.index(GiveBack)
+    is_loaded = obs.host is not None and has_root(obs.host.modules, EVERY[name].modules)
+    if AskKmm in kinds:
+        assert kinds[kinds.index(AskKmm) + 1] is AwaitKmm
+        assert TakeNode in kinds or obs.journal is not None, "two runs may do this at once"
+        assert not is_loaded or kinds.index(WaitForDevice) < kinds.index(AskKmm), "KMM unloads what is in use"
+        assert StopServices not in kinds or kinds.index(StopServices) < kinds.index(AskKmm)
+    is_done = MODULE.is_ready(obs.node.labels) and is_loaded
+    assert is_done or AwaitKmm in kinds, "it ends without the wanted driver"
+    assert not is_done or not {TakeNode, AskKmm} & set(kinds), "somebody is disturbed for nothing"

@@ -1,0 +1,126 @@
+"""Lets Kernel Module Management (KMM) change the driver: asks for a version, waits for it, and verifies the kernel.
+
+Owns how these steps are done, and what is said of a KMM that does not get there. Depends on ports only.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from driver_manager.core.pods.saying import said_meanwhile
+from driver_manager.core.pods.watch import NodeWait
+from driver_manager.core.swap.context import RunContext
+from driver_manager.core.swap.node_steps import NodeSteps
+from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleFailed
+from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.model import Node
+from driver_manager.domain.modules import driver_version, has_root, users
+from driver_manager.domain.swap.node_patches import asked_kmm
+from driver_manager.domain.swap.steps.kmm import AnyKmmStep, AskKmm, AwaitKmm
+
+KERNEL_POLL_S = 1.0
+"""The kernel has no event for a module that comes, so it is looked at."""
+
+KERNEL_LOOK_S = 15.0
+"""How long the kernel is looked at before the Node is read again: its label may have been a stale one."""
+
+
+class KmmHandoff:
+    """KMM on one node."""
+
+    def __init__(self, context: RunContext, node: NodeSteps) -> None:
+        self._context = context
+        self._node = node
+        self._cluster = context.ports.cluster
+        self._host = context.ports.host
+        self._clock = context.ports.clock
+        self._reporter = context.ports.reporter
+
+    def do(self, step: AnyKmmStep) -> None:
+        """Do `step`. Raises DriverBusy or ModuleFailed where KMM does not get there, and as the API."""
+        match step:
+            case AskKmm():
+                self._ask(step)
+            case AwaitKmm():
+                self._await(step.module)
+            case _:
+                assert_never(step)
+
+    def _ask(self, step: AskKmm) -> None:
+        """One patch: the journal with the load that is to go, and the label, after which KMM begins."""
+        profile, load = self._context.situation.profile, self._host.load_id()
+        self._node.rewrite(step, lambda node, journal: asked_kmm(node, journal, profile, step.module, load))
+
+    def _await(self, module: KmmModule) -> None:
+        deadline, node = self._context.deadline, self._cluster.node()
+        while self._is_shown(module, node, deadline):
+            if self._is_in_kernel(module, deadline):
+                node = self._cluster.node()
+                if module.is_ready(node.labels):
+                    self._context.settler.driver_has_come()
+                    self._context.settler.driver_is_proved()
+                    version = driver_version(self._host.modules()) or "(no version)"
+                    self._reporter.info(f"KMM has loaded version {module.version} of {module}: driver {version}")
+                    return
+            else:
+                node = self._cluster.node()
+            if deadline.is_over:
+                break
+        raise self._failure(module, self._cluster.node(), deadline)
+
+    def _is_shown(self, module: KmmModule, node: Node, deadline: Deadline) -> bool:
+        """Whether KMM shows the version as ready in time, by a watch on the Node."""
+        what = f"KMM has not shown version {module.version} of {module} as ready"
+        wait = NodeWait(self._cluster, self._clock, self._reporter, lambda now: module.is_ready(now.labels), what)
+        return wait.until_wanted(node, deadline)
+
+    def _is_in_kernel(self, module: KmmModule, deadline: Deadline) -> bool:
+        """Whether the kernel has the new driver within a few looks: KMM's label alone may be a stale one."""
+        look = deadline.within(KERNEL_LOOK_S)
+        what = f"KMM shows version {module.version} of {module} as ready, but {self._in_kernel()}"
+        with said_meanwhile(self._clock, self._reporter, deadline, lambda: what):
+            while not self._has_come():
+                if look.is_over:
+                    return False
+                self._clock.sleep(look.bound(KERNEL_POLL_S))
+        return True
+
+    def _has_come(self) -> bool:
+        """Whether a driver is in the kernel, and not still that one which KMM was to replace."""
+        loaded = self._host.modules()
+        if not has_root(loaded, self._context.situation.profile.modules):
+            return False
+        journal, boot_id = self._context.settler.held, self._context.situation.host.boot_id
+        if journal is None or journal.boot_id != boot_id or not journal.load_before or journal.driver is None:
+            return True
+        is_same_load = self._host.load_id() == journal.load_before
+        return not is_same_load or driver_version(loaded) != journal.driver.version
+
+    def _in_kernel(self) -> str:
+        """What the kernel has, for people."""
+        loaded = self._host.modules()
+        if not has_root(loaded, self._context.situation.profile.modules):
+            return "the kernel has no driver loaded"
+        which = "the new" if self._has_come() else "still the old"
+        return f"the kernel has {which} driver {driver_version(loaded) or '(no version)'}"
+
+    def _failure(self, module: KmmModule, node: Node, deadline: Deadline) -> ManagerError:
+        """What to say of a KMM that did not get there: its pod, the labels, and what the kernel has."""
+        loaded, labels = self._host.modules(), node.labels
+        busy = [f"{one.name} ({users(one)} user(s))" for one in loaded.values() if users(one)]
+        what = (
+            f"KMM has not loaded version {module.version} of {module} within {deadline.allowed_s:g} s "
+            f"({module.shown(labels)}), and {self._in_kernel()}"
+        )
+        look = (
+            f"Look at worker pod {module.worker(node.name)} and at spec.moduleLoader.container.version of the Module; "
+            "the next run continues."
+        )
+        if module.is_ready(labels):
+            return ModuleFailed(what, f"The label is stale: remove {module.asked_key} and let KMM load again. {look}")
+        if busy and not self._has_come():
+            return DriverBusy(f"{what}: in use are {', '.join(busy)}", f"End what uses the device. {look}")
+        if node.unschedulable:
+            return ModuleFailed(what, f"The node is cordoned, so KMM loads nothing there: uncordon it. {look}")
+        return ModuleFailed(what, look)

@@ -1,0 +1,99 @@
+"""A Module of Kernel Module Management (KMM), and what the labels of a Node say of it. Pure.
+
+KMM unloads and loads kernel modules by worker pods of its own. A label on the Node asks it for a version, and it shows
+by another one which version it has loaded there. The facts below are from kubernetes-sigs/kernel-module-management:
+
+- The keys of the labels: internal/utils/kmmlabels.go. Namespace and name of the Module have 39 characters together at
+  most: docs/mkdocs/documentation/ordered_upgrade.md.
+- A changed version label removes the device plugin, then unloads the old version, then loads the new one; the new
+  version has to be the one in the Module's own spec (ordered_upgrade.md, internal/controllers/module_reconciler.go,
+  prepareNodeSchedulingData).
+- Worker pods name their node, so no scheduler is asked (internal/pod/workerpodmanager.go, baseWorkerPod). But a node
+  with a taint NoSchedule or NoExecute that the Module does not tolerate is no target (internal/node/node.go,
+  IsNodeSchedulable): KMM unloads the module of such a node, and loads none there. A cordon sets such a taint. So a run
+  must not cordon before KMM is done.
+- The label of the loaded version outlives a reboot, until KMM sees the node not ready: by itself it proves nothing
+  (internal/controllers/nmc_reconciler.go, Reconcile and UpdateNodeLabels).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.selectors import is_label_value
+
+PREFIX = "kmm.node.kubernetes.io"
+MOST_CHARS = 39
+"""Of a Module's namespace and name together."""
+
+_NAMES = re.compile(r"([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)/([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)")
+"""A name with a dot could not be told from its namespace in the labels (GetNamespaceNameFromVersionLabel)."""
+
+
+@dataclass(frozen=True)
+class KmmModule:
+    """The Module that is the driver, and the `version` of it that is wanted on the node."""
+
+    namespace: str
+    name: str
+    version: str
+
+    @property
+    def asked_key(self) -> str:
+        """The label that asks KMM for a version."""
+        return f"{PREFIX}/version-module.{self.namespace}.{self.name}"
+
+    @property
+    def ready_key(self) -> str:
+        """The label by which KMM shows the version that it has loaded."""
+        return f"{PREFIX}/{self.namespace}.{self.name}.version.ready"
+
+    def asked(self, labels: Mapping[str, str]) -> str:
+        """The version that KMM is asked for, "" for none."""
+        return labels.get(self.asked_key, "")
+
+    def ready(self, labels: Mapping[str, str]) -> str:
+        """The version that KMM shows as loaded, "" for none."""
+        return labels.get(self.ready_key, "")
+
+    def is_asked(self, labels: Mapping[str, str]) -> bool:
+        """Whether KMM is asked for the wanted version."""
+        return self.asked(labels) == self.version
+
+    def is_ready(self, labels: Mapping[str, str]) -> bool:
+        """Whether KMM shows the wanted version, and nobody asks it for another one."""
+        return self.is_asked(labels) and self.ready(labels) == self.version
+
+    def is_changing(self, labels: Mapping[str, str]) -> bool:
+        """Whether KMM is asked for another version than it shows: its workers may change modules at any moment."""
+        return bool(self.asked(labels)) and self.asked(labels) != self.ready(labels)
+
+    def shown(self, labels: Mapping[str, str]) -> str:
+        """What the labels say, for people."""
+        return f"asked: {self.asked(labels) or 'no version'}, ready: {self.ready(labels) or 'no version'}"
+
+    def worker(self, node: str) -> str:
+        """The pod that changes modules on `node`, as namespace/name (internal/pod/workerpodmanager.go)."""
+        return f"{self.namespace}/kmm-worker-{node}-{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def parse(module: str, version: str) -> KmmModule:
+    """The Module in KMM_MODULE and KMM_VERSION. Raises ConfigError where one is missing or no label can hold it."""
+    found = _NAMES.fullmatch(module)
+    if found is None or len(module) - 1 > MOST_CHARS:
+        raise ConfigError(
+            f"KMM_MODULE is {module!r}, which is not <namespace>/<name> of a KMM Module",
+            f"Set KMM_MODULE (--kmm-module); both parts together have {MOST_CHARS} characters at most, and no dots.",
+        )
+    if not version or not is_label_value(version):
+        raise ConfigError(
+            f"KMM_VERSION is {version!r}, which is not a version that a label can have",
+            "Set KMM_VERSION (--kmm-version) to spec.moduleLoader.container.version of the Module.",
+        )
+    return KmmModule(found[1], found[2], version)
