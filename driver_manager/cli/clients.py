@@ -26,7 +26,7 @@ def restart_clients(session: Session, wanted: Policy, pods: Iterable[Pod]) -> No
     yet: health-watch sees when it is.
     """
     rules = ClientRules.of(session.profile, wanted.eviction.clients, whose(Path("/proc/self"))[0])
-    if wanted.loader is Loader.CONTAINER or not any(is_client(pod, rules) for pod in pods):
+    if wanted.loader not in (Loader.MANAGER, Loader.KMM) or not any(is_client(pod, rules) for pod in pods):
         return
     clock, log, withdrawn = session.clock, session.log, session.profile.paths.ready_withdrawn
     if withdrawn and session.roots.files().exists(withdrawn):

@@ -9,16 +9,20 @@ from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.model import Loader
 from driver_manager.domain.setting import Values
 
+_AGAINST_KMM = {
+    settings.FORCE_REINSTALL: "KMM loads only a version that it has not loaded",
+    settings.SAFE_LOAD: "the operator cordons the node, and on a cordoned node KMM unloads the driver at once",
+}
+
 
 def kmm_module(values: Values) -> KmmModule | None:
     """The Module that KMM is to load, None where something else loads. Raises ConfigError for options against it."""
     if values[settings.DRIVER_LOAD] != Loader.KMM.value:
         return None
-    for option in (settings.FORCE_REINSTALL, settings.CLEAR_FOR):
+    for option, why in _AGAINST_KMM.items():
         if values[option]:
             raise ConfigError(
-                f"{option.env} cannot be used with DRIVER_LOAD=kmm: KMM loads only a version that it has not loaded",
-                f"Unset {option.env} ({option.flag}).",
+                f"{option.env} cannot be used with DRIVER_LOAD=kmm: {why}", f"Unset {option.env} ({option.flag})."
             )
     return kmm.parse(values[settings.KMM_MODULE], values[settings.KMM_VERSION])
 
@@ -32,12 +36,3 @@ def loader(values: Values) -> Loader:
             "Unset FORCE_REINSTALL, or let the driver's container or the manager load the driver (DRIVER_LOAD).",
         )
     return chosen
-
-
-def refuse_kmm(values: Values) -> None:
-    """Raise ConfigError where KMM loads the driver: what this run unloads for virtual machines, KMM loads again."""
-    if values[settings.DRIVER_LOAD] == Loader.KMM.value:
-        raise ConfigError(
-            "a driver that KMM loads cannot be unloaded for virtual machines by this command",
-            "Remove KMM's version label from the node, and unset DRIVER_LOAD (--driver-load).",
-        )

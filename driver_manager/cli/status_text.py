@@ -151,7 +151,12 @@ def _digest(body: dict[str, Any]) -> str:
 
 
 def _loads(who: str) -> str:
-    names = {Loader.CONTAINER: "its container", Loader.MANAGER: "this manager", Loader.NONE: "the host itself"}
+    names = {
+        Loader.CONTAINER: "its container",
+        Loader.MANAGER: "this manager",
+        Loader.KMM: "Kernel Module Management",
+        Loader.NONE: "the host itself",
+    }
     return f"loads     {names[Loader(who)]} (DRIVER_LOAD={who})"
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import click
 
 from driver_manager import settings
-from driver_manager.cli.loaders import refuse_kmm
 from driver_manager.cli.wiring import policy, selector, workload_rules
-from driver_manager.domain.model import Mode, Policy
+from driver_manager.domain.model import Loader, Mode, Policy
 from driver_manager.domain.setting import Values
 
 MANAGER = "manager"
@@ -31,9 +30,10 @@ def policy_for(values: Values, mode: Mode) -> Policy:
 
 def vfio_policy(values: Values) -> Policy:
     """The policy in the options. Raises ConfigError for a bad selector."""
-    refuse_kmm(values)
+    by_kmm = values[settings.DRIVER_LOAD] == Loader.KMM.value
     return Policy(
         mode=Mode.VFIO,
+        loader=Loader.KMM if by_kmm else Loader.CONTAINER,
         binds=values[settings.VFIO_BIND] == MANAGER,
         take_over=values[settings.TAKE_OVER],
         # Its label is paused with the others, or gone already.

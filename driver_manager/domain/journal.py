@@ -12,6 +12,7 @@ from typing import Any
 from driver_manager.domain import bindings, window
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.kmm import ReplacedLoad, replaced_in
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form
 
@@ -63,7 +64,7 @@ class Journal:
 
     `devices` are the vendor's functions as they were before a run gave them to virtual machines.
 
-    `load_before` is the load of the driver that KMM was asked to replace, as `HostSystem.load_id` has it.
+    `replaced` is what KMM was asked to replace, None where it was not asked or no driver was loaded.
 
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
     `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
@@ -87,7 +88,7 @@ class Journal:
     cleared: str = ""
     window: Window | None = None
     devices: tuple[Binding, ...] = ()
-    load_before: str = ""
+    replaced: ReplacedLoad | None = None
 
     @property
     def paused(self) -> frozenset[str]:
@@ -151,11 +152,12 @@ def encode(journal: Journal) -> str:
         "step": journal.step,
         "begin": journal.begin,
         "cleared": journal.cleared,
-        "loadBefore": journal.load_before,
     }
     body |= {key: text for key, text in texts.items() if text}
     if journal.window is not None:
         body["window"] = journal.window.to_json()
+    if journal.replaced is not None:
+        body["kmmReplaces"] = journal.replaced.to_json()
     if journal.devices:
         body["devices"] = bindings.to_json(journal.devices)
     return FORM.write(body)
@@ -180,7 +182,7 @@ def decode(text: str) -> Journal:
         cleared=body.text("cleared", ""),
         window=window.kept_in(body),
         devices=bindings.read_in(body),
-        load_before=body.text("loadBefore", ""),
+        replaced=replaced_in(body.fields("kmmReplaces")) if "kmmReplaces" in body else None,
     )
 
 

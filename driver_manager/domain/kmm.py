@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.selectors import is_label_value
+from driver_manager.domain.wire import Fields
 
 PREFIX = "kmm.node.kubernetes.io"
 MOST_CHARS = 39
@@ -68,8 +69,11 @@ class KmmModule:
         return self.is_asked(labels) and self.ready(labels) == self.version
 
     def is_changing(self, labels: Mapping[str, str]) -> bool:
-        """Whether KMM is asked for another version than it shows: its workers may change modules at any moment."""
-        return bool(self.asked(labels)) and self.asked(labels) != self.ready(labels)
+        """Whether KMM is asked for something else than it shows: its workers may change modules at any moment.
+
+        Asked for no version, it unloads the one that it shows.
+        """
+        return self.asked(labels) != self.ready(labels)
 
     def shown(self, labels: Mapping[str, str]) -> str:
         """What the labels say, for people."""
@@ -81,6 +85,31 @@ class KmmModule:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class ReplacedLoad:
+    """The load of the driver that KMM was asked to replace, as `HostSystem.load_id` has it, in the boot `boot_id`.
+
+    `version` is what KMM showed for it by then, "" for none.
+    """
+
+    boot_id: str
+    load: str
+    version: str
+
+    def is_in_the_way(self, boot_id: str, load: str, wanted: str) -> bool:
+        """Whether the present `load` is still that one, and is not the `wanted` version."""
+        return (self.boot_id, self.load) == (boot_id, load) and self.version != wanted
+
+    def to_json(self) -> dict[str, str]:
+        """As the journal has it."""
+        return {"bootId": self.boot_id, "load": self.load, "version": self.version}
+
+
+def replaced_in(body: Fields) -> ReplacedLoad:
+    """The load that `ReplacedLoad.to_json` wrote. Raises the error of `body` for anything else."""
+    return ReplacedLoad(body.text("bootId"), body.text("load"), body.text("version"))
 
 
 def parse(module: str, version: str) -> KmmModule:

@@ -49,8 +49,9 @@ class KmmHandoff:
 
     def _ask(self, step: AskKmm) -> None:
         """One patch: the journal with the load that is to go, and the label, after which KMM begins."""
-        profile, load = self._context.situation.profile, self._host.load_id()
-        self._node.rewrite(step, lambda node, journal: asked_kmm(node, journal, profile, step.module, load))
+        situation = self._context.situation
+        loaded = situation.host.boot_id, self._host.load_id()
+        self._node.rewrite(step, lambda node, journal: asked_kmm(node, journal, situation.profile, step.module, loaded))
 
     def _await(self, module: KmmModule) -> None:
         deadline, node = self._context.deadline, self._cluster.node()
@@ -78,31 +79,28 @@ class KmmHandoff:
     def _is_in_kernel(self, module: KmmModule, deadline: Deadline) -> bool:
         """Whether the kernel has the new driver within a few looks: KMM's label alone may be a stale one."""
         look = deadline.within(KERNEL_LOOK_S)
-        what = f"KMM shows version {module.version} of {module} as ready, but {self._in_kernel()}"
+        what = f"KMM shows version {module.version} of {module} as ready, but {self._in_kernel(module)}"
         with said_meanwhile(self._clock, self._reporter, deadline, lambda: what):
-            while not self._has_come():
+            while not self._has_come(module):
                 if look.is_over:
                     return False
                 self._clock.sleep(look.bound(KERNEL_POLL_S))
         return True
 
-    def _has_come(self) -> bool:
+    def _has_come(self, module: KmmModule) -> bool:
         """Whether a driver is in the kernel, and not still that one which KMM was to replace."""
-        loaded = self._host.modules()
-        if not has_root(loaded, self._context.situation.profile.modules):
+        situation, journal = self._context.situation, self._context.settler.held
+        if not has_root(self._host.modules(), situation.profile.modules):
             return False
-        journal, boot_id = self._context.settler.held, self._context.situation.host.boot_id
-        if journal is None or journal.boot_id != boot_id or not journal.load_before or journal.driver is None:
-            return True
-        is_same_load = self._host.load_id() == journal.load_before
-        return not is_same_load or driver_version(loaded) != journal.driver.version
+        before = journal.replaced if journal is not None else None
+        return before is None or not before.is_in_the_way(situation.host.boot_id, self._host.load_id(), module.version)
 
-    def _in_kernel(self) -> str:
+    def _in_kernel(self, module: KmmModule) -> str:
         """What the kernel has, for people."""
         loaded = self._host.modules()
         if not has_root(loaded, self._context.situation.profile.modules):
             return "the kernel has no driver loaded"
-        which = "the new" if self._has_come() else "still the old"
+        which = "the new" if self._has_come(module) else "still the old"
         return f"the kernel has {which} driver {driver_version(loaded) or '(no version)'}"
 
     def _failure(self, module: KmmModule, node: Node, deadline: Deadline) -> ManagerError:
@@ -111,7 +109,7 @@ class KmmHandoff:
         busy = [f"{one.name} ({users(one)} user(s))" for one in loaded.values() if users(one)]
         what = (
             f"KMM has not loaded version {module.version} of {module} within {deadline.allowed_s:g} s "
-            f"({module.shown(labels)}), and {self._in_kernel()}"
+            f"({module.shown(labels)}), and {self._in_kernel(module)}"
         )
         look = (
             f"Look at worker pod {module.worker(node.name)} and at spec.moduleLoader.container.version of the Module; "
@@ -119,7 +117,7 @@ class KmmHandoff:
         )
         if module.is_ready(labels):
             return ModuleFailed(what, f"The label is stale: remove {module.asked_key} and let KMM load again. {look}")
-        if busy and not self._has_come():
+        if busy and not self._has_come(module):
             return DriverBusy(f"{what}: in use are {', '.join(busy)}", f"End what uses the device. {look}")
         if node.unschedulable:
             return ModuleFailed(what, f"The node is cordoned, so KMM loads nothing there: uncordon it. {look}")

@@ -121,10 +121,12 @@ class Settler:
             if hurry:
                 self._cluster.limit_retries(HURRY_S)
             self._tally.window.turns_to(Part.BACK, self._clock.monotonic())
-            if why := self._why_kmm() or self._why_hold(journal):
+            is_changing, why = self._kmm_keeps(journal)
+            if why := why or self._why_hold(journal):
                 self.state.holds()
                 self._tally.is_held = True
-                self._start_services_of_ours(journal)
+                if not is_changing:  # a service would use the device whose module KMM is about to unload
+                    self._start_services_of_ours(journal)
                 return f"the node stays paused, because {why}; the next run resumes from the journal"
             is_over = not self._may_load or self._has_new_driver(journal)
             self._to_load_again = () if is_over else journal.removed
@@ -294,18 +296,27 @@ class Settler:
             return "its old driver is gone"
         return "an earlier run left a driver that was not verified" if self._is_unproved() else ""
 
-    def _why_kmm(self) -> str:
-        """Why the node stays paused where KMM may change modules at any moment, by the Node as it is now; else ""."""
+    def _kmm_keeps(self, journal: Journal) -> tuple[bool, str]:
+        """Whether KMM may change modules at any moment, and why the node stays paused for its sake, "" if it need not.
+
+        By the Node as it is now. Who gave a node back where KMM shows a version that the kernel does not have would
+        leave nothing by which the next run could know that.
+        """
         if self._kmm is None:
-            return ""
+            return False, ""
         try:
-            is_changing = self._kmm.is_changing(self._cluster.node().labels)
+            labels, load = self._cluster.node().labels, self._host.load_id()
         except NodeMissing:
-            return ""
+            return False, ""
         except ManagerError as error:
             self._reporter.warn(error.what)
-            return "KMM may still be changing the driver"
-        return "KMM is still changing the driver" if is_changing else ""
+            return True, "KMM may still be changing the driver"
+        if self._kmm.is_changing(labels):
+            return True, "KMM is still changing the driver"
+        before, boot_id = journal.replaced, self._obs.host.boot_id if self._obs.host else ""
+        is_old = before is not None and before.is_in_the_way(boot_id, load, self._kmm.version)
+        is_held = is_old and self._kmm.is_ready(labels)
+        return False, f"KMM shows version {self._kmm.version}, but the old driver is still loaded" if is_held else ""
 
     def _is_unproved(self) -> bool:
         """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.errors import ConfigError, PreflightFailed
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.pods.workloads import node_pods, staying, unread_claims
+from driver_manager.domain.listing import several
+from driver_manager.domain.pods.workloads import PodAction, Workload, node_pods, staying, unread_claims, with_action
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.driver_state import is_loaded, places_us
+from driver_manager.domain.swap.eviction_plan import EvictionPlan, is_managed
 from driver_manager.domain.swap.leftovers import ready_names
 from driver_manager.domain.swap.loading import check
-from driver_manager.domain.swap.node_patches import found_journal, give_back
-from driver_manager.domain.swap.node_taking import before_the_unload, releasing, taking
+from driver_manager.domain.swap.node_patches import has_managers_cordon, paused_keys
+from driver_manager.domain.swap.node_taking import before_the_unload, pause_in_two, releasing, taking
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.kmm import AskKmm, AwaitKmm
@@ -40,11 +42,19 @@ def plan_kmm(now: Situation, module: KmmModule) -> Plan:
         return _keep(now, module)
     if not is_loaded(now.host, now.profile):
         return _first_load(now, module, why)
+    if module.ready(now.obs.node.labels) == module.version:
+        return _take_back(now, module)
     if now.profile.strategy is Strategy.REBOOT:
         raise ConfigError(
             f"{why}, and KMM unloads the old driver as soon as it is asked: profile {now.profile.name} forbids that",
             'Use a profile with strategy = "in-place" if this driver may be unloaded; else change the label yourself '
             "on a drained node, right before its reboot.",
+        )
+    if is_managed(now):
+        raise ConfigError(
+            f"an operator manages the upgrades of node {now.obs.node.name} and cordons it for them, and on a cordoned "
+            "node KMM unloads the driver at once, whoever uses it",
+            f"Remove the annotation {now.profile.keys.upgrade_enabled}, or let KMM's operator change the driver.",
         )
     return _replace(now, module, why)
 
@@ -61,6 +71,12 @@ def why_change(now: Situation, module: KmmModule) -> str:
     return ""
 
 
+def is_replaced(now: Situation, module: KmmModule) -> bool:
+    """Whether the loaded driver is to go, so that it matters who uses the device."""
+    labels = now.obs.node.labels
+    return is_loaded(now.host, now.profile) and bool(why_change(now, module)) and module.ready(labels) != module.version
+
+
 def _without_conflicting(now: Situation) -> Situation:
     """`now` without the modules that a load of ours would remove first: KMM has a list of its own for that."""
     host = replace(now.host, removable={})
@@ -68,13 +84,25 @@ def _without_conflicting(now: Situation) -> Situation:
 
 
 def _keep(now: Situation, module: KmmModule) -> Plan:
-    journal = found_journal(now.obs, now.profile)
-    # Who was killed while KMM was at work has not verified anything.
-    verified: tuple[AnyStep, ...] = (AwaitKmm(module),) if now.obs.journal is not None else ()
-    steps = (*verified, *give_back(journal))
+    # Who was killed while KMM was at work has not verified anything, nor done what comes after that.
+    verified = (*_outdated(now), AwaitKmm(module)) if now.obs.journal is not None else ()
+    back = (*return_devices(now, probes=True), *make_virtual_again(now))
+    taken = taking(now, frozenset(), cordon=False) if back else ()
+    steps = (*wait_for_machines(now), *taken, *verified, *back, *releasing(now, taken))
     reason = f"driver is current: KMM has loaded version {module.version} of {module}"
-    users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "the driver stays loaded")
-    return Plan(Decision.CURRENT, reason, steps, workloads=users)
+    return Plan(Decision.CURRENT, reason, steps, workloads=_staying(now, "the driver stays loaded"))
+
+
+def _take_back(now: Situation, module: KmmModule) -> Plan:
+    """KMM has the wanted version loaded, and somebody asks it for another one: that is withdrawn, and nobody leaves."""
+    check(now)
+    taken = taking(now, frozenset(), cordon=False)
+    steps = (*taken, AskKmm(module), AwaitKmm(module), *releasing(now, taken))
+    reason = (
+        f"driver is current: KMM has loaded version {module.version} of {module}, "
+        f"but is asked for {module.asked(now.obs.node.labels) or 'no version'}"
+    )
+    return Plan(Decision.CURRENT, reason, steps, _warnings(now, module), _staying(now, "the driver stays loaded"))
 
 
 def _first_load(now: Situation, module: KmmModule, why: str) -> Plan:
@@ -82,12 +110,13 @@ def _first_load(now: Situation, module: KmmModule, why: str) -> Plan:
     check(now)
     taken = taking(now, frozenset(), cordon=False)
     steps = (*wait_for_machines(now), *taken, *_change(now, module), *releasing(now, taken))
-    users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "no driver is loaded, so nothing is unloaded")
+    users = _staying(now, "no driver is loaded, so nothing is unloaded")
     return Plan(Decision.NOT_LOADED, f"no driver is loaded: {why}", steps, _warnings(now, module), users)
 
 
 def _replace(now: Situation, module: KmmModule, why: str) -> Plan:
     before, taken, cleared = before_the_unload(now)
+    _refuse_circles(now, cleared)
     steps = (
         *wait_for_machines(now),
         *before,
@@ -100,17 +129,42 @@ def _replace(now: Situation, module: KmmModule, why: str) -> Plan:
 
 
 def _change(now: Situation, module: KmmModule) -> tuple[AnyStep, ...]:
-    """KMM changes the driver: what speaks of the one before goes first, and nothing of a driver root is touched."""
-    paths = now.profile.paths
-    stale = (*ready_names(now.profile), paths.state_file, paths.failure_note)
-    there = tuple(path for path in stale if path and path in now.host.artifacts)
+    """KMM changes the driver: what an installer before it recorded is removed, and no driver root is touched.
+
+    That goes once KMM is asked: the journal shows then whose driver is to come.
+    """
+    asks = not module.is_asked(now.obs.node.labels) or has_managers_cordon(now.obs.node, now.profile)
     return (
-        *((RemoveArtifacts(there),) if there else ()),
         *return_devices(now),
-        *(() if module.is_asked(now.obs.node.labels) else (AskKmm(module),)),
+        *((AskKmm(module),) if asks else ()),
+        *_outdated(now),
         AwaitKmm(module),
         *make_virtual_again(now),
     )
+
+
+def _outdated(now: Situation) -> tuple[AnyStep, ...]:
+    paths = now.profile.paths
+    outdated = (*ready_names(now.profile), paths.state_file, paths.failure_note)
+    there = tuple(path for path in outdated if path and path in now.host.artifacts)
+    return (RemoveArtifacts(there),) if there else ()
+
+
+def _refuse_circles(now: Situation, cleared: EvictionPlan) -> None:
+    """Raise PreflightFailed where pods would be evicted, and nothing would keep them from coming back at once."""
+    evicted = with_action(cleared.found, PodAction.EVICT)
+    if not evicted or now.obs.node.unschedulable or any(pause_in_two(now)) or paused_keys(now.obs.node, now.profile):
+        return
+    raise PreflightFailed(
+        f"{several(tuple(str(one.pod) for one in evicted))} would be evicted, and nothing keeps such pods from coming "
+        "back: no deploy label of this node can be paused, and on a cordoned node KMM unloads the driver at once",
+        "Make the device plugin a component with a deploy label (docs/operands.md), end these pods yourself, or cordon "
+        "the node if the Module tolerates node.kubernetes.io/unschedulable.",
+    )
+
+
+def _staying(now: Situation, why: str) -> tuple[Workload, ...]:
+    return staying(node_pods(now.obs), now.profile, now.policy.eviction, why)
 
 
 def _warnings(now: Situation, module: KmmModule) -> tuple[str, ...]:

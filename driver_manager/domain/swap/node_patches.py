@@ -11,7 +11,7 @@ from dataclasses import replace
 from driver_manager.domain.bindings import Binding, merged
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.json_patch import Operation, expect, replaced
-from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.kmm import KmmModule, ReplacedLoad
 from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation
 from driver_manager.domain.modules import driver_version, has_root, unload_order
 from driver_manager.domain.parameters import kept
@@ -103,7 +103,7 @@ def take(  # noqa: PLR0913  # what becomes one journal here
         begin=obs.journal.begin if obs.journal else "",
         window=obs.journal.window if obs.journal else None,
         devices=original_bindings(obs, bindings),
-        load_before=obs.journal.load_before if obs.journal else "",
+        replaced=obs.journal.replaced if obs.journal else None,
     )
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
@@ -143,12 +143,24 @@ def marked_cleared(journal: Journal, profile: Profile, revision: str) -> tuple[J
 
 
 def asked_kmm(
-    node: Node, journal: Journal, profile: Profile, module: KmmModule, load: str
+    node: Node, journal: Journal, profile: Profile, module: KmmModule, loaded: tuple[str, str]
 ) -> tuple[Journal, NodeChange]:
-    """The journal with the `load` that KMM is to replace, and the one patch that asks KMM for the version."""
-    longer = replace(journal, load_before=load)
+    """The journal with what KMM is to replace, and the one patch that asks KMM for the version.
+
+    `loaded` is this boot and the load of the driver, "" for none. A cordon of ours ends by the same patch: KMM loads
+    nothing on a cordoned node.
+    """
+    boot_id, load = loaded
+    known, shown = journal.replaced, module.ready(node.labels)
+    if known is None or (known.boot_id, known.load) != loaded:
+        known = ReplacedLoad(boot_id, load, shown) if load else None
+    is_cordoned = has_managers_cordon(node, profile)
+    longer = replace(journal, replaced=known, cordoned=False, cordon_manager="")
+    annotations: dict[str, str | None] = {profile.keys.journal: encode(longer)}
+    if is_cordoned:
+        annotations[profile.keys.cordon] = None
     labels = {} if module.is_asked(node.labels) else {module.asked_key: module.version}
-    return longer, NodeChange(labels=labels, annotations={profile.keys.journal: encode(longer)})
+    return longer, NodeChange(labels=labels, annotations=annotations, unschedulable=False if is_cordoned else None)
 
 
 def found_journal(obs: Observation, profile: Profile) -> Journal | None:

@@ -38,7 +38,7 @@ from driver_manager.domain.swap.driver_state import (
     why_replace,
 )
 from driver_manager.domain.swap.eviction_plan import safe_load, stale_safe_load
-from driver_manager.domain.swap.kmm_rows import plan_kmm, why_change
+from driver_manager.domain.swap.kmm_rows import is_replaced, plan_kmm
 from driver_manager.domain.swap.leftovers import clean, driver_files, is_installing, ready_names
 from driver_manager.domain.swap.loading import check, loading, making_way, notes
 from driver_manager.domain.swap.node_patches import found_journal, give_back
@@ -120,7 +120,7 @@ def wants_users(now: Situation) -> bool:
     if now.profile.strategy is Strategy.REBOOT or not is_loaded(now.host, now.profile):
         return False
     if now.policy.kmm is not None:
-        return bool(why_change(now, now.policy.kmm))
+        return not now.policy.clear_for and is_replaced(now, now.policy.kmm)
     if now.policy.loader is Loader.NONE:
         return False
     if _stands_down(now):
@@ -131,10 +131,10 @@ def wants_users(now: Situation) -> bool:
 
 
 def _decided(now: Situation) -> Plan:
-    if now.policy.kmm is not None:
-        return _with_no_request(now, plan_kmm(now, now.policy.kmm))
     if now.policy.clear_for:
         return _clear(now)
+    if now.policy.kmm is not None:
+        return _with_no_request(now, plan_kmm(now, now.policy.kmm))
     if now.policy.loader is Loader.NONE:
         return _with_no_request(now, _verify(now))
     if _stands_down(now):
@@ -322,6 +322,8 @@ def _clear(now: Situation) -> Plan:
 def _why_nothing_to_clear(now: Situation) -> str:
     if now.policy.loader is Loader.NONE:
         return "the host itself loads the driver, and no run unloads it"
+    if now.policy.loader is Loader.KMM:
+        return "a run asks KMM to unload the driver, and clears the node before that"
     if now.policy.loader is Loader.MANAGER:
         return "the manager itself unloads the driver, and clears the node before that"
     if now.profile.strategy is Strategy.REBOOT:

@@ -10,7 +10,7 @@ from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError, DriverBusy, PreflightFailed, StandingDown
 from driver_manager.domain.failure import process_blocker
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import UNREAD, Holder
+from driver_manager.domain.model import UNREAD, Holder, Loader
 from driver_manager.domain.modules import unload_order, users_of
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.pods.operands import bound_to_root
@@ -47,6 +47,11 @@ def plan_vfio(now: Situation) -> Plan:
     """
     if not now.host.bus.accelerators:
         return _no_device(now)
+    if now.policy.loader is Loader.KMM:
+        raise ConfigError(
+            "KMM loads the driver again when a run has unloaded it for virtual machines",
+            "Remove KMM's version label from the node, and unset DRIVER_LOAD (--driver-load).",
+        )
     _refuse_unwanted(now)
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
     _refuse_impossible(now)
