@@ -12,6 +12,7 @@ from driver_manager.domain.setting import Values
 _AGAINST_KMM = {
     settings.FORCE_REINSTALL: "KMM loads only a version that it has not loaded",
     settings.SAFE_LOAD: "the operator cordons the node, and on a cordoned node KMM unloads the driver at once",
+    settings.ENABLE_AUTO_DRAIN: "a drain needs a cordon, and on a cordoned node KMM unloads the driver at once",
 }
 
 

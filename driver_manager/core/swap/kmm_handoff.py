@@ -48,10 +48,26 @@ class KmmHandoff:
                 assert_never(step)
 
     def _ask(self, step: AskKmm) -> None:
-        """One patch: the journal with the load that is to go, and the label, after which KMM begins."""
+        """One patch: the journal with the load that is to go, and the label, after which KMM begins.
+
+        Where KMM still shows the version over another driver, it would not begin: that has to end first. Raises
+        ModuleFailed where it does not.
+        """
         situation = self._context.situation
+        if self._is_old(step.module):
+            self._await_withdrawal(step.module)
         loaded = situation.host.boot_id, self._host.load_id()
         self._node.rewrite(step, lambda node, journal: asked_kmm(node, journal, situation.profile, step.module, loaded))
+
+    def _await_withdrawal(self, module: KmmModule) -> None:
+        """Wait until KMM no longer shows the version that it has not loaded; nothing where it does not."""
+        deadline, node = self._context.deadline, self._cluster.node()
+        what = f"KMM still shows version {module.version} of {module} as ready, which it has not loaded"
+        wait = NodeWait(
+            self._cluster, self._clock, self._reporter, lambda now: module.ready(now.labels) != module.version, what
+        )
+        if not wait.until_wanted(node, deadline):
+            raise self._failure(module, self._cluster.node(), deadline)
 
     def _await(self, module: KmmModule) -> None:
         deadline, node = self._context.deadline, self._cluster.node()
@@ -89,11 +105,12 @@ class KmmHandoff:
 
     def _has_come(self, module: KmmModule) -> bool:
         """Whether a driver is in the kernel, and not still that one which KMM was to replace."""
-        situation, journal = self._context.situation, self._context.settler.held
-        if not has_root(self._host.modules(), situation.profile.modules):
-            return False
+        return has_root(self._host.modules(), self._context.situation.profile.modules) and not self._is_old(module)
+
+    def _is_old(self, module: KmmModule) -> bool:
+        journal, boot_id = self._context.settler.held, self._context.situation.host.boot_id
         before = journal.replaced if journal is not None else None
-        return before is None or not before.is_in_the_way(situation.host.boot_id, self._host.load_id(), module.version)
+        return before is not None and before.is_in_the_way(boot_id, self._host.load_id(), module.version)
 
     def _in_kernel(self, module: KmmModule) -> str:
         """What the kernel has, for people."""

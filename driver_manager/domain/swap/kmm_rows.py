@@ -42,7 +42,7 @@ def plan_kmm(now: Situation, module: KmmModule) -> Plan:
         return _keep(now, module)
     if not is_loaded(now.host, now.profile):
         return _first_load(now, module, why)
-    if module.ready(now.obs.node.labels) == module.version:
+    if not is_replaced(now, module):
         return _take_back(now, module)
     if now.profile.strategy is Strategy.REBOOT:
         raise ConfigError(
@@ -73,8 +73,15 @@ def why_change(now: Situation, module: KmmModule) -> str:
 
 def is_replaced(now: Situation, module: KmmModule) -> bool:
     """Whether the loaded driver is to go, so that it matters who uses the device."""
-    labels = now.obs.node.labels
-    return is_loaded(now.host, now.profile) and bool(why_change(now, module)) and module.ready(labels) != module.version
+    if not is_loaded(now.host, now.profile) or not why_change(now, module):
+        return False
+    return module.ready(now.obs.node.labels) != module.version or _may_be_old(now, module)
+
+
+def _may_be_old(now: Situation, module: KmmModule) -> bool:
+    """Whether a run of this boot asked KMM to replace another version, and nobody has verified yet that it did."""
+    before = now.obs.journal.replaced if now.obs.journal is not None else None
+    return before is not None and before.boot_id == now.host.boot_id and before.version != module.version
 
 
 def _without_conflicting(now: Situation) -> Situation:

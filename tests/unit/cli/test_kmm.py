@@ -15,7 +15,7 @@ GOOD = {"DRIVER_LOAD": "kmm", "KMM_MODULE": "kube-amd-gpu/amdgpu", "KMM_VERSION"
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """No option from the environment of the tests."""
-    for name in (*GOOD, "FORCE_REINSTALL", "CLEAR_FOR", "KUBECONFIG"):
+    for name in (*GOOD, "FORCE_REINSTALL", "SAFE_LOAD", "ENABLE_AUTO_DRAIN", "KUBECONFIG"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -50,7 +50,7 @@ def test_what_no_label_can_hold_is_refused(version: str) -> None:
         ("2", "1", True, False, True),
         ("1", "2", False, False, True),
         ("2", "2", True, True, False),
-        ("", "2", False, False, False),
+        ("", "2", False, False, True),
     ],
 )
 def test_the_labels_tell(*, asked: str, ready: str, is_asked: bool, is_ready: bool, is_changing: bool) -> None:
@@ -67,8 +67,8 @@ def test_the_labels_tell(*, asked: str, ready: str, is_asked: bool, is_ready: bo
         ("reconcile-driver-state", {"KMM_MODULE": ""}, "KMM_MODULE is ''"),
         ("reconcile-driver-state", {"KMM_VERSION": ""}, "KMM_VERSION is ''"),
         ("plan", {"FORCE_REINSTALL": "true"}, "FORCE_REINSTALL cannot be used with DRIVER_LOAD=kmm"),
-        ("plan", {"CLEAR_FOR": "abc"}, "CLEAR_FOR cannot be used with DRIVER_LOAD=kmm"),
-        ("reconcile-vfio-state", {}, "cannot be unloaded for virtual machines"),
+        ("plan", {"SAFE_LOAD": "true"}, "SAFE_LOAD cannot be used with DRIVER_LOAD=kmm: the operator cordons"),
+        ("plan", {"ENABLE_AUTO_DRAIN": "true"}, "ENABLE_AUTO_DRAIN cannot be used with DRIVER_LOAD=kmm: a drain"),
     ],
 )
 def test_a_combination_without_sense_is_a_usage_error(

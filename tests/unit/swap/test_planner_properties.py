@@ -33,7 +33,7 @@ from driver_manager.domain.swap.steps.modules import (
     UnloadModules,
     WaitForDevice,
 )
-from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, StandDown, TakeNode
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
@@ -134,7 +134,7 @@ def observations(draw: st.DrawFn, *, own: Mapping[str, Module] | None = None) ->
         removable=draw(st.sampled_from([{}, CONFLICTING])),
         firmware_path=draw(st.sampled_from(["", None, "/opt/firmware"])),
     )
-    asked, ready = draw(st.sampled_from([("", ""), ("1.0", "1.0"), ("2.0", "1.0"), ("2.0", "2.0")]))
+    asked, ready = draw(st.sampled_from([("", ""), ("1.0", "1.0"), ("2.0", "1.0"), ("2.0", "2.0"), ("1.0", "2.0")]))
     shown = {MODULE.asked_key: asked, MODULE.ready_key: ready} if asked else {}
     return observation(
         host=facts,
@@ -223,7 +223,9 @@ def test_any_plan_is_sound(
     if EVERY[name].strategy is Strategy.REBOOT or by_pair:
         assert UnloadModules not in kinds, "this driver must never be unloaded"
     if TakeNode in kinds:
-        assert set(kinds[: kinds.index(TakeNode)]) <= ASKING, "an effect before the journal"
+        # Without a cordon there is nothing to take the node for while pods are given time to complete.
+        first = ASKING if policy.kmm is None else ASKING | {WaitForCompletion}
+        assert set(kinds[: kinds.index(TakeNode)]) <= first, "an effect before the journal"
         assert GiveBack in kinds, "taken and never given back"
     if RequestReboot in kinds:
         wanted = (NODE, obs.digest, policy.force_reinstall)
@@ -362,9 +364,12 @@ def test_any_plan_leaves_the_modules_to_kmm_where_kmm_loads(
     assert AwaitKmm not in kinds or GiveBack not in kinds or kinds.index(AwaitKmm) < kinds.index(GiveBack)
     is_loaded = obs.host is not None and has_root(obs.host.modules, EVERY[name].modules)
     if AskKmm in kinds:
-        assert kinds[kinds.index(AskKmm) + 1] is AwaitKmm
+        assert set(kinds[kinds.index(AskKmm) + 1 : kinds.index(AwaitKmm)]) <= {RemoveArtifacts}
+        assert RemoveArtifacts not in kinds[: kinds.index(AskKmm)], "its record goes, and the driver may stay"
         assert TakeNode in kinds or obs.journal is not None, "two runs may do this at once"
-        assert not is_loaded or kinds.index(WaitForDevice) < kinds.index(AskKmm), "KMM unloads what is in use"
+        goes = is_loaded and MODULE.ready(obs.node.labels) != MODULE.version
+        assert not goes or kinds.index(WaitForDevice) < kinds.index(AskKmm), "KMM unloads what is in use"
+        assert goes or not {EvictWorkloads, StopServices} & set(kinds), "nobody has to leave"
         assert StopServices not in kinds or kinds.index(StopServices) < kinds.index(AskKmm)
     is_done = MODULE.is_ready(obs.node.labels) and is_loaded
     assert is_done or AwaitKmm in kinds, "it ends without the wanted driver"

@@ -6,17 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import EvictionRules
+from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.journal import Journal, Owner, decode
+from driver_manager.domain.kmm import ReplacedLoad
+from driver_manager.domain.model import EvictionRules, Loader, Mode, Policy
+from driver_manager.domain.pci import PciBus
 from driver_manager.domain.profile import Strategy
+from driver_manager.domain.swap.node_patches import CORDON_MARK, asked_kmm
+from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import checks, rights_to_replace
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import WATCH_NODES
 from driver_manager.domain.waiting import SAID_EVERY_S
-from tests.fakes.builders import PROFILE, ROOT_MOUNT, workload
+from tests.fakes.builders import PROFILE, ROOT_MOUNT, node, workload
 from tests.fakes.cluster import Tenant
 from tests.fakes.executions import run
-from tests.fakes.kmm import ASKED, READY, kmm_world
+from tests.fakes.kmm import ASKED, MODULE, READY, kmm_world
+from tests.fakes.pci import function
 from tests.fakes.scenarios import LABELS
 from tests.fakes.world import World
 
@@ -55,8 +61,8 @@ def test_the_version_is_asked_in_one_patch_with_the_journal_after_the_operands_l
     world, _ = kmm_world()
     run(world)
     (asking,) = [patch for patch in world.cluster.patches if ASKED in patch.labels]
-    assert asking.labels == {ASKED: "2.0"}
-    assert '"loadBefore":"1:1"' in (asking.annotations[JOURNAL] or "")
+    assert (asking.labels, asking.unschedulable) == ({ASKED: "2.0"}, None)
+    assert decode(asking.annotations[JOURNAL] or "").replaced == ReplacedLoad("boot-1", "1:1", "1.0")
 
 
 def test_a_version_that_is_loaded_already_disturbs_nobody() -> None:
@@ -89,13 +95,145 @@ def test_a_label_that_stays_stale_is_not_believed() -> None:
     assert kmm.log == []
 
 
-def test_a_version_that_is_shown_over_the_old_driver_is_not_believed() -> None:
+def test_a_version_that_is_shown_over_the_old_driver_is_believed_by_no_run() -> None:
+    """The node is kept with what is known of the old load until KMM really loads."""
     world, kmm = kmm_world()
     kmm.lies = True
+    for _ in range(2):
+        outcome = run(world)
+        assert outcome.exit_code is ExitCode.MODULE_FAILED
+        assert "the kernel has still the old driver 1.0" in outcome.what
+        assert "because KMM shows version 2.0, but the old driver is still loaded" in outcome.what
+        assert "remove kmm.node.kubernetes.io/version-module.kube-npu.npu" in outcome.remedy
+        assert world.host.loaded["rebellions"] == "1.0"
+        assert is_held(world)
+        world.next_process()
+    kmm.lies = False
+    world.cluster.edit({ASKED: None})
     outcome = run(world)
-    assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert "the kernel has still the old driver 1.0" in outcome.what
-    assert world.host.loaded["rebellions"] == "1.0"
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert is_released(world)
+    assert world.host.loaded["rebellions"] == "2.0"
+
+
+def test_a_request_for_another_version_is_withdrawn_and_nobody_leaves() -> None:
+    world, kmm = kmm_world(loaded="2.0", asked="3.0", ready="2.0")
+    world.cluster.operator = None  # it has not begun
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert "is asked for 3.0" in outcome.what
+    assert is_released(world)
+    assert not [key for patch in world.cluster.patches for key in patch.labels if key in LABELS]
+    assert (world.cluster.evicted, kmm.log) == ([], [])
+
+
+def test_a_version_that_kmm_cannot_load_is_taken_back_after_a_failure() -> None:
+    """The old driver never left, and is the wanted one again: no other load of it is waited for."""
+    world, kmm = kmm_world()
+    kmm.hangs = True
+    assert run(world).exit_code is ExitCode.MODULE_FAILED
+    assert READY not in world.state().labels
+    world.policy = replace(world.policy, kmm=replace(MODULE, version="1.0"))
+    world.next_process()
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert world.state().labels == {**LABELS, ASKED: "1.0", READY: "1.0"}
+    assert not is_held(world)
+    assert (world.host.loaded["rebellions"], kmm.log) == ("1.0", ["hide", "show"])
+
+
+def test_a_load_of_an_earlier_boot_is_not_in_the_way() -> None:
+    before = ReplacedLoad("boot-1", "1:1", "1.0")
+    assert before.is_in_the_way("boot-1", "1:1", "2.0")
+    assert not before.is_in_the_way("boot-2", "1:1", "2.0")
+    assert not before.is_in_the_way("boot-1", "1:2", "2.0")
+    assert not before.is_in_the_way("boot-1", "1:1", "1.0")
+
+
+def test_what_was_first_known_of_a_load_stays_known() -> None:
+    """Once KMM has begun, it shows no version any more."""
+    shown = node({ASKED: "1.0", READY: "1.0"})
+    first, _ = asked_kmm(shown, Journal(Owner("ns/a", "u"), "boot-1"), PROFILE, MODULE, ("boot-1", "7"))
+    assert first.replaced == ReplacedLoad("boot-1", "7", "1.0")
+    begun = node({ASKED: "2.0"})
+    again, change = asked_kmm(begun, first, PROFILE, replace(MODULE, version="3.0"), ("boot-1", "7"))
+    assert (again.replaced, change.labels) == (first.replaced, {ASKED: "3.0"})
+    other, _ = asked_kmm(begun, first, PROFILE, MODULE, ("boot-2", "7"))
+    assert other.replaced == ReplacedLoad("boot-2", "7", "")
+    assert asked_kmm(begun, first, PROFILE, MODULE, ("boot-1", ""))[0].replaced is None
+
+
+def test_a_cordon_of_an_earlier_run_ends_when_kmm_is_asked() -> None:
+    """KMM loads nothing on a cordoned node; that it unloads there at once is no loss: a run had cleared the node."""
+    world, kmm = kmm_world()
+    world.cluster.edit(cordon=True, annotations={PROFILE.keys.cordon: CORDON_MARK})
+    world.cluster.operator = lambda node: kmm.react() if ASKED in node.labels and not node.unschedulable else None
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert is_released(world)
+    (asking,) = [patch for patch in world.cluster.patches if ASKED in patch.labels]
+    assert (asking.unschedulable, asking.annotations[PROFILE.keys.cordon]) == (False, None)
+    assert world.host.loaded["rebellions"] == "2.0"
+
+
+def test_where_an_operator_cordons_kmm_is_not_asked() -> None:
+    world, kmm = kmm_world()
+    world.cluster.edit(annotations={PROFILE.keys.upgrade_enabled: "true"})
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.USAGE
+    assert "cordons it for them, and on a cordoned node KMM unloads the driver at once" in outcome.what
+    assert world.state().labels == {**LABELS, ASKED: "1.0", READY: "1.0"}
+    assert (is_held(world), kmm.log) == (False, [])
+
+
+@pytest.mark.parametrize("cordoned", [False, True])
+def test_nobody_is_evicted_who_would_come_back_at_once(*, cordoned: bool) -> None:
+    world, _ = kmm_world()
+    world.cluster.edit(dict.fromkeys(LABELS), cordon=cordoned)
+    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
+    world.cluster.operator = None
+    outcome = run(world)
+    if cordoned:
+        assert world.cluster.evicted == ["tenant/job"]
+        return
+    assert outcome.exit_code is ExitCode.PREFLIGHT_FAILED, outcome
+    assert "tenant/job would be evicted, and nothing keeps such pods from coming back" in outcome.what
+    assert (world.cluster.evicted, is_held(world)) == ([], False)
+    assert world.state().labels == {ASKED: "1.0", READY: "1.0"}
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_host_service_stays_stopped_while_kmm_may_unload(*, hangs: bool) -> None:
+    world, kmm = kmm_world()
+    world.policy = replace(world.policy, stop_host_services=True)
+    world.host.services = {"rbln_daemon.service": True}
+    kmm.hangs = hangs
+    assert run(world).exit_code is (ExitCode.MODULE_FAILED if hangs else ExitCode.DONE)
+    assert world.host.services == {"rbln_daemon.service": not hangs}
+    kmm.hangs = False
+    kmm.react()
+    world.next_process()
+    assert run(world).exit_code is ExitCode.DONE
+    assert world.host.services == {"rbln_daemon.service": True}
+
+
+def test_there_is_nothing_to_clear_for_a_driver_pod() -> None:
+    world, kmm = kmm_world()
+    world.policy = replace(world.policy, clear_for="r2")
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert "a run asks KMM to unload the driver, and clears the node before that" in outcome.what
+    assert (world.cluster.patches, kmm.log) == ([], [])
+
+
+def test_kmm_would_load_what_was_unloaded_for_virtual_machines() -> None:
+    world, _ = kmm_world()
+    now = Situation.of(world.observe(), world.profile, Policy(mode=Mode.VFIO, loader=Loader.KMM))
+    bus = PciBus((function(),))
+    with pytest.raises(ConfigError, match="KMM loads the driver again"):
+        plan(replace(now, host=replace(now.host, bus=bus)))
 
 
 @pytest.mark.parametrize(("has_users", "code"), [(True, ExitCode.DRIVER_BUSY), (False, ExitCode.MODULE_FAILED)])
