@@ -11,6 +11,7 @@ import pytest
 
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.model import Loader
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenario import NEW, OLD
@@ -89,11 +90,12 @@ def test_an_image_without_the_wanted_driver_has_to_be_updated_first(
     assert _kernel(node) == before
 
 
-@pytest.mark.parametrize("loader", ["container", "manager", "none"])
+@pytest.mark.parametrize("loader", [one.value for one in Loader])
 def test_status_shows_who_loads(
     node: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, loader: str
 ) -> None:
-    monkeypatch.setenv("DRIVER_LOAD", loader)
+    for name, value in {"DRIVER_LOAD": loader, "KMM_MODULE": "kube-npu/npu", "KMM_VERSION": "2.0"}.items():
+        monkeypatch.setenv(name, value)
     assert run(["status", "-o", "json"]) == ExitCode.DONE
     assert conforms("status", capfd.readouterr().out)["driverLoad"] == loader
     assert run(["status"]) == ExitCode.DONE
