@@ -82,7 +82,8 @@ def rmmod(tree: Path, arguments: list[str]) -> int:
         if link.exists():
             link.unlink()
             count(other, -1)
-    remove(module)
+    # sysfs gives no folder's number to another one: what stays of this one keeps its number.
+    empty(module, tree / "sys" / f".gone-{name}-{time.monotonic_ns()}")
     note(tree, f"module {name} unloaded")
     if name in DEVICES:
         (tree / "dev" / DEVICES[name]).unlink(missing_ok=True)
@@ -241,12 +242,17 @@ def count(module: Path, change: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a module's folder; moved away first, so that nobody sees half of it."""
+    """Remove a folder with what is in it."""
     gone = folder.parent.parent / f".gone-{folder.name}"
+    empty(folder, gone)
+    gone.rmdir()
+
+
+def empty(folder: Path, gone: Path) -> None:
+    """Make `folder` the empty folder `gone`; moved away first, so that nobody sees half of it."""
     folder.rename(gone)
     for path in sorted(gone.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    gone.rmdir()
 
 
 def fail(text: str, status: int = 1) -> int:

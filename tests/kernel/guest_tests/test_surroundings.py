@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 import pyudev
 
-from tests.kernel.guest_fixtures import COMMAND_TIMEOUT_S, DriverRoots, modprobe
+from driver_manager.adapters.host.loads import load_text
+from driver_manager.adapters.host.roots import HostRoots
+from tests.fakes.builders import PROFILE
+from tests.kernel.guest_fixtures import COMMAND_TIMEOUT_S, DriverRoots, modprobe, rmmod
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
 
 EVENT_TIMEOUT_S = 100.0
+LOADS = 5
 
 
 def test_the_kernel_monitor_sees_module_and_device_without_udevd(roots: DriverRoots) -> None:
@@ -29,6 +33,18 @@ def test_the_kernel_monitor_sees_module_and_device_without_udevd(roots: DriverRo
         if event is not None:
             awaited.discard((event.action, event.subsystem, event.sys_name))
     assert awaited == set()
+
+
+def test_no_two_loads_of_a_driver_have_one_number(roots: DriverRoots) -> None:
+    """Whoever waits for another load of the same version has nothing else by which to tell the two apart."""
+    host, seen = HostRoots(*map(Path, ("/", "/proc", "/sys", "/dev"))), list[str]()
+    for _ in range(LOADS):
+        assert load_text(host, PROFILE.modules) == ""
+        modprobe(roots["v1"], "rebellions")
+        seen.append(load_text(host, PROFILE.modules))
+        for name in ("rebellions", "rebellions_core"):
+            rmmod(name)
+    assert len(set(seen)) == LOADS
 
 
 def test_the_hosts_files_are_seen_and_what_is_written_stays_in_the_guest() -> None:
