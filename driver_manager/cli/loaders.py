@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driver_manager import settings
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import Loader
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.setting import Values
 
 

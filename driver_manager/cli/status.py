@@ -16,7 +16,7 @@ from driver_manager.cli.status_facts import gather
 from driver_manager.cli.vfio import policy_for
 from driver_manager.cli.wiring import log_form
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Mode
+from driver_manager.domain.policy import Mode
 from driver_manager.domain.setting import Values
 
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.host import DriverSource, Holder, Module
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Claim, DriverSource, Holder, Module, Node, NodeChange, Pod, PodList, ProbeResult
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.pod import Claim, Pod, PodList
 from driver_manager.domain.pod_changes import Eviction, PodEvent
+from driver_manager.domain.probe_result import ProbeResult
 from driver_manager.domain.run_figures import RunTally
 from driver_manager.ports.base import Clock, Reporter
 from driver_manager.ports.devices import PciDevices

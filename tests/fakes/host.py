@@ -11,19 +11,11 @@ from driver_manager.domain import bindings, markers, reboot_wish
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.failure import noted
+from driver_manager.domain.host import DriverSource, Holder, Host, LoadRecord, Module, ModuleFile
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import (
-    DriverSource,
-    Health,
-    Holder,
-    Host,
-    LoadRecord,
-    Module,
-    ModuleFile,
-    ProbeResult,
-)
 from driver_manager.domain.modules import closure
+from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot_wish import RebootWish
 from tests.fakes.killer import Killer

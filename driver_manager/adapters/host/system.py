@@ -28,12 +28,14 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck
 from driver_manager.domain.health.probe_output import parse
 from driver_manager.domain.health.record import recorded
+from driver_manager.domain.host import DriverSource, Holder, Module
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
 from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.parameters import joined
-from driver_manager.domain.profile import Profile, is_safe_root
+from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.safe_root import is_safe_root
 from driver_manager.ports.base import Clock
 
 WORK_LOCK_S = 5.0

@@ -9,8 +9,8 @@ from driver_manager.domain import bindings
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError, DriverBusy, PreflightFailed, StandingDown
 from driver_manager.domain.failure import process_blocker
+from driver_manager.domain.host import UNREAD, Holder
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import UNREAD, Holder
 from driver_manager.domain.modules import unload_order, users_of
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.pods.operands import bound_to_root
