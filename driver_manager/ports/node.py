@@ -160,8 +160,12 @@ class HostSystem(Protocol):
         """Unmount in the host's mount namespace. Raises ModuleFailed."""
         ...
 
-    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
-        """Uids of pods whose own mounts still show what is mounted at `mount_points` now."""
+    def file_systems(self, mount_points: tuple[str, ...]) -> frozenset[str]:
+        """`major:minor` of what the host has mounted at `mount_points`, and nowhere else."""
+        ...
+
+    def pods_that_see(self, file_systems: frozenset[str], deadline: Deadline) -> tuple[str, ...]:
+        """Uids of pods whose own mounts show one of `file_systems` now."""
         ...
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:

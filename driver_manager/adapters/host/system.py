@@ -203,12 +203,15 @@ class LinuxHost:
         result = run(words, timeout_s=timeout_s)
         return result.last_line if result.status else ""
 
-    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
+    def file_systems(self, mount_points: tuple[str, ...]) -> frozenset[str]:
         """See the port."""
         table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
-        devices = mounts.devices_of(table, mount_points)
+        return mounts.devices_of(table, mount_points)
+
+    def pods_that_see(self, file_systems: frozenset[str], deadline: Deadline) -> tuple[str, ...]:
+        """See the port."""
         looks = self._looks(deadline.bound(LOOK_S))
-        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices, looks)))
+        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, file_systems, looks)))
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         """See the port."""
