@@ -11,8 +11,9 @@ from driver_manager.cli.wiring import Session
 from driver_manager.core.pods.clients import NOT_LOADED, ClientRestarter
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.model import Loader, Pod, Policy
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.clients import ClientRules, is_client
+from driver_manager.domain.policy import Loader, Policy
 
 CLIENTS_S = 60.0
 """What a run may take for it beyond its work: health-watch goes on with what is left."""

@@ -30,7 +30,7 @@ from driver_manager.cli.wiring import host_roots, log_form, refuse_zero, selecto
 from driver_manager.core.health.loop import WatchPolicy
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.health.record import recorded
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Setting, Values
 

@@ -22,8 +22,7 @@ from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli.node_way import NodeWay
 from driver_manager.core.health.announce import announce, announce_window
 from driver_manager.core.pods.clients import ClientRestarter
-from driver_manager.domain import profile as profile_form
-from driver_manager.domain import selectors, window
+from driver_manager.domain import profile_json, selectors, window
 from driver_manager.domain.errors import ExitCode, ManagerError
 from driver_manager.domain.health import mute
 from driver_manager.domain.health.notices import Notice
@@ -55,13 +54,13 @@ def _cluster(document: Mapping[str, Any], log: LogForm) -> tuple[KubeCluster, Lo
 
 def _tell(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, reporter = _cluster(document, log)
-    announce(cluster, reporter, profile_form.decode(document["profile"]).keys, Notice.from_json(document["notice"]))
+    announce(cluster, reporter, profile_json.decode(document["profile"]).keys, Notice.from_json(document["notice"]))
     return {}
 
 
 def _window(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, reporter = _cluster(document, log)
-    keys = profile_form.decode(document["profile"]).keys
+    keys = profile_json.decode(document["profile"]).keys
     announce_window(cluster, reporter, keys, window.from_json(document["window"]))
     return {}
 
@@ -69,7 +68,7 @@ def _window(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
 def _mute(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, _ = _cluster(document, log)
     try:
-        found = mute.on(cluster.node(), profile_form.decode(document["profile"]).keys)
+        found = mute.on(cluster.node(), profile_json.decode(document["profile"]).keys)
     except ValueError as error:
         return {"garbage": str(error)}
     return asdict(found) if found is not None else {}
@@ -89,7 +88,7 @@ class _Warned(LogReporter):
 
 def _clients(document: Mapping[str, Any], log: LogForm) -> dict[str, Any]:
     cluster, _ = _cluster(document, log)
-    profile, clock = profile_form.decode(document["profile"]), SystemClock()
+    profile, clock = profile_json.decode(document["profile"]), SystemClock()
     reporter = _Warned(clock.wall, as_json=log.as_json, level="error")
     roots = HostRoots.from_document(document["roots"])
     rules = ClientRules.of(profile, selectors.parse(document["client_selector"]), whose(Path("/proc/self"))[0])

@@ -13,7 +13,7 @@ from typing import Any
 from driver_manager.adapters.host.evidence import EvidenceFolder, holders_within, with_surroundings
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.report.log import LogForm
-from driver_manager.domain import profile as profile_form
+from driver_manager.domain import profile_json
 from driver_manager.domain.errors import ExitCode, ManagerError
 
 TARGET = __name__
@@ -22,7 +22,7 @@ HOLDERS_S = 10.0
 
 def run(document: Mapping[str, Any], log: LogForm) -> int:
     """Save the evidence and print its `path`, or the `problem`."""
-    profile = profile_form.decode(document["profile"])
+    profile = profile_json.decode(document["profile"])
     roots = HostRoots.from_document(document["roots"])
     holders = holders_within(roots, profile.paths.device_nodes, HOLDERS_S)
     folder = EvidenceFolder(roots.files(), profile.paths.evidence)

@@ -24,7 +24,7 @@ from driver_manager.adapters.report.log import LogForm, LogReporter
 from driver_manager.cli import lean
 from driver_manager.cli.node_way import NodeWay
 from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
-from driver_manager.domain import profile as profile_form
+from driver_manager.domain import profile_json
 from driver_manager.domain.errors import ExitCode, Terminated
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.profile import Profile
@@ -66,7 +66,7 @@ class Launch:
         return {
             **rest,
             "roots": self.roots.to_document(),
-            "profile": profile_form.encode(self.profile),
+            "profile": profile_json.encode(self.profile),
             "policy": asdict(self.policy),
             "way": asdict(self.way) if self.way else None,
             "argv": list(self.argv),
@@ -79,7 +79,7 @@ class Launch:
             **{
                 **document,
                 "roots": HostRoots.from_document(document["roots"]),
-                "profile": profile_form.decode(document["profile"]),
+                "profile": profile_json.decode(document["profile"]),
                 "policy": WatchPolicy(**document["policy"]),
                 "way": NodeWay(**document["way"]) if document["way"] else None,
                 "argv": tuple(document["argv"]),
@@ -133,7 +133,7 @@ def _keeper(launch: Launch, clock: LoopClock, log: LogForm) -> ChildKeeper | Non
 
 def _process(target: str, document: Mapping[str, Any], launch: Launch, clock: LoopClock, log: LogForm) -> TaskProcess:
     """A short-lived process of ours for tasks of one kind, which all get `document`."""
-    known = {**document, "profile": profile_form.encode(launch.profile)}
+    known = {**document, "profile": profile_json.encode(launch.profile)}
 
     def hand_over(task: Mapping[str, Any]) -> bytes:
         return lean.handed({**known, **task}, replace(log, termination_log=""))

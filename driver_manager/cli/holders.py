@@ -14,8 +14,10 @@ from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.sight import Sight
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.model import UNREAD, Holder, Part, PodList
+from driver_manager.domain.host import UNREAD, Holder
 from driver_manager.domain.modules import users_of
+from driver_manager.domain.observation import Part
+from driver_manager.domain.pod import PodList
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.setting import Values
 

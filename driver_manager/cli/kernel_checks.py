@@ -10,7 +10,7 @@ from driver_manager.adapters.host.sources import Sources
 from driver_manager.cli.stage import profile_of_host
 from driver_manager.cli.wiring import host_roots
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import Host
+from driver_manager.domain.host import Host
 from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.preflight import Check, firmware_checks, source_checks
 

@@ -6,7 +6,7 @@ from driver_manager import settings
 from driver_manager.domain import kmm
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.model import Loader
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.setting import Values
 
 _AGAINST_KMM = {

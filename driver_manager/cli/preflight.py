@@ -19,8 +19,9 @@ from driver_manager.core.swap.reconcile import decide, rehearsed
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
 from driver_manager.domain.escaping import shown
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Mode, Observation, Policy
+from driver_manager.domain.observation import Observation
 from driver_manager.domain.pods.workloads import PodAction, with_action
+from driver_manager.domain.policy import Mode, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.plan import Plan

@@ -9,7 +9,7 @@ from driver_manager import settings
 from driver_manager.adapters.host.reboot_files import RebootFiles
 from driver_manager.cli.wiring import Session
 from driver_manager.domain.errors import ManagerError
-from driver_manager.domain.model import Node
+from driver_manager.domain.node import Node
 from driver_manager.domain.reboot.patches import is_approved
 from driver_manager.domain.reboot.record import Record
 

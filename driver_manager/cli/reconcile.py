@@ -22,7 +22,9 @@ from driver_manager.core.swap.reconcile import Outcome, decide, reconcile, rehea
 from driver_manager.domain import events, node_state
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
 from driver_manager.domain.listing import sentences
-from driver_manager.domain.model import Mode, Observation, Pod, Policy
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pod import Pod
+from driver_manager.domain.policy import Mode, Policy
 from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.plan import Plan
 from driver_manager.domain.swap.window_parts import opens

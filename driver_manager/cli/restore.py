@@ -18,7 +18,8 @@ from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError
 from driver_manager.domain.journal import Journal, JournalUnreadable
-from driver_manager.domain.model import Node, NodeChange, Observation
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.observation import Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.driver_state import is_loaded, refuse_if_owned

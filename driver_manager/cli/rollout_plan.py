@@ -21,8 +21,8 @@ from driver_manager.domain.fleet.asking import asking_waves
 from driver_manager.domain.fleet.forecast import Expected, Forecast
 from driver_manager.domain.fleet.forecast import plan as foresee
 from driver_manager.domain.fleet.model import Fleet
-from driver_manager.domain.model import EvictionRules
 from driver_manager.domain.pods.workloads import NodePods, namespaces_with_claims, workloads
+from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.setting import Values
 
 Json = dict[str, Any]

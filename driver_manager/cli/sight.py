@@ -8,7 +8,7 @@ from typing import TypeVar
 from driver_manager import settings
 from driver_manager.cli.wiring import Session, open_session
 from driver_manager.domain.errors import ManagerError, NodeMissing, Terminated
-from driver_manager.domain.model import Part
+from driver_manager.domain.observation import Part
 from driver_manager.domain.setting import Values
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from driver_manager.cli.wiring import host_roots, log_form
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.digest import in_words, is_digest
 from driver_manager.domain.errors import ConfigError, ExitCode, ModuleFailed, PreflightFailed
-from driver_manager.domain.model import Host
+from driver_manager.domain.host import Host
 from driver_manager.domain.profile import LoadScope, Profile
 from driver_manager.domain.setting import Values
 from driver_manager.domain.swap.preflight import remedies, source_checks

@@ -8,15 +8,19 @@ from driver_manager import schemas
 from driver_manager.cli.status_facts import Gathered
 from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.host import Holder, Host
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.model import DeviceVerdict, Holder, Host, Node, Observation, Part, Pod
 from driver_manager.domain.modules import unload_order
+from driver_manager.domain.node import Node
 from driver_manager.domain.node_state import LastOutcome
+from driver_manager.domain.observation import Observation, Part
 from driver_manager.domain.pci import PciFunction
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.labels import is_paused
 from driver_manager.domain.pods.operands import placed_by, why_still_there
+from driver_manager.domain.probe_result import DeviceVerdict
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.staged import StagedSlot, StagedSlots
 from driver_manager.domain.status.attention import attention

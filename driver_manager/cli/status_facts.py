@@ -23,10 +23,13 @@ from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.generation import GenerationUnreadable
 from driver_manager.domain.health import record
 from driver_manager.domain.health.machine import HealthState, History
-from driver_manager.domain.model import Holder, Mode, Observation, Part, Policy, ProbeResult
+from driver_manager.domain.host import Holder
+from driver_manager.domain.observation import Observation, Part
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.operands import named
+from driver_manager.domain.policy import Mode, Policy
+from driver_manager.domain.probe_result import ProbeResult
 from driver_manager.domain.setting import Values
 from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
 from driver_manager.domain.swap.plan import Plan

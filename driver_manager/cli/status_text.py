@@ -12,8 +12,8 @@ from driver_manager.domain.digest import in_words
 from driver_manager.domain.duration import spoken
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
 from driver_manager.domain.escaping import one_line, shown
-from driver_manager.domain.model import Loader
 from driver_manager.domain.pods.client_record import MEANINGS, ClientState
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.status.attention import NOTES
 from driver_manager.domain.window import words
 

@@ -9,7 +9,7 @@ import click
 
 from driver_manager import settings
 from driver_manager.cli.wiring import policy, selector, workload_rules
-from driver_manager.domain.model import Loader, Mode, Policy
+from driver_manager.domain.policy import Loader, Mode, Policy
 from driver_manager.domain.setting import Values
 
 MANAGER = "manager"

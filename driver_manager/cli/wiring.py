@@ -27,19 +27,12 @@ from driver_manager.core.swap.observe import Identity, Reading, observe, strictl
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ConfigError, ManagerError
+from driver_manager.domain.host import Host
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import (
-    EvictionRules,
-    Host,
-    Loader,
-    Mode,
-    Node,
-    Observation,
-    Part,
-    PodList,
-    Policy,
-    is_this_host,
-)
+from driver_manager.domain.node import Node, is_this_host
+from driver_manager.domain.observation import Observation, Part
+from driver_manager.domain.pod import PodList
+from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.setting import Setting, Values

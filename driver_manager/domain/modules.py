@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from driver_manager.domain.model import Module
+from driver_manager.domain.host import Module
 from driver_manager.domain.profile import Modules
 
 

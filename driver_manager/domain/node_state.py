@@ -14,9 +14,10 @@ from typing import Any
 from driver_manager.domain import timestamps, window
 from driver_manager.domain.errors import ConfigError, ManagerError, RebootRequired, StandingDown, Terminated
 from driver_manager.domain.escaping import shortened, writable
+from driver_manager.domain.host import Host
 from driver_manager.domain.json_patch import Operation, pointer, replaced
 from driver_manager.domain.listing import without_numbers
-from driver_manager.domain.model import Host, Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.profile import NodeKeys, Profile
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Form

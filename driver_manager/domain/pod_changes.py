@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from driver_manager.domain.model import Pod
+from driver_manager.domain.pod import Pod
 
 
 class PodEventKind(Enum):

@@ -5,12 +5,12 @@ Owns the fields and their meaning; reading and checking files belongs to `driver
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Any
+
+from driver_manager.domain.host_paths import HostPaths, NodeMaker
 
 
 class Strategy(Enum):
@@ -40,52 +40,6 @@ class RootsNeeded(Enum):
 
     ALL = "all"
     ANY = "any"
-
-
-class NodeMaker(Enum):
-    """Who makes the device nodes: the module when it finds a device, or a program of user space, whenever it is run."""
-
-    MODULE = "module"
-    USER_SPACE = "user-space"
-
-
-_VITAL = (
-    "/bin",
-    "/boot",
-    "/dev",
-    "/etc",
-    "/lib",
-    "/lib64",
-    "/proc",
-    "/sbin",
-    "/sys",
-    "/usr/bin",
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/sbin",
-    "/run/containerd",
-    "/run/crio",
-    "/run/docker",
-    "/run/k3s",
-    "/run/netns",
-    "/run/systemd",
-    "/run/user",
-    "/var/lib/containerd",
-    "/var/lib/containers",
-    "/var/lib/docker",
-    "/var/lib/kubelet",
-    "/var/lib/rancher",
-)
-"""Folders that the host and its containers live in."""
-
-
-def is_safe_root(path: str) -> bool:
-    """Whether everything mounted at and below `path` may be unmounted: it holds nothing vital, nor lies in it."""
-    parts = path.rstrip("/").split("/")[1:]
-    if len(parts) < 2 or {"", ".", ".."} & set(parts):
-        return False
-    below = f"/{'/'.join(parts)}/"
-    return not any(f"{vital}/".startswith(below) or below.startswith(f"{vital}/") for vital in _VITAL)
 
 
 @dataclass(frozen=True)
@@ -179,93 +133,6 @@ class Modules:
     def are_loaded(self, is_there: Callable[[str], bool]) -> bool:
         """Whether the kernel has the roots that it takes."""
         return (any if self.roots_needed is RootsNeeded.ANY else all)(map(is_there, self.roots))
-
-
-@dataclass(frozen=True)
-class HostPaths:
-    """Absolute paths on the host, and who makes those of the devices. `firmware` is where the kernel has to look."""
-
-    driver_root: str
-    state_file: str
-    load_record: str
-    ready_marker: str = ""
-    artifacts: tuple[str, ...] = ()
-    device_nodes: tuple[str, ...] = ()
-    device_nodes_made_by: NodeMaker = NodeMaker.MODULE
-    reboot_marker: str = ""
-    rebooter_record: str = ""
-    reboot_evidence: str = ""
-    evidence: str = ""
-    firmware: str = ""
-
-    @property
-    def ready_withdrawn(self) -> str:
-        """Where the ready marker is put aside while the driver is wedged, "" where there is none."""
-        return self.ready_marker + ".withdrawn" if self.ready_marker else ""
-
-    @property
-    def work_lock(self) -> str:
-        """The file that a reconcile holds locked while it works on the driver."""
-        return self._of_ours("driver-manager.lock")
-
-    @property
-    def effect_lock(self) -> str:
-        """The file that a run holds locked during one effect on the driver, and whoever takes over between two."""
-        return self._of_ours("driver-manager.effect.lock")
-
-    @property
-    def owner_note(self) -> str:
-        """The file that names the run whose effects alone may follow."""
-        return self._of_ours("driver-manager.owner")
-
-    @property
-    def failure_note(self) -> str:
-        """What a run notes that failed after it had disturbed somebody."""
-        return self._of_ours("driver-manager.failure.json")
-
-    @property
-    def health_record(self) -> str:
-        """What health-watch remembers of this boot."""
-        return self._of_ours("health-watch.json")
-
-    @property
-    def reboot_wish(self) -> str:
-        """The file that remembers over a reboot what it was asked for, "" where none is asked for."""
-        return f"{self.reboot_marker}.wish" if self.reboot_marker else ""
-
-    @property
-    def run_figures(self) -> str:
-        """What the runs of this boot took, for metrics."""
-        return self._of_ours("driver-manager.figures.json")
-
-    @property
-    def bindings(self) -> str:
-        """What the devices were bound to before a run of this boot gave them to virtual machines."""
-        return self._of_ours("driver-manager.bindings.json")
-
-    @property
-    def client_record(self) -> str:
-        """What was done about the clients of this boot's driver."""
-        return self._of_ours("driver-manager.clients.json")
-
-    @property
-    def client_lock(self) -> str:
-        """The file that whoever restarts clients holds locked."""
-        return self._of_ours("driver-manager.clients.lock")
-
-    @property
-    def mute_file(self) -> str:
-        """The file by which health-watch is muted on this host: a time."""
-        return self._of_ours("health-watch.mute-until")
-
-    @property
-    def rebooter_lock(self) -> str:
-        """The file that the one rebooter of the host holds locked, "" where there is none."""
-        return f"{self.rebooter_record}.lock" if self.rebooter_record else ""
-
-    def _of_ours(self, name: str) -> str:
-        """A file beside our load record: in the vendor's folder under /run, gone with the boot."""
-        return f"{self.load_record.rpartition('/')[0]}/{name}"
 
 
 @dataclass(frozen=True)
@@ -409,49 +276,3 @@ class Profile:
     def deploy_keys(self, labels: Mapping[str, str]) -> frozenset[str]:
         """The deploy-label keys in `labels` that may be paused: none that stands for something else."""
         return self.deploy.keys_in(dict(labels)) - self.keys.names
-
-
-def encode(profile: Profile) -> str:
-    """The profile as JSON, for another process of this version."""
-    return json.dumps(asdict(profile), default=lambda member: member.value)
-
-
-def decode(text: str) -> Profile:
-    """The profile that `encode` wrote."""
-    body = _frozen(json.loads(text))
-    probe, passthrough = body["probe"], body["passthrough"]
-    return Profile(
-        **{
-            **body,
-            "strategy": Strategy(body["strategy"]),
-            "keys": NodeKeys(**body["keys"]),
-            "modules": Modules(
-                **{
-                    **body["modules"],
-                    "load": LoadScope(body["modules"]["load"]),
-                    "roots_needed": RootsNeeded(body["modules"]["roots_needed"]),
-                }
-            ),
-            "paths": HostPaths(
-                **{**body["paths"], "device_nodes_made_by": NodeMaker(body["paths"]["device_nodes_made_by"])}
-            ),
-            "deploy": DeployLabels(**body["deploy"]),
-            "probe": None if probe is None else Probe(**probe),
-            "passthrough": None if passthrough is None else Passthrough(**passthrough),
-            "commands": VendorCommands(**body["commands"]),
-            "upgrade_metrics": UpgradeMetrics(**body["upgrade_metrics"]),
-            "transitions": tuple(
-                Transition(**{**one, "strategy": ChangeBy(one["strategy"])}) for one in body["transitions"]
-            ),
-        }
-    )
-
-
-def _frozen(value: Any) -> Any:
-    """`value` with tuples for lists."""
-    match value:
-        case dict():
-            return {key: _frozen(inner) for key, inner in value.items()}
-        case list():
-            return tuple(_frozen(inner) for inner in value)
-    return value

@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import Protocol
 
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.model import Holder
+from driver_manager.domain.host import Holder
 from driver_manager.domain.pci import PciBus
 
 

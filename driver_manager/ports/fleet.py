@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision, TaskPod
 from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.domain.model import Claim, NodeChange, Pod
+from driver_manager.domain.node import NodeChange
+from driver_manager.domain.pod import Claim, Pod
 
 
 class FactKind(Enum):

@@ -11,7 +11,7 @@ from driver_manager.domain.health.surroundings import MuteAnswer, Surroundings
 from driver_manager.domain.health.wedge import Kept
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import ProbeResult
+from driver_manager.domain.probe_result import ProbeResult
 from driver_manager.domain.window import Window
 
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.host import DriverSource, Holder, Module
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.json_patch import Operation
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Claim, DriverSource, Holder, Module, Node, NodeChange, Pod, PodList, ProbeResult
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.pod import Claim, Pod, PodList
 from driver_manager.domain.pod_changes import Eviction, PodEvent
+from driver_manager.domain.probe_result import ProbeResult
 from driver_manager.domain.run_figures import RunTally
 from driver_manager.ports.base import Clock, Reporter
 from driver_manager.ports.devices import PciDevices
@@ -161,8 +164,12 @@ class HostSystem(Protocol):
         """Unmount in the host's mount namespace. Raises ModuleFailed."""
         ...
 
-    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
-        """Uids of pods whose own mounts still show what is mounted at `mount_points` now."""
+    def file_systems(self, mount_points: tuple[str, ...]) -> frozenset[str]:
+        """`major:minor` of what the host has mounted at `mount_points`, and nowhere else."""
+        ...
+
+    def pods_that_see(self, file_systems: frozenset[str], deadline: Deadline) -> tuple[str, ...]:
+        """Uids of pods whose own mounts show one of `file_systems` now."""
         ...
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:

@@ -13,7 +13,7 @@ from driver_manager.domain import selectors
 from driver_manager.domain.health.probe_output import PARSERS
 from driver_manager.domain.metrics import PREFIX
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
-from driver_manager.domain.profile import is_safe_root
+from driver_manager.domain.safe_root import is_safe_root
 
 AUTO = "auto"
 MAX_TIMEOUT_S = 86_400

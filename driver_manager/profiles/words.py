@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from driver_manager.domain.profile import ChangeBy, LoadScope, NodeMaker, Profile, RootsNeeded, Strategy
+from driver_manager.domain.host_paths import NodeMaker
+from driver_manager.domain.profile import ChangeBy, LoadScope, Profile, RootsNeeded, Strategy
 
 
 def meaning(profile: Profile) -> tuple[tuple[str, str], ...]:

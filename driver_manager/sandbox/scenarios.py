@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.model import Loader
 from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.policy import Loader
 from driver_manager.sandbox.cluster import NODE, SandboxCluster
 from driver_manager.sandbox.driver_clients import TEAMS, add_clients
 from driver_manager.sandbox.host_tree import KERNEL, HostTree

@@ -12,7 +12,7 @@ fail() {
 }
 
 : "${DRIVER_TREE:=/opt/driver}" "${DRIVER_ROOT:=/run/rbln/driver}" "${DRIVER_MODULE:=rebellions}" "${SYS_ROOT:=/sys}"
-: "${DRIVER_VERSION:=}" "${DRIVER_CONFIG_DIGEST:=}"
+: "${DRIVER_MODULES:=$DRIVER_MODULE}" "${DRIVER_VERSION:=}" "${DRIVER_CONFIG_DIGEST:=}"
 if [ -z "${STATE_FILE:-}" ]; then
     : "${READY_MARKER:=/run/rbln/validations/.driver-ctr-ready}"
 fi
@@ -25,14 +25,16 @@ write() {
     mv "$1.$$" "$1"
 }
 
-# Any version of the driver is in the kernel.
+# The module is in the kernel, in any version. Without an argument: the driver is.
 is_live() {
-    [ "$(cat "$SYS_ROOT/module/$DRIVER_MODULE/initstate" 2>/dev/null)" = live ]
+    [ "$(cat "$SYS_ROOT/module/${1:-$DRIVER_MODULE}/initstate" 2>/dev/null)" = live ]
 }
 
-# The driver is loaded, and it is the wanted one. Prints what is wrong.
+# The driver is loaded, all of it, and it is the wanted one. Prints what is wrong.
 is_loaded() {
-    is_live || { say "module $DRIVER_MODULE is not loaded"; return 1; }
+    for module in $DRIVER_MODULES; do
+        is_live "$module" || { say "module $module is not loaded"; return 1; }
+    done
     loaded=$(cat "$SYS_ROOT/module/$DRIVER_MODULE/version" 2>/dev/null || true)
     [ -z "$DRIVER_VERSION" ] || [ "$loaded" = "$DRIVER_VERSION" ] ||
         { say "module $DRIVER_MODULE is loaded in version $loaded, wanted is $DRIVER_VERSION"; return 1; }
@@ -52,7 +54,7 @@ list_modules() {
     [ -e "$1/lib/modules/$kernel/modules.dep" ] || depmod -b "$1" "$kernel"
 }
 
-# Load these modules from the driver root, and record the digest once they are there.
+# Load these modules from the driver root, in this order, and record the digest once they are there.
 load() {
     for module in "$@"; do
         # Loading over a loaded module does nothing and succeeds, in any version: the check after it decides.
@@ -85,6 +87,11 @@ main() {
         run | ready)
             [ -n "$DRIVER_CONFIG_DIGEST" ] ||
                 fail "DRIVER_CONFIG_DIGEST is not set; set it from the pod's annotation driver-config-digest"
+            # Split and joined again: names may be on lines of their own.
+            case " $(echo $DRIVER_MODULES) " in
+                *" $DRIVER_MODULE "*) ;;
+                *) fail "DRIVER_MODULES has no $DRIVER_MODULE; add it, or set DRIVER_MODULE to one of them" ;;
+            esac
             "${1:-run}"
             ;;
         stop) stop ;;

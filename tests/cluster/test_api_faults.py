@@ -19,7 +19,8 @@ from driver_manager.adapters.kube.client import KubeApi
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.retries import Retries
 from driver_manager.domain.errors import Conflict
-from driver_manager.domain.model import Claim, Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.pod import Claim
 from driver_manager.ports.base import Clock, Reporter
 from tests.control_plane import fault_runner
 from tests.control_plane.certificates import all_certificates

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.domain.model import FIELD_MANAGER
+from driver_manager.domain.node import FIELD_MANAGER
 from tests.control_plane.api import MERGE_PATCH
 from tests.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.control_plane.runner import (

@@ -20,7 +20,7 @@ from driver_manager.adapters.report.log import LogReporter
 from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
 from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.domain.json_patch import Operation, expect, pointer, replaced
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from driver_manager.domain.swap.node_patches import tested_release
 from driver_manager.profiles import builtin

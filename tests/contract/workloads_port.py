@@ -14,7 +14,8 @@ import pytest
 
 from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.domain.errors import ApiRefused, NodeMissing, WatchExpired
-from driver_manager.domain.model import FIELD_MANAGER, Claim, NodeChange, Pod
+from driver_manager.domain.node import FIELD_MANAGER, NodeChange
+from driver_manager.domain.pod import Claim, Pod
 from driver_manager.domain.pod_changes import EvictionOutcome
 from tests.contract.cluster_port import KEY, PODS, Target
 from tests.control_plane.api import Json, wait_until

@@ -18,8 +18,10 @@ from driver_manager.adapters.kube.transport import Transport
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import reconcile
+from driver_manager.domain.host import Host
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.model import Host, Observation, Policy
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.policy import Policy
 from driver_manager.ports.node import Ports
 from driver_manager.settings import API_TIMEOUT_S
 from tests.control_plane.pod_transport import of_environment

@@ -9,7 +9,7 @@ from typing import Any
 
 from driver_manager.core.swap import settling
 from driver_manager.core.swap.fence import Fence
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pods import labels
 from driver_manager.domain.swap import node_patches, planner
 

@@ -18,7 +18,7 @@ from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.reboot.decision import RebootDecision
 from driver_manager.domain.reboot.slots import Slots, SlotsSeen
 from driver_manager.domain.reboot.state import RebootPolicy

@@ -12,22 +12,13 @@ from driver_manager.domain import selectors
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.host import Holder, Host, Module
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import (
-    Claim,
-    EvictionRules,
-    Holder,
-    Host,
-    Loader,
-    Mode,
-    Module,
-    Node,
-    Pod,
-    PodList,
-    Policy,
-)
+from driver_manager.domain.node import Node
 from driver_manager.domain.pci import PciBus, PciFunction
+from driver_manager.domain.pod import Claim, Pod, PodList
+from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.staged import StagedSlot, StagedSlots

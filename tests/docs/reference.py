@@ -25,8 +25,8 @@ from driver_manager.domain.fleet.operator_metrics import operator_families
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.metrics import PREFIX, Family
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.node_state import MEANINGS
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 from driver_manager.domain.reboot import metrics as reboot_metrics
 from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.run_figures import RunFigures, RunReport

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from driver_manager.core.pods.clients import ClientRestarter, ClientTurn
 from driver_manager.domain import selectors, timestamps
 from driver_manager.domain.generation import Sighting
-from driver_manager.domain.model import Pod
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.clients import ClientRules

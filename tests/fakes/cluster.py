@@ -8,7 +8,8 @@ from typing import Any
 
 from driver_manager.domain.errors import ApiUnavailable, Conflict, NodeMissing, WatchExpired
 from driver_manager.domain.json_patch import Operation
-from driver_manager.domain.model import FIELD_MANAGER, Claim, Node, NodeChange, Pod, PodList
+from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
+from driver_manager.domain.pod import Claim, Pod, PodList
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome, PodEvent, PodEventKind
 from driver_manager.sandbox.patches import json_patch
 from driver_manager.sandbox.store import ApiError

@@ -107,12 +107,17 @@ class EntryProgram:
         path.chmod(0o755)
 
     def tree(self, folder: Path) -> None:
-        """A driver's tree for this kernel in `folder`, and a modprobe that loads 2.0.1 where nothing is loaded."""
+        """A driver's tree for this kernel in `folder`, and a modprobe that loads 2.0.1 where it is not loaded yet."""
         modules = folder / "lib/modules" / KERNEL
         modules.mkdir(parents=True)
         (modules / "modules.dep").write_text(f"updates/{self.module_name}.ko.xz:\n")
-        script = f"[ -d {self.module} ] && exit 0\nmkdir -p {self.module}\necho live >{self.module}/initstate\n"
-        self.tool("modprobe", f"{script}echo 2.0.1 >{self.module}/version\n")
+        last = f"for name; do :; done\nmodule={self.module.parent}/$name\n[ -d $module ] && exit 0\n"
+        load = f"mkdir -p $module\necho live >$module/initstate\necho $name >>{self.folder}/loaded\n"
+        self.tool("modprobe", f"{last}{load}echo 2.0.1 >$module/version\n")
+
+    def loaded(self) -> list[str]:
+        """The modules that this modprobe has loaded, in that order."""
+        return (self.folder / "loaded").read_text().split()
 
     def ended(self, process: subprocess.Popen[str], **env: str) -> int:
         """Ask it to end once it stays and is ready; its exit status."""

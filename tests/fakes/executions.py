@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from driver_manager.core.swap.reconcile import Outcome
-from driver_manager.domain.model import Policy
+from driver_manager.domain.policy import Policy
 from tests.fakes.builders import ASCEND, OLD_DIGEST, PAUSED, PLUGIN, PROFILE
 from tests.fakes.scenarios import LABELS
 from tests.fakes.world import World

@@ -21,7 +21,7 @@ from driver_manager.domain.errors import ApiUnavailable, Conflict
 from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.task_pods import TASKS
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.ports.fleet import (
     Answered,
     Change,

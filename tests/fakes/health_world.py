@@ -15,7 +15,7 @@ from driver_manager.domain.health.surroundings import Mute, MuteAnswer, Surround
 from driver_manager.domain.health.wedge import Kept, NoticeKind
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker, MarkerUnreadable
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.window import Window
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.killer import Killed, Killer

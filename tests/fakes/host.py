@@ -11,19 +11,11 @@ from driver_manager.domain import bindings, markers, reboot_wish
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.failure import noted
+from driver_manager.domain.host import DriverSource, Holder, Host, LoadRecord, Module, ModuleFile
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import (
-    DriverSource,
-    Health,
-    Holder,
-    Host,
-    LoadRecord,
-    Module,
-    ModuleFile,
-    ProbeResult,
-)
 from driver_manager.domain.modules import closure
+from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot_wish import RebootWish
 from tests.fakes.killer import Killer
@@ -63,7 +55,8 @@ class FakeHost:
     has_device_nodes: bool = True
     unload_attempts: list[str] = field(default_factory=list)
     modules_error: Exception | None = None
-    bound_pods: tuple[str, ...] = ()
+    seen_before: tuple[str, ...] = ()
+    seen_after: tuple[str, ...] = ()
     known_holders: tuple[Holder, ...] = ()
     services: dict[str, bool] = field(default_factory=dict)
     broken_services: set[str] = field(default_factory=set)
@@ -192,9 +185,12 @@ class FakeHost:
         with self.killer.call(f"unmount {mount_point}", effect=True):
             self.mounts.remove(mount_point)
 
-    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
-        with self.killer.call("still bound"):
-            return self.bound_pods
+    def file_systems(self, mount_points: tuple[str, ...]) -> frozenset[str]:
+        return frozenset(mount_points) & frozenset(self.mounts)
+
+    def pods_that_see(self, file_systems: frozenset[str], deadline: Deadline) -> tuple[str, ...]:
+        with self.killer.call("pods that see"):
+            return self.seen_before if file_systems & frozenset(self.mounts) else self.seen_after
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         with self.killer.call("holders"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from driver_manager.adapters.host.facts import read_host
 from driver_manager.adapters.host.roots import HostRoots
-from driver_manager.domain.model import Host
+from driver_manager.domain.host import Host
 from driver_manager.domain.profile import Profile
 from tests.fakes.builders import PROFILE
 

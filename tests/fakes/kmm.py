@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.model import Loader, Policy
+from driver_manager.domain.policy import Loader, Policy
 from tests.fakes.builders import OLD_DIGEST, PROFILE
 from tests.fakes.scenarios import LABELS, OPERANDS
 from tests.fakes.world import World

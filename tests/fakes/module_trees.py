@@ -14,7 +14,7 @@ from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.process.run import Result, run
-from driver_manager.domain.model import Host
+from driver_manager.domain.host import Host
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
 from tests.fakes.clock import FakeClock

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, ModuleStuck
-from driver_manager.domain.model import Holder
+from driver_manager.domain.host import Holder
 from driver_manager.domain.pci import PciBus, PciFunction
 from tests.fakes.killer import Killer
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from driver_manager.domain.model import Loader, Module, Policy
+from driver_manager.domain.host import Module
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.swap.plan import (
     Plan,
 )

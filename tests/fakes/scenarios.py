@@ -9,7 +9,10 @@ from functools import cache
 from driver_manager.domain import selectors
 from driver_manager.domain.bindings import Binding, encode, noted
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Mode, Node, Policy
+from driver_manager.domain.host import Holder
+from driver_manager.domain.node import Node
+from driver_manager.domain.pod import Claim
+from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from tests.fakes.builders import (
     DRIVER,
     EXPORTER,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from driver_manager.core.swap.reconcile import Outcome
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Node
+from driver_manager.domain.node import Node
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.profile import NodeKeys
 

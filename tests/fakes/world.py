@@ -11,8 +11,10 @@ from driver_manager.domain.bindings import Binding, noted
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import decode
-from driver_manager.domain.model import Loader, Observation, Pod, Policy
+from driver_manager.domain.observation import Observation
 from driver_manager.domain.pci import PciFunction
+from driver_manager.domain.pod import Pod
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.ports.node import Ports
 from tests.fakes.builders import DRIVER, NEW_DIGEST, PROFILE, driver_pod, node

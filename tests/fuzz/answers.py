@@ -13,8 +13,10 @@ from driver_manager.adapters.kube.leases import LeaseSlots
 from driver_manager.adapters.kube.library import Library
 from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.domain.journal import encode
-from driver_manager.domain.model import Claim, Node, NodeChange, PodList, Policy
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.pod import Claim, PodList
 from driver_manager.domain.pod_changes import Eviction, PodEvent
+from driver_manager.domain.policy import Policy
 from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
 from driver_manager.domain.reboot.slots import encode as encode_slots
 from driver_manager.domain.swap.planner import plan

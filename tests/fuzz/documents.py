@@ -13,8 +13,7 @@ from driver_manager import profiles
 from driver_manager.adapters.host import mounts
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.domain import failure as failure_note
-from driver_manager.domain import generation, journal, markers, selectors
-from driver_manager.domain import profile as profile_form
+from driver_manager.domain import generation, journal, markers, profile_json, selectors
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
 from driver_manager.domain.failure import PastFailure
@@ -30,10 +29,10 @@ from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.metrics import exposition
-from driver_manager.domain.model import ProbeResult
 from driver_manager.domain.pods import client_record, labels
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
+from driver_manager.domain.probe_result import ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot import slots, windows
@@ -66,8 +65,8 @@ def assert_speakable(*texts: str) -> None:
 def read_profile(data: bytes) -> None:
     found = profiles.parse(text_of(data), "fuzz.toml")
     assert_conforms(found, Profile)
-    assert profile_form.decode(profile_form.encode(found)) == found
-    assert all(text.isprintable() for text in _texts(json.loads(profile_form.encode(found))))
+    assert profile_json.decode(profile_json.encode(found)) == found
+    assert all(text.isprintable() for text in _texts(json.loads(profile_json.encode(found))))
 
 
 def _texts(body: Any) -> list[str]:

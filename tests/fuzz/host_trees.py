@@ -26,8 +26,9 @@ from driver_manager.adapters.process import identity
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.surroundings import Surroundings
+from driver_manager.domain.host import DriverSource, Holder, Host
 from driver_manager.domain.journal import OldDriver, Owner
-from driver_manager.domain.model import DriverSource, Holder, Host, Policy
+from driver_manager.domain.policy import Policy
 from driver_manager.domain.profile import LoadScope, Modules
 from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.reboot.snapshot import Snapshot

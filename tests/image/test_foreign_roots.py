@@ -20,7 +20,7 @@ from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.run import run
 from driver_manager.adapters.process.supervisor import Supervisor
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import builtin
 from tests.image.distributions import NEWER, OLDER, Release, tree

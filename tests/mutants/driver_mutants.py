@@ -10,6 +10,7 @@ REBOOT_HOST = "unit/adapters/test_reboot_host.py::"
 PLANNER_REBOOT = "unit/swap/test_planner_reboot.py::"
 TREE = "unit/adapters/test_module_tree.py::"
 WISHES = "unit/swap/test_reboot_wishes.py::"
+SEES_THE_ROOT = "unit/swap/test_driver_root.py::test_a_pod_is_named_that_still_sees_the_root_after_the_unmount"
 
 DRIVER_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -105,6 +106,30 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         "        if lost:",
         "        if False:",
         ("unit/swap/test_executor_modules.py::test_parameters_that_the_new_driver_does_not_have_are_told",),
+    ),
+    Mutant(
+        "old-root-looked-for-before-the-unmount",
+        "a pod that the unmount reaches is not asked to be restarted",
+        "core/swap/driver_root.py",
+        "if uid in after and uid != obs.me.pod_uid)",
+        "if uid != obs.me.pod_uid)",
+        (SEES_THE_ROOT,),
+    ),
+    Mutant(
+        "own-pod-still-sees-the-old-root",
+        "no run asks for a restart of its own pod",
+        "core/swap/driver_root.py",
+        "if uid in after and uid != obs.me.pod_uid)",
+        "if uid in after)",
+        (SEES_THE_ROOT,),
+    ),
+    Mutant(
+        "number-of-a-file-system-used-again",
+        "a later file system with the old one's number is not taken for the old driver root",
+        "core/swap/driver_root.py",
+        "for pod_uid in (uid for uid in before if",
+        "for pod_uid in (uid for uid in after if",
+        (SEES_THE_ROOT,),
     ),
     Mutant(
         "nodes-of-user-space-waited-for",

@@ -247,7 +247,7 @@ NODE_MUTANTS = (
     Mutant(
         "failed-is-over",
         "a pod that its kubelet refuses is waited for: its containers may still run",
-        "domain/model.py",
+        "domain/pod.py",
         '            return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended',
         "            return True",
         ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
@@ -255,7 +255,7 @@ NODE_MUTANTS = (
     Mutant(
         "crash-is-the-end",
         "a container that its kubelet starts again has not ended for good",
-        "domain/model.py",
+        "domain/pod.py",
         "(self.deleting and self.have_ended is True and not self.claims)",
         "(self.have_ended is True and not self.claims)",
         ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
@@ -263,7 +263,7 @@ NODE_MUTANTS = (
     Mutant(
         "claims-not-given-back",
         "a pod with claims is waited for until its devices are given back",
-        "domain/model.py",
+        "domain/pod.py",
         "(self.deleting and self.have_ended is True and not self.claims)",
         "(self.deleting and self.have_ended is True)",
         ("unit/pods/test_operands.py::test_a_pod_is_waited_for_as_long_as_a_container_of_it_may_run",),
@@ -271,7 +271,7 @@ NODE_MUTANTS = (
     Mutant(
         "removal-waited-for",
         "a pod whose containers have ended holds nobody up until its object is removed",
-        "domain/model.py",
+        "domain/pod.py",
         "        return self.is_over or (self.deleting and self.have_ended is True and not self.claims)",
         "        return self.is_over",
         ("unit/pods/test_watch.py::test_a_pod_whose_containers_have_ended_has_left_before_its_object_is_removed",),

@@ -146,6 +146,7 @@ def test_an_overlay_is_its_profiles(overlay: str) -> None:
     driver = env(by_name["driver"])
     assert driver["DRIVER_ROOT"] == profile.paths.driver_root
     assert driver["DRIVER_MODULE"] in profile.modules.roots
+    assert driver.get("DRIVER_MODULES", "").split() in ([], list(profile.modules.order))
     assert driver["STATE_FILE"] == profile.paths.state_file
     assert driver.get("READY_MARKER", "") == profile.paths.ready_marker
     template = only(objects, "DaemonSet", f"{overlay}-driver")["spec"]["template"]

@@ -18,7 +18,8 @@ from driver_manager.domain.fleet.model import UpgradeState
 from driver_manager.domain.health import machine
 from driver_manager.domain.health.machine import Finding, HealthState
 from driver_manager.domain.health.marks import MarkChange
-from driver_manager.domain.profile import HostPaths, Strategy
+from driver_manager.domain.host_paths import HostPaths
+from driver_manager.domain.profile import Strategy
 from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
 from driver_manager.domain.swap import plan
 from driver_manager.domain.swap.plan import Decision

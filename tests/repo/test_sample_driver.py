@@ -25,6 +25,50 @@ def test_it_installs_loads_records_and_stays_until_told_to_end(driver: EntryProg
     assert sorted(path.name for path in driver.state.parent.iterdir()) == ["driver", "driver.state", "validations"]
 
 
+SEVERAL = "npu_core rebellions npu_net npu_rdma"
+
+
+@pytest.mark.parametrize("told", [SEVERAL, SEVERAL.replace(" ", "\n") + "\n"], ids=["one line", "a line for each"])
+@pytest.mark.parametrize("kind", ["sample-driver", "rebellions-driver"])
+def test_several_modules_are_loaded_in_the_order_that_is_given(kind: str, told: str, tmp_path: Path) -> None:
+    driver = EntryProgram(kind, tmp_path)
+    driver.tree(tmp_path / "tree")
+    driver.tool("mountpoint", "exit 1\n")
+    driver.tool("mount", "exit 0\n")
+    assert driver.ended(driver.start(DRIVER_MODULES=told), DRIVER_MODULES=told) == 0
+    assert driver.loaded() == SEVERAL.split()
+    assert driver.state.read_text() == "new\n"
+
+
+def test_one_of_several_modules_that_does_not_load_is_a_failure_and_the_next_start_goes_on(
+    driver: EntryProgram,
+) -> None:
+    works = driver.folder / "bin/modprobe"
+    complete = works.read_text()
+    works.write_text(complete.replace("done\n", "done\n[ $name != npu_net ] || exit 1\n", 1))
+    done = driver.run("run", DRIVER_MODULES=SEVERAL)
+    assert (done.returncode, "module npu_net cannot be loaded" in done.stderr) == (1, True), done.stderr
+    assert not driver.state.exists()
+    works.write_text(complete)
+    assert driver.ended(driver.start(DRIVER_MODULES=SEVERAL), DRIVER_MODULES=SEVERAL) == 0
+    assert driver.loaded() == SEVERAL.split()
+
+
+def test_a_driver_that_lacks_one_of_several_modules_is_not_ready(driver: EntryProgram) -> None:
+    driver.load("2.0.1")
+    driver.record("new")
+    assert driver.run("ready").returncode == 0
+    asked = driver.run("ready", DRIVER_MODULES="rebellions npu_net")
+    assert (asked.returncode, "module npu_net is not loaded" in asked.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("told", ["npu_core", "rebellions_core npu_rebellions"])
+def test_modules_without_the_one_that_the_version_is_of_are_refused(driver: EntryProgram, told: str) -> None:
+    done = driver.run("run", DRIVER_MODULES=told)
+    assert (done.returncode, "DRIVER_MODULES has no rebellions; add it" in done.stderr) == (1, True)
+    assert not driver.root.exists()
+
+
 def test_a_current_driver_is_left_alone(driver: EntryProgram) -> None:
     driver.load("2.0.1")
     driver.state.parent.mkdir()

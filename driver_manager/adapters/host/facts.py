@@ -22,10 +22,11 @@ from driver_manager.domain.bindings import Binding
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.failure import PastFailure, noted
+from driver_manager.domain.host import Host, LoadRecord
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.model import Host, LoadRecord
-from driver_manager.domain.profile import Modules, Profile, is_safe_root
+from driver_manager.domain.profile import Modules, Profile
 from driver_manager.domain.reboot_wish import RebootWish, WishUnreadable
+from driver_manager.domain.safe_root import is_safe_root
 
 MAX_BINDINGS_BYTES = 1024 * 1024
 """Of a host with thousands of functions."""

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
+from driver_manager.domain.host_paths import HostPaths
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.profile import HostPaths
 from driver_manager.ports.base import Clock
 
 TURN_S = 10.0

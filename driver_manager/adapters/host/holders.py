@@ -20,7 +20,7 @@ from pathlib import Path
 
 from driver_manager.adapters.process.forked import each_within
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import UNREAD, Holder
+from driver_manager.domain.host import UNREAD, Holder
 
 _POD = re.compile(
     r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"

@@ -6,8 +6,8 @@ from driver_manager.adapters.host.reboot_files import RebootFiles
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.run_figures import RunFiguresFile
 from driver_manager.domain import run_figures
+from driver_manager.domain.host_paths import HostPaths
 from driver_manager.domain.metrics import Family
-from driver_manager.domain.profile import HostPaths
 from driver_manager.domain.reboot import metrics as reboot_metrics
 from driver_manager.domain.reboot.record import RecordUnreadable
 

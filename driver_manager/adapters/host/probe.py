@@ -8,7 +8,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.supervisor import OUT_BYTES, StillStuckError, Supervisor
 from driver_manager.domain.health.probe_output import parse
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 
 OUTPUT_CHARS = 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.domain import run_figures
-from driver_manager.domain.profile import HostPaths
+from driver_manager.domain.host_paths import HostPaths
 from driver_manager.domain.run_figures import RunFigures, RunReport
 from driver_manager.domain.window import Window
 

@@ -23,7 +23,8 @@ from driver_manager.adapters.host.openat import Place
 from driver_manager.adapters.host.rename import exchange
 from driver_manager.adapters.host.slot_tree import found_in, record_of, refuse_mounts, remove_tree
 from driver_manager.domain.errors import ModuleFailed, PreflightFailed
-from driver_manager.domain.profile import Profile, Strategy, is_safe_root
+from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.safe_root import is_safe_root
 from driver_manager.domain.staged import (
     FORM,
     RECORD,

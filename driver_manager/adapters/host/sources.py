@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from driver_manager.adapters.host.modules.tree import HOST, ModuleTrees
 from driver_manager.adapters.host.slots import problem_of
+from driver_manager.domain.host import DriverSource, LoadRecord
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.model import DriverSource, LoadRecord
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.staged import StagedSlots, slot_name
 

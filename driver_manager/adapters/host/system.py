@@ -29,12 +29,14 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ManagerError, ModuleFailed, ModuleStuck
 from driver_manager.domain.health.probe_output import parse
 from driver_manager.domain.health.record import recorded
+from driver_manager.domain.host import DriverSource, Holder, Module
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import DriverSource, Health, Holder, Module, ProbeResult
 from driver_manager.domain.modules import unload_order, users
 from driver_manager.domain.parameters import joined
-from driver_manager.domain.profile import Profile, is_safe_root
+from driver_manager.domain.probe_result import Health, ProbeResult
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.safe_root import is_safe_root
 from driver_manager.ports.base import Clock
 
 WORK_LOCK_S = 5.0
@@ -206,12 +208,15 @@ class LinuxHost:
         result = run(words, timeout_s=timeout_s)
         return result.last_line if result.status else ""
 
-    def still_bound(self, mount_points: tuple[str, ...], deadline: Deadline) -> tuple[str, ...]:
+    def file_systems(self, mount_points: tuple[str, ...]) -> frozenset[str]:
         """See the port."""
         table = (self._roots.proc / "1/mountinfo").read_text(errors="surrogateescape")
-        devices = mounts.devices_of(table, mount_points)
+        return mounts.devices_of(table, mount_points)
+
+    def pods_that_see(self, file_systems: frozenset[str], deadline: Deadline) -> tuple[str, ...]:
+        """See the port."""
         looks = self._looks(deadline.bound(LOOK_S))
-        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, devices, looks)))
+        return tuple(dict.fromkeys(pod_uid for _, pod_uid in bound_to(self._roots.proc, file_systems, looks)))
 
     def holders(self, deadline: Deadline, enough: int | None = None) -> tuple[Holder, ...]:
         """See the port."""

@@ -21,7 +21,7 @@ from driver_manager.adapters.host.roots import HostRoots, kernel_fact
 from driver_manager.adapters.process.forked import lines_within
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, ModuleStuck
-from driver_manager.domain.model import Holder
+from driver_manager.domain.host import Holder
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.profile import Profile
 from driver_manager.ports.base import Clock

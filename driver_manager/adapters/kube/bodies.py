@@ -7,7 +7,7 @@ from typing import Any
 
 from driver_manager.domain import timestamps
 from driver_manager.domain.escaping import shortened
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 
 MAX_MESSAGE_CHARS = 1000
 """Of an Event, which holds 1,024 characters."""

@@ -8,7 +8,7 @@ from driver_manager.adapters.kube.answers import FORBIDDEN, NOT_FOUND, Answer, r
 from driver_manager.adapters.kube.client import KubeApi
 from driver_manager.adapters.kube.objects import as_claim, understood
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.model import Claim
+from driver_manager.domain.pod import Claim
 
 LIST_CLAIMS = "list resourceclaims.resource.k8s.io"
 _UNLISTED, _UNREAD = frozenset({FORBIDDEN}), frozenset({FORBIDDEN, NOT_FOUND})

@@ -24,7 +24,7 @@ from driver_manager.adapters.process.inbox import Inbox
 from driver_manager.domain.errors import Conflict
 from driver_manager.domain.fleet.fields import GROUP, KIND, VERSION
 from driver_manager.domain.json_patch import Operation, expect
-from driver_manager.domain.model import FIELD_MANAGER, NodeChange
+from driver_manager.domain.node import FIELD_MANAGER, NodeChange
 from driver_manager.ports.base import Clock
 from driver_manager.ports.fleet import Change, EventAbout, FactKind, Item, Subject
 

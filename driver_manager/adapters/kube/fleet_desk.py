@@ -22,7 +22,8 @@ from driver_manager.domain.errors import ApiUnavailable, ConfigError, Conflict, 
 from driver_manager.domain.fleet.fields import GROUP, PLURAL
 from driver_manager.domain.fleet.model import FleetNode
 from driver_manager.domain.fleet.reading import RolloutObject
-from driver_manager.domain.model import FIELD_MANAGER, Claim, Pod
+from driver_manager.domain.node import FIELD_MANAGER
+from driver_manager.domain.pod import Claim, Pod
 from driver_manager.ports.fleet import FactKind, Leader, Listed, Subject
 
 ATTEMPTS = 3

@@ -18,7 +18,7 @@ from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNo
 from driver_manager.domain.fleet.reading import read
 from driver_manager.domain.fleet.record import NodeRecord, NodeRecordUnreadable, decode
 from driver_manager.domain.fleet.values import Zones
-from driver_manager.domain.model import Node
+from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
 from driver_manager.domain.selectors import Selector

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from driver_manager.domain.errors import ApiUnavailable
-from driver_manager.domain.model import Claim, Node, Pod
+from driver_manager.domain.node import Node
+from driver_manager.domain.pod import Claim, Pod
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Its value is the uid by which the kubelet knows the static pod (kubernetes, pkg/kubelet/config/common.go)."""

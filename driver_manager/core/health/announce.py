@@ -12,7 +12,7 @@ from driver_manager.core.node.cas import patch_until_current
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.notices import Notice
 from driver_manager.domain.health.wedge import NoticeKind
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.node_state import NodeState, encode, label, outcome_on, state_on
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.window import Window

@@ -16,7 +16,7 @@ from driver_manager.domain.health.machine import HealthState, History, Sample
 from driver_manager.domain.health.marks import MarkChange
 from driver_manager.domain.health.metrics import HealthReport
 from driver_manager.domain.health.surroundings import Surroundings
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.ports.base import Clock, Reporter
 from driver_manager.ports.health import EvidenceKeeper, HealthMarks, NodeNotifier, Prober
 

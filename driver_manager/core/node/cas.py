@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from driver_manager.domain.errors import ApiUnavailable, Conflict
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.ports.base import Reporter
 from driver_manager.ports.node import Cluster
 

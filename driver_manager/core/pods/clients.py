@@ -16,12 +16,14 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused
 from driver_manager.domain.generation import seen_now
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import EvictionRules, NodeChange, Pod
+from driver_manager.domain.node import NodeChange
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
 from driver_manager.domain.pods.clients import ClientRules, holding_since_before
 from driver_manager.domain.pods.workloads import claims_of, namespaces_with_claims
+from driver_manager.domain.policy import EvictionRules
 from driver_manager.ports.base import Clock, Reporter
 from driver_manager.ports.clients import ClientNotes
 from driver_manager.ports.node import Cluster

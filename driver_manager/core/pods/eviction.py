@@ -15,7 +15,7 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.failure import pod_blocker
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Pod, PodList
+from driver_manager.domain.pod import Pod, PodList
 from driver_manager.domain.pod_changes import EvictionOutcome
 from driver_manager.domain.pods.workloads import AFTER_GRACE_S, PodAction, Workload, grace_s, with_action
 from driver_manager.ports.base import Clock, Reporter

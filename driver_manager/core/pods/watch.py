@@ -17,7 +17,8 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, PodsRemain, WatchBroken, WatchExpired
 from driver_manager.domain.failure import pod_blocker
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Node, Pod, PodList
+from driver_manager.domain.node import Node
+from driver_manager.domain.pod import Pod, PodList
 from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from driver_manager.domain.pods.operands import why_still_there
 from driver_manager.ports.base import Clock, Reporter

@@ -21,7 +21,7 @@ from driver_manager.domain.errors import (
     Terminated,
 )
 from driver_manager.domain.listing import without_numbers
-from driver_manager.domain.model import NodeChange, is_this_host
+from driver_manager.domain.node import NodeChange, is_this_host
 from driver_manager.domain.reboot.decision import ENDS, RebootAct, RebootDecision, decide
 from driver_manager.domain.reboot.patches import cleaned, completed, given_back, granted, how_long, is_approved
 from driver_manager.domain.reboot.patches import request_labels as labels_of

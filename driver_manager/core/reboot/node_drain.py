@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from driver_manager.core.pods.eviction import Evictor
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.model import EvictionRules, PodList
+from driver_manager.domain.pod import PodList
 from driver_manager.domain.pods.workloads import (
     NodePods,
     PodAction,
@@ -17,6 +17,7 @@ from driver_manager.domain.pods.workloads import (
     with_action,
     workloads,
 )
+from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.profile import Profile
 from driver_manager.ports.base import Clock, Reporter
 from driver_manager.ports.node import Cluster

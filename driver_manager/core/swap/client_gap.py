@@ -11,9 +11,10 @@ from driver_manager.core.pods.eviction import Evictor
 from driver_manager.core.swap.context import RunContext
 from driver_manager.domain import events
 from driver_manager.domain.errors import DriverBusy
+from driver_manager.domain.host import UNREAD
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import UNREAD, Pod
 from driver_manager.domain.modules import users_of
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.clients import ClientRules, clients
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import PodAction, Workload

@@ -31,12 +31,17 @@ class DriverRoot:
                 assert_never(step)
 
     def _unmount(self, step: UnmountDriverRoot) -> None:
-        bound = self._context.ports.host.still_bound(step.mounts, self._context.soon(TOOL_S))
+        obs, host = self._context.situation.obs, self._context.ports.host
+        file_systems = host.file_systems(step.mounts)
+        before = host.pods_that_see(file_systems, self._context.soon(TOOL_S))
         for mount in step.mounts:
             with self._context.effect():
-                self._context.ports.host.unmount(mount, self._context.soon(TOOL_S))
-        names = {pod.uid: str(pod) for pod in self._context.situation.obs.pods.pods}
-        for pod_uid in bound:
+                host.unmount(mount, self._context.soon(TOOL_S))
+        # Pods whose mounts follow the host's do not see it any more. The kernel uses a file system's number again, so a
+        # pod that did not see it before has another one. What our own pod sees goes with this container.
+        after = host.pods_that_see(file_systems, self._context.soon(TOOL_S)) if before else ()
+        names = {pod.uid: str(pod) for pod in obs.pods.pods}
+        for pod_uid in (uid for uid in before if uid in after and uid != obs.me.pod_uid):
             self._context.ports.reporter.warn(
                 f"pod {names.get(pod_uid, pod_uid)} still sees the old driver root: restart it so that it sees the "
                 "new one"

@@ -23,10 +23,11 @@ from driver_manager.domain.errors import (
     OwnedElsewhere,
 )
 from driver_manager.domain.failure import process_blocker
+from driver_manager.domain.host import UNREAD, DriverSource, Module
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import UNREAD, DriverSource, Health, Module
 from driver_manager.domain.modules import unload_order, users, users_of
 from driver_manager.domain.pods.operands import named
+from driver_manager.domain.probe_result import Health
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.steps.modules import (
     AnyModuleStep,

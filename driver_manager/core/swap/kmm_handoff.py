@@ -14,8 +14,8 @@ from driver_manager.core.swap.node_steps import NodeSteps
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleFailed
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.model import Node
 from driver_manager.domain.modules import driver_version, has_root, users
+from driver_manager.domain.node import Node
 from driver_manager.domain.swap.node_patches import asked_kmm
 from driver_manager.domain.swap.steps.kmm import AnyKmmStep, AskKmm, AwaitKmm
 

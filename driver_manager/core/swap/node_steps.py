@@ -15,7 +15,7 @@ from driver_manager.core.swap.context import RunContext
 from driver_manager.domain import timestamps
 from driver_manager.domain.errors import Conflict, OwnedElsewhere, StandingDown, Terminated
 from driver_manager.domain.journal import Journal
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.swap.node_patches import marked_cleared, noted, pause_more
 from driver_manager.domain.swap.steps.base import Step
 from driver_manager.domain.swap.steps.node import (

@@ -14,23 +14,15 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.digest import FROM_ENVIRONMENT, is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
+from driver_manager.domain.host import UNREAD, Holder, Host
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import (
-    UNREAD,
-    Claim,
-    Holder,
-    Host,
-    Mode,
-    Node,
-    Observation,
-    Part,
-    Pod,
-    PodList,
-    is_this_host,
-)
 from driver_manager.domain.modules import users_of
+from driver_manager.domain.node import Node, is_this_host
+from driver_manager.domain.observation import Observation, Part
+from driver_manager.domain.pod import Claim, Pod, PodList
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import names_of_claims, namespaces_with_claims
+from driver_manager.domain.policy import Mode
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.planner import wants_users
 from driver_manager.domain.swap.situation import Situation

@@ -16,7 +16,7 @@ from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ManagerError, PodsRemain
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.swap.steps.operator import AnyOperatorStep, AskOperator, WaitForSafeLoad, WithdrawSafeLoad
 
 ASKED = "true"

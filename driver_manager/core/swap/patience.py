@@ -14,8 +14,8 @@ from driver_manager.core.swap.context import RunContext
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ManagerError, PodsRemain
 from driver_manager.domain.failure import is_process, process_blocker
+from driver_manager.domain.host import UNREAD
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import UNREAD
 from driver_manager.domain.modules import users_of
 from driver_manager.domain.swap.steps.waits import (
     AnyWaitStep,

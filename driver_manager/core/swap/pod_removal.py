@@ -14,8 +14,9 @@ from driver_manager.core.pods.eviction import Evictor
 from driver_manager.core.pods.watch import PodWait, RestartWait
 from driver_manager.core.swap.context import RunContext
 from driver_manager.domain.errors import EvictionRefused, ManagerError, PodsRemain, StandingDown
+from driver_manager.domain.host import Holder
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Holder, Pod, PodList
+from driver_manager.domain.pod import Pod, PodList
 from driver_manager.domain.pods.operands import is_moved_by, named
 from driver_manager.domain.pods.workloads import (
     NodePods,

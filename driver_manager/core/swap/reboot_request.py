@@ -12,7 +12,7 @@ from driver_manager.core.swap.context import RunContext
 from driver_manager.domain import events, markers, reboot_wish
 from driver_manager.domain.errors import ManagerError, ModuleFailed, RebootRequired, Terminated
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.record import event_key, request_of
 from driver_manager.domain.swap.steps.reboot import (

@@ -30,9 +30,11 @@ from driver_manager.domain.errors import (
 )
 from driver_manager.domain.failure import encode, pod_blocker
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Loader, Node, Observation, Policy
+from driver_manager.domain.node import Node
 from driver_manager.domain.node_state import NodeState, state_of
+from driver_manager.domain.observation import Observation
 from driver_manager.domain.pods.workloads import PodAction, with_action
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.driver_state import is_owned_elsewhere
 from driver_manager.domain.swap.obstacles import HOLDERS, STUCK

@@ -11,9 +11,10 @@ from dataclasses import replace
 from driver_manager.core.node.cas import patch_until_current
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiUnavailable, ExitCode, ManagerError, NodeMissing, RebootRequired
+from driver_manager.domain.host import Host
 from driver_manager.domain.json_patch import Operation
-from driver_manager.domain.model import Host, Node, NodeChange
 from driver_manager.domain.modules import driver_version
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.profile import Profile
 from driver_manager.ports.node import Ports

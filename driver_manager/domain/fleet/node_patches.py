@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driver_manager.domain.fleet.acts import MarkNode
 from driver_manager.domain.fleet.record import encode
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.patches import APPROVED
 

@@ -11,7 +11,7 @@ from enum import Enum
 from driver_manager.domain.health.surroundings import Mute, Surroundings
 from driver_manager.domain.health.wedge import NO_WEDGE, Wedge
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.model import DeviceVerdict, Health
+from driver_manager.domain.probe_result import DeviceVerdict, Health
 
 EVIDENCE_LINES = 10
 EVIDENCE_CHARS = 500

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.metrics import PREFIX, Family, by_label, counter, gauge
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import re
 
 from driver_manager.domain import timestamps
 from driver_manager.domain.health.surroundings import Mute
-from driver_manager.domain.model import Node
+from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
 
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)", re.ASCII)

@@ -14,7 +14,7 @@ from driver_manager.domain.health.parsers import (
     tt_smi,
 )
 from driver_manager.domain.health.parsers.verdicts import unhealthy
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT, loader_failure
 
 LAST_LINE_CHARS = 300

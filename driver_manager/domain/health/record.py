@@ -14,7 +14,7 @@ from driver_manager.domain.health.machine import EVIDENCE_CHARS, EVIDENCE_LINES,
 from driver_manager.domain.health.surroundings import Mute, Surroundings
 from driver_manager.domain.health.wedge import NO_WEDGE, NoticeKind, Wedge
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.model import DeviceVerdict, Health
+from driver_manager.domain.probe_result import DeviceVerdict, Health
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
 

@@ -15,7 +15,7 @@ from driver_manager.domain import generation as generations
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import writable
 from driver_manager.domain.generation import Generation
-from driver_manager.domain.model import Pod
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.clients import ClientRules, Standing, clients, standing
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 

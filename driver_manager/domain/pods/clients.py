@@ -11,7 +11,7 @@ from enum import Enum
 
 from driver_manager.domain import selectors, timestamps
 from driver_manager.domain.generation import Generation
-from driver_manager.domain.model import Pod
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.selectors import Selector
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from driver_manager.domain.model import Holder, Observation, Pod
+from driver_manager.domain.host import Holder
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.profile import Profile
 

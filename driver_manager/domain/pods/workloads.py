@@ -12,10 +12,13 @@ from fnmatch import fnmatchcase
 
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.failure import pod_blocker
+from driver_manager.domain.host import Holder
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Pod
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pod import Claim, Pod
 from driver_manager.domain.pods.clients import ClientRules, is_client
 from driver_manager.domain.pods.operands import asks_by_itself, gates, is_placed_by, is_unmoved
+from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.profile import Profile
 
 FORCE_IT = "allow it with NPU_POD_EVICTION_FORCE=true (--npu-pod-eviction-force), or delete the pod"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from driver_manager.domain import node_state
 from driver_manager.domain.markers import UPGRADE
-from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange
+from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.state import RebootState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from driver_manager.domain.markers import REASONS, UPGRADE
-from driver_manager.domain.model import Node
+from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.domain.reboot.record import Pending, RebootRequest, Record, request_of
 from driver_manager.domain.reboot.slots import SlotsSeen

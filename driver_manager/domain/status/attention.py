@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health import mute
 from driver_manager.domain.health.machine import HealthState
-from driver_manager.domain.model import Part, Pod
 from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.observation import Part
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.operands import placed_by, why_still_there
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.reboot.patches import is_approved

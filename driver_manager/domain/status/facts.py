@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ManagerError
 from driver_manager.domain.health.machine import HealthState
+from driver_manager.domain.host import Holder, Host
 from driver_manager.domain.kmm import KmmModule
-from driver_manager.domain.model import DeviceVerdict, Holder, Host, Loader, Mode, Observation, Part, Pod
 from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.observation import Observation, Part
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.client_record import ClientRecord
+from driver_manager.domain.policy import Loader, Mode
+from driver_manager.domain.probe_result import DeviceVerdict
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.plan import Plan
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from driver_manager.domain import timestamps
 from driver_manager.domain.markers import RECOVERY, UPGRADE
-from driver_manager.domain.model import Loader, Part
 from driver_manager.domain.modules import driver_version, has_root
 from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.observation import Part
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.status.facts import StatusFacts
 from driver_manager.domain.swap.plan import Decision, Plan
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from driver_manager.domain.digest import differing
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
-from driver_manager.domain.model import Host, Observation
+from driver_manager.domain.host import Host
 from driver_manager.domain.modules import has_root
+from driver_manager.domain.observation import Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.situation import Situation
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from driver_manager.domain.errors import ConfigError, EvictionRefused, PodsRemain
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Pod, Policy
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.workloads import (
     AFTER_GRACE_S,
     NodePods,
@@ -24,6 +24,7 @@ from driver_manager.domain.pods.workloads import (
     with_action,
     workloads,
 )
+from driver_manager.domain.policy import Policy
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.swap.plan import AnyStep, PlanAgain
 from driver_manager.domain.swap.situation import Situation

@@ -5,7 +5,7 @@ Pure. Must not import the planner, which builds its rows from these.
 
 from __future__ import annotations
 
-from driver_manager.domain.model import Loader, Mode
+from driver_manager.domain.policy import Loader, Mode
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.plan import AnyStep
 from driver_manager.domain.swap.situation import Situation

@@ -11,9 +11,9 @@ from dataclasses import replace
 from driver_manager.domain.errors import ModuleStuck, PreflightFailed
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Loader
 from driver_manager.domain.modules import beside, unload_order
 from driver_manager.domain.parameters import kept, options
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap import staged_swap
 from driver_manager.domain.swap.driver_state import places_us

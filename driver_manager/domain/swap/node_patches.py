@@ -12,8 +12,9 @@ from driver_manager.domain.bindings import Binding, merged
 from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
 from driver_manager.domain.json_patch import Operation, expect, replaced
 from driver_manager.domain.kmm import KmmModule, ReplacedLoad
-from driver_manager.domain.model import FIELD_MANAGER, Node, NodeChange, Observation
 from driver_manager.domain.modules import driver_version, has_root, unload_order
+from driver_manager.domain.node import FIELD_MANAGER, Node, NodeChange
+from driver_manager.domain.observation import Observation
 from driver_manager.domain.parameters import kept
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.pods.operands import gates

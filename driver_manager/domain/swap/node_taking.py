@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Set
 
 from driver_manager.domain.bindings import Binding
-from driver_manager.domain.model import Mode
 from driver_manager.domain.pods.labels import is_pausable
 from driver_manager.domain.pods.operands import moved_by
 from driver_manager.domain.pods.workloads import holds_claim, node_pods
+from driver_manager.domain.policy import Mode
 from driver_manager.domain.swap.eviction_plan import EvictionPlan, clearing, is_managed
 from driver_manager.domain.swap.loading import check
 from driver_manager.domain.swap.node_patches import found_journal, give_back, pausable_keys, paused_keys, take

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Set
 
 from driver_manager.domain.errors import DriverBusy, PodsRemain
 from driver_manager.domain.failure import pod_blocker, process_blocker
+from driver_manager.domain.host import UNREAD, Holder
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import UNREAD, Holder, Pod
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.operands import is_overdue, is_unmoved, mounts, moved_by, placed_by
 from driver_manager.domain.pods.workloads import PodAction, Workload, node_pods, with_action
 from driver_manager.domain.swap.plan import AnyStep, PlanAgain

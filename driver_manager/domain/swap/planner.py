@@ -18,7 +18,6 @@ from driver_manager.domain.errors import (
     RebootRequired,
     StandingDown,
 )
-from driver_manager.domain.model import Loader, Mode
 from driver_manager.domain.modules import driver_version, unload_order
 from driver_manager.domain.pods.operands import bound_to_root
 from driver_manager.domain.pods.workloads import (
@@ -28,6 +27,7 @@ from driver_manager.domain.pods.workloads import (
     unread_claims,
     with_action,
 )
+from driver_manager.domain.policy import Loader, Mode
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.reboot.state import is_granted
 from driver_manager.domain.swap.driver_state import (

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.host import DriverSource, Host, MissingFirmware, ModuleFile
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import DriverSource, Host, Loader, MissingFirmware, Mode, ModuleFile, Policy
 from driver_manager.domain.modules import driver_version, is_own, users
+from driver_manager.domain.policy import Loader, Mode, Policy
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy
 from driver_manager.domain.staged import StagedSlots
 from driver_manager.domain.swap.driver_state import is_loaded, places_us

@@ -10,7 +10,8 @@ from dataclasses import replace
 from driver_manager.domain.digest import in_words
 from driver_manager.domain.errors import PreflightFailed
 from driver_manager.domain.markers import UPGRADE, Marker
-from driver_manager.domain.model import Loader, NodeChange
+from driver_manager.domain.node import NodeChange
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.reboot.patches import request_labels
 from driver_manager.domain.reboot.snapshot import is_foreign
 from driver_manager.domain.reboot_wish import RebootWish

@@ -25,7 +25,7 @@ from driver_manager.domain.errors import (
     StandingDown,
 )
 from driver_manager.domain.failure import PastFailure, pod_blocker, process_blocker
-from driver_manager.domain.model import UNREAD, DriverSource
+from driver_manager.domain.host import UNREAD, DriverSource
 from driver_manager.domain.pods.labels import gate_originals, originals
 from driver_manager.domain.swap.plan import Plan, PlanAgain, as_json
 from driver_manager.domain.swap.situation import Situation

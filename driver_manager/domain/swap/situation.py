@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import Host, Observation, Policy
+from driver_manager.domain.host import Host
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.policy import Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.transition import for_this_change
 

@@ -6,9 +6,10 @@ Nothing where the wanted driver is not staged. Pure. Must not import the planner
 from __future__ import annotations
 
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Loader, Pod
 from driver_manager.domain.modules import driver_version
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.operands import placed_by
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.staged import StagedSlot, StagedSlots, free_name, removable, slot_name
 from driver_manager.domain.swap.driver_state import places_us
 from driver_manager.domain.swap.situation import Situation

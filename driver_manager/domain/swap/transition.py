@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driver_manager.domain.model import Host, Loader, Mode, Policy
+from driver_manager.domain.host import Host
 from driver_manager.domain.modules import driver_version, has_root
+from driver_manager.domain.policy import Loader, Mode, Policy
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition
 
 

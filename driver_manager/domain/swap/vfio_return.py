@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from driver_manager.domain.bindings import Binding, merged
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import Mode
 from driver_manager.domain.pci import PciFunction
+from driver_manager.domain.policy import Mode
 from driver_manager.domain.swap.driver_state import places_us
 from driver_manager.domain.swap.node_patches import original_bindings
 from driver_manager.domain.swap.plan import AnyStep, PlanAgain

@@ -9,12 +9,13 @@ from driver_manager.domain import bindings
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError, DriverBusy, PreflightFailed, StandingDown
 from driver_manager.domain.failure import process_blocker
+from driver_manager.domain.host import UNREAD, Holder
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import UNREAD, Holder, Loader
 from driver_manager.domain.modules import unload_order, users_of
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.pods.operands import bound_to_root
 from driver_manager.domain.pods.workloads import node_pods, staying, unread_claims
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.driver_state import is_loaded, is_owned_elsewhere, refuse_if_owned
 from driver_manager.domain.swap.leftovers import clean, driver_files

@@ -11,7 +11,7 @@ from typing import Any
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.core.swap import node_steps, settling
 from driver_manager.domain import markers
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pods import labels
 from driver_manager.domain.pods.client_record import Client, ClientState
 from driver_manager.domain.swap import node_patches

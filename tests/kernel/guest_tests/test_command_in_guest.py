@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,17 +101,25 @@ def test_a_mapping_without_an_open_file_is_found_too(command: Command, roots: Dr
         assert f"(pid {pid}) has /dev/rbln0 mapped" in busy.err
 
 
+CONTAINER = "c" * 64
+
+
+def put_into_pod(pid: int, uid: str) -> None:
+    """Put a process into a cgroup as a kubelet makes them."""
+    slices = ("kubepods-burstable.slice", f"kubepods-burstable-pod{uid.replace('-', '_')}.slice")
+    top = Path("/sys/fs/cgroup/test-of-pods.slice")
+    group = top.joinpath(*slices, f"cri-containerd-{CONTAINER}.scope")
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "cgroup.procs").write_text(f"{pid}\n")
+
+
 def test_a_holder_in_a_pod_is_named_by_its_cgroup(command: Command, roots: DriverRoots) -> None:
     old_driver(roots)
-    uid, container = "0a1b2c3d-1111-2222-3333-444455556666", "c" * 64
-    slices = ("kubepods-burstable.slice", f"kubepods-burstable-pod{uid.replace('-', '_')}.slice")
-    top = Path("/sys/fs/cgroup/test-of-holders.slice")
-    group = top.joinpath(*slices, f"cri-containerd-{container}.scope")
-    group.mkdir(parents=True)
+    uid = "0a1b2c3d-1111-2222-3333-444455556666"
     with holding_open() as pid:
-        (group / "cgroup.procs").write_text(f"{pid}\n")
+        put_into_pod(pid, uid)
         (holder,) = json.loads(command.run("holders", "-o", "json").out)["holders"]
-    assert (holder["pod_uid"], holder["container"]) == (uid, container)
+    assert (holder["pod_uid"], holder["container"]) == (uid, CONTAINER)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +283,40 @@ def test_stale_mounts_at_the_driver_root_are_all_unmounted(command: Command, roo
     assert not is_loaded("rebellions")
     assert not STATE.exists()
     assert_given_back(command)
+
+
+@contextlib.contextmanager
+def with_mounts_of_its_own(uid: str, propagation: str) -> Iterator[None]:
+    """A pod's process that starts with a copy of all mounts, as a runtime makes it for this propagation."""
+    words = ["unshare", "--mount", "--propagation", propagation, "sleep", "280"]
+    process = subprocess.Popen(words)
+    try:
+        _wait_until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "its mounts are its own")
+        put_into_pod(process.pid, uid)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_after_an_unmount_pods_with_a_copy_of_the_root_are_named_and_those_that_follow_the_host_are_not(
+    command: Command, roots: DriverRoots
+) -> None:
+    old_driver(roots)
+    DRIVER_ROOT.mkdir(parents=True, exist_ok=True)
+    above = str(DRIVER_ROOT.parent)
+    subprocess.run(["mount", "--bind", above, above], check=True, timeout=150)
+    try:
+        subprocess.run(["mount", "--make-shared", above], check=True, timeout=150)
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(DRIVER_ROOT)], check=True, timeout=150)
+        copy, follows = "0a1b2c3d-1111-2222-3333-44445555aaaa", "0a1b2c3d-1111-2222-3333-44445555bbbb"
+        with with_mounts_of_its_own(copy, "private"), with_mounts_of_its_own(follows, "slave"):
+            done = command.run("reconcile-driver-state", DRIVER_LOAD="container")
+        assert done.code == 0, done.err
+        assert f"pod {copy} still sees the old driver root" in done.err
+        assert follows not in done.err
+    finally:
+        subprocess.run(["umount", above], check=True, timeout=150)
 
 
 UMOUNT = Path("/usr/bin/umount")

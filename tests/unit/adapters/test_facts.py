@@ -18,7 +18,7 @@ from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Loader, Policy
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot

@@ -17,7 +17,7 @@ from driver_manager.domain.errors import ApiRefused, Conflict, Terminated, Watch
 from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.fleet.model import FleetNode, Task, TaskPod
 from driver_manager.domain.fleet.task_pods import TASK_LABEL, TASKS
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.ports.fleet import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.patches import merge_patch

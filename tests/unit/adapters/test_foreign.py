@@ -16,7 +16,7 @@ from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.foreign import Interpreted, command, interpreted
 from driver_manager.adapters.host.probe_command import probe_command
 from driver_manager.domain.health.probe_output import PARSERS, parse
-from driver_manager.domain.model import Health
+from driver_manager.domain.probe_result import Health
 from driver_manager.domain.profile import Probe
 from driver_manager.domain.tool_status import TIMED_OUT
 from driver_manager.profiles import builtin

@@ -17,7 +17,7 @@ from driver_manager.adapters.host import holders
 from driver_manager.adapters.host.holders import Looks, bound_to, find_holders, whose
 from driver_manager.adapters.process.forked import Asked, each_within
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.model import UNREAD, Holder
+from driver_manager.domain.host import UNREAD, Holder
 from tests.fakes.host_folders import mountinfo
 
 UID = "0b0d7f0e-1111-4222-8333-000000000002"

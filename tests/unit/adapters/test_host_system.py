@@ -16,8 +16,10 @@ from driver_manager.adapters.host.system import NODE_POLL_S, LinuxHost
 from driver_manager.adapters.process.run import NOT_FOUND, Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleFailed, ModuleStuck
-from driver_manager.domain.model import DriverSource, Health, ModuleFile
-from driver_manager.domain.profile import NodeMaker, Profile
+from driver_manager.domain.host import DriverSource, ModuleFile
+from driver_manager.domain.host_paths import NodeMaker
+from driver_manager.domain.probe_result import Health
+from driver_manager.domain.profile import Profile
 from driver_manager.domain.tool_status import TIMED_OUT
 from tests.fakes.builders import ASCEND, PROFILE, PROFILES, source
 from tests.fakes.clock import FakeClock

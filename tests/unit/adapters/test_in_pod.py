@@ -16,7 +16,7 @@ from driver_manager.adapters.kube.cluster import KubeCluster
 from driver_manager.adapters.kube.in_pod import InPod, is_in_pod
 from driver_manager.adapters.kube.library import Library
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, WatchBroken
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.plain_pod import PlainInPod, make_account, variables
 from tests.fakes.scripted_api import IN_POD, Answer, Scripted

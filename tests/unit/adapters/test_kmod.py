@@ -12,7 +12,7 @@ from driver_manager.adapters.host.modules import kmod
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
-from driver_manager.domain.model import Module
+from driver_manager.domain.host import Module
 from tests.fakes.builders import PROFILE
 from tests.fakes.clock import FakeClock
 from tests.fakes.deadlines import soon

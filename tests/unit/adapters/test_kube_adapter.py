@@ -24,7 +24,7 @@ from driver_manager.domain.errors import (
     WatchExpired,
 )
 from driver_manager.domain.json_patch import expect, replaced
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.domain.pod_changes import PodEvent, PodEventKind
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted, api_client, transport_to

@@ -21,7 +21,7 @@ from driver_manager.adapters.kube.library import Library
 from driver_manager.adapters.kube.retries import ATTEMPT_S, CONNECT_S, SHORTEST_ATTEMPT_S
 from driver_manager.adapters.kube.transport import Transport, Unreachable, WireRequest
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, Terminated
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.pace import patient
 from tests.fakes.plain_pod import PlainInPod, make_account, variables

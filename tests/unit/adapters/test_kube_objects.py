@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from driver_manager.adapters.kube import objects as kube_objects
 from driver_manager.adapters.kube.objects import as_claim, as_node, as_pod
-from driver_manager.domain.model import Claim, Pod
+from driver_manager.domain.pod import Claim, Pod
 
 ATOM = "rebellions.ai/ATOM"
 MIRROR = "kubernetes.io/config.mirror"

@@ -22,7 +22,7 @@ from driver_manager.adapters.kube.library import Library
 from driver_manager.adapters.kube.retries import AGAIN, ASKED_MOST_S, END_SHARE, PROMPT_S, Retries
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode, WatchExpired
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.plain_pod import PlainInPod, make_account, variables
 from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted

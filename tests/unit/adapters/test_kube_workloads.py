@@ -19,7 +19,8 @@ from driver_manager.domain.errors import (
     WatchBroken,
     WatchExpired,
 )
-from driver_manager.domain.model import Claim, Node, NodeChange, Pod
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.pod import Claim, Pod
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
 from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
 

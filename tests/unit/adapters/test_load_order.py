@@ -9,9 +9,10 @@ import pytest
 
 from driver_manager.adapters.host.modules.firmware import search_path
 from driver_manager.domain.errors import ModuleFailed
-from driver_manager.domain.model import DriverSource
+from driver_manager.domain.host import DriverSource
 from driver_manager.domain.modules import has_root, unload_order, users
-from driver_manager.domain.profile import Modules, Profile, RootsNeeded, decode, encode
+from driver_manager.domain.profile import Modules, Profile, RootsNeeded
+from driver_manager.domain.profile_json import decode, encode
 from tests.fakes.builders import PROFILE
 from tests.fakes.deadlines import soon
 from tests.fakes.module_trees import ModuleHost

@@ -16,8 +16,9 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.process.run import Result, run
 from driver_manager.domain.errors import ModuleFailed
-from driver_manager.domain.model import DriverSource
-from driver_manager.domain.profile import LoadScope, Profile, decode, encode
+from driver_manager.domain.host import DriverSource
+from driver_manager.domain.profile import LoadScope, Profile
+from driver_manager.domain.profile_json import decode, encode
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
 from tests.fakes.builders import ASCEND, PROFILE
 from tests.fakes.clock import FakeClock

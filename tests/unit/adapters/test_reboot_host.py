@@ -19,8 +19,8 @@ from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.errors import ConfigError, ModuleFailed
+from driver_manager.domain.host_paths import NodeMaker
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.profile import NodeMaker
 from driver_manager.domain.reboot.record import Attempt, RebootAnswer, Record, RecordUnreadable
 from driver_manager.sandbox.host_tree import HostTree
 from tests.fakes.builders import ASCEND

@@ -14,7 +14,7 @@ from driver_manager.adapters.host.modules import tree as module_tree
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.host.warming import warm
 from driver_manager.adapters.process.run import Result
-from driver_manager.domain.model import DriverSource, ModuleFile
+from driver_manager.domain.host import DriverSource, ModuleFile
 from tests.fakes.builders import PROFILE
 from tests.fakes.clock import FakeClock
 from tests.fakes.deadlines import soon

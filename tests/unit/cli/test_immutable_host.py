@@ -11,7 +11,7 @@ import pytest
 
 from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Loader
+from driver_manager.domain.policy import Loader
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenario import NEW, OLD

@@ -14,7 +14,7 @@ import pytest
 
 from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.lean import become
-from driver_manager.domain import profile as profile_form
+from driver_manager.domain import profile_json
 from driver_manager.profiles import builtin
 
 REPOSITORY = Path(__file__).parents[3]
@@ -109,7 +109,7 @@ def test_what_does_not_fit_json_is_refused_before_anything_is_given_up() -> None
 @pytest.mark.parametrize("name", builtin())
 def test_a_profile_is_handed_over_whole(name: str) -> None:
     profile = builtin()[name]
-    assert profile_form.decode(profile_form.encode(profile)) == profile
+    assert profile_json.decode(profile_json.encode(profile)) == profile
 
 
 LOOP = """

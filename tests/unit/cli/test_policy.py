@@ -14,7 +14,7 @@ from driver_manager.cli import wiring
 from driver_manager.cli.options import with_options
 from driver_manager.cli.wiring import policy
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.model import EvictionRules, Policy
+from driver_manager.domain.policy import EvictionRules, Policy
 from driver_manager.domain.setting import AnySetting, SettingKind, Values
 from tests.fakes.builders import PROFILE
 

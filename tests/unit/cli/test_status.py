@@ -20,9 +20,9 @@ from driver_manager.domain.health import record as health_record
 from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.health.wedge import Wedge
 from driver_manager.domain.journal import Journal, Owner, encode
-from driver_manager.domain.model import DeviceVerdict, Health
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
+from driver_manager.domain.probe_result import DeviceVerdict, Health
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.patches import merge_patch

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from driver_manager import settings
 from driver_manager.cli.options import with_options
 from driver_manager.cli.vfio import policy_for
-from driver_manager.domain.model import EvictionRules, Loader, Mode, Policy
+from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.setting import AnySetting, SettingKind, Values
 
 OTHER = {

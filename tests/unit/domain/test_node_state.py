@@ -17,7 +17,7 @@ from driver_manager.domain.digest import MAX_CHARS
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import GAP, shortened
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import LastOutcome, LastOutcomeUnreadable, NodeState
 from tests.fakes.builders import PROFILE, PROFILES, node
 from tests.fakes.builders import host as a_host

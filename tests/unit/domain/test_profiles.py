@@ -11,7 +11,10 @@ import pytest
 
 from driver_manager import profiles
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.profile import NodeMaker, Profile, Strategy, decode, encode, is_safe_root
+from driver_manager.domain.host_paths import NodeMaker
+from driver_manager.domain.profile import Profile, Strategy
+from driver_manager.domain.profile_json import decode, encode
+from driver_manager.domain.safe_root import is_safe_root
 from tests.fakes.builders import PROFILES
 
 GOOD = """

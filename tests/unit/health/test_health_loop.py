@@ -14,7 +14,7 @@ from driver_manager.domain.health import record
 from driver_manager.domain.health.surroundings import WRITER
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.model import DeviceVerdict, Health
+from driver_manager.domain.probe_result import DeviceVerdict, Health
 from driver_manager.domain.window import Part, Window
 from tests.fakes.health_world import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
 

@@ -18,7 +18,7 @@ from driver_manager.adapters.report.textfile import Textfile
 from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.metrics import exposition
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 from tests.fakes.clock import FakeClock, RecordingReporter
 
 DEVICES = (

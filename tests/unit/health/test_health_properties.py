@@ -29,7 +29,7 @@ from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.health.marks import MarkChange
 from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 from tests.fakes.health_world import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
 
 THRESHOLD = 3

@@ -23,7 +23,7 @@ from driver_manager.domain.health.record import resume
 from driver_manager.domain.health.surroundings import WRITER, Surroundings, why_muted
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.model import Health
+from driver_manager.domain.probe_result import Health
 
 SEEN = Surroundings("boot", ready=True, can_request=True)
 NO_READY = replace(SEEN, ready=None)

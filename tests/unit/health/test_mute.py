@@ -15,7 +15,7 @@ from driver_manager.domain.health.marks import MarkChange, due, is_ready
 from driver_manager.domain.health.surroundings import WRITER, Mute, MuteAnswer, Surroundings
 from driver_manager.domain.health.wedge import NoticeKind, Wedge
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 from tests.fakes.builders import PROFILE, node
 from tests.fakes.health_world import BAD, GOOD, HealthWorld
 

@@ -16,7 +16,7 @@ from driver_manager.domain.health.machine import HealthState, History, Sample, j
 from driver_manager.domain.health.notices import Notice, due
 from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.health.wedge import NoticeKind, Wedge
-from driver_manager.domain.model import Health
+from driver_manager.domain.probe_result import Health
 
 SEEN = Surroundings("boot", ready=True)
 LETTERS = {"+": Health.HEALTHY, "-": Health.UNHEALTHY, "?": Health.UNKNOWN}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.health.parsers import npu_smi
 from driver_manager.domain.health.probe_output import parse
-from driver_manager.domain.model import Health, ProbeResult
+from driver_manager.domain.probe_result import Health, ProbeResult
 
 GOLDEN = Path(__file__).parents[1] / "golden/npu-smi"
 TABLES = {

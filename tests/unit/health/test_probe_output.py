@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.health.parsers.verdicts import pci_address
 from driver_manager.domain.health.probe_output import PARSERS, parse
-from driver_manager.domain.model import Health
+from driver_manager.domain.probe_result import Health
 from driver_manager.domain.tool_status import TIMED_OUT
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.health.probe_output import parse
-from driver_manager.domain.model import Health
+from driver_manager.domain.probe_result import Health
 from driver_manager.domain.tool_status import TIMED_OUT
 from tests.fakes.builders import PROFILES
 

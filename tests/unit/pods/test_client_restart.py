@@ -11,7 +11,7 @@ from driver_manager.domain import generation
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.generation import Sighting
-from driver_manager.domain.model import Claim
+from driver_manager.domain.pod import Claim
 from driver_manager.domain.pods.client_record import ClientState
 from tests.fakes.builders import NEW_DIGEST, PROFILE, workload
 from tests.fakes.client_world import START_S, ClientWorld

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.generation import Generation
-from driver_manager.domain.model import Pod
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
 from driver_manager.domain.pods.clients import LAG_S, ClientRules, Standing, is_client, standing

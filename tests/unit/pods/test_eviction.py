@@ -10,7 +10,7 @@ import pytest
 from driver_manager.core.pods.eviction import Evictor
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ExitCode, PodsRemain, Terminated
-from driver_manager.domain.model import Pod
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
 from driver_manager.domain.pods.workloads import PodAction, Workload
 from tests.fakes.builders import node, workload

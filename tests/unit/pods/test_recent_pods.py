@@ -11,7 +11,9 @@ from driver_manager.cli.wiring import Session
 from driver_manager.core.swap.observe import Identity
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Node, Observation, PodList
+from driver_manager.domain.node import Node
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pod import PodList
 from driver_manager.ports.node import Cluster
 from tests.fakes.builders import PROFILE, driver_pod, node
 from tests.fakes.scenarios import LABELS, TAKING, settle_in, undisturbed

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from driver_manager.domain import selectors
+from driver_manager.domain.host import Holder
 from driver_manager.domain.listing import MOST_NAMED
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Pod
+from driver_manager.domain.pod import Claim, Pod
 from driver_manager.domain.pods.workloads import (
     DELETE_DATA,
     ENABLE_IT,
@@ -29,6 +30,7 @@ from driver_manager.domain.pods.workloads import (
     with_action,
     workloads,
 )
+from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.profile import Profile
 from tests.fakes.builders import ASCEND, DRIVER, PLUGIN, PROFILE, PROFILES, driver_pod, key, workload
 

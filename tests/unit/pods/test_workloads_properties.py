@@ -14,10 +14,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain import selectors
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Pod
+from driver_manager.domain.host import Holder
+from driver_manager.domain.pod import Claim, Pod
 from driver_manager.domain.pods import workloads as module
 from driver_manager.domain.pods.operands import asks_by_itself
 from driver_manager.domain.pods.workloads import NodePods, PodAction, Workload, drained, workloads
+from driver_manager.domain.policy import EvictionRules
 from tests.fakes.builders import DRIVER, PLUGIN, PROFILE, workload
 
 (CLASS,) = PROFILE.device_classes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.markers import REASONS, Marker
-from driver_manager.domain.model import Node
+from driver_manager.domain.node import Node
 from driver_manager.domain.reboot.decision import ASKS, ENDS, RebootAct, decide
 from driver_manager.domain.reboot.patches import how_long
 from driver_manager.domain.reboot.record import Attempt, Pending, RebootRequest, Record, request_of

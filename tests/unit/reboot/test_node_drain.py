@@ -8,7 +8,8 @@ import pytest
 
 from driver_manager.core.reboot.node_drain import NodeDrain
 from driver_manager.domain.errors import PodsRemain
-from driver_manager.domain.model import EvictionRules, Pod
+from driver_manager.domain.pod import Pod
+from driver_manager.domain.policy import EvictionRules
 from tests.fakes.builders import ASCEND, node
 from tests.fakes.clock import FakeClock, RecordingReporter
 from tests.fakes.cluster import FakeCluster

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.core.reboot.loop import Rebooter
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.domain.reboot import decision
 from driver_manager.domain.reboot import state as reboot_state
 from driver_manager.domain.reboot.record import Pending

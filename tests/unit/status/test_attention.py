@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager.domain.errors import ApiRefused, ConfigError
 from driver_manager.domain.health.machine import HealthState
-from driver_manager.domain.model import Part
+from driver_manager.domain.observation import Part
 from driver_manager.domain.status.attention import STALE_S, Attention, attention
 from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
 from driver_manager.domain.status.headline import headline

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError, PreflightFailed
 from driver_manager.domain.health.machine import HealthState
+from driver_manager.domain.host import Module
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
-from driver_manager.domain.model import Module, Observation, Part
 from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.observation import Observation, Part
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.status.attention import attention
 from driver_manager.domain.status.facts import DeviceHealth, StatusFacts

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Holder, Loader
+from driver_manager.domain.host import Holder
+from driver_manager.domain.policy import Loader
 from tests.fakes.builders import OLD_DIGEST, PAUSED, PLUGIN
 from tests.fakes.clear_world import OLD, REVISION, ClearWorld
 from tests.fakes.scenarios import LABELS

@@ -10,7 +10,8 @@ from driver_manager.core.swap.client_gap import ATTEMPTS
 from driver_manager.core.swap.reconcile import Outcome, decide
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Holder, Pod
+from driver_manager.domain.host import Holder
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.swap.steps.modules import UnloadModules
 from tests.fakes.builders import pod
 from tests.fakes.cluster import Tenant

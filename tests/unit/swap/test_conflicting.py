@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.domain.errors import DriverBusy, ExitCode, PreflightFailed
-from driver_manager.domain.model import Module, Observation, Policy
+from driver_manager.domain.host import Module
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.policy import Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.plan import Plan
 from driver_manager.domain.swap.planner import plan

@@ -10,8 +10,11 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain
-from driver_manager.domain.model import EvictionRules, Holder, Observation, Pod, Policy
+from driver_manager.domain.host import Holder
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.workloads import AFTER_GRACE_S, PodAction, node_pods
+from driver_manager.domain.policy import EvictionRules, Policy
 from driver_manager.domain.swap import eviction_plan as module
 from driver_manager.domain.swap.eviction_plan import (
     COMPLETION,

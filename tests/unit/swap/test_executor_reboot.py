@@ -11,7 +11,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, ModuleFailed
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.model import Loader, Policy
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
 from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
 from tests.fakes.clock import FakeClock

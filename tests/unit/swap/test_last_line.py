@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.model import Loader
+from driver_manager.domain.policy import Loader
 from tests.fakes.builders import ASCEND, NEW_DIGEST, PAUSED, PLUGIN, PROFILE
 from tests.fakes.executions import ascend, run
 from tests.fakes.scenarios import NEW_ROOT, SCENARIOS

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Loader, Policy
+from driver_manager.domain.policy import Loader, Policy
 from tests.fakes.builders import ASCEND, NEW_DIGEST, driver_pod
 from tests.fakes.scenarios import NEW_ROOT
 from tests.fakes.shown import Shown

@@ -10,7 +10,10 @@ import pytest
 
 from driver_manager.core.swap.observe import look_closer
 from driver_manager.domain.errors import ApiRefused, ConfigError
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Observation, Policy
+from driver_manager.domain.host import Holder
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pod import Claim
+from driver_manager.domain.policy import EvictionRules, Policy
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.ports.node import Ports
 from tests.fakes.builders import NEW_DIGEST, NODE, PROFILE, host, modules, observation, pod, workload

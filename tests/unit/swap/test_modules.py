@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.domain.model import Module
+from driver_manager.domain.host import Module
 from driver_manager.domain.modules import beside, closure, unload_order, users
 from driver_manager.domain.profile import Modules
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from driver_manager.domain.host import Module
 from driver_manager.domain.journal import Journal, OldDriver, decode
-from driver_manager.domain.model import FIELD_MANAGER, Module, Node
+from driver_manager.domain.node import FIELD_MANAGER, Node
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT
 from driver_manager.domain.swap import node_patches
 from driver_manager.domain.swap.node_patches import (

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import DriverBusy, ExitCode, ManagerError, PodsRemain, PreflightFailed
-from driver_manager.domain.model import UNREAD, EvictionRules, Holder, Loader, Module, Pod, PodList, Policy
+from driver_manager.domain.host import UNREAD, Holder, Module
+from driver_manager.domain.pod import Pod, PodList
 from driver_manager.domain.pods.operands import OVERDUE_S, UNMOVED_OWNERS
+from driver_manager.domain.policy import EvictionRules, Loader, Policy
 from driver_manager.domain.swap.obstacles import HOLDERS, STUCK
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan

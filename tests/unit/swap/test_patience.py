@@ -14,8 +14,9 @@ from driver_manager.core.swap import patience
 from driver_manager.core.swap.patience import CHANGE_POLL_S, LOOK_AGAIN_S
 from driver_manager.core.swap.reconcile import Outcome
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode
-from driver_manager.domain.model import EvictionRules, Holder
+from driver_manager.domain.host import Holder
 from driver_manager.domain.pods.operands import OVERDUE_S
+from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.swap import node_taking, planner, retry_wait
 from driver_manager.domain.swap.retry_wait import FIRST_S
 from tests.fakes.builders import OLD_DIGEST, PLUGIN, PROFILE, pod, workload

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from driver_manager.domain.host import Module
 from driver_manager.domain.journal import OldDriver
-from driver_manager.domain.model import Loader, Module, Observation, Pod, Policy
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pod import Pod
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation

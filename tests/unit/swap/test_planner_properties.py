@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from driver_manager.domain import selectors
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.host import Holder, Module
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Loader, Module, Observation, Policy
 from driver_manager.domain.modules import has_root
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.pod import Claim
 from driver_manager.domain.pods.workloads import PodAction
+from driver_manager.domain.policy import EvictionRules, Loader, Policy
 from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD, is_managed

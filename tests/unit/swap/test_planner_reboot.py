@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Loader, Policy
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
 from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan

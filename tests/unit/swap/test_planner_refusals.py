@@ -16,7 +16,8 @@ from driver_manager.domain.errors import (
     PreflightFailed,
     RebootRequired,
 )
-from driver_manager.domain.model import Host, Module, Policy
+from driver_manager.domain.host import Host, Module
+from driver_manager.domain.policy import Policy
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.swap.driver_state import refuse_if_owned
 from driver_manager.domain.swap.plan import Decision

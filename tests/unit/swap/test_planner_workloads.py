@@ -11,7 +11,8 @@ import pytest
 
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ConfigError, ExitCode, PodsRemain, StandingDown
-from driver_manager.domain.model import Claim, EvictionRules, Loader, Policy
+from driver_manager.domain.pod import Claim
+from driver_manager.domain.policy import EvictionRules, Loader, Policy
 from driver_manager.domain.swap import node_taking, planner
 from driver_manager.domain.swap.eviction_plan import COMPLETION, OPERATOR, SAFE_LOAD
 from driver_manager.domain.swap.node_patches import pausable_keys

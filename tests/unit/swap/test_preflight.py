@@ -9,15 +9,8 @@ import pytest
 
 from driver_manager.cli.preflight import _text
 from driver_manager.domain import selectors
-from driver_manager.domain.model import (
-    DriverSource,
-    EvictionRules,
-    Loader,
-    MissingFirmware,
-    Module,
-    ModuleFile,
-    Policy,
-)
+from driver_manager.domain.host import DriverSource, MissingFirmware, Module, ModuleFile
+from driver_manager.domain.policy import EvictionRules, Loader, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.plan import Decision, PlanAgain
 from driver_manager.domain.swap.planner import plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.model import Loader
+from driver_manager.domain.policy import Loader
 from driver_manager.domain.reboot_wish import RebootWish, decode
 from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan

@@ -9,8 +9,8 @@ import pytest
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, Owner, decode
 from driver_manager.domain.kmm import ReplacedLoad
-from driver_manager.domain.model import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.pci import PciBus
+from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.node_patches import CORDON_MARK, asked_kmm
 from driver_manager.domain.swap.planner import plan

@@ -28,7 +28,7 @@ from driver_manager.core.swap import node_steps, settling
 from driver_manager.domain import bindings
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
-from driver_manager.domain.model import Node, NodeChange
+from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.pods import labels as label_rules
 from driver_manager.domain.swap import node_patches, node_taking, planner, vfio_return

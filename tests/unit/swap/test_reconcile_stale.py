@@ -11,7 +11,8 @@ from driver_manager.core.swap.reconcile import TAKE_ATTEMPTS, Outcome, reconcile
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.model import Node, Observation
+from driver_manager.domain.node import Node
+from driver_manager.domain.observation import Observation
 from tests.fakes.builders import PROFILE, journal
 from tests.fakes.scenarios import LABELS, SCENARIOS
 from tests.fakes.world import World

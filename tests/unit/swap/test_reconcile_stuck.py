@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Loader
+from driver_manager.domain.policy import Loader
 from tests.fakes.builders import PROFILE
 from tests.fakes.checks import finish
 from tests.fakes.scenarios import LABELS, SCENARIOS, settle_in, undisturbed

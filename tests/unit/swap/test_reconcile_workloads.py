@@ -11,7 +11,10 @@ from driver_manager.core.swap.reconcile import Outcome, decide
 from driver_manager.domain import journal as journals
 from driver_manager.domain import selectors
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ExitCode
-from driver_manager.domain.model import Claim, EvictionRules, Holder, Node
+from driver_manager.domain.host import Holder
+from driver_manager.domain.node import Node
+from driver_manager.domain.pod import Claim
+from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.swap import node_taking
 from tests.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
 from tests.fakes.checks import finish

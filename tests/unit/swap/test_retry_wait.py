@@ -24,8 +24,10 @@ from driver_manager.domain.errors import (
     Terminated,
 )
 from driver_manager.domain.failure import pod_blocker, process_blocker
+from driver_manager.domain.host import UNREAD, Holder, ModuleFile
 from driver_manager.domain.journal import Owner
-from driver_manager.domain.model import UNREAD, EvictionRules, Holder, ModuleFile, Observation, Policy
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.policy import EvictionRules, Policy
 from driver_manager.domain.swap.plan import Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, FIRST_S, noted, wait_s, wish

@@ -19,7 +19,8 @@ from driver_manager.domain.errors import (
     OwnedElsewhere,
 )
 from driver_manager.domain.journal import Journal, OldDriver, encode
-from driver_manager.domain.model import FIELD_MANAGER, Node, Observation
+from driver_manager.domain.node import FIELD_MANAGER, Node
+from driver_manager.domain.observation import Observation
 from driver_manager.domain.swap.steps.node import GiveBack
 from driver_manager.ports.node import Ports
 from tests.fakes.builders import (

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ExitCode, ManagerError, ModuleStuck, PreflightFailed, RebootRequired
+from driver_manager.domain.host import Host, Module
 from driver_manager.domain.journal import OldDriver, encode
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import EvictionRules, Host, Loader, Module, Observation, Policy
+from driver_manager.domain.observation import Observation
+from driver_manager.domain.policy import EvictionRules, Loader, Policy
 from driver_manager.domain.profile import Modules, Profile, RootsNeeded
 from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan, wants_users

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.model import Loader, Policy
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.staged import UNRECORDED, folder_of
 from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan

@@ -12,8 +12,9 @@ import pytest
 from driver_manager.domain import journal as journals
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode
-from driver_manager.domain.model import Holder, Loader, Policy
+from driver_manager.domain.host import Holder
 from driver_manager.domain.node_state import LastOutcome, NodeState
+from driver_manager.domain.policy import Loader, Policy
 from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, SOMEBODY, journal
 from tests.fakes.executions import ascend, is_given_back, is_held, only_showed_its_end, run
 from tests.fakes.scenarios import SCENARIOS

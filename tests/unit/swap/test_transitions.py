@@ -10,8 +10,9 @@ import pytest
 from driver_manager import profiles
 from driver_manager.domain.errors import ConfigError, PreflightFailed
 from driver_manager.domain.markers import Marker
-from driver_manager.domain.model import Loader, Policy
-from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition, decode, encode
+from driver_manager.domain.policy import Loader, Policy
+from driver_manager.domain.profile import ChangeBy, Profile, Strategy, Transition
+from driver_manager.domain.profile_json import decode, encode
 from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation

@@ -9,8 +9,10 @@ import pytest
 
 from driver_manager.core.swap.observe import is_alive
 from driver_manager.domain.errors import ExitCode, PodsRemain, PreflightFailed
+from driver_manager.domain.host import Module
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import Loader, Module, Pod, PodList, Policy
+from driver_manager.domain.pod import Pod, PodList
+from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.driver_state import places_us
 from driver_manager.domain.swap.plan import Decision, Plan

@@ -9,8 +9,9 @@ import pytest
 
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import DriverBusy
-from driver_manager.domain.model import Holder, Policy
+from driver_manager.domain.host import Holder
 from driver_manager.domain.pci import PciBus, PciFunction
+from driver_manager.domain.policy import Policy
 from driver_manager.domain.swap.plan import Decision, Plan, PlanAgain
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation

@@ -17,8 +17,11 @@ from driver_manager.domain.errors import (
     RebootRequired,
     StandingDown,
 )
-from driver_manager.domain.model import UNREAD, EvictionRules, Holder, Loader, Mode, Module, Observation, Pod, Policy
+from driver_manager.domain.host import UNREAD, Holder, Module
+from driver_manager.domain.observation import Observation
 from driver_manager.domain.pci import PciBus, PciFunction
+from driver_manager.domain.pod import Pod
+from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import ChangeBy, Transition
 from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan, wants_users

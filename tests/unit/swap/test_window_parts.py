@@ -9,7 +9,7 @@ import pytest
 
 from driver_manager.domain import timestamps
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.model import NodeChange
+from driver_manager.domain.node import NodeChange
 from driver_manager.domain.swap.steps.base import Step
 from driver_manager.domain.swap.steps.modules import UnloadModules, WaitForDevice
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode

@@ -14,7 +14,7 @@ from driver_manager.adapters.host.modules.options import FOLDERS, as_config
 from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result, run
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck
-from driver_manager.domain.model import Module
+from driver_manager.domain.host import Module
 from driver_manager.domain.modules import closure, is_own
 from driver_manager.domain.profile import Modules
 from driver_manager.ports.base import Clock

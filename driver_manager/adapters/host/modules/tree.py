@@ -15,7 +15,7 @@ from driver_manager.adapters.host.modules.elf import exported_symbols, needed_sy
 from driver_manager.adapters.host.modules.options import configured_options
 from driver_manager.adapters.host.modules.other_kernel import OtherKernel
 from driver_manager.adapters.process.run import run
-from driver_manager.domain.model import DriverSource, MissingFirmware, ModuleFile
+from driver_manager.domain.host import DriverSource, MissingFirmware, ModuleFile
 from driver_manager.domain.profile import LoadScope, Modules, RootsNeeded
 
 HOST = "/"

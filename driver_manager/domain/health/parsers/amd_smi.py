@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from driver_manager.domain.health.parsers.verdicts import failure, pci_address, unhealthy, unknown, whole
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 
 def listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:

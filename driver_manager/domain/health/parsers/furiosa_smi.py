@@ -11,7 +11,7 @@ from typing import Any
 
 from driver_manager.domain.escaping import writable
 from driver_manager.domain.health.parsers.verdicts import failure, unhealthy, unknown, whole
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 ALIVE = "alive"
 

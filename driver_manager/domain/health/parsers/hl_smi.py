@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from driver_manager.domain.escaping import writable
 from driver_manager.domain.health.parsers.verdicts import failure, partial, pci_address, unhealthy, whole
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 
 def query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:

@@ -17,7 +17,7 @@ from driver_manager.domain.health.parsers.verdicts import (
     unknown,
     whole,
 )
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 WORDS = {
     "ok": Health.HEALTHY,

@@ -12,7 +12,7 @@ from driver_manager.domain.health.parsers.verdicts import (
     unknown,
     whole,
 )
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 SAYS_NOTHING = (2, 3, 4, 12, 13)
 """nvidia-smi(1), RETURN VALUE: bad argument, not available, no permission, library not found, function not in it."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from driver_manager.domain.escaping import writable
 from driver_manager.domain.health.parsers.verdicts import ENDED_FROM_OUTSIDE, pci_address, unhealthy, unknown, whole
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 
 def devices(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:

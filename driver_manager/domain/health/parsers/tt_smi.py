@@ -10,7 +10,7 @@ from typing import Any
 
 from driver_manager.domain.escaping import writable
 from driver_manager.domain.health.parsers.verdicts import failure, pci_address, unhealthy, unknown, whole
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 
 def snapshot(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:

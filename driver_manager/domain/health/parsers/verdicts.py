@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from driver_manager.domain.model import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
 ENDED_FROM_OUTSIDE = (-9, -15)
 """A tool that somebody killed (an administrator, the kernel short of memory) says nothing about the devices."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from driver_manager.domain.digest import in_words
+from driver_manager.domain.host import DriverSource
 from driver_manager.domain.listing import several
-from driver_manager.domain.model import DriverSource
 from driver_manager.domain.swap.steps.base import EVICT_PODS, Right, Step
 
 
