@@ -22,7 +22,7 @@ from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
-from driver_manager.domain.swap.driver_state import is_loaded, refuse_if_owned
+from driver_manager.domain.swap.driver_state import is_loaded, refuse_if_owned, refuse_kmm_at_work
 from driver_manager.domain.swap.node_patches import decoded_journal, found_journal, has_rebooters_cordon, release
 from driver_manager.domain.swap.steps.node import GiveBack
 
@@ -40,11 +40,13 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     """Release this node: restore the labels that its journal records, lift our cordon, remove the journal.
 
     Labels that somebody else changed meanwhile stay so, and the rebooter's cordon stays. Also works from a laptop.
-    Refused while the run that took the node is running (--take-over overrides that).
+    Refused while the run that took the node is running or KMM changes the driver (--take-over overrides that).
     """
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
     refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
+    if not values[settings.TAKE_OVER]:
+        refuse_kmm_at_work(journal, obs.node)
     if obs.host is None and journal is not None and journal.services and not dry_run:
         raise ConfigError(
             f"host services were stopped on node {obs.node.name} ({', '.join(journal.services)}), and this host is "

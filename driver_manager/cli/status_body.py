@@ -186,7 +186,8 @@ def _kmm(module: KmmModule | None, node: Node) -> dict[str, str] | None:
     """What KMM is to load, what it is asked for, and what it shows; None where something else loads."""
     if module is None:
         return None
-    shown = {"asked": module.asked(node.labels), "ready": module.ready(node.labels)}
+    labels = node.labels
+    shown = {"asked": module.asked(labels), "workers": module.at_work(labels), "ready": module.ready(labels)}
     return {"module": str(module), "wanted": module.version, **shown}
 
 

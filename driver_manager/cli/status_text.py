@@ -133,8 +133,8 @@ def _labels(body: dict[str, Any]) -> list[str]:
 def _kmm(kmm: dict[str, str] | None) -> list[str]:
     if kmm is None:
         return []
-    shown = f"asked: {kmm['asked'] or 'no version'}, ready: {kmm['ready'] or 'no version'}"
-    return [f"kmm       {kmm['module']}, wanted: {kmm['wanted']}, {shown}"]
+    shown = [f"{name}: {kmm[name] or 'no version'}" for name in ("wanted", "asked", "workers", "ready")]
+    return [f"kmm       {', '.join((kmm['module'], *shown))}"]
 
 
 def _operands(operands: list[dict[str, Any]] | None) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from driver_manager.domain import bindings, window
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.kmm import ReplacedLoad, replaced_in
+from driver_manager.domain.kmm import KmmRequest, request_in
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form
 
@@ -64,7 +64,7 @@ class Journal:
 
     `devices` are the vendor's functions as they were before a run gave them to virtual machines.
 
-    `replaced` is what KMM was asked to replace, None where it was not asked or no driver was loaded.
+    `kmm` is what a run has asked KMM for, None where it has asked for nothing.
 
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
     `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
@@ -88,7 +88,7 @@ class Journal:
     cleared: str = ""
     window: Window | None = None
     devices: tuple[Binding, ...] = ()
-    replaced: ReplacedLoad | None = None
+    kmm: KmmRequest | None = None
 
     @property
     def paused(self) -> frozenset[str]:
@@ -156,8 +156,8 @@ def encode(journal: Journal) -> str:
     body |= {key: text for key, text in texts.items() if text}
     if journal.window is not None:
         body["window"] = journal.window.to_json()
-    if journal.replaced is not None:
-        body["kmmReplaces"] = journal.replaced.to_json()
+    if journal.kmm is not None:
+        body["kmm"] = journal.kmm.to_json()
     if journal.devices:
         body["devices"] = bindings.to_json(journal.devices)
     return FORM.write(body)
@@ -182,7 +182,7 @@ def decode(text: str) -> Journal:
         cleared=body.text("cleared", ""),
         window=window.kept_in(body),
         devices=bindings.read_in(body),
-        replaced=replaced_in(body.fields("kmmReplaces")) if "kmmReplaces" in body else None,
+        kmm=request_in(body.fields("kmm")) if "kmm" in body else None,
     )
 
 

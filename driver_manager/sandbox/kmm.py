@@ -1,13 +1,13 @@
 """A stand-in for Kernel Module Management (KMM): it follows a Node's version label on a sandbox host.
 
-What it does and when is that of `driver_manager.domain.kmm`, without its pods. Imports only the domain and the sandbox.
+What it does, in which order and by which labels is that of `driver_manager.domain.kmm`, without its pods. Imports only
+the domain and the sandbox.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from driver_manager.domain.kmm import KmmModule
@@ -20,39 +20,64 @@ WORK_S = 0.3
 """What a worker pod takes at least."""
 
 
-@dataclass(frozen=True)
 class KmmWorkers:
-    """The worker pods of one host; `roots` are the driver trees that KMM has images of, by version."""
+    """KMM's controllers and worker pods for one host.
 
-    tree: HostTree
-    module: KmmModule
-    roots: Mapping[str, str]
+    `roots` are the driver trees that it has images of, by version; `has` is the version that it has loaded, "" for
+    none. It loads what the label of the workers names, and unloads only what it has loaded.
+    """
 
-    def is_due(self, labels: Mapping[str, str], *, cordoned: bool) -> bool:
-        """Whether there is something to do."""
-        if cordoned:
-            return self._is_loaded() or bool(self.module.ready(labels))
-        asked = self.module.asked(labels)
-        return asked != self.module.ready(labels) or (bool(asked) and not self._is_loaded())
+    def __init__(self, tree: HostTree, module: KmmModule, roots: Mapping[str, str], has: str = "") -> None:
+        self._tree = tree
+        self._module = module
+        self._roots = roots
+        self._has, self._boot_id = has, tree.boot_id
+
+    def next_work(self, labels: Mapping[str, str], *, cordoned: bool) -> str:
+        """What it does next, "" for nothing. On a cordoned node it only unloads."""
+        module, has, workers = self._module, self._has, self._module.at_work(labels)
+        goal, is_rebooted = "" if cordoned else workers, self._boot_id != self._tree.boot_id
+        due = {
+            "withdraw": bool(workers) and workers != module.asked(labels),
+            "forget": bool(has) and is_rebooted and goal != has,
+            "unload": bool(has) and goal != has,
+            "hide": bool(module.ready(labels)) and not has,
+            "begin": bool(module.asked(labels)) and not workers and not module.ready(labels),
+            "load": goal in self._roots and (not has or is_rebooted),
+            "show": bool(has) and module.ready(labels) != has,
+        }
+        return next((work for work, is_due in due.items() if is_due), "")
 
     def act(self, labels: Mapping[str, str], *, cordoned: bool = False) -> dict[str, str | None]:
-        """Do the next piece of work; the labels that it changes. One that cannot be done changes nothing."""
-        asked, ready = ("" if cordoned else self.module.asked(labels)), self.module.ready(labels)
-        if ready and ready != asked:
-            return {self.module.ready_key: None}
-        if self._is_loaded() and self.tree.driver_version != asked and not self._unload():
-            return {}
-        if asked in self.roots:
-            self.tree.load(self.roots[asked])
-        return {self.module.ready_key: asked} if asked in self.roots and asked != ready else {}
+        """Do it; the labels that it changes. What cannot be done changes nothing."""
+        work, module = self.next_work(labels, cordoned=cordoned), self._module
+        match work:
+            case "withdraw":
+                return {module.worker_key: None}
+            case "begin":
+                return {module.worker_key: module.asked(labels)}
+            case "hide":
+                return {module.ready_key: None}
+            case "show":
+                return {module.ready_key: self._has}
+            case "load":
+                self._load(module.at_work(labels))
+            case "unload":
+                self._has = "" if self._unload() else self._has
+            case "forget":
+                self._has = ""
+        return {}
 
-    def _is_loaded(self) -> bool:
-        return self.tree.driver_version != "not loaded"
+    def _load(self, version: str) -> None:
+        """Over another driver that is as modprobe: it does nothing, and ends well."""
+        if self._tree.driver_version == "not loaded":
+            self._tree.load(self._roots[version])
+        self._has, self._boot_id = version, self._tree.boot_id
 
     def _unload(self) -> bool:
         """Whether the modules went; a device that is in use keeps them."""
-        main = self.tree.profile.modules.roots[0]
-        return not any(fake_tools.rmmod(self.tree.root, [name]) for name in (main, f"{main}_core"))
+        main = self._tree.profile.modules.roots[0]
+        return not any(fake_tools.rmmod(self._tree.root, [name]) for name in (main, f"{main}_core"))
 
 
 class KmmController(Controller):
@@ -76,7 +101,7 @@ class KmmController(Controller):
 
     def _is_due(self) -> bool:
         node = self._store.get("nodes", self._node)
-        return self._workers.is_due(_labels(node), cordoned=_is_cordoned(node))
+        return bool(self._workers.next_work(_labels(node), cordoned=_is_cordoned(node)))
 
 
 def _labels(node: dict[str, Any]) -> dict[str, str]:

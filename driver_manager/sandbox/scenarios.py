@@ -23,6 +23,7 @@ ASCEND_ROOT = "/var/lib/Ascend/driver"
 
 _MANAGER = {"DRIVER_LOAD": "manager", "DRIVER_ROOT": NEW_ROOT}
 _MODULE = KmmModule("rbln-system", "rebellions", NEW)
+_KMM_LABELS = (_MODULE.asked_key, _MODULE.worker_key, _MODULE.ready_key)
 _KMM = {"DRIVER_LOAD": Loader.KMM.value, "KMM_MODULE": str(_MODULE), "KMM_VERSION": NEW}
 _CUSTOM = {
     "rebellions.ai/npu.deploy.vfio-manager": "false",
@@ -80,7 +81,7 @@ def _tenants(cluster: SandboxCluster) -> None:
 
 
 def _kmm(cluster: SandboxCluster) -> None:
-    workers = KmmWorkers(cluster.tree, _MODULE, {OLD: OLD_ROOT, NEW: NEW_ROOT})
+    workers = KmmWorkers(cluster.tree, _MODULE, {OLD: OLD_ROOT, NEW: NEW_ROOT}, OLD)
     cluster.play(KmmController(cluster.store, NODE, workers))
 
 
@@ -154,9 +155,9 @@ SCENARIOS = {
             NEW,
             _upgrade,
             meddle=_kmm,
-            labels={**_CUSTOM, _MODULE.asked_key: OLD, _MODULE.ready_key: OLD},
+            labels={**_CUSTOM, **dict.fromkeys(_KMM_LABELS, OLD)},
             env=_KMM,
-            changed_labels={_MODULE.asked_key: NEW, _MODULE.ready_key: NEW},
+            changed_labels=dict.fromkeys(_KMM_LABELS, NEW),
         ),
         Scenario(
             "already-current",

@@ -17,19 +17,19 @@ from tests.control_plane.servers import ControlPlane, User
 
 MODULE = KmmModule("rbln-system", "rebellions", NEW)
 ENV = {"DRIVER_LOAD": "kmm", "DRIVER_ROOT": "", "KMM_MODULE": str(MODULE), "KMM_VERSION": NEW}
-ASKED, READY = MODULE.asked_key, MODULE.ready_key
+ASKED, WORKERS, READY = MODULE.asked_key, MODULE.worker_key, MODULE.ready_key
 
 
 @pytest.fixture
 def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
     """A node whose old driver KMM has loaded."""
     made = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
-    made.node = node({ASKED: OLD, READY: OLD}, boot_id=made.tree.boot_id)
+    made.node = node(dict.fromkeys((ASKED, WORKERS, READY), OLD), boot_id=made.tree.boot_id)
     return made
 
 
 def kmm(one: CommandRunner) -> Kmm:
-    return Kmm(node_of(one), KmmWorkers(one.tree, MODULE, {OLD: OLD_ROOT, NEW: NEW_ROOT}), journal=JOURNAL)
+    return Kmm(node_of(one), KmmWorkers(one.tree, MODULE, {OLD: OLD_ROOT, NEW: NEW_ROOT}, OLD), journal=JOURNAL)
 
 
 def _patches(records: list[AuditRecord]) -> list[str]:
@@ -46,7 +46,7 @@ def test_kmm_changes_the_driver_of_a_cleared_node_and_the_node_is_released(
     assert ended.code == 0, ended.err
     assert one.tree.driver_version == NEW
     assert stand_in.wrong == []
-    assert_untouched(one, {**labels, ASKED: NEW, READY: NEW})
+    assert_untouched(one, {**labels, **dict.fromkeys((ASKED, WORKERS, READY), NEW)})
     made.wait_running()
     sent = _patches(control_plane.audit(agent_with_events.name, since=mark))
     assert sent.count("patch nodes") == 3, "taken, asked, released"
@@ -69,13 +69,13 @@ def test_a_kmm_that_hangs_is_named_and_the_node_is_held_until_it_goes_on(
         assert "KMM is still changing the driver" in ended.err
         assert JOURNAL in node_of(one).annotations()
         shown = one.run("status", **ENV)
-        assert f"kmm       {MODULE}, wanted: {NEW}, asked: {NEW}, ready: {OLD}" in shown.out
+        assert f"kmm       {MODULE}, wanted: {NEW}, asked: {NEW}, workers: {OLD}, ready: {OLD}" in shown.out
         stand_in.hang.clear()
         wait_until(lambda: node_of(one).labels().get(READY) == NEW, "KMM has gone on")
         ended = one.reconcile(**ENV)
     assert ended.code == 0, ended.err
     assert stand_in.wrong == []
-    assert_untouched(one, {**labels, ASKED: NEW, READY: NEW})
+    assert_untouched(one, {**labels, **dict.fromkeys((ASKED, WORKERS, READY), NEW)})
 
 
 @pytest.mark.parametrize("command", ["reconcile-driver-state", "plan", "status"])

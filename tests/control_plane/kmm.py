@@ -57,9 +57,9 @@ class Kmm:
     def _work(self) -> None:
         found = self._node.read()
         labels, cordoned = found["metadata"]["labels"], bool(found["spec"].get("unschedulable"))
-        if not self._workers.is_due(labels, cordoned=cordoned):
-            return
-        if self._journal and self._journal not in found["metadata"].get("annotations", {}):
+        work = self._workers.next_work(labels, cordoned=cordoned)
+        is_taken = self._journal in found["metadata"].get("annotations", {})
+        if work == "unload" and self._journal and not is_taken:
             self.wrong.append(f"the node is not taken, and has {labels}")
         changed = self._workers.act(labels, cordoned=cordoned)
         if changed:

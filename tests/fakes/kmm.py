@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.node import Node
 from driver_manager.domain.policy import Loader, Policy
 from tests.fakes.builders import OLD_DIGEST, PROFILE
 from tests.fakes.scenarios import LABELS, OPERANDS
 from tests.fakes.world import World
 
 MODULE = KmmModule("kube-npu", "npu", "2.0")
-ASKED, READY = MODULE.asked_key, MODULE.ready_key
+ASKED, WORKERS, READY = MODULE.asked_key, MODULE.worker_key, MODULE.ready_key
 POLICY = Policy(loader=Loader.KMM, kmm=MODULE)
 WORK_S = 3.0
 
@@ -19,14 +20,19 @@ WORK_S = 3.0
 class FakeKmm:
     """`hangs`: its unload does not end. `lies`: it shows a version that it has not loaded. `log`: what it did.
 
-    `wrong`: what must never be: a driver that has users is unloaded, or that of a node which is not taken.
+    `has` is the version that it has loaded, as far as it knows; `offers` that of the Module, the only one that it
+    loads. `tolerates`: the Module tolerates a cordon. `wrong`: what must never be: a driver that has users is unloaded,
+    or that of a node which is not taken.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, has: str, offers: str) -> None:
         self.world = world
-        self.hangs = self.lies = False
+        self.has, self.offers = has, offers
+        self.hangs = self.lies = self.tolerates = False
+        self.work_s = WORK_S
         self.log: list[str] = []
         self.wrong: list[str] = []
+        self._boot_id = world.host.boot_id
         self._is_due = False
         world.cluster.operator = lambda _: self.react()
 
@@ -34,49 +40,82 @@ class FakeKmm:
         """What it does about the labels, each piece of work some seconds later."""
         if not self._is_due and self._next():
             self._is_due = True
-            self.world.clock.after(WORK_S, self._work)
+            self.world.clock.after(self.work_s, self._work)
+
+    def goes_on(self) -> None:
+        """Its unload does not hang any more."""
+        self.hangs = False
+        self.react()
+
+    def settle(self, seconds: float) -> None:
+        """Time goes by, in which nobody else does anything."""
+        end_s = self.world.clock.now + seconds
+        self.react()
+        while self.world.clock.to_next(end_s):
+            pass
 
     def _next(self) -> str:
-        node, host = self.world.cluster.current, self.world.host
-        assert node is not None
-        asked, ready, loaded = MODULE.asked(node.labels), MODULE.ready(node.labels), host.loaded.get(host.root, "")
-        if node.unschedulable:
-            return "unload" if loaded else ""
-        if asked == ready or self.lies:
-            return "show" if asked != ready else "load" if asked and not loaded else ""
-        if ready:
-            return "hide"
-        if loaded and loaded != asked:
-            return "" if self.hangs else "unload"
-        return "show" if loaded else "load"
+        node = self.world.cluster.current
+        if node is None:
+            return ""
+        labels, workers = node.labels, MODULE.at_work(node.labels)
+        goal = workers if self.tolerates or not node.unschedulable else ""
+        is_rebooted = self._boot_id != self.world.host.boot_id
+        due = {
+            "withdraw": bool(workers) and workers != MODULE.asked(labels),
+            "forget": bool(self.has) and is_rebooted and goal != self.has,
+            "unload": bool(self.has) and goal != self.has and not self.hangs,
+            "hide": bool(MODULE.ready(labels)) and not self.has,
+            "begin": bool(MODULE.asked(labels)) and not workers and not MODULE.ready(labels),
+            "load": goal in {self.offers} - {""} and (not self.has or is_rebooted),
+            "show": bool(self.has) and goal == self.has and MODULE.ready(labels) != self.has,
+        }
+        return next((work for work, is_due in due.items() if is_due), "")
 
     def _work(self) -> None:
         self._is_due = False
-        work, host, node = self._next(), self.world.host, self.world.cluster.current
+        work, node = self._next(), self.world.cluster.current
         if not work or node is None:
             return
         self.log.append(work)
-        asked = MODULE.asked(node.labels)
+        workers = MODULE.at_work(node.labels)
         match work:
+            case "withdraw":
+                self.world.cluster.edit({WORKERS: None})
+            case "begin":
+                self.world.cluster.edit({WORKERS: MODULE.asked(node.labels)})
             case "hide":
                 self.world.cluster.edit({READY: None})
+            case "show":
+                self.world.cluster.edit({READY: self.has})
             case "unload":
-                self.wrong += ["it is in use"] if self.world.cluster.device_users() else []
-                self.wrong += [] if self.world.profile.keys.journal in node.annotations else ["the node is not taken"]
-                host.loaded.clear()
-            case "load":
-                host.loaded = dict.fromkeys((*host.needs.get(host.root, ()), host.root), asked)
-                host.loads += 1
+                self._unload(node)
+            case "forget":
+                self.has = ""
             case _:
-                self.world.cluster.edit({READY: asked})
+                self._load(workers)
         self.react()
+
+    def _load(self, version: str) -> None:
+        host = self.world.host
+        if not host.loaded.get(host.root):
+            host.loaded = dict.fromkeys((*host.needs.get(host.root, ()), host.root), version)
+            host.loads += 1
+        self.has, self._boot_id = version, host.boot_id
+
+    def _unload(self, node: Node) -> None:
+        if not self.lies and self.world.host.loaded:
+            self.wrong += ["it is in use"] if self.world.cluster.device_users() else []
+            self.wrong += [] if self.world.profile.keys.journal in node.annotations else ["the node is not taken"]
+            self.world.host.loaded.clear()
+        self.has = ""
 
 
 def kmm_world(*, loaded: str = "1.0", asked: str = "1.0", ready: str = "1.0") -> tuple[World, FakeKmm]:
-    """A node whose driver KMM loads, and KMM; "" leaves a label out, or the driver."""
-    shown = {key: value for key, value in ((ASKED, asked), (READY, ready)) if value}
+    """A node whose driver KMM loads, and KMM, whose Module has 2.0; "" leaves a label out, or the driver."""
+    shown = {key: value for key, value in ((ASKED, asked), (WORKERS, ready), (READY, ready)) if value}
     world = World({**LABELS, **shown}, replace(POLICY, deadline_s=900.0), OPERANDS)
     if loaded:
         world.host.loaded = {"rebellions_core": loaded, "rebellions": loaded}
         world.host.files[PROFILE.paths.state_file] = f"{OLD_DIGEST}\n"
-    return world, FakeKmm(world)
+    return world, FakeKmm(world, ready, MODULE.version)

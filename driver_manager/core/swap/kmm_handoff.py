@@ -50,18 +50,25 @@ class KmmHandoff:
     def _ask(self, step: AskKmm) -> None:
         """One patch: the journal with the load that is to go, and the label, after which KMM begins.
 
-        Where KMM still shows the version over another driver, it would not begin: that has to end first. Raises
-        ModuleFailed where it does not.
+        Where KMM shows the version without having it loaded, it would not begin: that has to end first. Raises
+        ModuleFailed where it does not, and where KMM has loaded a driver meanwhile whose users nobody has cleared.
         """
-        situation = self._context.situation
-        if self._is_old(step.module):
-            self._await_withdrawal(step.module)
+        situation, module, node = self._context.situation, step.module, self._cluster.node()
+        is_there = has_root(self._host.modules(), situation.profile.modules)
+        if step.is_first and is_there:
+            raise ModuleFailed(
+                f"a driver was loaded while this run was about to ask KMM ({module.shown(node.labels)})",
+                "No action needed: the next run looks again, and clears the node first if that driver is to go.",
+            )
+        is_shown = module.ready(node.labels) == module.version and not module.is_asked(node.labels)
+        if is_shown and (not is_there or self._is_old(module)):
+            self._await_withdrawal(module, node)
         loaded = situation.host.boot_id, self._host.load_id()
-        self._node.rewrite(step, lambda node, journal: asked_kmm(node, journal, situation.profile, step.module, loaded))
+        self._node.rewrite(step, lambda node, journal: asked_kmm(node, journal, situation.profile, module, loaded))
 
-    def _await_withdrawal(self, module: KmmModule) -> None:
-        """Wait until KMM no longer shows the version that it has not loaded; nothing where it does not."""
-        deadline, node = self._context.deadline, self._cluster.node()
+    def _await_withdrawal(self, module: KmmModule, node: Node) -> None:
+        """Wait until KMM no longer shows the version that it has not loaded."""
+        deadline = self._context.deadline
         what = f"KMM still shows version {module.version} of {module} as ready, which it has not loaded"
         wait = NodeWait(
             self._cluster, self._clock, self._reporter, lambda now: module.ready(now.labels) != module.version, what
@@ -70,21 +77,32 @@ class KmmHandoff:
             raise self._failure(module, self._cluster.node(), deadline)
 
     def _await(self, module: KmmModule) -> None:
-        deadline, node = self._context.deadline, self._cluster.node()
+        deadline, node, was_seen = self._context.deadline, self._cluster.node(), False
         while self._is_shown(module, node, deadline):
-            if self._is_in_kernel(module, deadline):
-                node = self._cluster.node()
-                if module.is_ready(node.labels):
-                    self._context.settler.driver_has_come()
-                    self._context.settler.driver_is_proved()
-                    version = driver_version(self._host.modules()) or "(no version)"
-                    self._reporter.info(f"KMM has loaded version {module.version} of {module}: driver {version}")
-                    return
-            else:
+            has_come = self._is_in_kernel(module, deadline)
+            node = self._cluster.node()
+            if has_come and module.is_ready(node.labels):
+                if was_seen or not self._is_load_of_before():
+                    return self._has_done(module)
+                # KMM may not have seen yet that it is asked for this version again.
+                was_seen = True
+                self._clock.sleep(deadline.bound(KERNEL_LOOK_S))
                 node = self._cluster.node()
             if deadline.is_over:
                 break
         raise self._failure(module, self._cluster.node(), deadline)
+
+    def _has_done(self, module: KmmModule) -> None:
+        self._context.settler.driver_has_come()
+        self._context.settler.driver_is_proved()
+        version = driver_version(self._host.modules()) or "(no version)"
+        self._reporter.info(f"KMM has loaded version {module.version} of {module}: driver {version}")
+
+    def _is_load_of_before(self) -> bool:
+        """Whether the driver is the one that was there when KMM was asked."""
+        journal, boot_id = self._context.settler.held, self._context.situation.host.boot_id
+        request = journal.kmm if journal is not None else None
+        return request is not None and request.is_of(boot_id, self._host.load_id())
 
     def _is_shown(self, module: KmmModule, node: Node, deadline: Deadline) -> bool:
         """Whether KMM shows the version as ready in time, by a watch on the Node."""
@@ -109,7 +127,7 @@ class KmmHandoff:
 
     def _is_old(self, module: KmmModule) -> bool:
         journal, boot_id = self._context.settler.held, self._context.situation.host.boot_id
-        before = journal.replaced if journal is not None else None
+        before = journal.kmm if journal is not None else None
         return before is not None and before.is_in_the_way(boot_id, self._host.load_id(), module.version)
 
     def _in_kernel(self, module: KmmModule) -> str:

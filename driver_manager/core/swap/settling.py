@@ -304,7 +304,9 @@ class Settler:
         By the Node as it is now. Who gave a node back where KMM shows a version that the kernel does not have would
         leave nothing by which the next run could know that.
         """
-        if self._kmm is None:
+        request = journal.kmm
+        module = self._kmm or (request.module if request is not None else None)
+        if module is None:
             return False, ""
         try:
             labels, load = self._cluster.node().labels, self._host.load_id()
@@ -313,12 +315,15 @@ class Settler:
         except ManagerError as error:
             self._reporter.warn(error.what)
             return True, "KMM may still be changing the driver"
-        if self._kmm.is_changing(labels):
+        if module.is_changing(labels):
             return True, "KMM is still changing the driver"
-        before, boot_id = journal.replaced, self._obs.host.boot_id if self._obs.host else ""
-        is_old = before is not None and before.is_in_the_way(boot_id, load, self._kmm.version)
-        is_held = is_old and self._kmm.is_ready(labels)
-        return False, f"KMM shows version {self._kmm.version}, but the old driver is still loaded" if is_held else ""
+        is_old = request is not None and request.is_in_the_way(self._boot_id, load, module.version)
+        is_held = is_old and module.is_ready(labels)
+        return False, f"KMM shows version {module.version}, but the old driver is still loaded" if is_held else ""
+
+    @property
+    def _boot_id(self) -> str:
+        return self._obs.host.boot_id if self._obs.host is not None else ""
 
     def _is_unproved(self) -> bool:
         """Whether an earlier run of this boot has removed the record of the old driver, and nobody made one since.
@@ -327,6 +332,8 @@ class Settler:
         """
         found, host = self._obs.journal, self._obs.host
         if self._is_driver_proved or found is None or host is None or found.driver is None:
+            return False
+        if found.kmm is not None and found.kmm.is_of(host.boot_id, self._host.load_id()):  # it never left
             return False
         return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest
 

@@ -93,6 +93,9 @@ def _not_loaded(facts: StatusFacts) -> Headline | None:
         return None
     if facts.loader is Loader.NONE:
         return Headline(NodeState.FAILED, "no driver is loaded, and the host has to load it itself (DRIVER_LOAD=none)")
+    if facts.kmm is not None:
+        why = f"no driver is loaded yet; KMM is to load it ({facts.kmm.shown(facts.obs.node.labels)})"
+        return Headline(NodeState.UPGRADING, why)
     pods = ", ".join(str(pod) for pod in facts.driver_pods)
     if pods:
         return Headline(NodeState.UPGRADING, f"no driver is loaded yet; driver pod {pods} will load it")

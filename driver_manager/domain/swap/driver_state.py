@@ -8,7 +8,10 @@ from __future__ import annotations
 from driver_manager.domain.digest import differing
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
 from driver_manager.domain.host import Host
+from driver_manager.domain.journal import Journal
+from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.modules import has_root
+from driver_manager.domain.node import Node
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.situation import Situation
@@ -84,3 +87,18 @@ def refuse_if_owned(obs: Observation, *, take_over: bool) -> None:
         "Wait for it: a pod resumes by itself when its container restarts. Use --take-over once you are sure that it "
         "has stopped.",
     )
+
+
+def refuse_kmm_at_work(journal: Journal | None, node: Node, ours: KmmModule | None = None) -> None:
+    """Raise ConfigError where a run has asked KMM for something, and KMM is not done; `ours` is what we wait for."""
+    request = journal.kmm if journal is not None else None
+    if request is None or not request.module.is_changing(node.labels):
+        return
+    module = request.module
+    if ours is None or ours.asked_key != module.asked_key:
+        raise ConfigError(
+            f"KMM was asked for version {module.version} of {module} and may change modules at any moment "
+            f"({module.shown(node.labels)})",
+            f"Continue with DRIVER_LOAD=kmm; or remove the label {module.asked_key} from the node, and wait until KMM "
+            "has removed its own two.",
+        )

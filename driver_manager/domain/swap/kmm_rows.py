@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain.errors import ConfigError, PreflightFailed
-from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.kmm import NAME_OF_MODULE, KmmModule, KmmRequest
 from driver_manager.domain.listing import several
+from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.workloads import PodAction, Workload, node_pods, staying, unread_claims, with_action
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.driver_state import is_loaded, places_us
 from driver_manager.domain.swap.eviction_plan import EvictionPlan, is_managed
 from driver_manager.domain.swap.leftovers import ready_names
 from driver_manager.domain.swap.loading import check
-from driver_manager.domain.swap.node_patches import has_managers_cordon, paused_keys
+from driver_manager.domain.swap.node_patches import found_journal, give_back, has_own_cordon, paused_keys
 from driver_manager.domain.swap.node_taking import before_the_unload, pause_in_two, releasing, taking
 from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.situation import Situation
@@ -29,20 +30,18 @@ from driver_manager.domain.swap.vfio_return import make_virtual_again, return_de
 def plan_kmm(now: Situation, module: KmmModule) -> Plan:
     """What a run would do: nothing, let KMM load a first driver, or clear the node and let KMM change the driver.
 
-    Raises ConfigError where KMM would have to do what this driver, or our pod, does not allow; and as `planner.plan`.
+    Raises ConfigError where KMM would have to do what this driver, or our pod, does not allow; PreflightFailed where it
+    would not do it, or where pods would be evicted in circles; and as `planner.plan`.
     """
     now = _without_conflicting(now)
     if key := places_us(now):
-        raise ConfigError(
-            f"pod {now.obs.own_pod}, which is placed by {key}, needs the driver uninstalled, and KMM loads it",
-            f"Remove the label {module.asked_key} from the node: KMM then unloads the driver.",
-        )
+        return _uninstalled(now, module, key)
     why = why_change(now, module)
     if not why:
         return _keep(now, module)
-    if not is_loaded(now.host, now.profile):
+    if _is_first_load(now, module):
         return _first_load(now, module, why)
-    if not is_replaced(now, module):
+    if _is_only_asked(now, module):
         return _take_back(now, module)
     if now.profile.strategy is Strategy.REBOOT:
         raise ConfigError(
@@ -55,6 +54,12 @@ def plan_kmm(now: Situation, module: KmmModule) -> Plan:
             f"an operator manages the upgrades of node {now.obs.node.name} and cordons it for them, and on a cordoned "
             "node KMM unloads the driver at once, whoever uses it",
             f"Remove the annotation {now.profile.keys.upgrade_enabled}, or let KMM's operator change the driver.",
+        )
+    if is_loaded(now.host, now.profile) and _request(now) is None and not module.ready(now.obs.node.labels):
+        raise PreflightFailed(
+            f"a driver is loaded, and KMM shows no version of {module}: it has not loaded that driver, and would not "
+            "unload it",
+            "Unload that driver, or keep the host from loading it and reboot. If KMM loads right now, run again.",
         )
     return _replace(now, module, why)
 
@@ -72,22 +77,47 @@ def why_change(now: Situation, module: KmmModule) -> str:
 
 
 def is_replaced(now: Situation, module: KmmModule) -> bool:
-    """Whether the loaded driver is to go, so that it matters who uses the device."""
-    if not is_loaded(now.host, now.profile) or not why_change(now, module):
-        return False
-    return module.ready(now.obs.node.labels) != module.version or _may_be_old(now, module)
+    """Whether the node is cleared, so that it matters who uses the device."""
+    return bool(why_change(now, module)) and not _is_first_load(now, module) and not _is_only_asked(now, module)
 
 
-def _may_be_old(now: Situation, module: KmmModule) -> bool:
-    """Whether a run of this boot asked KMM to replace another version, and nobody has verified yet that it did."""
-    before = now.obs.journal.replaced if now.obs.journal is not None else None
-    return before is not None and before.boot_id == now.host.boot_id and before.version != module.version
+def _request(now: Situation) -> KmmRequest | None:
+    """What a run of this boot has asked this KMM for; None where none has, or its node was given back."""
+    request = now.obs.journal.kmm if now.obs.journal is not None else None
+    return request if request is not None and request.boot_id == now.host.boot_id else None
+
+
+def _is_first_load(now: Situation, module: KmmModule) -> bool:
+    """Whether no driver is there that KMM would unload: none is loaded or to come before, or it is the wanted one."""
+    if not is_loaded(now.host, now.profile):
+        return not module.may_load_another(now.obs.node.labels)
+    request = _request(now)
+    return request is not None and not request.load and module.is_asked(now.obs.node.labels)
+
+
+def _is_only_asked(now: Situation, module: KmmModule) -> bool:
+    """Whether KMM has the wanted version loaded, and is asked for another one that it has not begun with."""
+    request = _request(now)
+    is_old = request is not None and bool(request.load) and request.shown != module.version
+    return is_loaded(now.host, now.profile) and module.has_not_begun(now.obs.node.labels) and not is_old
 
 
 def _without_conflicting(now: Situation) -> Situation:
     """`now` without the modules that a load of ours would remove first: KMM has a list of its own for that."""
     host = replace(now.host, removable={})
     return replace(now, host=host, obs=replace(now.obs, host=host))
+
+
+def _uninstalled(now: Situation, module: KmmModule, key: str) -> Plan:
+    """Our pod is there to uninstall the driver. Raises ConfigError while KMM has one loaded, or may load it."""
+    labels = now.obs.node.labels
+    if is_loaded(now.host, now.profile) or module.asked(labels) or module.is_changing(labels):
+        raise ConfigError(
+            f"pod {now.obs.own_pod}, which is placed by {key}, needs the driver uninstalled, and KMM loads it",
+            f"Remove the label {module.asked_key} from the node: KMM then unloads the driver.",
+        )
+    reason = "no driver is loaded: there is nothing to uninstall"
+    return Plan(Decision.NOT_LOADED, reason, give_back(found_journal(now.obs, now.profile)))
 
 
 def _keep(now: Situation, module: KmmModule) -> Plan:
@@ -116,14 +146,14 @@ def _first_load(now: Situation, module: KmmModule, why: str) -> Plan:
     """Nothing can hold the device, so nobody is paused or evicted."""
     check(now)
     taken = taking(now, frozenset(), cordon=False)
-    steps = (*wait_for_machines(now), *taken, *_change(now, module), *releasing(now, taken))
+    steps = (*wait_for_machines(now), *taken, *_change(now, module, is_first=True), *releasing(now, taken))
     users = _staying(now, "no driver is loaded, so nothing is unloaded")
     return Plan(Decision.NOT_LOADED, f"no driver is loaded: {why}", steps, _warnings(now, module), users)
 
 
 def _replace(now: Situation, module: KmmModule, why: str) -> Plan:
     before, taken, cleared = before_the_unload(now)
-    _refuse_circles(now, cleared)
+    _refuse_circles(now, module, cleared)
     steps = (
         *wait_for_machines(now),
         *before,
@@ -135,15 +165,16 @@ def _replace(now: Situation, module: KmmModule, why: str) -> Plan:
     return Plan(Decision.REPLACE, why, steps, warnings, cleared.found)
 
 
-def _change(now: Situation, module: KmmModule) -> tuple[AnyStep, ...]:
+def _change(now: Situation, module: KmmModule, *, is_first: bool = False) -> tuple[AnyStep, ...]:
     """KMM changes the driver: what an installer before it recorded is removed, and no driver root is touched.
 
     That goes once KMM is asked: the journal shows then whose driver is to come.
     """
-    asks = not module.is_asked(now.obs.node.labels) or has_managers_cordon(now.obs.node, now.profile)
+    node, journal = now.obs.node, now.obs.journal
+    asks = not module.is_asked(node.labels) or _request(now) is None or has_own_cordon(node, journal, now.profile)
     return (
         *return_devices(now),
-        *((AskKmm(module),) if asks else ()),
+        *((AskKmm(module, is_first),) if asks else ()),
         *_outdated(now),
         AwaitKmm(module),
         *make_virtual_again(now),
@@ -157,17 +188,26 @@ def _outdated(now: Situation) -> tuple[AnyStep, ...]:
     return (RemoveArtifacts(there),) if there else ()
 
 
-def _refuse_circles(now: Situation, cleared: EvictionPlan) -> None:
+def _refuse_circles(now: Situation, module: KmmModule, cleared: EvictionPlan) -> None:
     """Raise PreflightFailed where pods would be evicted, and nothing would keep them from coming back at once."""
     evicted = with_action(cleared.found, PodAction.EVICT)
-    if not evicted or now.obs.node.unschedulable or any(pause_in_two(now)) or paused_keys(now.obs.node, now.profile):
+    offering = [pod for pod in now.obs.pods.pods if _is_of_kmm(pod, module)]
+    are_paused = any(pause_in_two(now)) or bool(paused_keys(now.obs.node, now.profile))
+    if not evicted or now.obs.node.unschedulable or (are_paused and not offering):
         return
+    why = f"device plugin {offering[0]} is KMM's" if offering else "no deploy label of this node can be paused"
     raise PreflightFailed(
         f"{several(tuple(str(one.pod) for one in evicted))} would be evicted, and nothing keeps such pods from coming "
-        "back: no deploy label of this node can be paused, and on a cordoned node KMM unloads the driver at once",
+        f"back: {why}, and on a cordoned node KMM unloads the driver at once",
         "Make the device plugin a component with a deploy label (docs/operands.md), end these pods yourself, or cordon "
         "the node if the Module tolerates node.kubernetes.io/unschedulable.",
     )
+
+
+def _is_of_kmm(pod: Pod, module: KmmModule) -> bool:
+    """Whether it is a device plugin that KMM itself runs: no label of ours moves it."""
+    is_named = pod.labels.get(NAME_OF_MODULE) == module.name and pod.namespace == module.namespace
+    return is_named and pod.owner_kind == "DaemonSet"
 
 
 def _staying(now: Situation, why: str) -> tuple[Workload, ...]:

@@ -35,6 +35,7 @@ from driver_manager.domain.swap.driver_state import (
     is_loaded,
     places_us,
     refuse_if_owned,
+    refuse_kmm_at_work,
     why_replace,
 )
 from driver_manager.domain.swap.eviction_plan import safe_load, stale_safe_load
@@ -72,6 +73,7 @@ def plan(now: Situation) -> Plan:
 
 def _plan_driver(now: Situation) -> Plan:
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
+    refuse_kmm_at_work(now.obs.journal, now.obs.node, now.policy.kmm)
     skipped = _is_skipped(now)
     try:
         decided = _decided(now)

@@ -17,7 +17,7 @@ from driver_manager.domain.pods.operands import bound_to_root
 from driver_manager.domain.pods.workloads import node_pods, staying, unread_claims
 from driver_manager.domain.policy import Loader
 from driver_manager.domain.profile import Strategy
-from driver_manager.domain.swap.driver_state import is_loaded, is_owned_elsewhere, refuse_if_owned
+from driver_manager.domain.swap.driver_state import is_loaded, is_owned_elsewhere, refuse_if_owned, refuse_kmm_at_work
 from driver_manager.domain.swap.leftovers import clean, driver_files
 from driver_manager.domain.swap.loading import check
 from driver_manager.domain.swap.node_patches import found_journal, give_back, original_bindings
@@ -55,6 +55,7 @@ def plan_vfio(now: Situation) -> Plan:
         )
     _refuse_unwanted(now)
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
+    refuse_kmm_at_work(now.obs.journal, now.obs.node)
     _refuse_impossible(now)
     waiting = pending(now)
     if not waiting and not now.host.modules:

@@ -105,7 +105,7 @@ class SweepNode:
         with contextlib.ExitStack() as stack:
             if bus is not None:
                 stack.enter_context(bus.running())
-            kmm = Kmm(self.node, KmmWorkers(command_runner.tree, KMM, ROOTS)) if path.has_kmm else None
+            kmm = Kmm(self.node, KmmWorkers(command_runner.tree, KMM, ROOTS, OLD)) if path.has_kmm else None
             if kmm is not None:
                 stack.enter_context(kmm)
             if path.is_managed:
@@ -127,7 +127,7 @@ class SweepNode:
         annotations = dict.fromkeys(found["metadata"].get("annotations", {}))
         if path.is_managed:
             annotations[MANAGED] = "true"
-        shown = {KMM.asked_key: OLD, KMM.ready_key: OLD} if path.has_kmm else {}
+        shown = dict.fromkeys((KMM.asked_key, KMM.worker_key, KMM.ready_key), OLD) if path.has_kmm else {}
         metadata = {"labels": {**extra, **self.labels, **shown}, "annotations": annotations}
         self.node.api.patch(
             self.node.path, {"metadata": metadata, "spec": {"unschedulable": True if path.is_cordoned else None}}

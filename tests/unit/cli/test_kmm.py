@@ -24,6 +24,7 @@ def test_the_keys_are_those_of_kmm() -> None:
     module = kmm.parse("kube-amd-gpu/amdgpu", "6.3.1")
     assert module == KmmModule("kube-amd-gpu", "amdgpu", "6.3.1")
     assert module.asked_key == "kmm.node.kubernetes.io/version-module.kube-amd-gpu.amdgpu"
+    assert module.worker_key == "beta.kmm.node.kubernetes.io/version-worker-pod.kube-amd-gpu.amdgpu"
     assert module.ready_key == "kmm.node.kubernetes.io/kube-amd-gpu.amdgpu.version.ready"
 
 
@@ -42,23 +43,36 @@ def test_what_no_label_can_hold_is_refused(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "ready", "is_asked", "is_ready", "is_changing"),
+    ("asked", "workers", "ready", "is_ready", "is_changing", "has_not_begun", "may_load_another"),
     [
-        ("", "", False, False, False),
-        ("1", "1", False, False, False),
-        ("2", "", True, False, True),
-        ("2", "1", True, False, True),
-        ("1", "2", False, False, True),
-        ("2", "2", True, True, False),
-        ("", "2", False, False, True),
+        ("", "", "", False, False, False, False),
+        ("1", "1", "1", False, False, False, True),
+        ("2", "", "", False, True, False, False),
+        ("2", "2", "", False, True, False, False),
+        ("2", "1", "1", False, True, False, True),
+        ("2", "", "1", False, True, False, True),
+        ("2", "", "2", False, True, False, False),
+        ("1", "2", "2", False, True, True, False),
+        ("1", "", "2", False, True, False, False),
+        ("", "2", "2", False, True, True, False),
+        ("2", "2", "2", True, False, True, False),
     ],
 )
-def test_the_labels_tell(*, asked: str, ready: str, is_asked: bool, is_ready: bool, is_changing: bool) -> None:
+def test_the_labels_tell(  # a row of the table
+    asked: str,
+    workers: str,
+    ready: str,
+    is_ready: bool,
+    is_changing: bool,
+    has_not_begun: bool,
+    may_load_another: bool,
+) -> None:
     module = KmmModule("ns", "npu", "2")
-    shown = {module.asked_key: asked, module.ready_key: ready}
+    shown = {module.asked_key: asked, module.worker_key: workers, module.ready_key: ready}
     labels = {key: value for key, value in shown.items() if value}
-    assert (module.is_asked(labels), module.is_ready(labels)) == (is_asked, is_ready)
-    assert module.is_changing(labels) is is_changing
+    assert module.is_asked(labels) is (asked == "2")
+    assert (module.is_ready(labels), module.is_changing(labels)) == (is_ready, is_changing)
+    assert (module.has_not_begun(labels), module.may_load_another(labels)) == (has_not_begun, may_load_another)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from driver_manager.domain.bindings import MOST_VIRTUAL, Binding
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable, OldDriver, Owner, decode, encode
-from driver_manager.domain.kmm import ReplacedLoad
+from driver_manager.domain.kmm import KmmModule, KmmRequest
 from tests.fakes.windows import WINDOWS
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))
@@ -46,7 +46,7 @@ JOURNALS = st.builds(
         st.builds(Binding, address=TEXT, driver=TEXT, override=TEXT, virtual_count=st.integers(0, MOST_VIRTUAL)),
         max_size=3,
     ).map(tuple),
-    replaced=st.none() | st.builds(ReplacedLoad, boot_id=TEXT, load=TEXT, version=TEXT),
+    kmm=st.none() | st.builds(KmmRequest, st.builds(KmmModule, TEXT, TEXT, TEXT), TEXT, TEXT, TEXT),
     driver=st.none()
     | st.builds(
         OldDriver,

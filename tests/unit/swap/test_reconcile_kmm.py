@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from driver_manager.core.swap.kmm_handoff import KERNEL_LOOK_S
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, Owner, decode
-from driver_manager.domain.kmm import ReplacedLoad
+from driver_manager.domain.kmm import NAME_OF_MODULE, KmmRequest
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import Strategy
+from driver_manager.domain.swap.driver_state import refuse_kmm_at_work
 from driver_manager.domain.swap.node_patches import CORDON_MARK, asked_kmm
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import checks, rights_to_replace
@@ -21,13 +23,20 @@ from driver_manager.domain.waiting import SAID_EVERY_S
 from tests.fakes.builders import PROFILE, ROOT_MOUNT, node, workload
 from tests.fakes.cluster import Tenant
 from tests.fakes.executions import run
-from tests.fakes.kmm import ASKED, MODULE, READY, kmm_world
+from tests.fakes.kmm import ASKED, MODULE, READY, WORKERS, FakeKmm, kmm_world
 from tests.fakes.pci import function
 from tests.fakes.scenarios import LABELS
 from tests.fakes.world import World
 
 JOURNAL = PROFILE.keys.journal
-DONE = {**LABELS, ASKED: "2.0", READY: "2.0"}
+
+
+def by_kmm(version: str) -> dict[str, str]:
+    """The Node's labels once KMM has loaded that version."""
+    return {**LABELS, **dict.fromkeys((ASKED, WORKERS, READY), version)}
+
+
+DONE = by_kmm("2.0")
 
 
 def is_released(world: World) -> bool:
@@ -49,7 +58,7 @@ def test_kmm_changes_the_driver_of_a_node_that_is_cleared() -> None:
     assert "KMM loaded the driver" in outcome.what
     assert is_released(world)
     assert world.host.loaded["rebellions"] == "2.0"
-    assert (kmm.log, kmm.wrong) == (["hide", "unload", "load", "show"], [])
+    assert (kmm.log, kmm.wrong) == (["withdraw", "unload", "hide", "begin", "load", "show"], [])
     assert world.cluster.evicted == ["tenant/job"]
     assert not any(patch.unschedulable for patch in world.cluster.patches), "KMM unloads at once on a cordoned node"
     assert world.host.mounts == [ROOT_MOUNT], "the driver's root is KMM's"
@@ -62,7 +71,7 @@ def test_the_version_is_asked_in_one_patch_with_the_journal_after_the_operands_l
     run(world)
     (asking,) = [patch for patch in world.cluster.patches if ASKED in patch.labels]
     assert (asking.labels, asking.unschedulable) == ({ASKED: "2.0"}, None)
-    assert decode(asking.annotations[JOURNAL] or "").replaced == ReplacedLoad("boot-1", "1:1", "1.0")
+    assert decode(asking.annotations[JOURNAL] or "").kmm == KmmRequest(MODULE, "boot-1", "1:1", "1.0")
 
 
 def test_a_version_that_is_loaded_already_disturbs_nobody() -> None:
@@ -73,10 +82,11 @@ def test_a_version_that_is_loaded_already_disturbs_nobody() -> None:
     assert (world.cluster.patches, kmm.log) == ([], [])
 
 
-@pytest.mark.parametrize(("asked", "ready"), [("", ""), ("1.0", ""), ("1.0", "1.0"), ("2.0", ""), ("2.0", "2.0")])
+@pytest.mark.parametrize(("asked", "ready"), [("", ""), ("1.0", ""), ("2.0", ""), ("2.0", "2.0")])
 def test_a_first_driver_is_loaded_with_everybody_in_place(asked: str, ready: str) -> None:
     """Ready labels of the boot before are stale: the kernel decides."""
     world, kmm = kmm_world(loaded="", asked=asked, ready=ready)
+    world.reboot()
     outcome = run(world)
     assert outcome.exit_code is ExitCode.DONE, outcome
     assert is_released(world)
@@ -85,12 +95,35 @@ def test_a_first_driver_is_loaded_with_everybody_in_place(asked: str, ready: str
     assert "load" in kmm.log
 
 
+def test_operands_leave_where_kmm_may_load_the_old_driver_again_after_a_boot() -> None:
+    world, kmm = kmm_world(loaded="")
+    world.reboot()
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
+    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert is_released(world)
+    assert (world.host.loaded["rebellions"], kmm.wrong) == ("2.0", [])
+    assert [key for patch in world.cluster.patches for key in patch.labels if key in LABELS]
+
+
+def test_a_driver_that_comes_right_before_kmm_is_asked_is_not_unloaded_under_its_users() -> None:
+    """The plan saw no driver, so nobody has left."""
+    world, kmm = kmm_world(loaded="", asked="", ready="")
+    load = {"rebellions_core": "1.0", "rebellions": "1.0"}
+    world.killer.at("patch", lambda: world.host.loaded.update(load))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.MODULE_FAILED
+    assert "a driver was loaded while this run was about to ask KMM" in outcome.what
+    assert (is_held(world), kmm.log, world.state().labels) == (False, [], LABELS)
+
+
 def test_a_label_that_stays_stale_is_not_believed() -> None:
     world, kmm = kmm_world(loaded="", asked="2.0", ready="2.0")
     world.cluster.operator = None
     outcome = run(world)
     assert outcome.exit_code is ExitCode.MODULE_FAILED
-    assert "asked: 2.0, ready: 2.0), and the kernel has no driver loaded" in outcome.what
+    assert "asked: 2.0, workers: 2.0, ready: 2.0), and the kernel has no driver loaded" in outcome.what
     assert "The label is stale" in outcome.remedy
     assert kmm.log == []
 
@@ -116,6 +149,19 @@ def test_a_version_that_is_shown_over_the_old_driver_is_believed_by_no_run() -> 
     assert world.host.loaded["rebellions"] == "2.0"
 
 
+def test_a_label_that_is_removed_for_being_stale_has_an_effect_whenever_the_next_run_comes() -> None:
+    """The driver was removed by hand. KMM takes its time to withdraw its label, and the run waits for that."""
+    world, kmm = kmm_world(loaded="", asked="2.0", ready="2.0")
+    assert run(world).exit_code is ExitCode.MODULE_FAILED
+    kmm.work_s = 20.0
+    world.cluster.edit({ASKED: None})
+    world.next_process()
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert is_released(world)
+    assert world.host.loaded["rebellions"] == "2.0"
+
+
 def test_a_request_for_another_version_is_withdrawn_and_nobody_leaves() -> None:
     world, kmm = kmm_world(loaded="2.0", asked="3.0", ready="2.0")
     world.cluster.operator = None  # it has not begun
@@ -128,47 +174,152 @@ def test_a_request_for_another_version_is_withdrawn_and_nobody_leaves() -> None:
     assert (world.cluster.evicted, kmm.log) == ([], [])
 
 
-def test_a_version_that_kmm_cannot_load_is_taken_back_after_a_failure() -> None:
-    """The old driver never left, and is the wanted one again: no other load of it is waited for."""
+def test_a_request_that_kmm_begins_with_after_all_is_waited_for() -> None:
+    """It had seen the other version before the label was set back: it unloads, and loads the wanted one again."""
+    world, kmm = kmm_world(loaded="2.0", asked="3.0", ready="2.0")
+    world.cluster.operator = None
+    world.killer.at("patch", lambda: world.clock.after(KERNEL_LOOK_S / 2, lambda: begins(world, kmm)))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert is_released(world)
+    assert kmm.log == ["unload", "hide", "begin", "load", "show"]
+    assert kmm.wrong == ["it is in use"], "what had begun cannot be stopped, but the node was not given back meanwhile"
+
+
+def begins(world: World, kmm: FakeKmm) -> None:
+    world.cluster.operator = lambda _: kmm.react()
+    world.cluster.edit({WORKERS: None})
+
+
+@pytest.mark.parametrize("asked", ["3.0", ""])
+def test_a_node_is_cleared_where_kmm_has_begun_to_unload_the_wanted_version(asked: str) -> None:
+    world, kmm = kmm_world(loaded="2.0", asked="2.0", ready="2.0")
+    kmm.hangs = True
+    world.cluster.edit({ASKED: asked or None})
+    kmm.settle(10.0)
+    world.clock.after(60.0, kmm.goes_on)
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert is_released(world)
+    assert kmm.wrong == []
+    assert world.host.loaded["rebellions"] == "2.0"
+
+
+def test_going_back_waits_for_kmm_and_nobody_comes_before_it_has_unloaded() -> None:
     world, kmm = kmm_world()
     kmm.hangs = True
     assert run(world).exit_code is ExitCode.MODULE_FAILED
-    assert READY not in world.state().labels
+    world.policy, kmm.offers = replace(world.policy, kmm=replace(MODULE, version="1.0")), "1.0"
+    world.next_process()
+    assert run(world).exit_code is ExitCode.MODULE_FAILED
+    assert is_held(world)
+    kmm.goes_on()
+    kmm.settle(60.0)
+    world.next_process()
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert world.state().labels == by_kmm("1.0")
+    assert (is_held(world), world.host.loaded["rebellions"], kmm.wrong) == (False, "1.0", [])
+
+
+def test_a_request_that_kmm_has_not_begun_with_is_taken_back_after_a_failure() -> None:
+    """The old driver never left, and is the wanted one again: no other load of it is waited for."""
+    world, kmm = kmm_world()
+    world.cluster.operator = None
+    assert run(world).exit_code is ExitCode.MODULE_FAILED
     world.policy = replace(world.policy, kmm=replace(MODULE, version="1.0"))
     world.next_process()
     outcome = run(world)
     assert outcome.exit_code is ExitCode.DONE, outcome
-    assert world.state().labels == {**LABELS, ASKED: "1.0", READY: "1.0"}
-    assert not is_held(world)
-    assert (world.host.loaded["rebellions"], kmm.log) == ("1.0", ["hide", "show"])
+    assert world.state().labels == by_kmm("1.0")
+    assert (is_held(world), world.host.loaded["rebellions"], kmm.log) == (False, "1.0", [])
+
+
+@pytest.mark.parametrize("asked", ["", "2.0"])
+def test_nobody_leaves_for_a_driver_that_kmm_would_not_unload(asked: str) -> None:
+    """Somebody else has loaded it: KMM's own load would do nothing over it, and end well."""
+    world, _ = kmm_world(asked=asked, ready="")
+    world.cluster.operator = None
+    before = world.state().labels
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.PREFLIGHT_FAILED
+    assert "it has not loaded that driver, and would not unload it" in outcome.what
+    assert world.state().labels == before
+    assert (is_held(world), world.host.loaded["rebellions"]) == (False, "1.0")
+
+
+@pytest.mark.parametrize("loader", [Loader.MANAGER, Loader.CONTAINER, Loader.NONE])
+def test_another_loader_waits_until_kmm_is_done(loader: Loader) -> None:
+    world, kmm = kmm_world()
+    kmm.hangs = True
+    assert run(world).exit_code is ExitCode.MODULE_FAILED
+    world.policy = Policy(loader=loader)
+    world.next_process()
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.USAGE
+    assert "KMM was asked for version 2.0 of kube-npu/npu and may change modules at any moment" in outcome.what
+    assert is_held(world)
+    world.cluster.edit({ASKED: None})
+    kmm.goes_on()
+    kmm.settle(60.0)
+    world.next_process()
+    assert "may change modules" not in run(world).what
+    assert kmm.wrong == []
+
+
+def test_a_node_is_not_restored_by_hand_while_kmm_is_at_work() -> None:
+    world, kmm = kmm_world()
+    kmm.hangs = True
+    run(world)
+    obs = world.observe()
+    with pytest.raises(ConfigError, match="may change modules at any moment"):
+        refuse_kmm_at_work(obs.journal, obs.node)
+    kmm.goes_on()
+    kmm.settle(60.0)
+    obs = world.observe()
+    refuse_kmm_at_work(obs.journal, obs.node)
+
+
+def test_a_driver_that_never_left_keeps_no_node() -> None:
+    """The run before removed what another installer had recorded of it, and failed; then the label was set back."""
+    world, kmm = kmm_world()
+    world.cluster.operator = None
+    assert run(world).exit_code is ExitCode.MODULE_FAILED
+    world.cluster.edit({ASKED: "1.0"})
+    world.host.stuck_users = {"rebellions": 1}
+    world.next_process()
+    assert run(world).exit_code is ExitCode.DRIVER_BUSY
+    assert (is_held(world), kmm.log) == (False, [])
 
 
 def test_a_load_of_an_earlier_boot_is_not_in_the_way() -> None:
-    before = ReplacedLoad("boot-1", "1:1", "1.0")
+    before = KmmRequest(MODULE, "boot-1", "1:1", "1.0")
     assert before.is_in_the_way("boot-1", "1:1", "2.0")
     assert not before.is_in_the_way("boot-2", "1:1", "2.0")
     assert not before.is_in_the_way("boot-1", "1:2", "2.0")
     assert not before.is_in_the_way("boot-1", "1:1", "1.0")
+    assert not replace(before, load="").is_in_the_way("boot-1", "", "2.0")
 
 
 def test_what_was_first_known_of_a_load_stays_known() -> None:
     """Once KMM has begun, it shows no version any more."""
-    shown = node({ASKED: "1.0", READY: "1.0"})
-    first, _ = asked_kmm(shown, Journal(Owner("ns/a", "u"), "boot-1"), PROFILE, MODULE, ("boot-1", "7"))
-    assert first.replaced == ReplacedLoad("boot-1", "7", "1.0")
-    begun = node({ASKED: "2.0"})
-    again, change = asked_kmm(begun, first, PROFILE, replace(MODULE, version="3.0"), ("boot-1", "7"))
-    assert (again.replaced, change.labels) == (first.replaced, {ASKED: "3.0"})
-    other, _ = asked_kmm(begun, first, PROFILE, MODULE, ("boot-2", "7"))
-    assert other.replaced == ReplacedLoad("boot-2", "7", "")
-    assert asked_kmm(begun, first, PROFILE, MODULE, ("boot-1", ""))[0].replaced is None
+    before = Journal(Owner("ns/a", "u"), "boot-1")
+    first, _ = asked_kmm(node({ASKED: "1.0", READY: "1.0"}), before, PROFILE, MODULE, ("boot-1", "7"))
+    assert first.kmm == KmmRequest(MODULE, "boot-1", "7", "1.0")
+    begun, third = node({ASKED: "2.0"}), replace(MODULE, version="3.0")
+    again, change = asked_kmm(begun, first, PROFILE, third, ("boot-1", "7"))
+    assert (again.kmm, change.labels) == (KmmRequest(third, "boot-1", "7", "1.0"), {ASKED: "3.0"})
+    assert asked_kmm(begun, first, PROFILE, third, ("boot-2", "7"))[0].kmm == KmmRequest(third, "boot-2", "7", "")
+    assert asked_kmm(begun, before, PROFILE, third, ("boot-1", ""))[0].kmm == KmmRequest(third, "boot-1", "", "")
+    just_loaded = asked_kmm(begun, before, PROFILE, MODULE, ("boot-1", "7"))[0].kmm
+    assert just_loaded == KmmRequest(MODULE, "boot-1", "", ""), "asked already, it may be what KMM has loaded"
 
 
 def test_a_cordon_of_an_earlier_run_ends_when_kmm_is_asked() -> None:
     """KMM loads nothing on a cordoned node; that it unloads there at once is no loss: a run had cleared the node."""
     world, kmm = kmm_world()
     world.cluster.edit(cordon=True, annotations={PROFILE.keys.cordon: CORDON_MARK})
-    world.cluster.operator = lambda node: kmm.react() if ASKED in node.labels and not node.unschedulable else None
+    kmm.tolerates = True
     outcome = run(world)
     assert outcome.exit_code is ExitCode.DONE, outcome
     assert is_released(world)
@@ -177,13 +328,28 @@ def test_a_cordon_of_an_earlier_run_ends_when_kmm_is_asked() -> None:
     assert world.host.loaded["rebellions"] == "2.0"
 
 
+def test_a_cordon_that_an_administrator_has_set_anew_is_kept() -> None:
+    world, kmm = kmm_world()
+    kmm.tolerates = True
+    policy, world.policy = world.policy, Policy(loader=Loader.MANAGER)
+    world.cluster.operator = None
+    world.killer.kill_at(0, after=True)
+    assert world.run() is None
+    world.cluster.edit(cordon=False)
+    world.cluster.edit(cordon=True)
+    world.policy, world.cluster.operator = policy, lambda _: kmm.react()
+    world.next_process()
+    assert run(world).exit_code is ExitCode.DONE
+    assert world.state().unschedulable
+
+
 def test_where_an_operator_cordons_kmm_is_not_asked() -> None:
     world, kmm = kmm_world()
     world.cluster.edit(annotations={PROFILE.keys.upgrade_enabled: "true"})
     outcome = run(world)
     assert outcome.exit_code is ExitCode.USAGE
     assert "cordons it for them, and on a cordoned node KMM unloads the driver at once" in outcome.what
-    assert world.state().labels == {**LABELS, ASKED: "1.0", READY: "1.0"}
+    assert world.state().labels == by_kmm("1.0")
     assert (is_held(world), kmm.log) == (False, [])
 
 
@@ -201,7 +367,20 @@ def test_nobody_is_evicted_who_would_come_back_at_once(*, cordoned: bool) -> Non
     assert outcome.exit_code is ExitCode.PREFLIGHT_FAILED, outcome
     assert "tenant/job would be evicted, and nothing keeps such pods from coming back" in outcome.what
     assert (world.cluster.evicted, is_held(world)) == ([], False)
-    assert world.state().labels == {ASKED: "1.0", READY: "1.0"}
+    assert world.state().labels == dict.fromkeys((ASKED, WORKERS, READY), "1.0")
+
+
+def test_nobody_is_evicted_to_whom_kmm_itself_offers_devices() -> None:
+    world, _ = kmm_world()
+    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
+    labels = {NAME_OF_MODULE: MODULE.name}
+    plugin = workload("plugin", namespace=MODULE.namespace, owner_kind="DaemonSet", resources=(), labels=labels)
+    world.cluster.add_tenant(plugin, Tenant())
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.PREFLIGHT_FAILED, outcome
+    assert "device plugin kube-npu/plugin is KMM's" in outcome.what
+    assert (world.cluster.evicted, is_held(world)) == ([], False)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -212,11 +391,18 @@ def test_a_host_service_stays_stopped_while_kmm_may_unload(*, hangs: bool) -> No
     kmm.hangs = hangs
     assert run(world).exit_code is (ExitCode.MODULE_FAILED if hangs else ExitCode.DONE)
     assert world.host.services == {"rbln_daemon.service": not hangs}
-    kmm.hangs = False
-    kmm.react()
+    kmm.goes_on()
     world.next_process()
     assert run(world).exit_code is ExitCode.DONE
     assert world.host.services == {"rbln_daemon.service": True}
+
+
+@pytest.mark.parametrize("version", ["", "1.0"])
+def test_a_pod_that_wants_the_driver_away_waits_until_kmm_has_none(version: str) -> None:
+    world, _ = kmm_world(loaded=version, asked=version, ready=version)
+    world.gate = f"{PROFILE.deploy.prefix}vfio-manager"
+    world.move_to_new_pod()
+    assert run(world).exit_code is (ExitCode.USAGE if version else ExitCode.DONE)
 
 
 def test_there_is_nothing_to_clear_for_a_driver_pod() -> None:
@@ -246,7 +432,7 @@ def test_an_unload_that_hangs_holds_the_node_and_names_the_worker(
         world.killer.at("load id", lambda: world.host.stuck_users.update(rebellions=1))
     outcome = run(world)
     assert outcome.exit_code is code, outcome
-    assert "ready: no version), and the kernel has still the old driver 1.0" in outcome.what
+    assert "workers: no version, ready: 1.0), and the kernel has still the old driver 1.0" in outcome.what
     assert "the node stays paused, because KMM is still changing the driver" in outcome.what
     assert "kube-npu/kmm-worker-node-1-npu" in outcome.remedy
     assert is_held(world)
@@ -273,7 +459,7 @@ def test_a_failure_before_kmm_is_asked_gives_everything_back() -> None:
     world.host.stuck_users = {"rebellions": 1}
     outcome = run(world)
     assert outcome.exit_code is ExitCode.DRIVER_BUSY
-    assert world.state().labels == {**LABELS, ASKED: "1.0", READY: "1.0"}
+    assert world.state().labels == by_kmm("1.0")
     assert not is_held(world)
     assert kmm.log == []
 
@@ -347,5 +533,5 @@ def test_preflight_shows_who_loads_and_what_is_asked() -> None:
     now = Situation.of(world.observe(), world.profile, world.policy)
     (driver,) = [check for check in checks(now) if check.name == "driver"]
     assert driver.ok is None
-    assert "KMM loads version 2.0 of kube-npu/npu (asked: 1.0, ready: 1.0)" in driver.what
+    assert "KMM loads version 2.0 of kube-npu/npu (asked: 1.0, workers: 1.0, ready: 1.0)" in driver.what
     assert WATCH_NODES in rights_to_replace(world.profile, world.policy)
