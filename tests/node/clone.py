@@ -27,7 +27,9 @@ class Clone:
             line = re.sub(rf"\b{name}\b", meant, line)
         config = f"KUBECONFIG={self.machine.plane.kubeconfig('admin')}"
         script = f"cd {self.folder} && {line}"
-        return self.machine.namespaces.checked("env", config, "bash", "--norc", "--noprofile", "-c", script)
+        done = self.machine.namespaces.run("env", config, "bash", "--norc", "--noprofile", "-c", script)
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+        return done.stdout
 
 
 class Reader:
