@@ -138,6 +138,7 @@ class Installation:
     def check(self, types: Callable[..., str], state: str, *, has_event: bool) -> str:
         """See that it works, by the page: the Node shows `state`, and Events of it or none; how the run has ended."""
         pod = self.drivers.a_pod().name
+        self.until(lambda: self._is_seen_running(pod), "the kubelet has reported that all containers run")
         pods = types("kubectl -n rbln-system get pods -o wide")
         assert re.search(rf"^{pod} +\d/2 +Running .* {NAME} ", pods, re.MULTILINE), pods
         log = types("kubectl -n rbln-system logs ds/")
@@ -148,6 +149,11 @@ class Installation:
         last = types("kubectl -n rbln-system get pod P -o jsonpath=", P=pod)
         assert last == f"exit 0: {json.loads(log.splitlines()[-1])['message']}", log
         return last
+
+    def _is_seen_running(self, pod: str) -> bool:
+        status = self.drivers.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}")["status"]
+        states = [one["state"] for one in status.get("containerStatuses", [])]
+        return bool(states) and all("running" in state for state in states)
 
 
 def test_from_a_clone_to_a_running_overlay_its_upgrades_and_its_removal_by_the_pages_commands(
