@@ -42,7 +42,7 @@ from tests.control_plane.runner import (
 )
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.deploy.apply import applied, path_of
-from tests.docs.console import commands
+from tests.docs.console import commands, commands_below
 from tests.docs.markdown import DOCS
 from tests.docs.rollout_object import definition
 
@@ -57,11 +57,7 @@ NPU = "npu.openfuyao.com/"
 
 def said_in(section: str) -> tuple[str, ...]:
     """The commands below one heading of the page, up to the next heading."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    heads = [number for number, line in enumerate(lines, 1) if re.match(r"#+ ", line)]
-    (begin,) = [number for number in heads if lines[number - 1].lstrip("# ") == section]
-    end = next((number for number in heads if number > begin), len(lines) + 1)
-    return tuple(one.text for one in commands(PAGE) if begin < one.line < end)
+    return tuple(commands_below(PAGE, section))
 
 
 SECTIONS = (

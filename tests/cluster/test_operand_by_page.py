@@ -18,7 +18,7 @@ from tests.control_plane.kubelet import NodeFactory
 from tests.control_plane.processes import RUN_TIMEOUT_S
 from tests.control_plane.runner import NEW, PREFIX, CommandRunner, assert_untouched, node_of
 from tests.control_plane.servers import NAMESPACE, ControlPlane, User
-from tests.docs.console import commands
+from tests.docs.console import commands, files
 from tests.docs.markdown import DOCS
 
 pytestmark = pytest.mark.long
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.long
 PAGE = DOCS / "operands.md"
 KEY = f"{PREFIX}device-plugin"
 MADE = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/device-plugin"
-FILE = re.compile(r"^```yaml\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 Types = Callable[[str], str]
 
@@ -38,7 +37,7 @@ def types(control_plane: ControlPlane, admin_api: Api, runner: CommandRunner, tm
         skip_or_fail("kubectl is not on PATH")
     home = tmp_path / "home"
     home.mkdir()
-    for name, content in FILE.findall(PAGE.read_text()):
+    for name, content in files(PAGE).items():
         (home / name).write_text(content)
     env = {
         "PATH": os.environ["PATH"],

@@ -6,6 +6,7 @@ are printed by it. Everything that is not run as written is in the one table SUB
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from pathlib import Path
 from tests.docs.markdown import DOCS, ROOT
 
 FENCE = re.compile(r"^ *```(\w*)\s*$")
+FILE = re.compile(r"^```yaml\n# ([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`((?:kubectl|kustomize|helm|driver-manager|sha256sum) [^`]+|scripts/[^`]+)`")
 
 
 class Unknown(Exception):
@@ -96,6 +100,31 @@ def commands(page: Path) -> Iterator[Command]:
             last = found.pop()
             found.append(Command(last.page, last.line, last.text, (*last.prints, line.strip())))
     return iter(found)
+
+
+def commands_below(page: Path, heading: str) -> list[str]:
+    """The commands below one heading of a page, up to the next heading."""
+    heads, inside = list[tuple[int, str]](), False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if FENCE.match(line):
+            inside = not inside
+        elif not inside and re.match(r"#+ ", line):
+            heads.append((number, line.lstrip("# ")))
+    (begin,) = [number for number, name in heads if name == heading]
+    end = next((number for number, _ in heads if number > begin), math.inf)
+    return [one.text for one in commands(page) if begin < one.line < end]
+
+
+def commands_in_passing(text: str) -> list[str]:
+    """The commands of a page that are not in its console blocks: lines of plain blocks, then spans of code."""
+    plain = "".join(body for kind, body in BLOCK.findall(text) if not kind)
+    lines = [line.partition("  #")[0].strip() for line in plain.splitlines()]
+    return [*filter(None, lines), *(" ".join(span.split()) for span in SPAN.findall(BLOCK.sub("", text)))]
+
+
+def files(page: Path) -> dict[str, str]:
+    """The files that a page has the reader make, by the name in their first line."""
+    return dict(FILE.findall(page.read_text(encoding="utf-8")))
 
 
 def substituted(text: str) -> str | None:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.image import builder
@@ -69,14 +69,19 @@ def tiny_archives() -> list[Path]:
 class Laid:
     """What is laid on the driver's images as they were built.
 
-    `trees` has the driver of each version, `files` what comes on every image beside it, `env` what the driver's
-    container is told. `kind` begins the archive's name.
+    `trees` has the driver of each version, `files` what comes on every image beside it, `programs` what comes on the
+    drivers' alone, `env` what the driver's container is told. `kind` begins the archive's name; `managers`, `driver`
+    and `tags` are the images' names, by the version of the driver the last.
     """
 
     kind: str
     trees: Mapping[str, Mapping[str, bytes]]
     files: Mapping[str, bytes | archives.Link] = field(default_factory=dict)
     env: tuple[str, ...] = ()
+    programs: Mapping[str, bytes | archives.Link] = field(default_factory=dict)
+    managers: tuple[str, ...] = (MANAGER,)
+    driver: str = DRIVER
+    tags: Mapping[str, str] = field(default_factory=lambda: TAGS)
 
     def key(self) -> str:
         """Of everything in it, and of how it is laid."""
@@ -92,7 +97,7 @@ def with_stand_ins() -> Laid:
 
 
 def driver_archive(laid: Laid) -> Path:
-    """The built image and a sample driver for each version, named as the overlays of deploy/ name them.
+    """The built image and a sample driver for each version, named as the overlays of deploy/ name them by default.
 
     Raises TierError.
     """
@@ -141,10 +146,12 @@ def _write_archive(plain: Path, laid: Laid, archive: Path) -> None:
         folder = Path(made)
         manager = archives.read(plain / "manager.tar", MANAGER, folder)
         driver = archives.read(plain / "driver.tar", DRIVER, folder)
-        packed = [manager.on_top(MANAGER, folder, laid.files) if laid.files else manager]
+        manager = manager.on_top(MANAGER, folder, laid.files) if laid.files else manager
+        packed = [replace(manager, name=name) for name in laid.managers]
         for version, tree in laid.trees.items():
             files = {f"opt/driver/{path}": content for path, content in tree.items()}
-            packed.append(driver.on_top(f"{DRIVER}:{TAGS[version]}", folder, {**laid.files, **files}, laid.env))
+            name = f"{laid.driver}:{laid.tags[version]}"
+            packed.append(driver.on_top(name, folder, {**laid.files, **laid.programs, **files}, laid.env))
         archives.write(archive, packed)
 
 

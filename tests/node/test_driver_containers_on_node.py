@@ -13,7 +13,7 @@ from tests.node import vendor_containers
 from tests.node.images import KERNEL
 from tests.node.machine import Machine
 from tests.node.node_init import NAME
-from tests.node.vendor_containers import ASCEND_MODULE, VERSIONS, Clone, Vendor, said_in
+from tests.node.vendor_containers import ASCEND_MODULE, VERSIONS, ExampleClone, Vendor, said_in
 
 OLD, NEW = VERSIONS
 NAMESPACES = {"rebellions": "rbln-system", "nvidia": "gpu-operator", "ascend": "npu-operator"}
@@ -29,9 +29,9 @@ def node(able: None) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def clone(node: Machine, tmp_path: Path) -> Iterator[Clone]:
+def clone(node: Machine, tmp_path: Path) -> Iterator[ExampleClone]:
     """With every namespace that the page makes first; what was applied is removed at the end."""
-    made = Clone(node, tmp_path / "clone")
+    made = ExampleClone(node, tmp_path / "clone")
     for overlay in NAMESPACES:
         made.types(f"kubectl apply -k deploy/overlays/{overlay}/namespace")
     yield made
@@ -45,7 +45,7 @@ def ready(vendor: Vendor, marker: str, version: str) -> bool:
     return vendor.loaded() == version and (vendor.root / marker).exists()
 
 
-def replace(clone: Clone, vendor: Vendor, line: str) -> None:
+def replace(clone: ExampleClone, vendor: Vendor, line: str) -> None:
     """Type the page's line that applies, and delete the pod, whose successor comes."""
     clone.types(line)
     old = vendor.pod()
@@ -53,7 +53,7 @@ def replace(clone: Clone, vendor: Vendor, line: str) -> None:
     vendor.wait(lambda: vendor.pods() and vendor.pod() != old, "another driver pod")
 
 
-def test_rebellions_is_mounted_loaded_swapped_and_kept(node: Machine, clone: Clone) -> None:
+def test_rebellions_is_mounted_loaded_swapped_and_kept(node: Machine, clone: ExampleClone) -> None:
     apply, label = said_in("Rebellions")
     vendor, marker = Vendor(node, "rbln-system", "rebellions"), "run/rbln/validations/.driver-ctr-ready"
     clone.types(apply)
@@ -76,7 +76,7 @@ def test_rebellions_is_mounted_loaded_swapped_and_kept(node: Machine, clone: Clo
     assert (vendor.loaded(), vendor.mounts("/run/rbln/driver")) == (NEW, 1), "the driver stays for its operands"
 
 
-def test_each_kernel_has_a_daemon_set_of_its_own(node: Machine, clone: Clone) -> None:
+def test_each_kernel_has_a_daemon_set_of_its_own(node: Machine, clone: ExampleClone) -> None:
     apply, label, kernel = said_in("Several kernels")
     vendor, marker = Vendor(node, "rbln-system", "rebellions"), "run/rbln/validations/.driver-ctr-ready"
     clone.types(apply)
@@ -91,7 +91,9 @@ def test_each_kernel_has_a_daemon_set_of_its_own(node: Machine, clone: Clone) ->
     assert wanted == {"linux-of-this-node-rebellions-driver": 1, "linux-6-1-0-18-amd64-rebellions-driver": 0}
 
 
-def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_run(node: Machine, clone: Clone) -> None:
+def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_run(
+    node: Machine, clone: ExampleClone
+) -> None:
     apply, label, pause, drain, delete = said_in("NVIDIA")
     vendor, marker = Vendor(node, "gpu-operator", "nvidia"), "run/nvidia/validations/.driver-ctr-ready"
     clone.types(f"kubectl label node N {KEY}=true", N=NAME)
@@ -120,7 +122,7 @@ def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_ru
     vendor.wait(lambda: ready(vendor, marker, OLD), "the driver is changed once nobody uses it")
 
 
-def test_ascends_driver_is_installed_once_and_changed_by_a_reboot_alone(node: Machine, clone: Clone) -> None:
+def test_ascends_driver_is_installed_once_and_changed_by_a_reboot_alone(node: Machine, clone: ExampleClone) -> None:
     apply, label = said_in("Ascend")
     vendor = Vendor(node, "npu-operator", ASCEND_MODULE)
     state, request = vendor.root / "run/ascend/ascend-driver.state", vendor.root / "var/lib/ascend/.reboot-required"

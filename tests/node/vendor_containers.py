@@ -1,12 +1,10 @@
-"""Owns the vendors' driver containers on a test node: their images, and a clone in which commands are typed.
+"""Owns the vendors' driver containers on a test node: their images, and the examples that name them.
 
 Must not import the product.
 """
 
 from __future__ import annotations
 
-import re
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,11 +12,12 @@ from pathlib import Path
 import yaml
 
 from tests.control_plane.api import Json
-from tests.docs.console import commands
-from tests.docs.markdown import DOCS, ROOT
+from tests.docs.console import commands_below
+from tests.docs.markdown import DOCS
 from tests.fakes.driver_packages import run_file, write_deb
 from tests.image import builder
 from tests.node import archives, images
+from tests.node.clone import Clone
 from tests.node.daemon_sets import remove_ended
 from tests.node.machine import Machine
 from tests.node.patience import wait_until
@@ -108,15 +107,14 @@ def _told(stand_ins: str) -> tuple[str, ...]:
     return (f"SYS_ROOT={stand_ins}/sys",)
 
 
-class Clone:
-    """A clone of deploy/ in which the page's commands are typed, on the node, as an administrator.
+class ExampleClone(Clone):
+    """A clone in which the page's examples are used.
 
     What is not public has the versions of the stand-ins: `2.0.1` first.
     """
 
     def __init__(self, machine: Machine, folder: Path) -> None:
-        self.machine, self.folder = machine, folder
-        shutil.copytree(ROOT / "deploy", folder / "deploy")
+        super().__init__(machine, folder)
         for example in ("nvidia-driver", "ascend-driver"):
             self._reach_stand_ins(example)
         self.replace("nvidia-driver", "550.90.07", VERSIONS[0])
@@ -143,22 +141,10 @@ class Clone:
             path = self.folder / "deploy/examples" / example / name
             path.write_text(path.read_text().replace(old, new))
 
-    def types(self, line: str, **names: str) -> str:
-        """Type one line, which ends well; `names` are what its capital letters stand for."""
-        for name, meant in names.items():
-            line = re.sub(rf"\b{name}\b", meant, line)
-        config = f"KUBECONFIG={self.machine.plane.kubeconfig('admin')}"
-        script = f"cd {self.folder} && {line}"
-        return self.machine.namespaces.checked("env", config, "bash", "--norc", "--noprofile", "-c", script)
-
 
 def said_in(section: str) -> list[str]:
     """The kubectl commands below one heading of the page, up to the next."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    heads = [number for number, line in enumerate(lines, 1) if line.startswith("## ")]
-    (begin,) = [number for number in heads if lines[number - 1] == f"## {section}"]
-    end = next((number for number in heads if number > begin), len(lines) + 1)
-    return [one.text for one in commands(PAGE) if begin < one.line < end and one.text.startswith("kubectl")]
+    return [line for line in commands_below(PAGE, section) if line.startswith("kubectl")]
 
 
 class Vendor:
