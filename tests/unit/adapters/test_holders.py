@@ -170,7 +170,7 @@ def test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again(host: 
 def test_what_there_was_no_time_for_is_counted(host: Proc) -> None:
     host.process(7, "/dev/rbln0")
     (one,) = find_holders(host.proc, host.dev, PATTERNS, looks=Looks(timeout_s=0.0))
-    assert str(one).startswith("1 more process(es) may use the device: this cannot be determined")
+    assert str(one).startswith("unknown whether the device is used by 1 more process(es): ")
 
 
 @pytest.mark.long

@@ -203,8 +203,8 @@ def test_a_device_between_two_drivers_that_somebody_has_is_named_and_left_alone(
 @pytest.mark.parametrize(
     ("driver", "said"),
     [
-        ("", "0000:c0:00.0 has no driver and is in use, its unbind is stuck: by whom is not known"),
-        ("rebellions", "the kernel does not finish to change the driver of 0000:c0:00.0, which is rebellions"),
+        ("", "the unbind of 0000:c0:00.0 is stuck, because it is in use: unknown by whom"),
+        ("rebellions", "the kernel has not finished changing the driver of 0000:c0:00.0, which is now rebellions"),
     ],
 )
 def test_a_device_that_the_kernel_does_not_answer_for_is_left_alone(driver: str, said: str) -> None:
