@@ -288,7 +288,13 @@ def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> No
         ({**DAEMON, **CLIENT}, {"restarts_clients": True}, PodAction.RESTART, "a client of the driver", ""),
         ({**CLIENT, "deleting": True}, {"restarts_clients": True}, PodAction.WAIT, "it is terminating already", ""),
         (CLIENT, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        ({**BARE, **CLIENT}, {"restarts_clients": True}, PodAction.BLOCK, "not evicted without", EVICT_HOLDERS),
+        (
+            {**BARE, **CLIENT},
+            {"restarts_clients": True},
+            PodAction.BLOCK,
+            "evicted only with EVICT_HOLDERS",
+            EVICT_HOLDERS,
+        ),
         (DAEMON, {"restarts_clients": True}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
     ],
 )

@@ -275,7 +275,7 @@ def test_an_operator_is_asked_to_move_who_uses_the_driver_and_nobody_is_evicted(
     assert again == PlanAgain(OPERATOR)
     assert found.steps == ()
     assert fates(found) == {"a": "wait", "b": "wait"}, "the plan must not tell of evictions that are not ours"
-    assert "no eviction of ours" in found.warnings[0]
+    assert "neither cordons nor evicts" in found.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ CHANGED = "module parameters differ from those of the driver before: "
     [
         (BEFORE, ""),
         ({**BEFORE, "rebellions.new": "5"}, ""),
-        ({**BEFORE, "rebellions.depth": "64"}, f"{CHANGED}rebellions.depth was 9, is 64."),
+        ({**BEFORE, "rebellions.depth": "64"}, f"{CHANGED}rebellions.depth was 9 and is 64."),
         (
             {"rebellions.depth": "9", "rebellions.trace": "Y"},
             f"{CHANGED}rebellions_core.old was 1 and is no longer set.",
