@@ -48,7 +48,7 @@ _ONCE_CODES = {
     short_help="Watch the driver's health continuously, as a sidecar of the driver container.",
 )
 @click.option("--once", is_flag=True, help="Take one sample, print it, change nothing: exit 0, 5 unhealthy, 6 unknown.")
-@click.option("--handover", is_flag=True, hidden=True, help="Print what the loop is started with, for a reload.")
+@click.option("--handover", is_flag=True, hidden=True, help="Print the settings of the loop, for a reload.")
 @output_option
 @with_options(
     settings.HEALTH,

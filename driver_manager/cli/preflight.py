@@ -88,7 +88,7 @@ def _devices(now: Situation) -> tuple[Check, ...]:
     """Whether virtual machines could have the devices."""
     wrong = tuple(Check("devices", False, what, remedy) for what, remedy in impossible(now).items())
     count = len(now.host.bus.functions)
-    return wrong or (Check("devices", True, f"{count} device(s) can go to vfio"),)
+    return wrong or (Check("devices", True, f"{count} device(s) can be bound to vfio"),)
 
 
 def _workloads(ports: Ports, obs: Observation, profile: Profile, wanted: Policy) -> tuple[Check, ...]:

@@ -19,7 +19,7 @@ from driver_manager.profiles.words import meaning
 @click.argument("file")
 @output_option
 def check_command(*, file: str, output: str) -> int:
-    """Show all that is wrong with the profile in FILE, one line for each value; if nothing is, what the profile means.
+    """Show every mistake in the profile in FILE, one line for each; if there is none, show what the profile means.
 
     A line has the key, its value and what was expected. Exit code 2 where anything is wrong.
     """
@@ -52,6 +52,6 @@ def check_command(*, file: str, output: str) -> int:
 
 @click.command(cls=ScreenCommand, name="schema", short_help="Print the JSON Schema of profile files, for editors.")
 def schema_command() -> int:
-    """Print the JSON Schema (draft-07) of profile files: editors complete and check a TOML file by it."""
+    """Print the JSON Schema (draft-07) of profile files, for editors that complete and check TOML files."""
     put(json.dumps(schemas.schema("profile"), indent=2))
     return ExitCode.DONE

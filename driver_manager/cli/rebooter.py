@@ -179,7 +179,7 @@ def _command(values: Values) -> tuple[str, ...]:
     except ValueError as error:
         raise ConfigError(f"REBOOT_COMMAND cannot be split into words: {error}", "Fix its quotes.") from error
     if not words:
-        raise ConfigError("REBOOT_COMMAND has no words", "Unset it to use `systemctl reboot`.")
+        raise ConfigError("REBOOT_COMMAND is empty", "Unset it to use `systemctl reboot`.")
     return words
 
 

@@ -37,10 +37,10 @@ from driver_manager.domain.swap.steps.node import GiveBack
 @output_option
 @with_options(settings.CLUSTER, (settings.TAKE_OVER,), settings.HOST, settings.LOGGING)
 def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values: Values) -> int:
-    """Release this node: restore the labels that its journal records, lift our cordon, remove the journal.
+    """Release this node: restore the labels that its journal records, lift the run's cordon, remove the journal.
 
-    Labels that somebody else changed meanwhile stay so, and the rebooter's cordon stays. Also works from a laptop.
-    Refused while the run that took the node is running or KMM changes the driver (--take-over overrides that).
+    Labels that somebody else changed meanwhile stay as they are, and so does the rebooter's cordon. Also works from a
+    laptop. Refused while the run that took the node is running or KMM changes the driver (--take-over overrides that).
     """
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
@@ -107,12 +107,14 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
         return json.dumps({**body, "dryRun": dry_run}, indent=2)
     stays = _rebooters_cordon(obs.node, profile)
     if change.is_empty:
-        nothing = f"nothing to release on node {obs.node.name}: no journal, no paused label, no cordon of ours"
+        nothing = (
+            f"nothing to release on node {obs.node.name}: no journal, no paused label, no cordon by driver-manager"
+        )
         return "\n".join([nothing, *stays])
     verb = "would restore" if dry_run else "restored"
     lines = [f"{verb} {key}: {pair['from']} → {pair['to']}" for key, pair in labels.items()]
     if change.unschedulable is False:
-        lines.append("would lift our cordon" if dry_run else "lifted our cordon")
+        lines.append("would lift the run's cordon" if dry_run else "lifted the run's cordon")
     services = obs.journal.services if obs.journal else ()
     lines += [f"{'would start' if dry_run else 'started'} host service {name}" for name in services]
     lines += [f"{'would remove' if dry_run else 'removed'} annotation {key}" for key in removed]

@@ -37,13 +37,15 @@ Json = dict[str, Any]
 TRUE = "true"
 
 
-@click.command(cls=ScreenCommand, name="pause", short_help="Start no other node; nodes that have started are finished.")
+@click.command(
+    cls=ScreenCommand, name="pause", short_help="Start no more nodes; nodes that have started are completed."
+)
 @named_rollout
 @dry_run_option
 @output_option
 @with_verb_options
 def pause_command(*, name: str, dry_run: bool, output: str, values: Values) -> int:
-    """Start no other node of the rollout NAME. Nodes that have started are finished: none is left half upgraded."""
+    """Start no more nodes of the rollout NAME. Nodes that have started are completed: none is left half upgraded."""
     return _ask(values, name, output, lambda fleet, _: asking.pause(fleet), dry_run=dry_run)
 
 

@@ -86,7 +86,7 @@ def _profile(values: Values) -> Profile:
     """The profile whose keys the Nodes carry. Raises ConfigError."""
     if values[settings.DRIVER_PROFILE] == profiles.AUTO:
         raise ConfigError(
-            "no profile is named, and a controller runs on no node from which it could be determined",
+            "no profile is set, and a controller has no node from which to determine it",
             f"Name it with {settings.DRIVER_PROFILE.flag} ({settings.DRIVER_PROFILE.env}).",
         )
     known = profiles.known(values[settings.PROFILE_FILE])

@@ -37,8 +37,8 @@ Json = dict[str, Any]
 def plan_command(*, name: str, output: str, values: Values) -> int:
     """Show what the rollout NAME will do: which nodes go in which wave, when, and why each of them waits.
 
-    Times are estimated from the nodes that are done; without one there are none. For each wave, the pods are
-    counted that use the accelerator on the nodes still to go; the run on each node decides what happens to them.
+    Times are estimated from the nodes that are done; before the first one there are none. Each wave shows how many
+    pods use the accelerator on its nodes still to go; the run on each node decides what happens to them.
     """
     session = open_rollouts(values)
     sight = session.look(name)

@@ -112,7 +112,7 @@ class Watching:
         self.cluster.follow(frozenset(subjects))
         for change in self.cluster.changes(self.clock.monotonic() + TICK_S):
             if isinstance(change, Lost):
-                self.session.log.warn(f"{change.subject} cannot be seen now: {change.why}")
+                self.session.log.warn(f"{change.subject} cannot be read now: {change.why}")
             world.apply(change)
 
     def _sight(self, world: FleetWorld) -> Sight | None:

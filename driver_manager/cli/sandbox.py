@@ -50,7 +50,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
         click.echo(json.dumps(listed, indent=2) if output == "json" else "\n".join(rows))
         return ExitCode.DONE
     if wants_all and name:
-        raise ConfigError("a scenario and --all were given", "Give one of them.")
+        raise ConfigError("a scenario and --all cannot be used together", "Use one of them.")
     name = name or "upgrade"
     if not wants_all and name not in STORIES:
         near = difflib.get_close_matches(name, STORIES, n=1)
@@ -58,7 +58,7 @@ def sandbox_command(*, name: str, wants_list: bool, wants_all: bool, wants_shell
         raise ConfigError(f"there is no scenario {name!r}", f"{meant}See `driver-manager sandbox --list`.")
     if wants_shell and (wants_all or output == "json" or name not in SCENARIOS):
         raise ConfigError(
-            "--shell goes with one scenario of one node, and its text",
+            "--shell needs one scenario of one node, and text output",
             f"Leave out --all and -o json, and give one of {', '.join(SCENARIOS)}.",
         )
     names = list(STORIES) if wants_all else [name]

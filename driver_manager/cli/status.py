@@ -33,8 +33,8 @@ from driver_manager.domain.setting import Values
 def status_command(*, probe: bool, output: str, values: Values) -> int:
     """Show this node: the driver's state, since when and why; what needs attention; then all facts.
 
-    Works in a node debug pod (host at /host) and from a laptop. A missing right or mount is named, and hides
-    only what it would have shown; without the Node, the command ends with that error.
+    Works in a node debug pod (host at /host) and from a laptop. A missing right or mount is reported, and
+    hides only what needs it; if the Node cannot be read, the command ends with that error.
     """
     policy(values)  # a wrong option is named first
     gathered = gather(values, lambda mode: policy_for(values, mode), probes=probe)

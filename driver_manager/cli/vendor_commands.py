@@ -31,7 +31,7 @@ def warn_of_unheeded(profile: Profile, log: LogReporter) -> None:
     """Say which switches of the vendor's own manager are on and change nothing."""
     for name in profile.commands.unheeded:
         if os.environ.get(name, "").lower() in ("1", "t", "true"):
-            log.warn(f"{name} is set and changes nothing here; see docs/migrating.md")
+            log.warn(f"{name} is set but has no effect here; see docs/migrating.md")
 
 
 def _for(command: click.Command | None, name: str, profile: Profile) -> click.Command | None:

@@ -377,7 +377,7 @@ def node_name(values: Values, roots: HostRoots) -> str:
         with contextlib.suppress(OSError):
             told = (roots.files().read("/etc/hostname") or "").strip()
     if not told:
-        raise ConfigError("the node is not known", "Set NODE_NAME (or --node-name).")
+        raise ConfigError("the name of the node is not set", "Set NODE_NAME (or --node-name).")
     if not all(part.replace("-", "").isalnum() and part == part.lower() for part in told.split(".")):
         raise ConfigError(f"{told!r} is not the name of a node", "Set NODE_NAME (or --node-name) to its name.")
     return told

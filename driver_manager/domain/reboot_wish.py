@@ -30,9 +30,9 @@ class WishUnreadable(ConfigError):
 
 
 FORM = Form(
-    "the note of what a reboot was asked for",
+    "the record of the last reboot request",
     WishUnreadable,
-    "Remove the file on the host: then the reboot may be asked for once more.",
+    "Remove the file on the host; the reboot may then be requested once more.",
 )
 
 

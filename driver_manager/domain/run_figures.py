@@ -215,7 +215,11 @@ def families(figures: RunFigures) -> tuple[Family, ...]:
         gauge("node_held", "Whether the last run left the node taken: operands stay paused.", figures.is_held),
         counter("run_holds_total", "Runs of this boot that left the node taken.", figures.holds),
         counter("run_requests_total", "Requests that runs of this boot sent to the API server.", figures.requests),
-        counter("run_retries_total", "Of those, requests that were sent again.", figures.retries),
+        counter(
+            "run_retries_total",
+            "Requests of runs of this boot that were sent to the API server again.",
+            figures.retries,
+        ),
         by_label("counter", "run_steps_total", "Steps that runs of this boot began.", "step", figures.steps),
         by_label(
             "counter",
@@ -240,8 +244,12 @@ def _window_families(figures: RunFigures) -> tuple[Family, ...]:
     parts = {part.value: seconds for part, seconds in last.parts.items()}
     return (
         counter("windows_total", "Windows of this boot that are over: see docs/window.md.", figures.windows),
-        counter("window_seconds_total", "How long these windows took in total.", figures.window_seconds),
-        gauge("window_open", "Whether the last window is still open: its driver is not back.", last.is_open),
+        counter(
+            "window_seconds_total",
+            "How long the windows of this boot that are over took in total.",
+            figures.window_seconds,
+        ),
+        gauge("window_open", "Whether the last window is still open, because the driver is not back.", last.is_open),
         gauge("window_last_seconds", "How long the last window took, or has taken so far.", last.seconds),
         by_label("gauge", "window_last_part_seconds", "How long each part of the last window took.", "part", parts),
     )

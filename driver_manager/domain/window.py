@@ -42,10 +42,10 @@ MEANINGS: dict[Part, str] = {
     Part.OPERANDS: "the operands' labels are paused and their pods leave",
     Part.DEVICE: "host services stop and the last processes release the device",
     Part.UNLOAD: "the old modules are unloaded; where a rollout clears the node first, the old driver container ends",
-    Part.INSTALL: "stale mounts and files go, the root is flipped to a staged driver; where a container loads, all "
-    "until its driver is recorded",
+    Part.INSTALL: "stale mounts and files are removed, the root is flipped to a staged driver; where a container "
+    "loads, everything until its driver is recorded",
     Part.LOAD: "the new modules are loaded, and recorded",
-    Part.PROBE: "device nodes are awaited and the driver is probed; where its container loads, until it is ready",
+    Part.PROBE: "the run waits for device nodes and probes the driver; where its container loads, until it is ready",
     Part.BACK: "services start, and labels and cordon are restored",
     Part.OTHER: "everything in between: between two runs, reading the facts and planning again",
 }

@@ -156,7 +156,7 @@ class Fields:
         """An object whose values are texts."""
         found = self.fields(key)
         if any(type(value) is not str for value in found.body.values()):
-            raise self._refused(f"{self.at}{key} holds something else than texts")
+            raise self._refused(f"{self.at}{key} holds something other than texts")
         return dict(found.body)
 
     def fields(self, key: str) -> Fields:

@@ -95,6 +95,6 @@ def _profile(found: Reading, where: str) -> Profile:
         and_more = f" (and {more} more)" if more else ""
         raise ConfigError(
             f"profile {where}: {found.wrong[0].what}{and_more}",
-            "Fix the file; `driver-manager profile check` lists all that is wrong with it.",
+            "Fix the file; `driver-manager profile check` lists every mistake in it.",
         )
     return found.profile

@@ -25,12 +25,12 @@ def broken(profile: Profile) -> Iterator[Wrong]:
         yield Wrong.of("deploy.driver_component", deploy.driver_component, f"the end of a key after {deploy.prefix}")
     if profile.probe is not None and profile.probe.tells_idle and profile.probe.parser not in TELL_IDLE:
         known = ", ".join(sorted(TELL_IDLE))
-        yield Wrong.of("probe.tells_idle", True, f"a parser that reads the output so: {known}")
+        yield Wrong.of("probe.tells_idle", True, f"a parser that can determine it: {known}")
     if profile.container_unloads and not deploy.prefix:
         yield Wrong.lacking("deploy.prefix", "container_unloads")
     modes = profile.passthrough or Passthrough()
     if bool(modes.mode_key) != bool(modes.mode_value):
-        yield Wrong.of("passthrough.mode_value", modes.mode_value, "a value where mode_key is given, and only there")
+        yield Wrong.of("passthrough.mode_value", modes.mode_value, "a value if mode_key is set, else none")
     others = {*deploy.last_keys, *profile.keys.names, modes.mode_key, *({deploy.driver_key} if deploy.prefix else ())}
     for key in deploy.on_unless_false:
         if key in others:
@@ -51,13 +51,15 @@ def _names_used_twice(profile: Profile) -> Iterator[Wrong]:
 
 def _modules(modules: Modules) -> Iterator[Wrong]:
     if modules.order and modules.load is LoadScope.TREE:
-        yield Wrong.of("modules.order", modules.order, 'nothing with load = "tree", which loads by need')
+        yield Wrong.of(
+            "modules.order", modules.order, 'nothing with load = "tree", which loads modules as they are needed'
+        )
     if len(set(modules.order)) != len(modules.order):
         yield Wrong.of("modules.order", modules.order, "each module once")
     ours = {*modules.roots, *modules.order, *modules.conflicting}
     for name in modules.conflicting_removable:
         if name in ours:
-            yield Wrong.of("modules.conflicting_removable", name, "a module that stands in no other list of [modules]")
+            yield Wrong.of("modules.conflicting_removable", name, "a module that is in no other list of [modules]")
     for text in modules.parameters:
         name = text.partition("=")[0]
         if any(fnmatchcase(name, pattern) for pattern in modules.keep_parameters):

@@ -142,9 +142,9 @@ RULES: dict[str, Rule] = {
     "probe.parser": Rule(f"one of {', '.join(sorted(PARSERS))}", choices=tuple(sorted(PARSERS)), is_needed=True),
     **_each(
         (f"upgrade_metrics.{name}" for name in ("enabled", "in_progress", "done", "failed", "available", "pending")),
-        Rule("the name of a metric of somebody else's", _METRIC),
+        Rule("the name of a metric that is not driver-manager's own", _METRIC),
     ),
-    "upgrade_metrics.by_state": Rule("the name of a metric of somebody else's", _METRIC),
+    "upgrade_metrics.by_state": Rule("the name of a metric that is not driver-manager's own", _METRIC),
 }
 """By the key's path in the file."""
 

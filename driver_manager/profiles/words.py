@@ -37,11 +37,11 @@ def _devices(profile: Profile) -> Iterator[str]:
     yield f"every PCI function of vendor {profile.pci_vendor}{classes}{devices}"
     nodes, maker = profile.paths.device_nodes, profile.paths.device_nodes_made_by
     if not nodes:
-        yield "no device nodes are named: after a load none is waited for, and no process is found to hold one"
+        yield "no device nodes are listed: a run neither waits for one after a load nor finds processes that hold one"
     elif maker is NodeMaker.MODULE:
-        yield f"after a load one of {_listed(nodes, 'or')} is waited for"
+        yield f"after a load a run waits for one of {_listed(nodes, 'or')}"
     else:
-        yield f"{_listed(nodes, 'or')} are made by a program of user space, so none is waited for"
+        yield f"{_listed(nodes, 'or')} are made by a program of user space, so a run does not wait for them"
 
 
 def _change(profile: Profile) -> Iterator[str]:
@@ -97,7 +97,8 @@ def _files(profile: Profile) -> Iterator[str]:
 def _operands(profile: Profile) -> Iterator[str]:
     deploy = profile.deploy
     if deploy.on_unless_false:
-        yield f"{_listed(deploy.on_unless_false)} are on unless they are false: paused with it, removed again if absent"
+        switches = _listed(deploy.on_unless_false)
+        yield f"operands run while {switches} is absent: a run pauses them with false, and removes that afterwards"
     if not deploy.prefix:
         yield "no deploy labels with a prefix" if deploy.on_unless_false else "no deploy labels: no operand is paused"
         return
@@ -113,7 +114,7 @@ def _workloads(profile: Profile) -> Iterator[str]:
         names = [*profile.device_classes, *([f"driver {profile.dra_driver}"] if profile.dra_driver else [])]
         yield f"pods with a DRA claim of {_listed(names, 'or')}"
     if not (profile.resource_prefixes or profile.device_classes or profile.dra_driver):
-        yield "nothing shows which pods use the accelerator: none is evicted for it"
+        yield "no resource or claim shows which pods use the accelerator: none is evicted for it"
     if profile.clients:
         yield f"restarted once a new driver is ready: {_listed(profile.clients)}"
 
@@ -123,10 +124,10 @@ def _machines(profile: Profile) -> Iterator[str]:
     if known is None:
         yield "the devices are never given to them"
         return
-    unless = f", unless {known.mode_key} has another value than {known.mode_value}" if known.mode_key else ""
+    unless = f", unless {known.mode_key} has a value other than {known.mode_value}" if known.mode_key else ""
     yield f"given the devices of a node where reconcile-vfio-state runs{unless}"
     if profile.deploy.prefix:
-        yield f"the pods that {profile.deploy.prefix}{known.component} places give them away"
+        yield f"reconcile-vfio-state runs in the pods that {profile.deploy.prefix}{known.component} places"
     if known.resources:
         yield f"pods that ask for {_listed(known.resources, 'or')} do not use the driver"
     if known.auxiliary:
@@ -157,7 +158,7 @@ def _health(profile: Profile) -> Iterator[str]:
     if probe is None:
         yield "no probe: health-watch has nothing to run, and a loaded driver is not verified"
         return
-    yield f"asked with `{' '.join((probe.tool, *probe.args))}`, at most {probe.timeout_s:g} s, read as {probe.parser}"
+    yield f"shown by `{' '.join((probe.tool, *probe.args))}`, at most {probe.timeout_s:g} s, read as {probe.parser}"
     if probe.tells_idle:
         yield "a driver is not unloaded before the probe reports that no device is at work"
     if probe.parser == "exit-status":
@@ -169,4 +170,8 @@ def _reboots(profile: Profile) -> Iterator[str]:
         yield "none is ever requested"
         return
     yield f"requested by {profile.paths.reboot_marker}"
-    yield "by the rebooter, once approved" if profile.paths.rebooter_record else "by something else: no rebooter here"
+    yield (
+        "made by the rebooter, once approved"
+        if profile.paths.rebooter_record
+        else "made by something else: this profile has no rebooter"
+    )

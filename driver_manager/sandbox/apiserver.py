@@ -270,7 +270,9 @@ def _page(found: list[Obj], revision: int, limit: str, token: str) -> tuple[list
     A token is the revision of the first page, which is that of the whole list, and the last object of the page before.
     """
     if not (limit or "0").isdigit() or not re.fullmatch(r"(\d+ \S* \S+)?", token):
-        raise ApiError(400, "BadRequest", f"limit is a number and continue a token of ours, not {limit}, {token}")
+        raise ApiError(
+            400, "BadRequest", f"limit is a number and continue a token of this server, not {limit}, {token}"
+        )
     if token:
         first, *last = token.split(" ")
         revision, found = int(first), [obj for obj in found if _place(obj) > tuple(last)]

@@ -81,7 +81,7 @@ def _way_back(story: FleetStory, course: FleetCourse) -> Iterator[str]:
         yield f"after the undo the nodes serve {found}, expected {story.old.version} everywhere"
     got = {node: count for (node, version), count in course.pods.items() if version == story.old.version}
     if got != {story.canary: 1}:
-        yield f"for the way back pods were restarted on {got}, expected {story.canary} alone"
+        yield f"for the undo pods were restarted on {got}, expected {story.canary} alone"
 
 
 def _each_once(story: FleetStory, course: FleetCourse) -> Iterator[str]:

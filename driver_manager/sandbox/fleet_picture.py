@@ -69,7 +69,7 @@ class Picture:
     @property
     def headline(self) -> str:
         """How the rollout stands, in one line."""
-        return f"{self.phase}: {self.message}" if self.phase else "the rollout is not looked at yet"
+        return f"{self.phase}: {self.message}" if self.phase else "the controller has not read the rollout yet"
 
 
 def picture_of(nodes: Iterable[Obj], pods: Iterable[Obj], rollout: Obj | None, keys: NodeKeys) -> Picture:

@@ -72,7 +72,7 @@ VENDOR_SCENARIOS = (
     ),
     Scenario(
         "tenstorrent-upgrade",
-        "Tenstorrent: an operand leaves whose switch is on while absent; the driver is swapped, the switch is removed",
+        "Tenstorrent: an operand that runs without its label is paused; the driver is swapped, the label is removed",
         ExitCode.DONE,
         NEW,
         _old_and_new("tenstorrent", TENSTORRENT),
@@ -83,7 +83,7 @@ VENDOR_SCENARIOS = (
     ),
     Scenario(
         "gaudi-upgrade",
-        "Gaudi: a tenant's pod leaves; four modules that nothing in the kernel orders are swapped in their order",
+        "Gaudi: a tenant's pod leaves; four modules without dependencies are swapped in the profile's order",
         ExitCode.DONE,
         NEW,
         _old_and_new("habana", GAUDI),
@@ -95,7 +95,7 @@ VENDOR_SCENARIOS = (
     ),
     Scenario(
         "furiosa-upgrade",
-        "Furiosa: the NPU is at work though no process has it open; the swap waits for that, then reads its liveness",
+        "Furiosa: the NPU is at work though no process has it open; the swap waits until it is idle",
         ExitCode.DONE,
         NEW,
         _old_and_new("furiosa", FURIOSA, samples=1),

@@ -49,7 +49,7 @@ def _assert_lost_nothing(
     [
         ({"NODE_NAME": "no-such-node"}, ["no-such-node does not exist"]),
         ({"NODE_NAME": "../pods"}, ["not the name of a node"]),
-        ({"NODE_NAME": ""}, ["the node is not known"]),
+        ({"NODE_NAME": ""}, ["the name of the node is not set"]),
         ({"KUBECONFIG": "/nonexistent/kubeconfig"}, ["cannot connect to the cluster"]),
         ({"POD_TERMINATION_TIMEOUT": "5 parsecs"}, ["5 parsecs", "1h30m"]),
         ({"DRIVER_PROFILE": "cray"}, ["no profile 'cray'", "amd, ascend, furiosa, gaudi, nvidia, rebellions"]),

@@ -115,7 +115,7 @@ def test_a_token_by_the_page_does_what_the_plugins_kubeconfig_cannot(laptop: Lap
     without = status.replace(f"--kubeconfig={FILE} ", "")
     ended = laptop.types(without)
     assert ended.returncode == ExitCode.USAGE, ended.stdout + ended.stderr
-    assert "the API server wants credentials, and the kubeconfig gave none" in ended.stderr
+    assert "the API server requires credentials, and the kubeconfig has none" in ended.stderr
     assert "kubectl create token" in ended.stderr
 
     for line in (view, credentials, context):

@@ -193,7 +193,7 @@ def test_nvidias_uninstall_driver_runs_unchanged(
     # Not one label more than before, and none with an empty value.
     assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
     rdma, *polled, event = warnings(ended.err)
-    assert rdma.startswith("GPU_DIRECT_RDMA_ENABLED is set and changes nothing here")
+    assert rdma.startswith("GPU_DIRECT_RDMA_ENABLED is set but has no effect here")
     assert polled
     assert all("watch pods" in one and one.endswith("polling every 2 s instead") for one in polled)
     assert "no event was recorded" in event

@@ -132,7 +132,7 @@ WAITS = (
     Wait("drain", _with_workload(DRAIN), "is being evicted", _release),
     Wait("device", _with_holder, "device in use", _free),
     Wait("completion", _with_job, "to complete", _complete, has_pause=False, plans_again=True),
-    Wait("safe-load", _safe, "then it is safe to load", _allow, False, False, plans_again=True),
+    Wait("safe-load", _safe, "as it does when loading is safe", _allow, False, False, plans_again=True),
     Wait("operator", _managed, "until the operator has moved", _move, False, False, plans_again=True),
     Wait("reboot", _for_a_reboot, "hold until the node reboots", _terminate, False, False, profile="ascend"),
 )

@@ -55,7 +55,7 @@ FOLLOWERS = """Which act followed which on one node in those stories, one proces
 ROLLOUT = """## rollout controller
 
 One decision is a pure function of what the watches show: the object, the Nodes, the driver's pods and the DaemonSet's
-revisions. It is made again at every change, and what it is made from is on the objects: a controller that dies anywhere
+revisions. It is computed again at each change. What it is made from is on the objects: a controller that dies anywhere
 is followed by one that decides the same. The examples are those seen in {count} stories of seven simulated nodes, in
 which anything happens in the middle of a rollout and the controller dies between any two acts.
 

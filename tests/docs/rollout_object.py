@@ -45,7 +45,7 @@ COLUMNS = (
     ("Updated", "integer", ".status.counts.updated", "nodes that run the target revision"),
     ("Total", "integer", ".status.counts.total", "nodes of the rollout"),
     ("Failed", "integer", ".status.counts.failed", "nodes whose upgrade failed"),
-    ("Left out", "integer", ".status.counts.leftOut", "nodes that are left alone as they are"),
+    ("Left out", "integer", ".status.counts.leftOut", "nodes that the rollout does not change"),
     ("Age", "date", ".metadata.creationTimestamp", "when the object was made"),
     ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "the cause of the phase"),
 )

@@ -13,7 +13,7 @@ COUNTS = (
     Field("updated", Kind.WHOLE, "nodes that run the target revision"),
     Field("underWay", Kind.WHOLE, "nodes that are being upgraded"),
     Field("waiting", Kind.WHOLE, "nodes that will be upgraded"),
-    Field("leftOut", Kind.WHOLE, "nodes that are left alone as they are"),
+    Field("leftOut", Kind.WHOLE, "nodes that the rollout does not change"),
     Field("failed", Kind.WHOLE, "nodes whose upgrade failed"),
 )
 NODE = (

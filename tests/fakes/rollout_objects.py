@@ -86,7 +86,7 @@ def metric(**fields: Any) -> Json:
 
 
 URL = (
-    "http:// or https:// with a host, a port if it is another one, and a path, such as "
+    "http:// or https:// with a host, a port if it is not the default, and a path, such as "
     "http://prometheus.monitoring:9090"
 )
 NAME = "a name of lower-case letters, digits, '-' and '.' such as driver"
@@ -197,7 +197,7 @@ BAD = (
     Bad(
         "waves-of-one-name",
         but(waves=[{"name": "a"}, {"name": "b"}, {"name": "a"}]),
-        "spec.waves[2].name is 'a', expected another than that of entry 0",
+        "spec.waves[2].name is 'a', expected a value other than that of entry 0",
     ),
     Bad(
         "wave-of-two-amounts",
@@ -281,7 +281,7 @@ BAD = (
         "window-of-no-length",
         but(windows="02:00-02:00"),
         f"spec.windows is '02:00-02:00', expected {WINDOWS} "
-        "('02:00-02:00' opens at 02:00 and closes at 02:00: that is no window)",
+        "('02:00-02:00' opens at 02:00 and closes at 02:00: that is not a window)",
     ),
     Bad(
         "window-none",
@@ -356,7 +356,7 @@ BAD = (
     Bad(
         "metrics-of-one-name",
         but(gates={"metrics": [{**METRIC, "atMost": 0}, {**METRIC, "atMost": 1}]}),
-        "spec.gates.metrics[1].name is 'm', expected another than that of entry 0",
+        "spec.gates.metrics[1].name is 'm', expected a value other than that of entry 0",
     ),
     Bad(
         "on-halt",

@@ -9,8 +9,8 @@ CLIENTS = "unit/pods/test_clients.py::"
 
 CLIENT_MUTANTS = (
     Mutant(
-        "client-asked-unnoted",
-        "a client is noted before its eviction is asked for",
+        "client-evicted-unrecorded",
+        "a client is recorded before its eviction is requested",
         "core/pods/clients.py",
         "            book.put(client.uid, ClientState.ASKED)\n",
         "",
@@ -18,7 +18,7 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "client-hunted",
-        "who is a client of a driver is decided once",
+        "the clients of a driver are determined once",
         "domain/pods/client_record.py",
         "            if pod.uid in self.unknown or not any(selector.matches(pod.labels) for selector in decided)\n",
         "",
@@ -42,8 +42,8 @@ CLIENT_MUTANTS = (
         ("unit/health/test_client_talk.py::test_meanwhile_nothing_is_done_for_a_driver_that_does_not_serve",),
     ),
     Mutant(
-        "client-faster",
-        "a successor that took the device before the unload is evicted, too",
+        "client-opens-first",
+        "a replaced client that opens the device before the unload is also evicted",
         "core/swap/client_gap.py",
         "            if faster:\n                self._evict(faster)\n",
         "",
@@ -51,7 +51,7 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "client-unrehearsed",
-        "nobody is disturbed for a client whose budget refuses",
+        "no pod is disturbed if the disruption budget of a client refuses its eviction",
         "core/swap/reconcile.py",
         "for pod, why in rehearsal.refused if pod.uid in uids]",
         "for pod, why in rehearsal.refused if not uids]",
@@ -59,7 +59,7 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "client-of-another-selector",
-        "clients that only health-watch was told of are restarted too",
+        "clients that only health-watch was configured for are also restarted",
         "domain/pods/client_record.py",
         "return self.has_looked and all(selector.text in self.selectors for selector in rules.selectors)",
         "return self.has_looked",
@@ -67,7 +67,7 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "generation-moves",
-        "a generation that goes on is ready since the same moment",
+        "a generation that continues keeps the time at which it became ready",
         "domain/generation.py",
         "earlier.digest or seen.digest, earlier.ready_s)",
         "earlier.digest or seen.digest, now_s)",

@@ -13,8 +13,8 @@ CLUSTER = "unit/adapters/test_fleet_cluster.py::"
 
 FLEET_CONTROL_MUTANTS = (
     Mutant(
-        "lead-asked-once-a-pass",
-        "before every single act the lead has to be sure",
+        "lead-checked-once-a-pass",
+        "a controller checks that it leads before every single action",
         "core/fleet/controller.py",
         "            if not self._may_act():\n                self._wake(UNSURE_S)\n                return\n"
         "            yield act",
@@ -23,15 +23,15 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "lead-kept-at-the-end",
-        "SIGTERM gives the lead back at once",
+        "SIGTERM releases the Lease at once",
         "core/fleet/controller.py",
         "                self._ports.leadership.release()\n",
         "                pass\n",
         (CONTROLLER + "test_told_to_end_it_hands_over_at_once_even_in_the_middle",),
     ),
     Mutant(
-        "decided-in-the-dark",
-        "nothing is decided on facts that cannot be seen to be current",
+        "decided-on-old-facts",
+        "nothing is decided on facts that may be out of date",
         "core/fleet/controller.py",
         "            elif not self._world.why_blind(rollout.policy):\n",
         "            else:\n",
@@ -39,22 +39,22 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "heartbeat-is-news",
-        "nodes that report that they live cause no decision",
+        "nodes that only report that they are alive cause no decision",
         "core/fleet/world.py",
         "            return replace(known, resource_version=found.resource_version) == found\n",
         "            return False\n",
         (CONTROLLER + "test_nodes_that_report_that_they_live_cause_no_decision",),
     ),
     Mutant(
-        "stale-event-believed",
-        "a change from before our own write is not believed",
+        "stale-event-trusted",
+        "an event from before the controller's own write is ignored",
         "core/fleet/world.py",
         "        if known is not None and is_older(item.version, known.version):\n            return False\n",
         "",
         (WORLD + "test_a_change_from_before_our_own_write_is_not_believed",),
     ),
     Mutant(
-        "write-not-learned",
+        "own-write-forgotten",
         "a controller never decides on facts older than its own writes",
         "core/fleet/acting.py",
         "        self.world.learn(NODES, item)\n",
@@ -63,7 +63,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "deleted-pod-still-there",
-        "a pod that was deleted counts as leaving before the watch says so",
+        "a deleted pod counts as leaving before the watch shows that",
         "core/fleet/acting.py",
         '                self.world.end_pod(act.uid)\n                self.reporter.info(f"node {act.node}: driver pod',
         '                self.reporter.info(f"node {act.node}: driver pod',
@@ -71,7 +71,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "act-behind-a-failed-one",
-        "what comes after an act that failed for the same node is dropped",
+        "actions for a node are dropped after one of them failed",
         "core/fleet/acting.py",
         "        if self.rests.is_resting(key) or (isinstance(act, CreatePod) and"
         " self.rests.is_resting(_of_node(act.node))):\n            return\n        try:\n            self._do(",
@@ -80,7 +80,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "one-error-ends-the-pass",
-        "what one node is refused keeps no other node back",
+        "an error for one node does not delay other nodes",
         "core/fleet/acting.py",
         "            if isinstance(error, Conflict):\n                self.world.doubt(NODES, act.node)\n",
         "            raise\n",
@@ -88,7 +88,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "blocked-node-takes-a-place",
-        "a node that cannot be marked takes no place that another one could have",
+        "a node that cannot be marked does not use the place of another node",
         "domain/fleet/starts.py",
         "        elif name in terms.blocked:\n",
         "        elif name in terms.blocked and not name:\n",
@@ -96,7 +96,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "late-second-try",
-        "an effect that was refused for its credentials is sent again at once or not at all",
+        "an action that was refused for its credentials is retried at once or not at all",
         "adapters/kube/retries.py",
         "return renewed() and (not only_once or self._clock.monotonic() < prompt_s)",
         "return renewed()",
@@ -104,15 +104,15 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "no-rest-after-a-refusal",
-        "what was refused is not asked again at once",
+        "a refused action is not retried at once",
         "core/fleet/rests.py",
         "        pause_s = max(pause_s, REFUSED_S) if is_refused else pause_s\n",
         "",
         (FAULTS + "test_what_one_node_is_refused_keeps_nobody_else_back_and_is_said_once",),
     ),
     Mutant(
-        "doubt-forgotten",
-        "after a conflict the next version of the node is looked at, whatever changed in it",
+        "conflict-forgotten",
+        "after a conflict the next version of the node is read, whatever changed in it",
         "core/fleet/world.py",
         "        return is_doubted or known.owner != item.owner or not _is_same(known.fact, item.fact)\n",
         "        return known.owner != item.owner or not _is_same(known.fact, item.fact)\n",
@@ -120,7 +120,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "lease-counted-from-the-answer",
-        "a leader counts its time from before the request that renewed",
+        "a leader's term counts from before the request that renewed it",
         "adapters/kube/leadership.py",
         "        self._ours, self._renewed_s = understood(_as_record, answer), before\n",
         "        self._ours = understood(_as_record, answer)\n"
@@ -129,7 +129,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "lead-too-long",
-        "a leader that cannot renew stops before anybody can follow",
+        "a leader that cannot renew its Lease stops before another one can take it",
         "adapters/kube/leadership.py",
         "ACT_S = 9.0\n",
         "ACT_S = 20.0\n",
@@ -145,7 +145,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "lead-after-a-sleep",
-        "a machine that slept does not act before it has renewed",
+        "a leader whose machine was suspended does not act before it has renewed the Lease",
         "adapters/kube/leadership.py",
         " and self._clock.wall() - wall_s < ACT_S",
         "",
@@ -153,23 +153,23 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "pod-by-name",
-        "exactly the pod that was meant is deleted",
+        "exactly the pod that was decided on is deleted",
         "adapters/kube/fleet.py",
         '"preconditions": {"uid": uid}}',
         '"preconditions": {}}',
         (CLUSTER + "test_exactly_the_pod_that_was_meant_is_deleted",),
     ),
     Mutant(
-        "retry-after-unheard",
-        "a server that asks to be left alone for a while is left alone",
+        "retry-after-ignored",
+        "a controller waits as long as the server's Retry-After",
         "core/fleet/rests.py",
         "        asked_s = error.asked_s if isinstance(error, ApiUnavailable) else 0.0\n",
         "        asked_s = 0.0\n",
         (FAULTS + "test_what_a_busy_server_is_asked_for_is_left_alone_for_as_long_as_it_says",),
     ),
     Mutant(
-        "complete-told-anew",
-        "whoever dies before it is kept that a rollout ended is followed by one who does not tell of it again",
+        "complete-reported-again",
+        "a new controller does not report again that a rollout is complete",
         "domain/fleet/history.py",
         'message, f"{target}/{before_s}"))',
         'message, f"{target}/{last.began_s:.0f}"))',
@@ -177,7 +177,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "retry-after-lost",
-        "whoever asks once is told for how long to leave the server alone",
+        "the caller of a request that is not repeated gets the server's Retry-After",
         "adapters/kube/retries.py",
         "raise ApiUnavailable(what, error.remedy, min(ASKED_MOST_S, error.retry_after_s)) from error",
         "raise ApiUnavailable(what, error.remedy) from error",
@@ -185,7 +185,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "first-page-only",
-        "a list that comes in pages is read to its end",
+        "a list that comes in pages is read to its last page",
         "adapters/kube/fleet_lists.py",
         "        if not token:\n",
         "        if body:\n",

@@ -19,7 +19,7 @@ FLEET_METRICS_MUTANTS = (
     ),
     Mutant(
         "operated-node-counted-twice",
-        "a node whose upgrades an operator manages is not in the numbers under its names",
+        "a node whose upgrades an operator manages is not counted in the operator's metrics",
         "domain/fleet/figures.py",
         "        if node.name not in operated:\n            words",
         "        if True:\n            words",
@@ -27,7 +27,7 @@ FLEET_METRICS_MUTANTS = (
     ),
     Mutant(
         "room-while-paused",
-        "no upgrade counts as one that can start while the rollout is paused or halted",
+        "no node counts as ready to start while the rollout is paused or halted",
         "domain/fleet/operator_metrics.py",
         " for one in report.rollouts.values() if one.phase in _STARTING",
         " for one in report.rollouts.values()",
@@ -35,7 +35,7 @@ FLEET_METRICS_MUTANTS = (
     ),
     Mutant(
         "progress-is-the-beginning",
-        "a rollout in which nodes move does not look stuck",
+        "a rollout whose nodes make progress does not look stalled",
         "domain/fleet/figures.py",
         "max([began_s, *(node.since_s or 0.0 for node in outlook.nodes)])",
         "began_s",
@@ -43,7 +43,7 @@ FLEET_METRICS_MUTANTS = (
     ),
     Mutant(
         "hung-loop-is-ready",
-        "a controller whose loop hangs does not count as one at work",
+        "a controller whose loop hangs is not ready",
         "adapters/report/fleet_status.py",
         " if self._heartbeat.is_late else self._last\n",
         " if self._heartbeat.is_late and not self._last.leads else self._last\n",
@@ -51,7 +51,7 @@ FLEET_METRICS_MUTANTS = (
     ),
     Mutant(
         "end-estimated-once",
-        "the expected end of a rollout moves back with the time, though nothing happens",
+        "the expected end of a rollout moves as time passes, even if nothing happens",
         "core/fleet/gauges.py",
         "_Gauge(found, one.facts, now_s + ESTIMATE_S)",
         "_Gauge(found, one.facts, math.inf)",
@@ -59,23 +59,23 @@ FLEET_METRICS_MUTANTS = (
     ),
     Mutant(
         "end-of-another-revision",
-        "a new revision has an expected end of its own, at once",
+        "a new revision has its own expected end at once",
         "core/fleet/gauges.py",
         " or known.figures.target != found.target:",
         ":",
         (GAUGES + "test_another_revision_is_estimated_for_itself",),
     ),
     Mutant(
-        "wave-told-at-every-decision",
-        "the end of a wave is told once",
+        "wave-end-reported-again",
+        "the end of a wave is reported once",
         "domain/fleet/milestones.py",
         "wave.ended_s is not None and wave.number > last]",
         "wave.ended_s is not None]",
         (MILESTONES + "test_the_end_of_a_wave_is_told_once",),
     ),
     Mutant(
-        "approval-asked-for-without-a-warning",
-        "an approval that is missing is a Warning, and a soak time is none",
+        "missing-approval-without-warning",
+        "a missing approval is a Warning Event, a soak time is not",
         "domain/fleet/milestones.py",
         "(events.ROLLOUT_APPROVAL_REQUIRED, True)",
         "(events.ROLLOUT_APPROVAL_REQUIRED, False)",

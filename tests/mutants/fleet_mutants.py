@@ -28,7 +28,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-takes-count",
-        "what begins in one decision counts for those behind it",
+        "nodes that start in one decision count for those after them",
         PATH + "budget.py",
         "        self._under_way += len(crew)\n",
         "",
@@ -44,7 +44,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-failed-holds-a-slot",
-        "a failed node holds no slot",
+        "a failed node does not count towards maxParallel",
         PATH + "budget.py",
         "self._under_way = sum(standing.verdict.place is Place.UNDER_WAY for standing in standings)",
         "self._under_way = sum(standing.verdict.place in (Place.UNDER_WAY, Place.FAILED) for standing in standings)",
@@ -52,7 +52,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-max-unavailable",
-        "no more nodes than maxUnavailable are away",
+        "no more nodes than maxUnavailable are unavailable",
         PATH + "budget.py",
         "cost and self._away + cost > self._most_away:",
         "cost and self._away > self._most_away:",
@@ -68,7 +68,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-away-blocks-itself",
-        "a node that is away already takes nothing from anybody",
+        "a node that is unavailable already may start, as it takes no place of another node",
         PATH + "budget.py",
         "self._most_away is not None and cost and self._away",
         "self._most_away is not None and self._away",
@@ -76,7 +76,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-two-of-a-unit",
-        "never two nodes of a unit that goes one at a time",
+        "no two nodes of a unit that is upgraded one by one are under way at the same time",
         PATH + "units.py",
         "one for one in standings if one.verdict.place is Place.UNDER_WAY)",
         "one for one in standings if one.verdict.place is Place.DONE)",
@@ -84,7 +84,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-two-of-a-unit-at-once",
-        "nor two that begin in one decision",
+        "no two nodes of a unit that is upgraded one by one start in one decision",
         PATH + "starts.py",
         "                busy[unit] = crew[0].member.node.name\n",
         "                busy[unit + '!'] = crew[0].member.node.name\n",
@@ -92,7 +92,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-half-a-unit",
-        "a unit goes together or not at all",
+        "a unit starts as a whole or not at all",
         PATH + "units.py",
         "            together[unit].append(standing)\n",
         "            found.append((unit, [standing]))\n",
@@ -100,7 +100,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-restart-before-the-mark",
-        "a pod is deleted only after the Node says so",
+        "a pod is deleted only after its Node is marked",
         PATH + "census.py",
         "        return pod is not None and record is not None and pod.uid == record.pod and not pod.is_deleting",
         "        return pod is not None and record is not None and not pod.is_deleting",
@@ -116,7 +116,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-circle",
-        "a pod that came back with another revision is a failure, not a reason to delete it again",
+        "a pod that is recreated with another revision is a failure, and is not deleted again",
         PATH + "judge.py",
         '    if record.revision == terms.target:\n        return failing(member, record, terms, f"its new',
         '    if record.revision == terms.rollout:\n        return failing(member, record, terms, f"its new',
@@ -140,7 +140,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-skipped-begins",
-        "a node that a label says to skip is left out",
+        "a node with the skip label is left out",
         PATH + "obstacles.py",
         "(_no_pod, _deleting, _skipped, _not_ready",
         "(_no_pod, _deleting, _not_ready",
@@ -164,7 +164,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-operators-node",
-        "an operator's node is never written on",
+        "a node whose upgrades an operator manages is not changed",
         PATH + "obstacles.py",
         "(_unreadable, _another_rollout, _operated, _foreign_word)",
         "(_unreadable, _another_rollout, _foreign_word)",
@@ -172,7 +172,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-operators-word",
-        "a word of an operator on the label is left alone",
+        "an operator's value in the upgrade-state label is not changed",
         PATH + "obstacles.py",
         "is_ours = member.state is not None and member.node.record is not None",
         "is_ours = member.node.record is not None",
@@ -180,7 +180,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-another-rollout",
-        "a node that is under way for another rollout is left alone",
+        "a node that is under way for another rollout is not changed",
         PATH + "obstacles.py",
         "(_unreadable, _another_rollout, _operated",
         "(_unreadable, _operated",
@@ -188,7 +188,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-unreadable",
-        "a node whose record cannot be read is left alone",
+        "a node whose record cannot be read is not changed",
         PATH + "obstacles.py",
         "(_unreadable, _another_rollout",
         "(_another_rollout",
@@ -196,23 +196,23 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-no-end",
-        "a node that does not come back has failed in the end",
+        "a node that does not come back counts as failed after its timeout",
         PATH + "judge.py",
         '    if terms.now_s >= until_s:\n        return failing(member, record, terms, f"not done',
         '    if until_s < 0:\n        return failing(member, record, terms, f"not done',
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[late]",),
     ),
     Mutant(
-        "fleet-old-news",
-        "what the node reported before it was taken is no failure of its upgrade",
+        "fleet-old-report",
+        "what the node reported before it was taken does not count as a failure of its upgrade",
         PATH + "judge.py",
         "return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s",
         "return True",
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before]",),
     ),
     Mutant(
-        "fleet-unseen-thrown-away",
-        "a template whose revision is not seen yet is not thrown away",
+        "fleet-new-template-replaced",
+        "a template whose revision is not visible yet is not replaced",
         PATH + "holds.py",
         "    _not_seen,\n",
         "",
@@ -220,15 +220,15 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-clocks-compared",
-        "what the node reports is news by its own clock, however far that is from ours",
+        "a node's reports are ordered by its own clock, however far that is from the controller's",
         PATH + "judge.py",
         "return outcome_s >= record.began_s if record.outcome_s is None else outcome_s != record.outcome_s",
         "return outcome_s >= record.began_s",
         (JUDGE + "test_a_taken_node_is_in_what_its_facts_tell[held-since-before-by-a-clock-ahead]",),
     ),
     Mutant(
-        "fleet-gates-open",
-        "gates are passed before a node is done",
+        "fleet-gates-ignored",
+        "a node is done only after its gates have passed",
         PATH + "judge.py",
         "    shut = gates.shut(member, terms)\n",
         "    shut = None\n",
@@ -236,7 +236,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-gate-without-a-pod",
-        "a gate without a pod is not passed",
+        "a gate without a matching pod does not pass",
         PATH + "gates.py",
         '    if not matching:\n        return f"waits for a {named}: none on this node"\n',
         "",
@@ -244,7 +244,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-unknown-passes",
-        "a condition that is not known is not passed",
+        "an unknown condition does not pass",
         PATH + "gates.py",
         'return "" if status == gate.status else f"waits for cond',
         'return "" if status in (gate.status, \'Unknown\') else f"waits for cond',
@@ -252,7 +252,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-reboot-timeout",
-        "a reboot that a person has to approve has all the time",
+        "a node that waits for an approval of its reboot does not time out",
         PATH + "judge.py",
         "    if policy.approves_reboots:\n        return _bounded",
         "    if policy:\n        return _bounded",
@@ -260,7 +260,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-reboots-again",
-        "after the reboot the node goes on",
+        "after the reboot the upgrade of the node continues",
         PATH + "judge.py",
         '    if record.boot_id not in ("", node.boot_id):\n        return None\n',
         "",
@@ -268,7 +268,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-approves-by-itself",
-        "a reboot is approved only where the rollout may",
+        "the rollout approves a reboot only if its spec allows that",
         PATH + "judge.py",
         "approves_reboot=policy.approves_reboots)",
         "approves_reboot=True)",
@@ -276,15 +276,15 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-repaired-stays-failed",
-        "a failed node that somebody repaired is done",
+        "a failed node that somebody repaired counts as done",
         PATH + "places.py",
         "    if not shut.why:\n",
         "    if member is None:\n",
         (PLACES + "test_a_failed_node_that_somebody_repaired_is_done",),
     ),
     Mutant(
-        "fleet-retry-for-ever",
-        "a wish for one more attempt is consumed by it",
+        "fleet-retry-without-end",
+        "a request for a retry is consumed by one retry",
         PATH + "starts.py",
         "        consumes_retry=node.wants_retry,\n",
         "",
@@ -292,15 +292,15 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-paused-restarts",
-        "what a dead controller took is let go while nothing may begin",
+        "nodes that a dead controller took are released while no node may start",
         PATH + "restarts.py",
         "if is_stale and (is_unwanted or hold is not None):",
         "if is_stale and is_unwanted:",
         (JUDGE + "test_what_was_just_taken_goes_on_whatever_holds_the_others_and_what_a_dead_one_took_is_let_go",),
     ),
     Mutant(
-        "fleet-lets-go-at-once",
-        "a node whose pod may be gone already is not let go",
+        "fleet-released-too-early",
+        "a node whose pod may be deleted already is not released",
         PATH + "restarts.py",
         "    is_stale = terms.now_s >= stale_s\n",
         "    is_stale = True\n",
@@ -308,7 +308,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-blames-the-node",
-        "a controller that was away for long does not make a node fail",
+        "a controller that did not run for a long time does not let a node fail for that",
         PATH + "judge.py",
         "if terms.now_s >= until_s and record.reason == TAKEN_AGAIN and record.revision",
         "if terms.now_s >= until_s and record.revision",
@@ -316,7 +316,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-paused-starts",
-        "nothing begins while the rollout is paused",
+        "no node starts while the rollout is paused",
         PATH + "holds.py",
         "    _paused,\n    _window,\n)",
         "    _window,\n)",
@@ -324,7 +324,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-window",
-        "nothing begins outside the windows",
+        "no node starts outside the windows",
         PATH + "holds.py",
         "    _paused,\n    _window,\n)",
         "    _paused,\n)",
@@ -332,7 +332,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-halt",
-        "as many failures as the threshold halt the rollout",
+        "a rollout halts at the failureThreshold",
         PATH + "holds.py",
         "len(self.failing) >= max(",
         "len(self.failing) > max(",
@@ -343,15 +343,15 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-halts-late",
-        "a failure halts before it is noted",
+        "a failure halts the rollout before it is written to the Node",
         PATH + "holds.py",
         "return len(self.failed) + len(self.failing) >= max",
         "return len(self.failed) >= max",
         (OUTLOOK + "test_a_failure_halts_before_it_is_noted",),
     ),
     Mutant(
-        "fleet-retry-opens-the-gate",
-        "a retry takes nobody else along",
+        "fleet-retry-starts-others",
+        "a retry starts no other node",
         PATH + "starts.py",
         "    if hold is not None and not (is_retry and hold.allows_retries):",
         "    if hold is not None and not hold.allows_retries:",
@@ -359,7 +359,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-failed-again",
-        "a revision that failed is not tried again by itself",
+        "a failed revision is not retried by itself",
         PATH + "holds.py",
         "    _undoing,\n    _failed_before,\n",
         "    _undoing,\n",
@@ -369,8 +369,8 @@ _MUTANTS = (
         ),
     ),
     Mutant(
-        "fleet-touches-aside",
-        "who stands aside deletes no pod",
+        "fleet-idle-rollout-acts",
+        "a rollout that does nothing now deletes no pod",
         PATH + "restarts.py",
         "    if is_unwanted or is_aside:\n",
         "    if is_unwanted:\n",
@@ -378,7 +378,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-typo-opens-all",
-        "a canary that matches nobody stalls the rollout",
+        "a canary wave that matches no node stalls the rollout",
         PATH + "holds.py",
         "    _empty_wave,\n    _undoing",
         "    _undoing",
@@ -386,7 +386,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-wave-early",
-        "a wave begins after the end of the one before",
+        "a wave starts after the end of the wave before",
         PATH + "turns.py",
         "    if any(view.counts[place] for place in GOING):\n        return Gate",
         "    if view.counts[Place.UNDER_WAY] < 0:\n        return Gate",
@@ -394,7 +394,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-no-soak",
-        "a wave soaks before the next one begins",
+        "the next wave starts after the soak time",
         PATH + "turns.py",
         "wave.soak_s and terms.now_s < soaked_s:",
         "wave.soak_s and terms.now_s < view.ended_s:",
@@ -402,7 +402,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-approval-of-another",
-        "an approval is for one revision",
+        "an approval counts for one revision",
         PATH + "turns.py",
         "return wishes.approved_for == target and wishes.approved > number",
         "return wishes.approved > number",
@@ -410,7 +410,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-canary-stays-behind",
-        "a canary is a node that goes",
+        "a node that cannot be upgraded does not count as a canary",
         PATH + "waves.py",
         "    for at in (*(at for at in others if going[at]), *(at for at in others if not going[at])):\n",
         "    for at in others if going else others:\n",
@@ -418,7 +418,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-wave-forgotten",
-        "a node keeps the wave that it was taken in",
+        "a node stays in the wave in which it was started",
         PATH + "waves.py",
         "return min(max(record.wave, 0), waves) if record is not None and record.revision == target else 0",
         "return 0 if record is not None and record.revision == target else 0",
@@ -426,7 +426,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-canary-lost",
-        "a canary that others have taken over is replaced",
+        "a canary that another rollout or operator took over is replaced",
         PATH + "waves.py",
         "        if verdict.place is not Place.LEFT_OUT and (number :=",
         "        if verdict.place and (number :=",
@@ -434,7 +434,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-wave-of-another-target",
-        "an upgrade that ends at a newer target opens no wave of it",
+        "an upgrade to an earlier target does not end a wave of the new one",
         PATH + "verdict.py",
         "revision, wave = terms.target, 0",
         "revision = terms.target",
@@ -442,7 +442,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-undo-at-once",
-        "where to go back to is kept before it is done",
+        "the target of an undo is recorded before the undo begins",
         PATH + "undo.py",
         "    return WayBack(_decided(met, terms.target, to))\n",
         '    why = ""\n'
@@ -451,8 +451,8 @@ _MUTANTS = (
         (UNDO + "test_a_wish_is_kept_before_it_is_met_and_is_met_once",),
     ),
     Mutant(
-        "fleet-undo-for-ever",
-        "a wish to go back is met once",
+        "fleet-undo-without-end",
+        "a request for an undo counts once",
         PATH + "undo.py",
         "if not wishes.undo or wishes.undo == memory.undone:",
         "if not wishes.undo:",
@@ -460,7 +460,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-undo-over-others",
-        "a template that somebody changed since is left alone",
+        "a template that somebody changed since then is not replaced",
         PATH + "undo.py",
         "    if terms.target != memory.undo_from or not is_there:",
         "    if terms.target == memory.undo_to or not is_there:",
@@ -468,7 +468,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-good-is-any",
-        "the good revision is one that the whole fleet served",
+        "the good revision is one that all nodes ran",
         PATH + "history.py",
         "    if phase is Phase.COMPLETE and view.by_place[Place.DONE]:\n",
         "    if view.by_place[Place.DONE]:\n",
@@ -479,7 +479,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-complete-without-pods",
-        "complete is who has a pod on every node that the DaemonSet wants one on",
+        "a rollout is complete only if every node that the DaemonSet selects has a driver pod",
         PATH + "outlook.py",
         "    if view.without_pod or not all(",
         "    if not all(",
@@ -487,7 +487,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-sleeps",
-        "the moment is named from which time changes the decision",
+        "a decision names the moment at which it may change",
         PATH + "advance.py",
         "        again_s=_next(now_s, (*moments, *_waits(seen, shown.phase))),",
         "        again_s=_next(now_s, _waits(seen, shown.phase)),",
@@ -498,7 +498,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-guesses",
-        "behind an approval that is missing nothing is guessed",
+        "nothing is estimated after a missing approval",
         PATH + "forecast.py",
         "                return None\n            end_s = self._ends",
         "                continue\n            end_s = self._ends",
@@ -513,10 +513,10 @@ _TOLD_BY_STORIES = frozenset(
         "fleet-cordoned-begins",
         "fleet-skipped-begins",
         "fleet-operators-node",
-        "fleet-retry-for-ever",
+        "fleet-retry-without-end",
         "fleet-paused-starts",
         "fleet-window",
-        "fleet-retry-opens-the-gate",
+        "fleet-retry-starts-others",
         "fleet-wave-early",
         "fleet-no-soak",
     }

@@ -13,7 +13,7 @@ BAD_VALUE = READING + "test_a_bad_value_is_one_line_with_field_value_and_expecta
 FLEET_OBJECT_MUTANTS = (
     Mutant(
         "rollout-typo-dropped",
-        "a field of a rollout that nobody knows is refused, and not left out",
+        "an unknown field of a rollout is refused, not dropped",
         "domain/fleet/values.py",
         "        for name in sorted(body.keys() - known):\n",
         "        for name in sorted(body.keys() & set()):\n",
@@ -21,7 +21,7 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-flag-for-a-number",
-        "true is no number in a rollout",
+        "true does not count as a number in a rollout",
         "domain/fleet/values.py",
         "int()) if type(value) is int and _fits(one, value):",
         "int()) if _fits(one, value):",
@@ -29,7 +29,7 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-wave-of-two-sizes",
-        "a wave has one size",
+        "a wave has either a count or a percent",
         "domain/fleet/values.py",
         "            if len(both) > 1:\n",
         "            if len(both) > 2:\n",
@@ -37,7 +37,7 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-no-time-at-all",
-        "a duration out of its bounds is refused",
+        "a duration outside its limits is refused",
         "domain/fleet/values.py",
         "                return seconds if _fits(one, seconds) else None\n",
         "                return seconds\n",
@@ -45,15 +45,15 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-default-of-its-own",
-        "the API server fills in what the policy has by default",
+        "the API server's defaults are those of the policy",
         "domain/fleet/fields.py",
         '        default="10m",\n',
         '        default="10s",\n',
         (DEFINITION + "test_the_defaults_are_those_of_the_policy",),
     ),
     Mutant(
-        "rollout-wish-ignored",
-        "a wish that cannot be read stops the rollout, and is not ignored",
+        "rollout-request-ignored",
+        "a request that cannot be read stops the rollout, and is not ignored",
         "domain/fleet/reading.py",
         '        values.bad(f"the annotation {key}", value, _WISH[key])\n',
         "        return None\n",
@@ -69,7 +69,7 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-gate-nowhere",
-        "a gate that names no namespace is about the rollout's own",
+        "a gate without a namespace uses the rollout's own",
         "domain/fleet/reading.py",
         'PodGate(one["namespace"] or namespace, one["selector"])',
         'PodGate(one["namespace"] or "", one["selector"])',
@@ -85,7 +85,7 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-paused-on-its-way",
-        "a paused rollout does not say that it is on its way",
+        "a paused rollout does not show that it is progressing",
         "domain/fleet/status_form.py",
         "RECONCILING: phase not in IDLE,",
         "RECONCILING: phase not in STANDING and phase is not Phase.COMPLETE,",
@@ -93,14 +93,14 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-typo-forgets-all",
-        "an object that cannot be read keeps what its status remembers of nodes",
+        "an object that cannot be read keeps the nodes in its status",
         "domain/fleet/status_form.py",
         "    return {**stays, **kept}\n",
         "    return stays\n",
         (STATUS + "test_what_cannot_be_read_says_why_and_keeps_the_rest",),
     ),
     Mutant(
-        "rollout-failure-told-late",
+        "rollout-failure-shown-late",
         "a failure is in the status at once",
         "domain/fleet/status_form.py",
         '_SLOW = _SHOWN - {"wave", "failures"}',
@@ -109,7 +109,7 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-a-write-for-each-node",
-        "what only counts is written together",
+        "changed counts of the status are written together",
         "domain/fleet/status_form.py",
         'for key in one if key != "message"}',
         "for key in one}",
@@ -117,7 +117,7 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-rare-reasons-uncounted",
-        "every node that waits is counted, however many reasons there are",
+        "every waiting node is counted, however many reasons there are",
         "domain/fleet/status_form.py",
         "        groups = [*groups[: MAX_GROUPS - 1], (OTHERS, rest)]\n",
         "        groups = groups[:MAX_GROUPS]\n",
@@ -125,7 +125,7 @@ FLEET_OBJECT_MUTANTS = (
     ),
     Mutant(
         "rollout-oldest-failures-kept",
-        "the revisions that failed last are those that are remembered",
+        "the status keeps the revisions that failed last",
         "domain/fleet/status_form.py",
         "list(memory.failed[-MAX_KEPT:])",
         "list(memory.failed[:MAX_KEPT])",

@@ -13,7 +13,7 @@ OBJECTS = "unit/adapters/test_fleet_objects.py::"
 FLEET_PODS_MUTANTS = (
     Mutant(
         "preflight-of-one-node",
-        "a wave is looked at before any of its nodes begins",
+        "all nodes of a wave are checked before any of them starts",
         PATH + "preflight.py",
         "        elif one.wave in waves:\n",
         "        elif one.wave in waves and not waves:\n",
@@ -21,7 +21,7 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "preflight-ignored",
-        "a node that would fail keeps its driver where that is required",
+        "with `preflight: require`, a node that would fail is not upgraded",
         PATH + "places.py",
         "    _not_passed,\n    _waiting,\n",
         "    _waiting,\n",
@@ -29,7 +29,7 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "passes-before-pulled",
-        "a node's preflight passes once all images are there",
+        "a node's preflight passes only once all images are pulled",
         "adapters/kube/fleet_objects.py",
         '    if code == 0 and (not all(others) or (others and text_of(status, "reason"))):\n',
         '    if code == 0 and others and text_of(status, "reason"):\n',
@@ -37,15 +37,15 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "stranded-is-done",
-        "a node that a run has left taken is not done, though its driver serves",
+        "a node that a run has left taken is not done, even if its driver is ready",
         PATH + "judge.py",
         "    if member.node.is_taken_by_run:\n        return Shut",
         "    if member.node.is_taken_by_run and not member.pod:\n        return Shut",
         ("unit/fleet/test_clearing.py::test_what_a_run_has_left_taken_is_not_done_because_its_driver_serves",),
     ),
     Mutant(
-        "preflight-for-ever",
-        "a preflight that never ends holds nobody up for ever",
+        "preflight-without-end",
+        "a preflight that never ends does not delay the rollout without limit",
         PATH + "preflight.py",
         "    if not is_at_work(pod, now_s):\n        why",
         "    if pod.has_ended:\n        why",
@@ -53,7 +53,7 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "preflight-of-another-revision",
-        "a result is for one revision",
+        "a result of a preflight counts for one revision",
         PATH + "preflight.py",
         "pod.revision == target and not pod.is_deleting\n",
         "not pod.is_deleting\n",
@@ -61,7 +61,7 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "preflight-without-bounds",
-        "only so many preflight pods are at work at a time",
+        "the number of preflight pods at the same time is limited",
         PATH + "preflight.py",
         "missing[: max(0, room)]",
         "missing",
@@ -69,15 +69,15 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "preflight-thrown-away",
-        "the result stays until its node has begun, so that the next controller asks nobody twice",
+        "a result is kept until its node has started, so that the next controller does not repeat it",
         PATH + "preflight.py",
         "        if is_off or pod.revision",
         "        if pod.has_ended or is_off or pod.revision",
         (RUNS + "test_the_next_controller_reads_the_results_of_the_one_before",),
     ),
     Mutant(
-        "wish-before-the-pod",
-        "whoever dies between the pod and the wish leaves the wish",
+        "retry-consumed-too-early",
+        "the old pod is deleted before the request for a retry is consumed, so that no request is lost",
         PATH + "preflight.py",
         "        DeletePod(pod.namespace, pod.name, pod.uid, pod.node),\n        MarkNode(",
         "        MarkNode(",
@@ -85,7 +85,7 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "preflight-evicts",
-        "nobody has to leave for a pod that only looks",
+        "no pod is evicted for a preflight pod",
         PATH + "task_pods.py",
         '_PRIORITY = frozenset({"priority", "priorityClassName", "preemptionPolicy"})',
         '_PRIORITY = frozenset({"priority", "preemptionPolicy"})',
@@ -93,7 +93,7 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "refused-for-each-node",
-        "a refused pod is asked for seldom, however many nodes wait for one",
+        "a refused pod is retried rarely, however many nodes wait for one",
         "core/fleet/acting.py",
         'return f"short-lived pods of rollout {rollout.key}"',
         'return f"short-lived pod {act.name} of rollout {rollout.key}"',

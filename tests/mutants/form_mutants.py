@@ -7,15 +7,15 @@ from tests.mutants.mutant import Mutant
 FORM_MUTANTS = (
     Mutant(
         "suggests-its-own-names-only",
-        "a mistyped command is answered with the one that was meant, that of a group also",
+        "a mistyped command suggests the right one, also within a group",
         "cli/lazy.py",
         "possibilities=[*self.table, *inner]",
         "possibilities=self.table",
         ("unit/cli/test_cli.py::test_a_usage_error_is_two_lines_and_exit_code_two",),
     ),
     Mutant(
-        "setting-not-taken",
-        "a setting that a command does not take is an error, never off",
+        "setting-ignored",
+        "a setting that a command does not take is an error, and is not ignored",
         "domain/setting.py",
         "        if setting not in self._values:\n",
         "        if setting not in self._values:\n            return setting.unset\n        if setting.name == '':\n",
@@ -31,7 +31,7 @@ FORM_MUTANTS = (
     ),
     Mutant(
         "newer-document-read",
-        "a document of a newer version is refused, whichever it is",
+        "a document of a newer version is refused",
         "domain/wire.py",
         "        if version > self.version:\n",
         "        if version > self.version + 1:\n",
@@ -39,7 +39,7 @@ FORM_MUTANTS = (
     ),
     Mutant(
         "flag-for-a-number",
-        "true is no number in a document",
+        "true does not count as a number in a document",
         "domain/wire.py",
         "        if type(value) is not int or (least is not None",
         "        if not isinstance(value, int) or (least is not None",
@@ -47,7 +47,7 @@ FORM_MUTANTS = (
     ),
     Mutant(
         "bad-field-unnamed",
-        "the error for a bad field says where in the document it is",
+        "the error for a bad field shows its place in the document",
         "domain/wire.py",
         'self._refused(f"{self.at}{key} is missing',
         'self._refused(f"{key} is missing',
@@ -55,7 +55,7 @@ FORM_MUTANTS = (
     ),
     Mutant(
         "half-a-file-left",
-        "a write that finds no room leaves nothing but the old file",
+        "a write that runs out of space leaves only the old file",
         "adapters/host/files.py",
         "    except BaseException:\n        _unlink(where, temporary)\n        raise\n    return temporary\n",
         "    except KeyError:\n        raise\n    return temporary\n",

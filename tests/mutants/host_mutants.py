@@ -8,16 +8,16 @@ PROPERTIES = "unit/reboot/test_reboot_properties.py::"
 
 HOST_MUTANTS = (
     Mutant(
-        "waits-for-one-that-does-not-answer",
-        "a process whose /proc does not answer hides no other",
+        "one-process-hides-others",
+        "a process whose /proc does not answer hides no other process",
         "adapters/process/forked.py",
         "            asked.stuck.append(asked.left.pop(0))\n            return size\n",
         "            asked.stuck += asked.left\n            asked.left.clear()\n            return size\n",
         ("unit/adapters/test_forked.py::test_an_item_that_gives_no_answer_is_left_out_and_hides_no_other",),
     ),
     Mutant(
-        "unread-is-nobody",
-        "a process whose /proc does not answer is named",
+        "unread-process-ignored",
+        "a process whose /proc does not answer is listed",
         "adapters/host/holders.py",
         "        self.unread |= set(asked.stuck)\n",
         "",
@@ -25,15 +25,15 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "name-before-pod",
-        "whose process has the device is told before its name is asked for",
+        "a holder of the device is reported before its pod's name is read",
         "adapters/host/holders.py",
         '.partition("(")[2].rpartition(")")[0]\n',
         '.partition("(")[2].rpartition(")")[0]\n    yield from _whole_name(proc, pid)\n',
         ("unit/adapters/test_holders.py::test_a_name_that_does_not_come_hides_no_pod",),
     ),
     Mutant(
-        "name-is-enough",
-        "a file that only has a device's name is not the device",
+        "name-counts-as-device",
+        "a file that only has a device's name does not count as the device",
         "adapters/host/holders.py",
         "if number is not None and device == number)",
         "if device == number)",
@@ -41,23 +41,23 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "tool-by-our-loader",
-        "the vendor's tool is run by the loader of its own root",
+        "the vendor's tool runs with the loader of its own root",
         "adapters/host/probe_command.py",
         "    words = foreign.command(tool, (driver.top, files.root), folders)\n",
         "    words = (str(tool),)\n",
         ("unit/adapters/test_foreign.py::test_a_tool_is_run_by_the_loader_in_its_root_with_the_libraries_there",),
     ),
     Mutant(
-        "loader-out-of-its-root",
-        "an absolute link in a driver root stays inside of it",
+        "loader-leaves-its-root",
+        "an absolute link in a driver root is resolved inside that root",
         "adapters/host/foreign.py",
         "        found = resolve(root, path)\n        return found if found.is_file() else None\n",
         "        found = root / path.lstrip('/')\n        return found if found.is_file() else None\n",
         ("unit/adapters/test_foreign.py::test_an_absolute_link_inside_the_root_stays_inside",),
     ),
     Mutant(
-        "loader-failure-is-the-device",
-        "a tool that its loader refuses says nothing of the device",
+        "loader-failure-is-unhealthy",
+        "if the loader refuses a tool, the health of the device is unknown",
         "domain/health/probe_output.py",
         "    if unloadable:\n",
         "    if False:\n",
@@ -75,7 +75,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "stuck-child-doubled",
-        "at most one probe that cannot be killed is outstanding",
+        "at most one probe that cannot be killed exists at a time",
         "adapters/process/supervisor.py",
         "        if stuck is not None:\n            raise StillStuckError(stuck.pid)\n",
         "",
@@ -83,7 +83,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "marker-before-withdrawal",
-        "the ready marker goes before the recovery is asked for",
+        "the ready marker is withdrawn before the recovery is requested",
         "domain/health/marks.py",
         "            if seen.ready:\n"
         "                acts.append(MarkChange.WITHDRAW_READY)\n"
@@ -113,7 +113,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "wedged-a-failure-early",
-        "three failures in a row are a wedge, and not two",
+        "three consecutive failures count as wedged, two do not",
         "domain/health/machine.py",
         "            return Finding.LAST_BAD if history.failures + 1 >= threshold else Finding.BAD",
         "            return Finding.LAST_BAD if history.failures + 2 >= threshold else Finding.BAD",
@@ -129,7 +129,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "judged-during-a-reconcile",
-        "nothing is judged while a reconcile is at work",
+        "health-watch does not judge the driver while a reconcile runs",
         "domain/health/surroundings.py",
         '    if seen.is_reconciling:\n        return "a reconcile is under way"\n',
         "",
@@ -137,7 +137,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "other-boot-marker-acted-on",
-        "a marker of another boot is cleared and never acted on",
+        "a marker of another boot is removed and causes no reboot",
         "domain/reboot/snapshot.py",
         '    return boot not in ("", snapshot.boot_id)',
         "    return False",
@@ -145,7 +145,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "foreign-marker-acted-on",
-        "a marker of another node reboots nothing",
+        "a marker of another node causes no reboot",
         "domain/reboot/state.py",
         "        if marker is None or self.is_stale or is_foreign(marker, self.policy.node):",
         "        if marker is None or self.is_stale:",
@@ -153,7 +153,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "cut-marker-acted-on",
-        "a marker that was cut short reboots nothing",
+        "a marker that was cut short causes no reboot",
         "domain/markers.py",
         '_LEGACY = re.compile(r"(?!\\s*[{\\[\\"])[^',
         '_LEGACY = re.compile(r"[^',
@@ -168,8 +168,8 @@ HOST_MUTANTS = (
         ("unit/reboot/test_reboot_loop.py::test_a_command_that_is_refused_is_given_again_and_never_followed_by_sysrq",),
     ),
     Mutant(
-        "way-in-not-tried",
-        "no approval is consumed on a host that cannot be told to reboot",
+        "reboot-command-not-tried",
+        "no approval is consumed on a host that cannot be asked to reboot",
         "core/reboot/loop.py",
         "        return (no_way_in, *found) if no_way_in else found\n",
         "        return found\n",
@@ -201,15 +201,15 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "endless-attempts",
-        "a node is not rebooted more often than the cap",
+        "a node is not rebooted more often than the limit allows",
         "domain/reboot/decision.py",
         "    _attempts,\n    _window,",
         "    _window,",
         ("unit/reboot/test_reboot_loop.py::test_after_the_capped_attempts_it_escalates_once_and_reboots_no_more",),
     ),
     Mutant(
-        "no-room-needed",
-        "no more nodes reboot at once than allowed",
+        "reboot-limit-ignored",
+        "no more nodes reboot at the same time than allowed",
         "domain/reboot/slots.py",
         "        return Slots((*others, me)) if is_in or len(others) < limit else None",
         "        return Slots((*others, me))",
@@ -217,7 +217,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "slot-by-name",
-        "a node of the same name does not inherit a slot",
+        "a new node of the same name does not inherit a slot",
         "domain/reboot/slots.py",
         "        return next((holder for holder in self.holders if holder.uid == uid), None)",
         "        return self.holders[0] if self.holders else None",
@@ -233,7 +233,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "slots-without-precondition",
-        "two nodes that ask at once do not both get the last slot",
+        "two nodes that take a slot at the same time do not both get the last one",
         "adapters/kube/leases.py",
         'encode(slots)}, "resourceVersion": version}',
         "encode(slots)}}",
@@ -241,7 +241,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "suspended-process-reboots",
-        "a process that was suspended does not reboot on what it knew before",
+        "a process that was suspended does not reboot the host on old facts",
         "core/reboot/loop.py",
         "        return is_fresh and (now.boot_id, now.marker) == (snapshot.boot_id, snapshot.marker)",
         "        return True",
@@ -256,7 +256,7 @@ HOST_MUTANTS = (
         ("unit/adapters/test_files.py::test_a_link_in_the_files_place_is_replaced_not_followed",),
     ),
     Mutant(
-        "link-leads-out",
+        "link-leaves-the-root",
         "no path on the host leads out of the host's root",
         "adapters/host/files.py",
         '            if target.startswith("/"):\n                done = []\n',
@@ -264,8 +264,8 @@ HOST_MUTANTS = (
         ("unit/adapters/test_files.py::test_no_path_leads_out_of_the_host",),
     ),
     Mutant(
-        "torn-write",
-        "a file on the host is whole or as it was",
+        "partial-write",
+        "a file on the host is complete, or as it was before",
         "adapters/host/files.py",
         "    temporary = _written_beside(where, text, mode)\n    try:\n        _rename(where, temporary, where.name)\n",
         "    temporary = where.name\n"

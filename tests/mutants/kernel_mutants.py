@@ -9,7 +9,7 @@ KERNEL = "unit/cli/test_preflight_kernel.py::"
 KERNEL_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "unknown-kernel-passes",
-        "what cannot be determined of the next kernel is no pass",
+        "a check of the next kernel does not pass if its result is unknown",
         "cli/preflight.py",
         "[check for check in decisive if not check.ok]",
         "[check for check in decisive if check.ok is False]",
@@ -17,15 +17,15 @@ KERNEL_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "symbols-of-the-running-kernel",
-        "symbols are looked up in the kernel that is asked about",
+        "symbols are checked in the kernel that is given, not in the running one",
         "adapters/host/modules/tree.py",
         "        if self._other is not None:\n            return None",
         "        if False:\n            return None",
         (KERNEL + "test_a_symbol_that_the_next_kernel_lacks_does_not_fit",),
     ),
     Mutant(
-        "checksums-of-the-next-kernel-unread",
-        "a symbol whose checksum differs keeps the module from that kernel",
+        "checksums-ignored",
+        "a module with a symbol whose checksum differs does not fit that kernel",
         "adapters/host/modules/tree.py",
         "            return all(same) if same else None",
         "            return True",

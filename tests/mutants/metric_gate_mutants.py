@@ -10,15 +10,15 @@ GATES = "unit/fleet/test_metric_gates.py::"
 METRIC_GATE_MUTANTS = (
     Mutant(
         "metric-unknown-passes",
-        "a query without an answer that is one number is no pass",
+        "a query whose answer is not exactly one number does not pass",
         PATH + "metric_gates.py",
         "        return answer.problem if answer.value is None",
         '        return "" if answer.value is None',
         (GATES + "test_what_is_no_pass_waits_with_a_reason[unknown]",),
     ),
     Mutant(
-        "metric-asked-too-early",
-        "what a server showed before the driver was ready is no pass",
+        "metric-queried-too-early",
+        "an answer from before the driver was ready does not pass",
         PATH + "metric_gates.py",
         "found.asked_s < due_s or ",
         "",
@@ -26,7 +26,7 @@ METRIC_GATE_MUTANTS = (
     ),
     Mutant(
         "metric-first-of-many",
-        "several series are no answer",
+        "an answer with several series does not pass",
         PATH + "metric_gates.py",
         "        if len(result) > 1:\n",
         "        if not result:\n",
@@ -34,7 +34,7 @@ METRIC_GATE_MUTANTS = (
     ),
     Mutant(
         "metric-next-wave-begins",
-        "queries about the fleet have to pass once more before the next wave",
+        "queries about the fleet have to pass again before the next wave",
         PATH + "turns.py",
         "    if not found.why:\n        return None, found.questions\n",
         "    if True:\n        return None, found.questions\n",

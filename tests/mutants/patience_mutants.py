@@ -9,8 +9,8 @@ RETRY_WAIT = "unit/swap/test_retry_wait.py"
 
 PATIENCE_MUTANTS = (
     Mutant(
-        "host-process-not-in-the-way",
-        "nobody is paused while a process that nobody stops has the device",
+        "host-process-ignored",
+        "no pod is paused while a process that a run cannot stop has the device",
         "domain/swap/obstacles.py",
         "        return holder.service not in _stopped(now)\n",
         "        return False\n",
@@ -18,14 +18,14 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "stuck-after-the-pause",
-        "nobody is paused before an operand that was stuck already has ended",
+        "no pod is paused before an operand that was stuck already has ended",
         "domain/swap/obstacles.py",
         "    if not stuck or STUCK in now.waited:\n",
         "    if stuck or STUCK in now.waited:\n",
         (f"{OBSTACLES}::test_a_stuck_operand_is_waited_for_before_anybody_is_paused",),
     ),
     Mutant(
-        "label-moves-everybody",
+        "unmoved-pod-found-late",
         "a pod that no label moves is found before the pause",
         "domain/pods/operands.py",
         "    return not pod.deleting and (pod.is_mirror or pod.owner_kind in UNMOVED_OWNERS)\n",
@@ -34,7 +34,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "frozen-kernel-tried",
-        "nobody is paused where the kernel changes no modules",
+        "no pod is paused if the kernel does not load and unload modules",
         "domain/swap/preflight.py",
         "    if not now.host.are_modules_frozen:\n",
         "    if now.host.boot_id:\n",
@@ -42,7 +42,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "permanent-module-tried",
-        "nobody is paused where a module of the driver cannot be unloaded",
+        "no pod is paused if a module of the driver cannot be unloaded",
         "adapters/host/modules/kmod.py",
         '        if "[permanent]" in users.split(","):\n',
         '        if "[permanent]" == users:\n',
@@ -50,14 +50,14 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "no-wait-after-a-failure",
-        "after a failure that nothing has changed since, a run waits before it disturbs anybody",
+        "after a failure, a run waits before it disturbs a pod, unless something has changed",
         "domain/swap/planner.py",
         "    return wait_first(now, decided)\n",
         "    return decided\n",
         (f"{RETRY_WAIT}::test_the_step_says_until_when_why_and_how_to_skip_it",),
     ),
     Mutant(
-        "waits-alike",
+        "waits-do-not-grow",
         "each wait after a failure is longer than the one before",
         "domain/swap/retry_wait.py",
         "    return min(most_s, FIRST_S * 2.0 ** min(attempts - 1, MOST_DOUBLINGS))\n",
@@ -66,7 +66,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "change-not-noticed",
-        "whoever wants something else does not wait for an earlier failure",
+        "a run with other settings does not wait for an earlier failure",
         "domain/swap/retry_wait.py",
         " or past.wish != wish(now)",
         "",
@@ -74,7 +74,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "cause-not-noticed",
-        "where nothing that stood in the way is left, nobody waits",
+        "a run does not wait once the cause of the failure is gone",
         "domain/swap/retry_wait.py",
         "    return not past.blockers or not _still_there(now).isdisjoint(past.blockers)\n",
         "    return True\n",
@@ -82,7 +82,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "waits-while-paused",
-        "a node that is paused already does not stay so for a wait",
+        "a run does not wait on a node that is paused already",
         "domain/swap/retry_wait.py",
         " or now.obs.journal is not None or not disturbs(decided):\n",
         " or not disturbs(decided):\n",
@@ -98,7 +98,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "wait-eats-the-deadline",
-        "the wait after a failure is no part of the run's own time",
+        "the wait after a failure does not count towards the run's deadline",
         "core/swap/reconcile.py",
         "            self._deadline = Deadline.after(self._policy.deadline_s, self._ports.clock.monotonic)\n"
         "            return\n",
@@ -106,8 +106,8 @@ PATIENCE_MUTANTS = (
         ("unit/swap/test_patience.py::test_the_wait_is_no_part_of_the_runs_own_time",),
     ),
     Mutant(
-        "budget-not-asked-again",
-        "a budget that allows the evictions by now ends the wait",
+        "budget-not-checked-again",
+        "a disruption budget that allows the evictions again ends the wait",
         "core/swap/reconcile.py",
         "        return bool(pods) and not evictor",
         "        return not pods and not evictor",
@@ -115,7 +115,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "own-label-paused",
-        "the label that places our own pod is never paused",
+        "the label that places the run's own pod is never paused",
         "domain/pods/operands.py",
         "    keys, inverse = profile.deploy_keys(labels) - places_us, profile",
         "    keys, inverse = profile.deploy_keys(labels), profile",
@@ -123,7 +123,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "vfio-node-labelled-pre-installed",
-        "who only uninstalls does not label the node for a driver of its own",
+        "a run that only uninstalls does not label the node for a driver of the host",
         "domain/swap/planner.py",
         " and is_host_driver(now) and not places_us(now)\n",
         " and is_host_driver(now)\n",
@@ -131,7 +131,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "uninstalled-and-loaded-again",
-        "who only uninstalls loads nothing",
+        "a run that only uninstalls loads no driver",
         "domain/swap/loading.py",
         " or source is None or places_us(now):\n",
         " or source is None:\n",
@@ -139,23 +139,23 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "unseen-owner-is-dead",
-        "an owner in a namespace that could not be listed is not taken for dead",
+        "an owner in a namespace that could not be listed does not count as dead",
         "core/swap/observe.py",
         '        if pods.namespace and owner.pod.partition("/")[0] != pods.namespace:\n            return None\n',
         "",
         ("unit/swap/test_uninstall.py::test_an_owner_in_a_namespace_that_could_not_be_listed_is_not_taken_for_dead",),
     ),
     Mutant(
-        "evicts-by-a-narrow-view",
-        "who may evict users' pods sees all of them, or none",
+        "evicts-with-partial-view",
+        "a run that may evict users' pods sees all of them, or evicts none",
         "cli/wiring.py",
         "    if any(values.get(setting, False) for setting in evicting):\n",
         "    if not evicting:\n",
         ("unit/cli/test_nobody_disturbed.py::test_only_who_evicts_nobody_may_do_with_the_pods_of_one_namespace",),
     ),
     Mutant(
-        "narrowed-in-silence",
-        "who sees the pods of one namespace only says so",
+        "partial-view-not-reported",
+        "a run that sees the pods of only one namespace reports that",
         "adapters/kube/cluster.py",
         '        self._reporter.warn(\n            f"this account may list pods in namespace',
         '        self._reporter.info(\n            f"this account may list pods in namespace',

@@ -11,8 +11,8 @@ TRANSITIONS = "unit/swap/test_transitions.py::"
 
 PROFILE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
-        "load-order-unloaded-forwards",
-        "modules that nothing else orders are unloaded against the profile's load order",
+        "unloaded-in-load-order",
+        "modules without dependencies are unloaded in the reverse of the profile's load order",
         "domain/modules.py",
         "if name not in later[:-1]]",
         "if name not in later[1:]]",
@@ -23,7 +23,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "conflicting-module-lost",
-        "a conflicting module comes back where no driver comes of it",
+        "a conflicting module is loaded again if the driver does not load",
         "core/swap/settling.py",
         "            self._to_load_again = () if is_over else journal.removed\n",
         "",
@@ -34,7 +34,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "absent-gate-left-behind",
-        "a key that was made to pause a gate is removed with the release",
+        "a label that was created to pause an operand is removed with the release",
         "domain/swap/node_patches.py",
         "    restored |= label_rules.gates_restored(node.labels, journal.gates)\n",
         "",
@@ -42,7 +42,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "gates-in-an-old-form",
-        "a journal with gates is refused by a manager that would lose them",
+        "a journal with created labels is refused by a version that would lose them",
         "domain/journal.py",
         "        body[FORM.key] = 1  # a version",
         "        pass\n    body[FORM.key] = 1\n    if not journal.gates:\n        pass  # a version",
@@ -50,7 +50,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "pair-by-reboot-unloaded",
-        "a pair of versions that takes a reboot is not changed in place",
+        "a change of versions that needs a reboot is not made in place",
         "domain/swap/situation.py",
         "for_this_change(obs.host, profile, policy)",
         "profile",
@@ -58,7 +58,7 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "only-the-first-mistake",
-        "all that is wrong with a profile file is said at once",
+        "all mistakes in a profile file are reported at once",
         "profiles/reading.py",
         "        return Reading(None, tuple(reader.wrong))",
         "        return Reading(None, tuple(reader.wrong[:1]))",

@@ -14,7 +14,7 @@ VENDORS = "unit/sandbox/test_vendor_stories.py::"
 SANDBOX_MUTANTS = (
     Mutant(
         "template-back-is-not-the-newest",
-        "in the sandbox a template that comes back is its old revision with the highest number",
+        "in the sandbox a template that is restored is its old revision with the highest number",
         "sandbox/revisions.py",
         '    elif known[wanted]["revision"] < newest:\n',
         "    elif False:\n",
@@ -38,23 +38,23 @@ SANDBOX_MUTANTS = (
     ),
     Mutant(
         "story-without-waves",
-        "the story of a fleet is judged by every one of its promises",
+        "the scenario of a fleet is judged by all its promises",
         "sandbox/fleet_end.py",
         "    _wave_by_wave,\n    _never_too_many,\n",
         "    _never_too_many,\n",
         (STORY + "test_a_story_that_goes_otherwise_is_noticed",),
     ),
     Mutant(
-        "story-waits-for-the-dead",
-        "a controller that ends by itself ends the story at once, by its name",
+        "story-waits-without-a-controller",
+        "a controller that ends by itself ends the scenario at once, with an error that names it",
         "sandbox/fleet_runner.py",
         "        if not holds():\n            raise",
         "        if False:\n            raise",
         (STORY + "test_a_controller_that_ends_by_itself_ends_the_story",),
     ),
     Mutant(
-        "affinity-not-looked-at",
-        "in the sandbox a DaemonSet keeps to the node affinity that it requires",
+        "affinity-ignored",
+        "in the sandbox a DaemonSet obeys its required node affinity",
         "sandbox/controllers.py",
         "    return is_allowed and bool(",
         "    return bool(",
@@ -62,7 +62,7 @@ SANDBOX_MUTANTS = (
     ),
     Mutant(
         "story-without-the-kernels-order",
-        "a vendor's story is judged by the order in which the kernel unloads and loads",
+        "a vendor's scenario checks the order in which the kernel unloads and loads modules",
         "sandbox/runner.py",
         "        if self._scenario.kernel and seen != self._scenario.kernel:\n",
         "        if False:\n",
@@ -70,7 +70,7 @@ SANDBOX_MUTANTS = (
     ),
     Mutant(
         "terminal-of-another-kind",
-        "on a terminal a story's command draws what it draws for a person",
+        "on a terminal a command of a scenario prints its text for people",
         "sandbox/foreground.py",
         "    attributes[OUTPUT_FLAGS] &= ~termios.OPOST\n",
         "",
@@ -78,7 +78,7 @@ SANDBOX_MUTANTS = (
     ),
     Mutant(
         "table-is-left-behind",
-        "on a terminal the fleet is one table that is drawn again",
+        "on a terminal the fleet is one table that is redrawn",
         "cli/screens.py",
         '            click.echo(f"\\x1b[{self._drawn}A\\r\\x1b[J", nl=False, file=self._stream)\n',
         "            pass\n",

@@ -9,7 +9,7 @@ SHIPPED = "unit/swap/test_shipped.py::"
 SHIPPED_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hosts-own-driver-unloaded",
-        "with DRIVER_LOAD=none no module is unloaded and no node taken",
+        "with DRIVER_LOAD=none no module is unloaded and no node is taken",
         "domain/swap/planner.py",
         "    if now.policy.loader is Loader.NONE:\n        return _with_no_request(now, _verify(now))\n",
         "",
@@ -24,7 +24,7 @@ SHIPPED_MUTANTS: tuple[Mutant, ...] = (
         (SHIPPED + "test_a_failed_run_loads_nothing_again_that_an_earlier_one_unloaded",),
     ),
     Mutant(
-        "digest-of-a-pod-is-the-hosts",
+        "pod-digest-expected-of-host",
         "a digest that is derived from a pod's spec is not expected of the host",
         "domain/swap/shipped.py",
         "    if now.obs.digest_source == FROM_ENVIRONMENT:",
@@ -33,7 +33,7 @@ SHIPPED_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "reboot-for-an-image-without-the-driver",
-        "no reboot is required of a host whose disk has another driver than the wanted one",
+        "no reboot is required if the host's disk does not have the wanted driver",
         "domain/swap/shipped.py",
         "has_wanted=on_disk == wanted if on_disk else None)",
         "has_wanted=True)",

@@ -10,8 +10,8 @@ SWAP = "unit/swap/test_staged_swap.py::"
 
 STAGED_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
-        "slot-filled-under-its-name",
-        "a slot is there complete or not at all",
+        "slot-filled-in-place",
+        "a slot is either complete or absent",
         "adapters/host/staging.py",
         "        new = beside(name)\n",
         "        new = name\n",
@@ -19,15 +19,15 @@ STAGED_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "current-slot-removed",
-        "neither the current slot nor the one before is removed",
+        "neither the current nor the previous slot is removed",
         "domain/staged.py",
         "if slot.name not in (current, previous)]",
         "if slot.name != current]",
         ("unit/domain/test_staged.py::test_whatever_there_is_the_current_one_and_the_one_before_stay",),
     ),
     Mutant(
-        "root-not-taken-back",
-        "a rollback takes the driver root back to the old slot",
+        "root-not-restored",
+        "a rollback points the driver root to the old slot again",
         "core/swap/driver_swap.py",
         "                self._flip_back()\n",
         "",
@@ -35,7 +35,7 @@ STAGED_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "slot-of-another-kernel-loaded",
-        "a slot that cannot be used is refused before the window",
+        "a slot that cannot be used is refused before any pod leaves",
         "domain/staged.py",
         "    if record.kernel != kernel:",
         "    if False:",
@@ -43,7 +43,7 @@ STAGED_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "root-replaced-in-two-steps",
-        "the driver root is whole whenever a run is killed",
+        "the driver root is complete whenever a run is killed",
         "adapters/host/slots.py",
         "            exchange(at.slots, link, at.above, at.name)\n            if not kept:",
         '            os.rename(at.name, f"{link}.old", src_dir_fd=at.above, dst_dir_fd=at.slots)\n'
@@ -54,7 +54,7 @@ STAGED_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "slot-with-a-mount-removed",
-        "what is mounted in an old slot is not emptied with it",
+        "the files of a mount in an old slot are not removed with the slot",
         "adapters/host/slot_tree.py",
         "    if _mount_id(descriptor) != here:",
         "    if False:",

@@ -9,8 +9,8 @@ BACK = "unit/swap/test_vfio_return.py"
 
 VFIO_MUTANTS = (
     Mutant(
-        "stuck-unbind-unseen",
-        "a device between two drivers that somebody has open is left alone, and who has it is named",
+        "stuck-unbind-not-seen",
+        "a device between two drivers that a process has open is not changed, and the process is named",
         "domain/swap/vfio_rows.py",
         "        held = holders_of(now, one) if not one.driver or one.is_stuck else ()\n",
         "        held = holders_of(now, one) if one.driver or one.is_stuck else ()\n",
@@ -18,7 +18,7 @@ VFIO_MUTANTS = (
     ),
     Mutant(
         "used-virtual-function-removed",
-        "a virtual function that a virtual machine has is not taken away with its physical one",
+        "a virtual function that a virtual machine has is not removed with its physical function",
         "domain/swap/vfio_rows.py",
         "    for one in _vanishing(now):\n        held = holders_of(now, one)\n",
         "    for one in _vanishing(now):\n        held = ()\n",
@@ -33,8 +33,8 @@ VFIO_MUTANTS = (
         (f"{ROWS}::test_the_full_path_in_its_order",),
     ),
     Mutant(
-        "machine-unbound",
-        "a device that a virtual machine has is not taken back",
+        "used-device-unbound",
+        "a device that a virtual machine has is not taken back from vfio",
         "domain/swap/vfio_return.py",
         "    if not held and not stuck:\n        return ()\n",
         "    if held or not stuck:\n        return ()\n",
@@ -42,7 +42,7 @@ VFIO_MUTANTS = (
     ),
     Mutant(
         "overrides-stay",
-        "a failure before the unload gives the devices their overrides and virtual functions back",
+        "a failure before the unload restores the overrides and virtual functions of the devices",
         "core/swap/settling.py",
         "                self.undo_devices(journal)\n",
         "",
@@ -51,16 +51,16 @@ VFIO_MUTANTS = (
         ),
     ),
     Mutant(
-        "stuck-device-unseen",
-        "a device whose unbind does not end is known by the kernel's silence, and nobody waits for it",
+        "stuck-device-not-seen",
+        "a device whose unbind does not end is detected by a timeout, and no run waits for it",
         "adapters/host/pci_bus.py",
         '        path.name: {"is_stuck": True} if at in silent',
         '        path.name: {"is_stuck": False} if at in silent',
         ("unit/adapters/test_pci_bus.py::test_a_device_that_is_stuck_between_two_drivers_holds_nobody_who_looks",),
     ),
     Mutant(
-        "stuck-device-loaded-over",
-        "no driver is loaded while a device that it knows is stuck on its way from a virtual machine",
+        "load-during-a-stuck-unbind",
+        "no driver is loaded while one of its devices is stuck on its way from vfio",
         "domain/swap/vfio_return.py",
         "        if one.is_stuck or one.is_kept_for_vfio or",
         "        if one.is_kept_for_vfio or",
@@ -68,7 +68,7 @@ VFIO_MUTANTS = (
     ),
     Mutant(
         "vgpu-manager-without-devices",
-        "devices come back for a pod that brings a driver for virtual machines",
+        "devices are returned to a pod that brings a driver for virtual machines",
         "domain/swap/vfio_return.py",
         '    gives_away = places_us(now) == f"{now.profile.deploy.prefix}{modes.component}"\n',
         "    gives_away = bool(places_us(now) or modes.component == '')\n",
@@ -76,15 +76,15 @@ VFIO_MUTANTS = (
     ),
     Mutant(
         "virtual-functions-forgotten",
-        "virtual functions are made again once their device has its driver",
+        "virtual functions are created again once their device has its driver",
         "domain/swap/vfio_return.py",
         "    return tuple(one for one in known if not there[one.address].virtual_count)\n",
         "    return tuple(one for one in known if not there)\n",
         ("unit/swap/test_reconcile_vfio.py::test_there_and_back_again",),
     ),
     Mutant(
-        "sysfs-written-here",
-        "a write to sysfs that never ends does not hold the run",
+        "sysfs-written-in-process",
+        "a write to sysfs that never returns does not block the run",
         "adapters/host/vfio.py",
         "        said = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(",
         "        said = (lambda write, *told: list(write(*told)))(*(",

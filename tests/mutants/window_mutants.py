@@ -8,16 +8,16 @@ RECONCILE = "unit/swap/test_reconcile_window.py"
 
 WINDOW_MUTANTS = (
     Mutant(
-        "window-begins-anew",
-        "the run after one that was killed goes on with its window",
+        "window-starts-again",
+        "the run after a killed one continues its window",
         "core/swap/reconcile.py",
         "window.goes_on(before, clock.wall(), clock.monotonic())",
         "window.opens(clock.wall(), clock.monotonic())",
         (f"{RECONCILE}::test_the_run_after_one_that_was_killed_goes_on_with_its_window",),
     ),
     Mutant(
-        "window-of-another",
-        "a window begins with the patch that takes the node, not with one that was refused",
+        "window-of-a-refused-patch",
+        "a window starts with the patch that takes the node, not with one that was refused",
         "core/swap/node_steps.py",
         "                window.forget()\n",
         "                pass\n",
@@ -25,7 +25,7 @@ WINDOW_MUTANTS = (
     ),
     Mutant(
         "container-serves-at-once",
-        "a window stays open until the container's driver is there",
+        "a window stays open until the container's driver is ready",
         "core/swap/settling.py",
         "        window.is_serving = window.is_open and self._is_driver_there()\n",
         "        window.is_serving = window.is_open\n",
@@ -33,7 +33,7 @@ WINDOW_MUTANTS = (
     ),
     Mutant(
         "nothing-read-ahead",
-        "what a load reads is read before anybody has to leave",
+        "files that a load needs are read before any pod has to leave",
         "core/swap/reconcile.py",
         "            self._warm(decided)\n",
         "",
@@ -41,7 +41,7 @@ WINDOW_MUTANTS = (
     ),
     Mutant(
         "evictions-in-a-row",
-        "requests for evictions overlap",
+        "evictions are requested in parallel",
         "adapters/kube/overlapping.py",
         "            if crew.under_way == at_once:\n",
         "            if crew.under_way:\n",
@@ -49,7 +49,7 @@ WINDOW_MUTANTS = (
     ),
     Mutant(
         "evicts-after-the-end",
-        "nobody repeats an eviction once its run has stopped asking",
+        "an eviction is not repeated after its run has stopped",
         "adapters/kube/overlapping.py",
         "        self._clock.end()\n",
         "",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.docs import package_texts, style
+from tests.docs.package_texts import Text
 from tests.docs.style import Rule
+from tests.mutants.catalogue import MUTANTS
 
 
 def test_no_page_has_words_that_the_style_file_is_against() -> None:
@@ -14,6 +16,11 @@ def test_no_page_has_words_that_the_style_file_is_against() -> None:
 
 def test_no_text_of_the_program_has_words_that_the_style_file_is_against() -> None:
     assert [str(fault) for fault in style.faults_of(package_texts.texts())] == []
+
+
+def test_no_name_and_no_promise_of_a_mutant_has_words_that_the_style_file_is_against() -> None:
+    named = (Text(one.name, 1, f"{one.name.replace('-', ' ')}: {one.breaks}") for one in MUTANTS.values())
+    assert [str(fault) for fault in style.faults_of(named)] == []
 
 
 @pytest.mark.parametrize("rule", style.rules(), ids=lambda rule: rule.pattern.pattern)

@@ -39,7 +39,9 @@ def start(roots: HostRoots, name: str, clock: Clock, deadline: Deadline) -> None
     """Start a service; waits only shortly, as this is on every way out. Raises ModuleFailed."""
     _systemctl(roots.proc, "start", name, deadline)
     if not _becomes(roots.sys, name, clock, deadline.within(START_S), wanted=True):
-        raise ModuleFailed(f"host service {name} was started but is not running yet", f"`systemctl status {name}`.")
+        raise ModuleFailed(
+            f"host service {name} was started but is not running yet", f"Look at `systemctl status {name}`."
+        )
 
 
 def _becomes(sys_root: Path, name: str, clock: Clock, deadline: Deadline, *, wanted: bool) -> bool:

@@ -136,7 +136,7 @@ class LinuxPciDevices:
         said = lines_within(max(deadline.left(), EFFECT_POLL_S), partial(_written, self._ways_to(path), f"{text}\n"))
         if said is None:
             raise ModuleStuck(
-                f"the kernel has not finished to {what}: a process may still have the device open",
+                f"the kernel has not finished this: {what}. A process may still have the device open",
                 "End the process that has it open (`driver-manager status` shows it); the kernel then continues by "
                 "itself. If the process does not end, reboot the node.",
             )

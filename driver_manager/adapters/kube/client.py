@@ -171,9 +171,9 @@ class KubeApi:
                 with self._clock.interruptible():
                     chunk = response.read_some()
             except StreamSilent:
-                raise WatchBroken("the watch fell silent", "") from None
+                raise WatchBroken("the watch received nothing more", "") from None
             except StreamCut as error:
-                raise WatchBroken(f"the watch broke off ({error})", "") from error
+                raise WatchBroken(f"the watch was interrupted ({error})", "") from error
             if not chunk:
                 if buffer.strip():
                     raise WatchBroken("the watch was cut in the middle of a line", "")
@@ -237,7 +237,7 @@ def _read(response: Response) -> bytes:
     try:
         return response.data
     except StreamCut as error:
-        raise Transient(f"the answer broke off ({error})") from error
+        raise Transient(f"the answer was interrupted ({error})") from error
 
 
 def _json_object(data: bytes) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class KubeDesk:
                 continue
             except Answer as answer:
                 raise ConfigError(
-                    f"the API server knows no {PLURAL}.{GROUP}",
+                    f"the API server does not serve {PLURAL}.{GROUP}",
                     "Install deploy/components/rollout; docs/rollout.md shows how.",
                 ) from answer
         raise ApiUnavailable(f"{subject} could not be listed: each list expired before its end", "Run it again.")

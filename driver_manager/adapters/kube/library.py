@@ -29,7 +29,9 @@ from driver_manager.adapters.kube.transport import (
 from driver_manager.domain.errors import ConfigError
 
 CHUNK_BYTES = 65536
-_NO_CREDENTIALS = "A plugin (exec) that is not installed here gives none: use a token, from `kubectl create token`."
+_NO_CREDENTIALS = (
+    "A credential plugin (exec) that is not installed here provides none: use a token, from `kubectl create token`."
+)
 _NO_FILE = "No configuration found"
 """What the client says where no file is there (kubernetes.config.kube_config); of a bad one it says what is wrong."""
 
@@ -68,7 +70,7 @@ class Library:
         answer = _Response(response)
         if answer.status in (UNAUTHENTICATED, FORBIDDEN) and not (authorization or configuration.cert_file):
             answer.close()
-            raise ConfigError("the API server wants credentials, and the kubeconfig gave none", _NO_CREDENTIALS)
+            raise ConfigError("the API server requires credentials, and the kubeconfig has none", _NO_CREDENTIALS)
         return answer
 
     def renew(self) -> bool:

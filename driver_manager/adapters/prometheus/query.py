@@ -32,7 +32,7 @@ def ask(question: MetricQuestion, limit_s: float = LIMIT_S) -> tuple[MetricAnswe
         status, body = _got(question, limit_s)
     except (OSError, http.client.HTTPException, ValueError) as error:
         why = _why(error, limit_s)
-        return MetricAnswer(asked_s, problem=f"{_host(question)} cannot be asked: {why}"), False
+        return MetricAnswer(asked_s, problem=f"{_host(question)} cannot be queried: {why}"), False
     if len(body) > MAX_BYTES:
         return MetricAnswer(asked_s, problem=f"the answer has more than {MAX_BYTES // 1024} KiB"), True
     return answer_of(status, body, asked_s), True

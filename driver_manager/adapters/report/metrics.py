@@ -23,7 +23,7 @@ def require_client() -> None:
     if importlib.util.find_spec(CLIENT) is None:
         raise ConfigError(
             "--metrics-addr needs the package prometheus-client, which is not installed",
-            f"Install driver-manager[{EXTRA}], or use --metrics-textfile, which needs nothing.",
+            f"Install driver-manager[{EXTRA}], or use --metrics-textfile, which needs no package.",
         )
 
 

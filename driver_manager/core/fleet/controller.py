@@ -180,9 +180,9 @@ class FleetController:
             return
         match change:
             case Lost():
-                self._ports.reporter.warn(f"{change.subject} cannot be seen now: {change.why}")
+                self._ports.reporter.warn(f"{change.subject} cannot be read now: {change.why}")
             case Found():
-                self._ports.reporter.info(f"{change.subject} can be seen again")
+                self._ports.reporter.info(f"{change.subject} can be read again")
         self._at_once = 0
         self._wake(SETTLE_S)
 

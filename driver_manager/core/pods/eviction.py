@@ -155,7 +155,7 @@ class Evictor:
 
 
 def _answers(pending: dict[str, Workload], said: dict[str, str]) -> str:
-    return several((f"{one}: {said.get(uid, 'not asked in time')}" for uid, one in tuple(pending.items())), "; ")
+    return several((f"{one}: {said.get(uid, 'not attempted in time')}" for uid, one in tuple(pending.items())), "; ")
 
 
 def _refused(pending: dict[str, Workload], said: dict[str, str], timeout_s: float) -> EvictionRefused:

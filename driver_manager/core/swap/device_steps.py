@@ -107,7 +107,7 @@ class DeviceSteps:
                 self._probe(one.address)
         for was in step.left:
             had = f"{was.address} had {was.virtual_count} virtual function(s)"
-            self._context.ports.reporter.info(f"{had}: created again by the run that finds its driver loaded")
+            self._context.ports.reporter.info(f"{had}: the next run that finds its driver loaded creates them again")
         self._end_record(step.path, step.left)
 
     def _make_virtual(self, step: MakeVirtualFunctions) -> None:

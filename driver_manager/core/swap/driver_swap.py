@@ -308,9 +308,11 @@ class DriverSwap:
         before = self._context.situation.host.parameters
         now = self._context.ports.host.parameters(self._context.soon(PARAMETERS_S)) if before else {}
         lost = [
-            f"{name} was {value}, is {now[name]}" for name, value in before.items() if now.get(name, value) != value
+            f"{name} was {value} and is {now[name]}" for name, value in before.items() if now.get(name, value) != value
         ]
-        lost += [f"{name} was {value}, is no longer set" for name, value in before.items() if now and name not in now]
+        lost += [
+            f"{name} was {value} and is no longer set" for name, value in before.items() if now and name not in now
+        ]
         if lost:
             self._context.ports.reporter.warn(
                 f"module parameters differ from those of the driver before: {several(lost, '; ')}. To keep one, set it "

@@ -71,7 +71,7 @@ class Handoff:
                 self._clock,
                 self._reporter,
                 lambda now: now.annotations.get(step.key) != step.value,
-                f"the operator has not removed {step.key}, which means that it is safe to load",
+                f"waiting for the operator to remove {step.key}, which it does when loading is safe",
             )
             if wait.until_wanted(node, deadline):
                 return

@@ -309,7 +309,7 @@ _DONE: tuple[tuple[type[Step], str], ...] = (
     (BindToVfio, "the devices are on vfio"),
     (OverrideDrivers, "the devices are kept for vfio"),
     (ReturnDevices, "devices were taken back from vfio"),
-    (MakeVirtualFunctions, "virtual functions were made again"),
+    (MakeVirtualFunctions, "virtual functions were created again"),
     (AwaitKmm, "KMM loaded the driver"),
     (UnloadModules, "the old driver was unloaded"),
     (UnmountDriverRoot, "the old driver root was unmounted"),

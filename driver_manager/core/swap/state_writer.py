@@ -60,7 +60,9 @@ class StateWriter:
     def breaks(self, error: BaseException) -> None:
         """The run ends with an unexpected error."""
         what = f"internal error: {type(error).__name__}"
-        self._outcome = LastOutcome(NodeState.FAILED, ExitCode.INTERNAL, what, "Report the log.", self._step)
+        self._outcome = LastOutcome(
+            NodeState.FAILED, ExitCode.INTERNAL, what, "This is a bug; report it with the log.", self._step
+        )
 
     def holds(self) -> None:
         """What was taken is not given back."""

@@ -51,7 +51,7 @@ def pause(fleet: Fleet) -> Request:
         raise ConfigError("the rollout is paused already", "Continue it with `driver-manager rollout resume`.")
     after = replace(fleet, policy=replace(fleet.policy, paused=True))
     return Request(
-        ("paused; no other node starts, nodes that have started are finished",), after, spec={"paused": True}
+        ("paused; no more nodes start, nodes that have started are completed",), after, spec={"paused": True}
     )
 
 

@@ -78,7 +78,7 @@ GRAMMARS = {
     # No user, password, query or fragment: what is written here can be read by whoever reads the object.
     Kind.URL: Grammar(
         r"^https?://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?(/[-A-Za-z0-9._~/]*)?$",
-        "http:// or https:// with a host, a port if it is another one, and a path, such as http://prometheus.monitoring:9090",
+        "http:// or https:// with a host, a port if it is not the default, and a path, such as http://prometheus.monitoring:9090",
         500,
     ),
     Kind.QUERY: Grammar(r"^[ -~\s]*$", "a query of Prometheus in printable ASCII", 2000),
@@ -242,9 +242,9 @@ GATES = (
     Field(
         "metrics",
         Kind.LIST,
-        "queries to Prometheus servers, each of which must return one number within its bounds; nothing, several "
-        "series or NaN is no pass. A query is asked before the upgrade of a node counts as done, for that node where "
-        "it has `{node}`; one without it is asked again before the next wave starts",
+        "queries to Prometheus servers, each of which must return one number within its bounds; an empty answer, "
+        "several series or NaN does not pass. A query with `{node}` runs for each node before its upgrade counts as "
+        "done; a query without it runs then too, and again before the next wave starts",
         most=MAX_GATES,
         fields=METRICS,
         key="name",
@@ -262,7 +262,7 @@ SPEC = (
     Field(
         "paused",
         Kind.FLAG,
-        "while true no node starts; nodes that have started are finished",
+        "while true no more nodes start; nodes that have started are completed",
         default=False,
         example=True,
     ),
@@ -295,7 +295,12 @@ SPEC = (
         apart=("count", "percent"),
         key="name",
     ),
-    Field("units", Kind.OBJECT, "nodes that depend on each other; without it every node stands alone", fields=UNITS),
+    Field(
+        "units",
+        Kind.OBJECT,
+        "nodes that depend on each other; without it every node is a unit of its own",
+        fields=UNITS,
+    ),
     Field(
         "windows",
         Kind.WINDOWS,
@@ -303,7 +308,7 @@ SPEC = (
         example="Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00",
     ),
     Field("timezone", Kind.ZONE, "time zone of `windows`", default="UTC", example="Europe/Berlin"),
-    Field("gates", Kind.OBJECT, "what a node must show, beside a ready driver pod, to count as done", fields=GATES),
+    Field("gates", Kind.OBJECT, "what a node must show, besides a ready driver pod, to count as done", fields=GATES),
     Field(
         "failureThreshold",
         Kind.WHOLE,

@@ -83,7 +83,7 @@ def _rival(scene: Scene) -> Hold | None:
     rivals = scene.fleet.rivals
     if not rivals:
         return None
-    return _aside("AnotherRollout", f"an older rollout is about the same DaemonSet: {several(rivals)}")
+    return _aside("AnotherRollout", f"an older rollout has the same DaemonSet: {several(rivals)}")
 
 
 def _strategy(scene: Scene) -> Hold | None:
@@ -113,7 +113,7 @@ def _not_seen(scene: Scene) -> Hold | None:
     if not unseen:
         return None
     pod = max(unseen, key=lambda pod: (pod.made_s, pod.name))
-    text = f"waits for revision {pod.revision}, which the driver pod of {pod.node} has, to be seen"
+    text = f"waits until the ControllerRevision {pod.revision} of the driver pod on {pod.node} is visible"
     return Hold(Phase.PROGRESSING, "RevisionNotSeen", text, stands_aside=True, until_s=pod.made_s + UNSEEN_S)
 
 
@@ -132,11 +132,11 @@ def _empty_wave(scene: Scene) -> Hold | None:
             continue
         named = f"wave {number} ({wave.name})"
         if wave.amount is not None and wave.amount.number <= 0:
-            return Hold(Phase.STALLED, "EmptyWave", f"{named} has the amount 0")
+            return Hold(Phase.STALLED, "EmptyWave", f"{named} takes 0 nodes")
         if number in scene.unmatched:
             text = f"{named} matches no node that has the driver: its selector is {wave.selector.text!r}"
             return Hold(Phase.STALLED, "EmptyWave", text)
-    return None if waves else Hold(Phase.STALLED, "NoWaves", "there is no wave for a node to be in")
+    return None if waves else Hold(Phase.STALLED, "NoWaves", "the rollout has no waves")
 
 
 def _undoing(scene: Scene) -> Hold | None:

@@ -99,7 +99,7 @@ class Heard:
             if self.now_s < due_s:
                 if due_s < math.inf:
                     moments.append(due_s)
-                why = f"it is asked for {spoken(gate.delay_s)} after the driver is ready"
+                why = f"it is queried {spoken(gate.delay_s)} after the driver is ready"
             else:
                 questions.append(question)
                 answer = self._answer(question, due_s)
@@ -120,7 +120,7 @@ class Heard:
 
     def _why_not(self, gate: MetricGate, answer: MetricAnswer | None) -> str:
         if self.answers is None:
-            return "the controller asks for it"
+            return "only the controller queries it"
         if answer is None:
             return "no answer yet"
         return answer.problem if answer.value is None else _out_of_bounds(gate, answer.value)
@@ -178,7 +178,7 @@ def _number(data: Any) -> float:
 
 def _refusal(status: int, found: Any) -> str:
     if 300 <= status < 400:
-        return f"the server redirects (HTTP {status}), which is not followed"
+        return f"the server redirects (HTTP {status}), and redirects are not followed"
     error = found.get("error") if type(found) is dict else None
     said = f": {shortened(one_line(error), MAX_PROBLEM_CHARS)}" if type(error) is str and error else ""
     return f"the server does not answer the query (HTTP {status}){said}"

@@ -84,7 +84,7 @@ def families(report: FleetReport) -> tuple[Family, ...]:
         by_label(
             "counter",
             "rollout_acts_total",
-            "Actions that were done.",
+            "Actions of this controller, by kind.",
             "act",
             {name: report.acts.get(name, 0) for name in ACTS},
         ),

@@ -41,7 +41,7 @@ def _families(report: FleetReport, names: UpgradeMetrics) -> Iterator[Family]:
         words.update(one.words)
     under_way = sum(words[state.value] for state in UNDER_WAY)
     for name, meaning, value in (
-        (names.enabled, "1 if a rollout is there that is not paused, 0 if not.", _is_enabled(report)),
+        (names.enabled, "1 if there is a rollout that is not paused, else 0.", _is_enabled(report)),
         (names.in_progress, "Nodes whose driver pod is being upgraded.", under_way),
         (names.done, "Nodes whose driver pod was upgraded.", words[UpgradeState.DONE.value]),
         (names.failed, "Nodes whose upgrade failed.", words[UpgradeState.FAILED.value]),

@@ -17,9 +17,7 @@ from driver_manager.domain.fleet.verdict import Terms, Verdict, mark, release
 
 DONE = Verdict(Place.DONE, "serves the target revision")
 WAITING = Verdict(Place.WAITING, "", wants_turn=True)
-IN_NO_WAVE = Verdict(
-    Place.LEFT_OUT, "is in no wave: no selector matches it, or the amounts of those that do are reached"
-)
+IN_NO_WAVE = Verdict(Place.LEFT_OUT, "is in no wave: none matches it, or those that match have all their nodes")
 
 
 def place(member: Member, terms: Terms) -> Verdict:

@@ -93,7 +93,7 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int
         text = f"waits until {moment(soaked_s)}, the end of the soak time of {name(view)}"
         return Gate(GateKind.SOAK, view.number, text, soaked_s)
     if wave.needs_approval and not is_approved(view.number, terms.target, wishes):
-        return Gate(GateKind.APPROVAL, view.number, f"waits for the approval that has to follow {name(view)}")
+        return Gate(GateKind.APPROVAL, view.number, f"waits for the approval of the wave after {name(view)}")
     return None
 
 

@@ -87,7 +87,7 @@ class Values:
                 self.problems.append(f"{at}[{number}] {problem}")
             key = entry.get(one.key)
             if type(key) is str and first.setdefault(key, number) != number:
-                self.bad(f"{at}[{number}].{one.key}", key, f"another than that of entry {first[key]}")
+                self.bad(f"{at}[{number}].{one.key}", key, f"a value other than that of entry {first[key]}")
 
     def _text(self, one: Field, text: str, at: str) -> Any:
         least, most = chars(one)

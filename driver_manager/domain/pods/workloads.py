@@ -29,8 +29,8 @@ DELETE_DATA = (
 ENABLE_IT = "set ENABLE_NPU_POD_EVICTION=true (--enable-npu-pod-eviction), or delete the pod"
 EVICT_HOLDERS = "end what holds it, or allow it with EVICT_HOLDERS=true (--evict-holders)"
 USE_LABEL = (
-    "give its DaemonSet a nodeSelector on a deploy label of the node, so that the pause makes it leave, or take "
-    "the node out of its reach"
+    "give its DaemonSet a nodeSelector on a deploy label of the node, so that the pause makes it leave, or keep "
+    "it off this node"
 )
 RESTART_IT = "let the run restart it with RESTART_CLIENTS=true (--restart-clients)"
 MIRROR = "remove its manifest from the node"
@@ -283,20 +283,20 @@ def _judged(pod: Pod, uses: str, holder: Holder | None, stays: str, rules: Evict
 
 def _judged_holder(pod: Pod, holder: Holder, scene: NodePods, profile: Profile, rules: EvictionRules) -> Workload:
     """The fate of a pod that has the device open without having asked for it."""
-    uses = f"has {holder.node} {holder.how} without asking for it"
+    uses = f"has {holder.node} {holder.how} without requesting it"
     stays = _why_never(pod, scene, profile)
     if stays:
         return Workload(pod, uses, PodAction.STAY, stays)
     if pod.is_mirror:
         return Workload(pod, uses, PodAction.BLOCK, "mirror pod of a static manifest", MIRROR)
     judged = _evictable(pod, uses, rules)
-    holder_judged = _consented(judged, "not evicted without being asked", EVICT_HOLDERS, is_given=rules.evicts_holders)
+    holder_judged = _consented(judged, "evicted only with EVICT_HOLDERS", EVICT_HOLDERS, is_given=rules.evicts_holders)
     if not is_client(pod, ClientRules.of(profile, rules.clients, scene.enclosing_uid)) or pod.deleting:
         return holder_judged
     if rules.restarts_clients:
         return Workload(pod, uses, PodAction.RESTART, "a client of the driver, evicted right before the unload")
     if holder_judged.action is PodAction.BLOCK:
-        why = "a client of the driver, not restarted without being asked"
+        why = "a client of the driver, restarted only with RESTART_CLIENTS"
         return replace(holder_judged, why=why, remedy=RESTART_IT)
     return holder_judged
 

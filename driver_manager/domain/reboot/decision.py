@@ -130,7 +130,8 @@ def _another_reason(state: RebootState) -> RebootDecision | None:
     if pending.request.reason == request.reason:
         return None
     return RebootDecision(
-        RebootAct.RELEASE, f"the reboot is now asked for {request.reason}, not for {pending.request.reason}"
+        RebootAct.RELEASE,
+        f"a reboot is now required for another reason: {request.reason}, not {pending.request.reason}",
     )
 
 
@@ -229,7 +230,7 @@ def _attempts(state: RebootState) -> RebootDecision | None:
     if request is None or count < policy.max_attempts:
         return None
     hours = f"{policy.attempt_window_s / 3600:g} h"
-    why = f"{count} attempt(s) to reboot within {hours} did not help, no more are made: check the node"
+    why = f"{count} attempt(s) to reboot within {hours} did not help; there will be no more: check the node"
     if state.record.escalated != request.key and not policy.dry_run:
         return RebootDecision(RebootAct.ESCALATE, why)
     return _held_back(state, why)

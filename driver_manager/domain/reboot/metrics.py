@@ -22,7 +22,7 @@ def families(record: Record) -> tuple[Family, ...]:
         by_label(
             "gauge",
             "reboot_requested_timestamp_seconds",
-            "Since when a reboot is required, by reason; 0 where none is.",
+            "When the reboot became required, by reason; 0 if none is required.",
             "reason",
             {reason: since_s if asked and asked.reason == reason else 0 for reason in REASONS},
         ),
@@ -38,7 +38,7 @@ def families(record: Record) -> tuple[Family, ...]:
         ),
         gauge(
             "reboot_escalated",
-            "Whether the allowed number of reboots did not help.",
+            "Whether the maximum number of reboots was made without success.",
             bool(asked is not None and record.escalated and record.escalated == asked.key),
         ),
     )

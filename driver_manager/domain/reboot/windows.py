@@ -67,7 +67,7 @@ def _window(text: str) -> Window:
         raise ValueError(f"{text!r} is not a maintenance window, expected {EXPECTED}")
     start, end = _minute(found["start"]), _minute(found["end"])
     if start in (end, MINUTES_OF_A_DAY):
-        raise ValueError(f"{text!r} opens at {found['start']} and closes at {found['end']}: that is no window")
+        raise ValueError(f"{text!r} opens at {found['start']} and closes at {found['end']}: that is not a window")
     return Window(_days(found["days"]) if found["days"] else frozenset(range(7)), start, end)
 
 

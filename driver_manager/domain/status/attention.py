@@ -1,4 +1,4 @@
-"""What needs a hand on this node, the gravest first, each with what to do about it. Pure."""
+"""What needs a hand on this node, the most serious first, each with what to do about it. Pure."""
 
 from __future__ import annotations
 

@@ -87,10 +87,10 @@ def safe_load(now: Situation) -> tuple[AnyStep, ...]:
         return ()
     if now.obs.own_pod is None or not now.profile.keys.safe_load:
         lack = (
-            "by hand there is none" if now.profile.keys.safe_load else f"profile {now.profile.name} has no key for it"
+            "a run by hand has none" if now.profile.keys.safe_load else f"profile {now.profile.name} has no key for it"
         )
         raise ConfigError(
-            f"SAFE_LOAD needs a pod of ours for the operator to answer to, and {lack}",
+            f"SAFE_LOAD needs a driver pod for the operator to answer to, and {lack}",
             "Unset SAFE_LOAD (--safe-load).",
         )
     return (
@@ -151,7 +151,7 @@ def _is_tolerated(one: Workload, found: tuple[Workload, ...]) -> bool:
 
 
 def _by_eviction(now: Situation, scene: NodePods) -> tuple[tuple[AnyStep, ...], tuple[Workload, ...]]:
-    """The step that makes the workloads leave, where there are any, and what becomes of each. Raises PodsRemain."""
+    """The step that makes the workloads leave, where there are any, and the fate of each. Raises PodsRemain."""
     policy, rules = now.policy, now.policy.eviction
     found = _in_time(workloads(scene, now.profile, rules), policy)
     try:
@@ -177,7 +177,7 @@ def _in_time(found: tuple[Workload, ...], policy: Policy) -> tuple[Workload, ...
         replace(
             one,
             action=PodAction.BLOCK,
-            why=f"its grace of {grace_s(one.pod):g} s is longer than the run",
+            why=f"its grace of {grace_s(one.pod):g} s is longer than the run may take",
             remedy=LONGER,
         )
         if one.action is PodAction.EVICT and grace_s(one.pod) > policy.deadline_s
@@ -199,7 +199,7 @@ def _by_operator(now: Situation, found: tuple[Workload, ...]) -> EvictionPlan:
         one for one in with_action(found, PodAction.EVICT, PodAction.WAIT, PodAction.BLOCK) if one.has_asked
     )
     found = tuple(map(_left_to_operator, found))
-    warnings = ("the operator manages upgrades on this node: no cordon and no eviction of ours",)
+    warnings = ("the operator manages upgrades on this node: this run neither cordons nor evicts",)
     if not holding:
         return EvictionPlan(found=found, warnings=warnings)
     keys, pods = now.profile.keys, tuple(str(one.pod) for one in holding)

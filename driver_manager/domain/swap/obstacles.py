@@ -144,7 +144,7 @@ def _busy(now: Situation, held: tuple[Holder, ...], found: tuple[Workload, ...])
         lines.append("for the vendor's host services use STOP_HOST_SERVICES (--stop-host-services)")
     end = "; no pod was disturbed" if is_undisturbed(now) else ""
     error = DriverBusy(
-        f"the device is in use, and this run cannot end that: {named}{end}",
+        f"the device is in use, and this run cannot free it: {named}{end}",
         " ".join(f"{remedy[:1].upper()}{remedy[1:]}." for remedy in dict.fromkeys(lines)),
     )
     error.blockers = tuple(process_blocker(holder.pid, holder.process) for holder in held)

@@ -137,14 +137,14 @@ def impossible(now: Situation) -> dict[str, str]:
             )
         if _is_foreign(now, one):
             found[f"{one.address} is bound to {one.driver}, which is not the driver of profile {now.profile.name}"] = (
-                f"Take it from {one.driver} by hand first."
+                f"Unbind it from {one.driver} by hand first."
             )
     for group in sorted({one.group for one in bus.functions if one.group}):
         others = bus.in_the_way(group)
         if others:
             named = several(f"{one.address} ({one.driver})" for one in others)
             found[f"IOMMU group {group} is shared with {named}, so no virtual machine can have it"] = (
-                "Put the device into another slot, or take its neighbours from their drivers by hand."
+                "Put the device into another slot, or unbind its neighbours from their drivers by hand."
             )
     if now.profile.strategy is Strategy.REBOOT and is_loaded(now.host, now.profile):
         found[f"the {now.profile.name} driver is loaded, and is never unloaded from a running kernel"] = (
@@ -178,9 +178,9 @@ def _refuse_stuck(now: Situation, waiting: tuple[PciFunction, ...]) -> None:
 def why_stuck(one: PciFunction, held: tuple[Holder, ...]) -> str:
     """What is said of a device that does not get from one driver to another, and of who has it."""
     if one.driver:
-        return f"the kernel does not finish to change the driver of {one.address}, which is {one.driver}"
-    who = _who(held) if held else "by whom is not known"
-    return f"{one.address} has no driver and is in use, its unbind is stuck: {who}"
+        return f"the kernel has not finished changing the driver of {one.address}, which is now {one.driver}"
+    who = _who(held) if held else "unknown by whom"
+    return f"the unbind of {one.address} is stuck, because it is in use: {who}"
 
 
 def _refuse_used_virtual(now: Situation) -> None:
@@ -224,8 +224,8 @@ def _bind(now: Situation, waiting: tuple[PciFunction, ...]) -> Plan:
     taken = taking(now, pause, cordon=False, bindings=old)
     work = (*_keeping(now, old, waiting), *unload, *clean(now, driver_files(now.profile)), *_binding(now, waiting))
     users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "no device has its own driver")
-    why = "no device is left to the driver"
-    why += f": {_counted(waiting)} go to vfio" if waiting else ", which is loaded: unload it"
+    why = "no device is bound to the driver"
+    why += f": {_counted(waiting)} go to vfio" if waiting else ", and it is loaded: unload it"
     return Plan(Decision.BIND, why, (*taken, *work, *releasing(now, taken)), workloads=users)
 
 

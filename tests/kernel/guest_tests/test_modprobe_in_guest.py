@@ -83,7 +83,7 @@ def test_a_driver_behind_absolute_links_of_the_host_is_loaded_with_the_hosts_opt
     assert module_fact("rebellions", "version") == "2.0.1"
     assert module_fact("rebellions", "parameters/queue_depth") == "7"
     assert module_fact("rebellions_core", "parameters/trace") == "Y"
-    assert "rebellions.queue_depth was 9, is 7" in done.err
+    assert "rebellions.queue_depth was 9 and is 7" in done.err
     assert_given_back(command)
 
 
@@ -108,7 +108,7 @@ def test_options_set_by_hand_that_nobody_sets_again_are_told(command: Command, r
     assert run("modprobe", "-d", roots["v2"], "rebellions", "queue_depth=9").status == 0
     again = command.reconcile(roots["v2"], FORCE_REINSTALL="true")
     assert again.code == 0
-    assert "rebellions.queue_depth was 9, is 64" in again.err
+    assert "rebellions.queue_depth was 9 and is 64" in again.err
 
 
 def test_on_the_host_itself_modprobe_reads_its_options_by_itself(

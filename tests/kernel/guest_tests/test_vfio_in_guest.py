@@ -140,7 +140,7 @@ def test_an_unbind_that_is_stuck_is_named_and_the_next_run_binds_once_it_is_over
         before = edu.node.labels()
         stuck = edu.run(TO_MACHINES)
         assert stuck.code == 4
-        assert f"{FREE[0]} has no driver and is in use, its unbind is stuck" in stuck.err
+        assert f"the unbind of {FREE[0]} is stuck, because it is in use" in stuck.err
         assert f"(pid {user.pid}) of VM web" in stuck.err
         assert drivers() == {**all_on(VFIO), FREE[0]: ""}
         assert (edu.node.labels(), JOURNAL in edu.node.annotations()) == (before, False)

@@ -100,7 +100,7 @@ def test_a_refusal_without_any_credentials_names_the_plugin_that_may_be_missing_
     without = Library(api_client(f"http://127.0.0.1:{api.server.server_port}"))
     bare = KubeCluster(without, "n", FakeClock(), RecordingReporter(), BUDGET_S)
     api.answer(Answer(code, status('User "system:anonymous" cannot get resource "nodes"')))
-    with pytest.raises(ConfigError, match="the kubeconfig gave none") as caught:
+    with pytest.raises(ConfigError, match="the kubeconfig has none") as caught:
         bare.node()
     assert "kubectl create token" in caught.value.remedy
     assert len(api.requests) == 1

@@ -92,10 +92,10 @@ def endless(connection: socket.socket) -> None:
 
 
 BAD: dict[str, tuple[Serve, str]] = {
-    "silent": (silent, "cannot be asked: no answer within 0.3 s"),
-    "dribbling": (dribbling, "cannot be asked: no answer within 0.3 s"),
-    "no-http": (lambda connection: connection.sendall(b"SSH-2.0\r\n"), "cannot be asked: BadStatusLine"),
-    "gone": (lambda connection: None, "cannot be asked: "),
+    "silent": (silent, "cannot be queried: no answer within 0.3 s"),
+    "dribbling": (dribbling, "cannot be queried: no answer within 0.3 s"),
+    "no-http": (lambda connection: connection.sendall(b"SSH-2.0\r\n"), "cannot be queried: BadStatusLine"),
+    "gone": (lambda connection: None, "cannot be queried: "),
 }
 
 
@@ -129,9 +129,9 @@ def test_an_answer_without_an_end_is_not_read_to_it() -> None:
 def test_a_server_that_is_not_there_or_is_nobody_is_unknown() -> None:
     port = free_port()
     refused, _ = ask(MetricQuestion(f"http://127.0.0.1:{port}", "q"))
-    assert refused.problem == f"127.0.0.1:{port} cannot be asked: Connection refused"
+    assert refused.problem == f"127.0.0.1:{port} cannot be queried: Connection refused"
     nobody, _ = ask(MetricQuestion("http://no-such-host.invalid", "q"))
-    assert nobody.problem.startswith("no-such-host.invalid cannot be asked: ")
+    assert nobody.problem.startswith("no-such-host.invalid cannot be queried: ")
     assert ask(MetricQuestion("http://127.0.0.1:99999", "q"))[0].value is None
 
 

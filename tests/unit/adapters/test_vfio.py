@@ -98,7 +98,7 @@ def test_an_unbind_that_does_not_end_is_left_behind_at_its_deadline(tree: PciTre
     hanging.unlink()
     os.mkfifo(hanging)  # an open for writing waits in the kernel until somebody reads
     began = time.monotonic()
-    with pytest.raises(ModuleStuck, match=r"has not finished to unbind 0000:c2:00\.0 from slow-vfio") as caught:
+    with pytest.raises(ModuleStuck, match=r"has not finished this: unbind 0000:c2:00\.0 from slow-vfio") as caught:
         devices(roots).unbind("0000:c2:00.0", soon(0.3))
     assert time.monotonic() - began < 30.0, "and not for as long as that takes"
     assert "reboot" in caught.value.remedy

@@ -61,7 +61,7 @@ def errors(captured: str) -> list[str]:
         (["plan", "--driver-load", "magic"], "'magic' is not one of 'container', 'manager'"),
         (["status", "-o", "yaml"], "'yaml' is not one of 'text', 'json'"),
         (["plan", "--log-level", "loud"], "'loud' is not one of"),
-        (["plan"], "the node is not known"),
+        (["plan"], "the name of the node is not set"),
         (["plan", "--node-name", "Not A Node"], "'Not A Node' is not the name of a node"),
         (["plan", "--node-name", "n", "--profile", "intel"], "there is no profile 'intel'"),
         (["plan", "--node-name", "n", "--profile-file", "/absent.toml"], "profile file /absent.toml cannot be read"),
@@ -77,7 +77,7 @@ def errors(captured: str) -> list[str]:
             "to the cluster with /absent: no such file",
         ),
         (["sandbox", "no-such-scenario"], "there is no scenario 'no-such-scenario'"),
-        (["sandbox", "upgrade", "--all"], "a scenario and --all were given"),
+        (["sandbox", "upgrade", "--all"], "a scenario and --all cannot be used together"),
     ],
 )
 def test_a_usage_error_is_two_lines_and_exit_code_two(
@@ -144,7 +144,7 @@ def test_an_empty_variable_counts_as_unset(
 ) -> None:
     monkeypatch.setenv(name, "")
     assert run(["plan", "--host-root", "/"]) == ExitCode.USAGE
-    assert "the node is not known" in errors(capfd.readouterr().err)[0]
+    assert "the name of the node is not set" in errors(capfd.readouterr().err)[0]
 
 
 def test_a_flag_goes_before_its_variable(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ VERDICTS = {
     "garbage": ("unknown", "printed unexpected output"),
     "half": ("unknown", "printed unexpected output"),
     "nothing": ("unknown", "printed unexpected output"),
-    "killed": ("unknown", "ended from outside"),
+    "killed": ("unknown", "killed from outside"),
 }
 CODES = {"healthy": ExitCode.DONE, "unhealthy": ExitCode.MODULE_FAILED, "unknown": ExitCode.PREFLIGHT_FAILED}
 

@@ -187,12 +187,12 @@ def test_a_right_file_is_told_what_it_means(tmp_path: Path, capsys: pytest.Captu
     assert "is valid: profile ascend, which replaces the shipped one" in lines[0]
     assert "another driver needs a reboot" in text
     assert "every module in the driver root" in text
-    assert "by the rebooter, once approved" in text
+    assert "made by the rebooter, once approved" in text
 
 
 def test_what_goes_to_virtual_machines_is_told() -> None:
     said = dict(meaning(PROFILES["nvidia"]))["virtual machines"]
-    assert "unless nvidia.com/gpu.workload.config has another value than vm-passthrough" in said
+    assert "unless nvidia.com/gpu.workload.config has a value other than vm-passthrough" in said
     assert "0403, 0c03 or 0c80" in said
     assert dict(meaning(PROFILES["ascend"]))["virtual machines"] == "the devices are never given to them"
 

@@ -289,7 +289,7 @@ def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
         ({"REBOOT_TIME_ZONE": "Mars/Olympus"}, "no time zone 'Mars/Olympus'"),
         ({"REBOOT_TIME_ZONE": "../../etc/passwd"}, "no time zone"),
         ({"REBOOT_COMMAND": "'unclosed"}, "REBOOT_COMMAND cannot be split"),
-        ({"REBOOT_COMMAND": " "}, "REBOOT_COMMAND has no words"),
+        ({"REBOOT_COMMAND": " "}, "REBOOT_COMMAND is empty"),
         ({"MAX_CONCURRENT_REBOOTS": "0"}, "--max-concurrent-reboots"),
         ({"REBOOT_MIN_UPTIME": "soon"}, "--reboot-min-uptime"),
         ({"DRIVER_PROFILE": "rebellions"}, "profile rebellions never asks for a reboot"),

@@ -95,7 +95,7 @@ def test_it_says_over_http_how_it_is(processes: Processes) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "no profile is named"),
+        ([], "no profile is set"),
         (["--profile", "none"], "there is no profile 'none'"),
         (["--profile", "nvidia", "--namespace", "No Such"], "'No Such' is not the name of a namespace"),
         (["--profile", "nvidia", "--namespace", "n", "--kubeconfig", "/absent"], "cannot connect to the cluster"),

@@ -79,7 +79,7 @@ def test_a_cluster_without_the_definition_is_told_so(desk: Laptop, monkeypatch: 
     monkeypatch.setattr("driver_manager.adapters.kube.fleet_paths._COLLECTIONS", _without_rollouts())
     code, _, err = desk.says("status")
     assert code == ExitCode.USAGE
-    assert "the API server knows no driverrollouts.driver-manager.rebellions.ai" in err
+    assert "the API server does not serve driverrollouts.driver-manager.rebellions.ai" in err
 
 
 def _without_rollouts() -> dict[FactKind, tuple[str, str, str]]:

@@ -50,7 +50,7 @@ def test_a_paused_rollout_starts_nothing_until_it_is_resumed(place: Open) -> Non
     desk = place()
     code, out, _ = desk.says("pause")
     assert code == ExitCode.DONE
-    assert out.startswith("rollout rbln-system/driver: paused; no other node starts")
+    assert out.startswith("rollout rbln-system/driver: paused; no more nodes start")
     desk.scene.set_driver("driver:2")
     desk.controller.idle_for(300)
     assert set(desk.scene.serving().values()) == {"r1"}

@@ -69,4 +69,4 @@ def test_in_the_shell_the_commands_find_the_node_as_the_story_left_it() -> None:
 def test_the_shell_goes_with_one_scenario_of_one_node(words: list[str]) -> None:
     done = piped("--shell", *words)
     assert done.returncode == ExitCode.USAGE
-    assert "--shell goes with one scenario of one node" in done.stderr
+    assert "--shell needs one scenario of one node" in done.stderr

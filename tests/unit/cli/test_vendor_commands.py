@@ -67,4 +67,4 @@ def test_a_switch_that_changes_nothing_here_is_named_where_it_is_on(
     log = LogForm(as_json=False).reporter(lambda: 0.0)
     for profile in profiles.builtin().values():
         vendor_commands.warn_of_unheeded(profile, log)
-    assert capsys.readouterr().err.count("GPU_DIRECT_RDMA_ENABLED is set and changes nothing here") == int(warns)
+    assert capsys.readouterr().err.count("GPU_DIRECT_RDMA_ENABLED is set but has no effect here") == int(warns)

@@ -76,7 +76,7 @@ def test_a_stuck_unbind_is_named_and_nothing_is_written(bare: Site, capfd: pytes
     bare.bus.hold_group("10", 4711, "web")
     before = bare.untouched()
     assert run(["reconcile-vfio-state"]) == ExitCode.DRIVER_BUSY
-    assert f"{ONE} has no driver and is in use" in capfd.readouterr().err
+    assert f"the unbind of {ONE} is stuck, because it is in use" in capfd.readouterr().err
     assert bare.drivers == ("", "")
     assert bare.bus.read(TWO, "driver_override") == ""
     assert bare.untouched() == before

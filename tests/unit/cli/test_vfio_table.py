@@ -111,7 +111,7 @@ def test_what_vfio_has_by_its_ids_stays_there_on_the_way_back(bare: Site) -> Non
         (
             "10",
             ExitCode.DONE,
-            {"ok": True, "what": "2 device(s) can go to vfio"},
+            {"ok": True, "what": "2 device(s) can be bound to vfio"},
         ),
         ("", ExitCode.PREFLIGHT_FAILED, {"ok": False, "what": f"{ONE} has no IOMMU group"}),
     ],

@@ -156,8 +156,8 @@ def test_a_marker_is_enough_where_somebody_else_reboots() -> None:
     ("table", "said"),
     [
         ('mode_key = "mode"\nmode_value = "vm"', "passthrough.mode_key is 'mode', expected a key"),
-        ('mode_key = "example.com/mode"', "passthrough.mode_value is '', expected a value where mode_key is given"),
-        ('mode_value = "vm"', "passthrough.mode_value is 'vm', expected a value where mode_key is given"),
+        ('mode_key = "example.com/mode"', "passthrough.mode_value is '', expected a value if mode_key is set"),
+        ('mode_value = "vm"', "passthrough.mode_value is 'vm', expected a value if mode_key is set"),
         ('resources = ["example.com/*"]', "passthrough.resources is 'example.com/*', expected a pattern"),
         ('auxiliary = ["audio"]', "passthrough.auxiliary is 'audio', expected four lower-case"),
         ("[paths.passthrough]", "unknown key"),

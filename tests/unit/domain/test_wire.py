@@ -161,7 +161,7 @@ def opened(**body: Any) -> Fields:
         (lambda found: found.texts("a"), ["x", 1], "a is not a list of texts"),
         (lambda found: found.texts("a", ()), None, "a is not a list of texts"),
         (lambda found: found.flags("a"), [1], "a is not a list of true and false"),
-        (lambda found: found.texts_by_name("a"), {"x": 1}, "a holds something else than texts"),
+        (lambda found: found.texts_by_name("a"), {"x": 1}, "a holds something other than texts"),
         (lambda found: found.fields("a"), [], "a is a list, expected an object"),
         (lambda found: found.each("a"), [1], "a is not a list of objects"),
         (

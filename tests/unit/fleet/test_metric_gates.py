@@ -75,7 +75,7 @@ ANSWERS: dict[str, tuple[int, Any, float | None, str]] = {
     "refused-with-control": (400, {"status": "error", "error": "a\x1b[2Jb"}, None, r"(HTTP 400): a\x1b[2Jb"),
     "refused-at-length": (422, {"status": "error", "error": "x" * 5000}, None, "(HTTP 422): xxx"),
     "a-good-body-of-an-error": (503, vector("1"), None, "(HTTP 503)"),
-    "redirect": (302, vector("1"), None, "the server redirects (HTTP 302), which is not followed"),
+    "redirect": (302, vector("1"), None, "the server redirects (HTTP 302), and redirects are not followed"),
 }
 
 
@@ -109,7 +109,7 @@ def said(value: float | None, asked_s: float = FRESH_S, gate: MetricGate = ALL, 
 
 WAITS: dict[str, tuple[Answers | None, str]] = {
     "not-answered": ({}, "waits for metric errors: no answer yet"),
-    "nobody-asks": (None, "waits for metric errors: the controller asks for it"),
+    "nobody-asks": (None, "waits for metric errors: only the controller queries it"),
     "unknown": (said(None, problem="the query returns nothing"), "waits for metric errors: the query returns nothing"),
     "too-much": (said(2.5), "waits for metric errors: it is 2.5, and must be at most 2"),
     "asked-too-early": (said(0.0, NOW_S - 31.0), "no answer yet"),
@@ -157,7 +157,7 @@ def test_it_is_asked_only_after_the_delay_and_the_answer_of_another_node_is_no_s
     assert marks(early) == {}
     decided = advance(early, NOW_S)
     assert (decided.questions, decided.again_s) == (frozenset(), NOW_S + 20.0)
-    assert "it is asked for 30 s after the driver is ready" in views(early)["a"].reason
+    assert "it is queried 30 s after the driver is ready" in views(early)["a"].reason
 
 
 def test_each_node_has_its_own_query_and_is_asked_for_only_while_nothing_else_is_missing() -> None:

@@ -66,7 +66,7 @@ def test_a_soak_time_and_then_the_approval_are_told_once_each() -> None:
     waiting = later(facts, soaking, 400.0)
     ((reason, message),) = told(waiting)
     assert reason == "RolloutApprovalRequired"
-    assert "waits for the approval that has to follow wave 1 (canary)" in message
+    assert "waits for the approval of the wave after wave 1 (canary)" in message
     assert told(later(facts, waiting, 401.0)) == []
     approved = replace(facts, wishes=Wishes(approved_for=NEW, approved=2))
     assert told(later(approved, waiting, 402.0)) == []

@@ -64,7 +64,7 @@ HOLDS = {
         of(WAITING, [pod("a"), pod("b", OTHER, made_s=NOW_S - UNSEEN_S + 1.0)]),
         Phase.PROGRESSING,
         "RevisionNotSeen",
-        "waits for revision other, which the driver pod of b has",
+        "waits until the ControllerRevision other of the driver pod on b is visible",
     ),
     "undoing": Case(
         of(memory=Memory(target=NEW, undo_from=NEW, undo_to="old")), Phase.HALTED, "Undoing", "from revision new to old"

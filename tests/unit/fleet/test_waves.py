@@ -248,7 +248,7 @@ def test_a_unit_that_goes_together_is_in_the_wave_of_its_first_node() -> None:
 
 EMPTY = {
     "matches-nobody": ((Wave("typo", matching("pool=canray")), REST), "pool=canray"),
-    "amount-of-nothing": ((Wave("none", amount=Amount(0)), REST), "amount 0"),
+    "amount-of-nothing": ((Wave("none", amount=Amount(0)), REST), "takes 0 nodes"),
     "none-at-all": ((), "no wave"),
 }
 

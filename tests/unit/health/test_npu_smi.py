@@ -156,7 +156,7 @@ def test_a_row_of_the_process_table_is_no_chip() -> None:
         (183, "call failed. ret is -8009\n", Health.UNHEALTHY, "-8009: call failed"),
         (1, "", Health.UNHEALTHY, "exit status 1"),
         (-11, "", Health.UNHEALTHY, "exit status -11"),
-        (-9, "", Health.UNKNOWN, "ended from outside"),
+        (-9, "", Health.UNKNOWN, "killed from outside"),
         (127, "", Health.UNKNOWN, "no output"),
         (126, "", Health.UNKNOWN, "no output"),
         (0, "", Health.UNKNOWN, "unexpected output"),

@@ -87,7 +87,7 @@ BOTH = ("0000:c1:00.0", "0000:c2:00.0")
         (9, "", Health.UNHEALTHY, "exit status 9: last line"),
         (15, "", Health.UNHEALTHY, "exit status 15"),
         (255, "", Health.UNHEALTHY, "exit status 255"),
-        (-15, "", Health.UNKNOWN, "ended from outside"),
+        (-15, "", Health.UNKNOWN, "killed from outside"),
     ],
 )
 def test_nvidia_smi_is_read_gpu_by_gpu(status: int, out: str, health: Health, said: str) -> None:

@@ -142,7 +142,7 @@ def test_a_pod_that_terminates_already_gets_the_grace_it_was_given() -> None:
 def test_slow_answers_do_not_overrun_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(**{f"pod-{number}": Tenant(blocked_until=NEVER) for number in range(30)})
     monkeypatch.setattr(case.cluster, "evict", slowly(case))
-    with pytest.raises(PodsRemain, match="not asked in time"):
+    with pytest.raises(PodsRemain, match="not attempted in time"):
         case.clear(timeout_s=5.0)
     assert case.clock.now <= 1_007.0
 

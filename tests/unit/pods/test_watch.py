@@ -181,13 +181,13 @@ def test_an_expired_watch_lists_again() -> None:
 
 def test_a_broken_watch_goes_on_from_the_last_version_seen() -> None:
     scene = Scene(pod("a", PLUGIN), pod("b", PLUGIN))
-    broken = WatchBroken("the watch broke off", "")
+    broken = WatchBroken("the watch was interrupted", "")
     scene.killer.at("watch", lambda: _raise(broken), after=True)
     scene.gone_after(0.5, "a")
     scene.gone_after(6.0, "b")
     scene.wait()
     assert scene.killer.calls == ["pods", "watch", "watch"]
-    assert scene.reporter.warnings == ["the watch broke off; watching again"]
+    assert scene.reporter.warnings == ["the watch was interrupted; watching again"]
     assert scene.clock.slept == [1.0]
     assert scene.clock.now == 1006.0
 

@@ -189,7 +189,7 @@ def test_claims_are_looked_for_where_one_could_be_ours(
 def test_a_pod_that_has_the_device_without_asking_is_found_and_told_so(how: str) -> None:
     pod = workload("p", resources=())
     one = judged(pod, holders=(holds(pod, how), Holder(9, "x", "/dev/rbln1", "open", pod_uid=pod.uid)))
-    assert one.uses == f"has /dev/rbln0 {how} without asking for it"
+    assert one.uses == f"has /dev/rbln0 {how} without requesting it"
     assert not one.has_asked
 
 
@@ -268,10 +268,10 @@ def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> No
 @pytest.mark.parametrize(
     ("fields", "rules", "fate", "why", "remedy"),
     [
-        ({}, {}, PodAction.BLOCK, "not evicted without being asked", EVICT_HOLDERS),
+        ({}, {}, PodAction.BLOCK, "evicted only with EVICT_HOLDERS", EVICT_HOLDERS),
         ({}, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
         ({}, {"evicts_holders": True, "is_enabled": False}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        (BARE, {}, PodAction.BLOCK, "not evicted without being asked", EVICT_HOLDERS),
+        (BARE, {}, PodAction.BLOCK, "evicted only with EVICT_HOLDERS", EVICT_HOLDERS),
         (BARE, {"evicts_holders": True}, PodAction.BLOCK, "no controller recreates it elsewhere", FORCE_IT),
         (DAEMON, {}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
         (DAEMON, ALL, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
@@ -283,14 +283,20 @@ def test_a_label_of_another_prefix_that_leaves_last_makes_an_operand_too() -> No
             {**DAEMON, **CLIENT},
             {},
             PodAction.BLOCK,
-            "a client of the driver, not restarted without being asked",
+            "a client of the driver, restarted only with RESTART_CLIENTS",
             RESTART_IT,
         ),
         (CLIENT, {"restarts_clients": True}, PodAction.RESTART, "a client of the driver", ""),
         ({**DAEMON, **CLIENT}, {"restarts_clients": True}, PodAction.RESTART, "a client of the driver", ""),
         ({**CLIENT, "deleting": True}, {"restarts_clients": True}, PodAction.WAIT, "it is terminating already", ""),
         (CLIENT, {"evicts_holders": True}, PodAction.EVICT, "its ReplicaSet recreates it", ""),
-        ({**BARE, **CLIENT}, {"restarts_clients": True}, PodAction.BLOCK, "not evicted without", EVICT_HOLDERS),
+        (
+            {**BARE, **CLIENT},
+            {"restarts_clients": True},
+            PodAction.BLOCK,
+            "evicted only with EVICT_HOLDERS",
+            EVICT_HOLDERS,
+        ),
         (DAEMON, {"restarts_clients": True}, PodAction.BLOCK, "its DaemonSet would recreate it at once", USE_LABEL),
     ],
 )

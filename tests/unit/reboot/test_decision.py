@@ -139,7 +139,7 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
         "another reason",
         under_way(snapshot=replace(LOOK, marker=replace(MARKER, reason="recovery"))),
         RebootAct.RELEASE,
-        "for recovery, not for upgrade",
+        "recovery, not upgrade",
     ),
     (
         "told",

@@ -64,8 +64,8 @@ def test_the_night_in_which_the_clocks_go_back_has_the_hour_twice_and_the_other_
     [
         ("02:00", "is not a maintenance window"),
         ("2:00-3:00", "is not a maintenance window"),
-        ("02:00-02:00", "that is no window"),
-        ("24:00-01:00", "that is no window"),
+        ("02:00-02:00", "that is not a window"),
+        ("24:00-01:00", "that is not a window"),
         ("02:00-25:00", "not a time of the day"),
         ("02:60-03:00", "not a time of the day"),
         ("Someday 02:00-03:00", "'Someday' is not a day"),

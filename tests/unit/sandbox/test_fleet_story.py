@@ -163,7 +163,7 @@ SPOILED: dict[str, tuple[str, Callable[[FleetCourse], FleetCourse]]] = {
         "after the undo",
         lambda course: replace(course, undone=row(course.undone, OTHER, pod="Terminating")),
     ),
-    "a node is restarted for nothing": ("for the way back", more_pods(OTHER, STORY.old.version, 1)),
+    "a node is restarted for nothing": ("for the undo", more_pods(OTHER, STORY.old.version, 1)),
     "a node is restarted twice": ("restarts for", more_pods(OTHER, STORY.good.version, 1)),
     "a node keeps the old driver": (
         "in the end the nodes serve",

@@ -1,4 +1,4 @@
-"""What `status` says needs a hand: the gravest first, each with what to do, and nothing that goes by itself."""
+"""What `status` says needs a hand: the most serious first, each with what to do, and nothing that goes by itself."""
 
 from __future__ import annotations
 

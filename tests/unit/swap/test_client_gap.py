@@ -123,7 +123,7 @@ def test_the_plan_names_the_clients_and_needs_the_right_to_evict() -> None:
     assert step.pods == (NAME,)
     assert step.describe().startswith(f"evict client(s) {NAME}, and unload ")
     assert ("create", "pods/eviction") in step.rights()
-    assert f"{NAME} has /dev/rbln0 open without asking for it: restart, a client of the driver" in decided.to_text()
+    assert f"{NAME} has /dev/rbln0 open without requesting it: restart, a client of the driver" in decided.to_text()
 
 
 def block(world: World) -> None:

@@ -118,7 +118,7 @@ def test_a_lone_holder_is_told_and_tolerated_for_the_device_may_become_free() ->
     found = cleared(pod, **holder_of(pod))
     assert (found.first, found.steps) == ((), ())
     (warning,) = found.warnings
-    assert warning == "tenant/h has /dev/rbln0 open without asking for it: not evicted without being asked"
+    assert warning == "tenant/h has /dev/rbln0 open without requesting it: evicted only with EVICT_HOLDERS"
 
 
 @pytest.mark.parametrize("other", [{"deleting": True}, {"phase": "Failed"}])
@@ -130,7 +130,7 @@ def test_a_holder_is_tolerated_where_nobody_is_evicted_for_it(other: dict[str, A
 def test_a_holder_beside_pods_that_would_be_evicted_for_nothing_is_a_blocker() -> None:
     pod = workload("h", resources=())
     error = refused(pod, workload("a"), **holder_of(pod))
-    assert "tenant/h (has /dev/rbln0 open without asking for it)" in error.what
+    assert "tenant/h (has /dev/rbln0 open without requesting it)" in error.what
     assert "tenant/a" not in error.what
     assert "EVICT_HOLDERS" in error.remedy
 
@@ -278,7 +278,7 @@ def test_an_operator_is_asked_to_move_who_uses_the_driver_and_nobody_is_evicted(
     assert again == PlanAgain(OPERATOR)
     assert found.steps == ()
     assert fates(found) == {"a": "wait", "b": "wait"}, "the plan must not tell of evictions that are not ours"
-    assert "no eviction of ours" in found.warnings[0]
+    assert "neither cordons nor evicts" in found.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_safe_load_is_asked_for_in_our_pods_name_once_in_a_run() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "profile", "lack"),
-    [({"own_pod": None}, PROFILE, "by hand there is none"), ({}, ASCEND, "profile ascend has no key for it")],
+    [({"own_pod": None}, PROFILE, "a run by hand has none"), ({}, ASCEND, "profile ascend has no key for it")],
 )
 def test_a_safe_load_that_nobody_could_grant_is_a_mistake(fields: dict[str, Any], profile: Any, lack: str) -> None:
     with pytest.raises(ConfigError, match=lack) as caught:

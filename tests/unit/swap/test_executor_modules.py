@@ -75,8 +75,11 @@ CHANGED = "module parameters differ from those of the driver before: "
     [
         (BEFORE, ""),
         ({**BEFORE, "rebellions.new": "5"}, ""),
-        ({**BEFORE, "rebellions.depth": "64"}, f"{CHANGED}rebellions.depth was 9, is 64."),
-        ({"rebellions.depth": "9", "rebellions.trace": "Y"}, f"{CHANGED}rebellions_core.old was 1, is no longer set."),
+        ({**BEFORE, "rebellions.depth": "64"}, f"{CHANGED}rebellions.depth was 9 and is 64."),
+        (
+            {"rebellions.depth": "9", "rebellions.trace": "Y"},
+            f"{CHANGED}rebellions_core.old was 1 and is no longer set.",
+        ),
         ({}, ""),
     ],
 )

@@ -360,7 +360,7 @@ def test_on_a_node_whose_upgrades_an_operator_manages_we_never_cordon() -> None:
     managed = node(annotations={PROFILE.keys.upgrade_enabled: "true"})
     found = plan(Situation.of(observation(node=managed), PROFILE, CONTAINER))
     assert one(found, TakeNode).change.unschedulable is None
-    assert "no cordon" in found.warnings[0]
+    assert "neither cordons" in found.warnings[0]
     unmanaged = node(annotations={PROFILE.keys.upgrade_enabled: "false"})
     assert (
         one(plan(Situation.of(observation(node=unmanaged), PROFILE, CONTAINER)), TakeNode).change.unschedulable is True

@@ -328,7 +328,7 @@ def test_a_cordon_of_an_earlier_run_ends_when_kmm_is_asked() -> None:
     assert world.host.loaded["rebellions"] == "2.0"
 
 
-def test_a_cordon_that_an_administrator_has_set_anew_is_kept() -> None:
+def test_a_cordon_that_an_administrator_has_set_again_is_kept() -> None:
     world, kmm = kmm_world()
     kmm.tolerates = True
     policy, world.policy = world.policy, Policy(loader=Loader.MANAGER)

@@ -95,7 +95,7 @@ def test_there_and_back_again() -> None:
     world.next_process()
     again = world.run()
     assert again is not None
-    assert again.what.startswith("done: virtual functions were made again")
+    assert again.what.startswith("done: virtual functions were created again")
     assert [one.virtual_count for one in world.state().devices] == [1, 0, 0, 0]
     assert RECORD not in world.host.files
     assert world.state().annotations == {}

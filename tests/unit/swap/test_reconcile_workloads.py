@@ -384,7 +384,7 @@ def test_a_pod_that_holds_the_device_unasked_keeps_others_from_being_evicted_for
     world.host.known_holders = (Holder(7, "spy", "/dev/rbln0", "open", pod_uid="spy"),)
     outcome = run(world)
     assert outcome.exit_code is ExitCode.PODS_REMAIN
-    assert "tenant/spy (has /dev/rbln0 open without asking for it)" in outcome.what
+    assert "tenant/spy (has /dev/rbln0 open without requesting it)" in outcome.what
     assert "--evict-holders" in outcome.remedy
     assert only_showed_its_end(world)
 

@@ -437,7 +437,7 @@ def _unavailable() -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (journal(cordoned=True), "release the node: restore 2 label(s), lift our cordon, remove the journal"),
+        (journal(cordoned=True), "release the node: restore 2 label(s), lift the run's cordon, remove the journal"),
         (journal(labels={}, services=("rbln_daemon",)), "release the node: start rbln_daemon, remove the journal"),
         (journal(labels={}), "release the node: remove the journal"),
     ],

@@ -197,7 +197,7 @@ def test_a_device_between_two_drivers_that_somebody_has_is_named_and_left_alone(
     obs = seen(BARE, function(1, driver="" if facts else "rebellions"), host=facts, group_holders=(MACHINE,))
     with pytest.raises(DriverBusy) as caught:
         planned(obs)
-    assert "0000:c0:00.0 has no driver and is in use" in caught.value.what
+    assert "the unbind of 0000:c0:00.0 is stuck, because it is in use" in caught.value.what
     assert "qemu-system-x86 (pid 4711) of VM a in pod vms/virt-launcher-a has /dev/vfio/10 open" in caught.value.what
     assert "reboot" in caught.value.remedy
     assert caught.value.blockers == ("process 4711 qemu-system-x86",)
@@ -206,8 +206,8 @@ def test_a_device_between_two_drivers_that_somebody_has_is_named_and_left_alone(
 @pytest.mark.parametrize(
     ("driver", "said"),
     [
-        ("", "0000:c0:00.0 has no driver and is in use, its unbind is stuck: by whom is not known"),
-        ("rebellions", "the kernel does not finish to change the driver of 0000:c0:00.0, which is rebellions"),
+        ("", "the unbind of 0000:c0:00.0 is stuck, because it is in use: unknown by whom"),
+        ("rebellions", "the kernel has not finished changing the driver of 0000:c0:00.0, which is now rebellions"),
     ],
 )
 def test_a_device_that_the_kernel_does_not_answer_for_is_left_alone(driver: str, said: str) -> None:

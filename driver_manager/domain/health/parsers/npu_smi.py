@@ -99,7 +99,7 @@ def _failure(status: int, out: str, last_line: str) -> ProbeResult | None:
     if status == 0:
         return unhealthy("npu-smi sees no device") if _NO_CARD in out else None
     if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"npu-smi was ended from outside: {last_line}")
+        return unknown(f"npu-smi was killed from outside: {last_line}")
     named = _SAID_CODE.findall(out)
     code = int(named[-1]) if named else _STATUSES.get(status)
     if code is None:

@@ -24,7 +24,7 @@ _HARMLESS = {"n/a", "not supported", "insufficient permissions"}
 def query(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
     """The query's output. A GPU is bad where a field holds a remark such as `[GPU requires reset]` or `ERR!`."""
     if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"nvidia-smi was ended from outside: {last_line}")
+        return unknown(f"nvidia-smi was killed from outside: {last_line}")
     if status in SAYS_NOTHING:
         return unknown(f"nvidia-smi failed with exit status {status}: {last_line}")
     if status:

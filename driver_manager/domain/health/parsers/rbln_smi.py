@@ -13,7 +13,7 @@ from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResul
 def devices(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
     """`rbln-smi -j`."""
     if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"rbln-smi was ended from outside: {last_line}")
+        return unknown(f"rbln-smi was killed from outside: {last_line}")
     if status:
         return unhealthy(last_line)
     try:

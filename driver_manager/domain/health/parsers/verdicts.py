@@ -34,7 +34,7 @@ def unhealthy(reason: str) -> ProbeResult:
 def failure(tool: str, status: int, last_line: str) -> ProbeResult | None:
     """The sample of a tool that failed, of which nothing but 0 is known to mean success; None where it did not."""
     if status in ENDED_FROM_OUTSIDE:
-        return unknown(f"{tool} was ended from outside: {last_line}")
+        return unknown(f"{tool} was killed from outside: {last_line}")
     return unhealthy(f"{tool} failed with exit status {status}: {last_line}") if status else None
 
 

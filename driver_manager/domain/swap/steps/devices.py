@@ -89,7 +89,7 @@ class ReturnDevices(DeviceStep):
 
     def describe(self) -> str:
         if not self.functions:
-            return f"remove {self.path}: its devices came back"
+            return f"remove {self.path}: all its devices are restored"
         then = ", and probe their own driver" if self.probes else ""
         return f"take {_named(self.functions)} back from vfio{then}"
 
@@ -103,7 +103,7 @@ class MakeVirtualFunctions(DeviceStep):
 
     def describe(self) -> str:
         count = sum(one.virtual_count for one in self.bindings)
-        return f"make {count} virtual function(s) of {several(one.address for one in self.bindings)} again"
+        return f"create {count} virtual function(s) of {several(one.address for one in self.bindings)} again"
 
 
 AnyDeviceStep = (

@@ -68,7 +68,7 @@ class GiveBack(NodeStep):
 
     def describe(self) -> str:
         parts = [f"restore {len(self.journal.paused)} label(s)"] if self.journal.paused else []
-        parts += ["lift our cordon"] if self.journal.cordoned else []
+        parts += ["lift the run's cordon"] if self.journal.cordoned else []
         parts += [f"start {', '.join(self.journal.services)}"] if self.journal.services else []
         return f"release the node: {', '.join([*parts, 'remove the journal'])}"
 

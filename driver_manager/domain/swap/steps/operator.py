@@ -20,7 +20,7 @@ class WaitForSafeLoad(OperatorStep):
     timeout_s: float
 
     def describe(self) -> str:
-        return f"wait up to {self.timeout_s:g} s until the operator removes {self.key}: then it is safe to load"
+        return f"wait up to {self.timeout_s:g} s until the operator removes {self.key}, as it does when loading is safe"
 
     def rights(self) -> tuple[Right, ...]:
         return (PATCH_NODES, WATCH_NODES)
