@@ -332,9 +332,11 @@ def test_a_cordon_that_an_administrator_has_set_again_is_kept() -> None:
     world, kmm = kmm_world()
     kmm.tolerates = True
     policy, world.policy = world.policy, Policy(loader=Loader.MANAGER)
+    world.driver_root, world.host.offers = "/opt/new", {"/opt/new": "2.0"}
     world.cluster.operator = None
     world.killer.kill_at(0, after=True)
     assert world.run() is None
+    assert world.state().unschedulable
     world.cluster.edit(cordon=False)
     world.cluster.edit(cordon=True)
     world.policy, world.cluster.operator = policy, lambda _: kmm.react()
@@ -521,7 +523,8 @@ def test_what_a_killed_run_has_asked_for_is_verified_by_the_next() -> None:
     world.killer.kill_at(asking, after=True)
     assert world.run() is None
     assert ASKED in world.cluster.patches[-1].labels
-    world.cluster.edit({READY: "2.0"})
+    kmm.settle(60.0)
+    assert MODULE.is_ready(world.state().labels)
     world.next_process()
     outcome = run(world)
     assert outcome.exit_code is ExitCode.MODULE_FAILED
