@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -36,8 +37,11 @@ class ApiError(Exception):
         self.body = body
 
 
-PATIENCE_S = 300.0
-"""How long a busy machine may take to bring about what is sure to come; nothing is slower for it on an idle one."""
+PATIENCE_S = float(os.environ.get("TEST_PATIENCE_S", "300"))
+"""How long a busy machine may take to bring about what is sure to come; nothing is slower for it on an idle one.
+
+Where a mutant is on trial what is waited for is sure not to come: there it is less.
+"""
 
 
 def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:

@@ -27,6 +27,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FORK_SERVER = CHECKOUT / "tests/mutants/fork_server.py"
 COPIED = (PACKAGE, "scripts", "tests", "pyproject.toml")
 CONTROL_LIMIT_S = 3_600
+PATIENCE_S = "30"
+"""For what tests wait for: on a sandbox it takes milliseconds, and who waits for it in vain has seen the mutant."""
+
 ALL_PASSED, SOME_FAILED, NO_END = 0, 1, None
 """Of pytest's exit statuses; any other says that it did not come to run the tests."""
 
@@ -146,10 +149,10 @@ class Laboratory:
 def _bench() -> Iterator[Bench]:
     """A copy of what the tests need and a process that runs pytest there in children.
 
-    Its environment has one option more: no file is written for the cache, where two mutants of one second could be
-    taken for each other.
+    No file is written for the cache, where two mutants of one second could be taken for each other. Tests wait for
+    what does not come as long as without a mutant nothing takes.
     """
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TEST_PATIENCE_S": PATIENCE_S, "CI": "true"}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for name in COPIED:
             source = CHECKOUT / name
