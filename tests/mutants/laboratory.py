@@ -149,8 +149,7 @@ class Laboratory:
 def _bench() -> Iterator[Bench]:
     """A copy of what the tests need and a process that runs pytest there in children.
 
-    No file is written for the cache, where two mutants of one second could be taken for each other. Tests wait for
-    what does not come as long as without a mutant nothing takes.
+    No file is written for the cache, where two mutants of one second could be taken for each other.
     """
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TEST_PATIENCE_S": PATIENCE_S, "CI": "true"}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
