@@ -40,7 +40,7 @@ def plan_kmm(now: Situation, module: KmmModule) -> Plan:
     if not why:
         return _keep(now, module)
     if _is_first_load(now, module):
-        return _first_load(now, module, why)
+        return _first_load(now, module, why if is_loaded(now.host, now.profile) else f"no driver is loaded: {why}")
     if _is_only_asked(now, module):
         return _take_back(now, module)
     if now.profile.strategy is Strategy.REBOOT:
@@ -55,7 +55,7 @@ def plan_kmm(now: Situation, module: KmmModule) -> Plan:
             "node KMM unloads the driver at once, whoever uses it",
             f"Remove the annotation {now.profile.keys.upgrade_enabled}, or let KMM's operator change the driver.",
         )
-    if is_loaded(now.host, now.profile) and _request(now) is None and not module.ready(now.obs.node.labels):
+    if is_loaded(now.host, now.profile) and _request(now, module) is None and not module.ready(now.obs.node.labels):
         raise PreflightFailed(
             f"a driver is loaded, and KMM shows no version of {module}: it has not loaded that driver, and would not "
             "unload it",
@@ -81,23 +81,25 @@ def is_replaced(now: Situation, module: KmmModule) -> bool:
     return bool(why_change(now, module)) and not _is_first_load(now, module) and not _is_only_asked(now, module)
 
 
-def _request(now: Situation) -> KmmRequest | None:
+def _request(now: Situation, module: KmmModule) -> KmmRequest | None:
     """What a run of this boot has asked this KMM for; None where none has, or its node was given back."""
     request = now.obs.journal.kmm if now.obs.journal is not None else None
-    return request if request is not None and request.boot_id == now.host.boot_id else None
+    if request is None or request.boot_id != now.host.boot_id or request.module.asked_key != module.asked_key:
+        return None
+    return request
 
 
 def _is_first_load(now: Situation, module: KmmModule) -> bool:
     """Whether no driver is there that KMM would unload: none is loaded or to come before, or it is the wanted one."""
     if not is_loaded(now.host, now.profile):
         return not module.may_load_another(now.obs.node.labels)
-    request = _request(now)
+    request = _request(now, module)
     return request is not None and not request.load and module.is_asked(now.obs.node.labels)
 
 
 def _is_only_asked(now: Situation, module: KmmModule) -> bool:
     """Whether KMM has the wanted version loaded, and is asked for another one that it has not begun with."""
-    request = _request(now)
+    request = _request(now, module)
     is_old = request is not None and bool(request.load) and request.shown != module.version
     return is_loaded(now.host, now.profile) and module.has_not_begun(now.obs.node.labels) and not is_old
 
@@ -143,12 +145,13 @@ def _take_back(now: Situation, module: KmmModule) -> Plan:
 
 
 def _first_load(now: Situation, module: KmmModule, why: str) -> Plan:
-    """Nothing can hold the device, so nobody is paused or evicted."""
+    """Nothing can hold a device that no driver serves, or KMM has just loaded the wanted one: nobody has to leave."""
     check(now)
     taken = taking(now, frozenset(), cordon=False)
-    steps = (*wait_for_machines(now), *taken, *_change(now, module, is_first=True), *releasing(now, taken))
+    change = _change(now, module, is_first=not is_loaded(now.host, now.profile))
+    steps = (*wait_for_machines(now), *taken, *change, *releasing(now, taken))
     users = _staying(now, "no driver is loaded, so nothing is unloaded")
-    return Plan(Decision.NOT_LOADED, f"no driver is loaded: {why}", steps, _warnings(now, module), users)
+    return Plan(Decision.NOT_LOADED, why, steps, _warnings(now, module), users)
 
 
 def _replace(now: Situation, module: KmmModule, why: str) -> Plan:
@@ -171,7 +174,9 @@ def _change(now: Situation, module: KmmModule, *, is_first: bool = False) -> tup
     That goes once KMM is asked: the journal shows then whose driver is to come.
     """
     node, journal = now.obs.node, now.obs.journal
-    asks = not module.is_asked(node.labels) or _request(now) is None or has_own_cordon(node, journal, now.profile)
+    asks = (
+        not module.is_asked(node.labels) or _request(now, module) is None or has_own_cordon(node, journal, now.profile)
+    )
     return (
         *return_devices(now),
         *((AskKmm(module, is_first),) if asks else ()),
