@@ -28,7 +28,7 @@ CLEAR_MUTANTS = (
     ),
     Mutant(
         "held-without-limit",
-        "a cleared node whose driver pod is not deleted is released",
+        "a cleared node whose driver pod is not deleted is released at the deadline",
         "core/swap/pod_removal.py",
         "            if self._are_leaving(uids):\n                return\n",
         "            if not self._are_leaving(frozenset()) or uids:\n                return\n",
@@ -68,7 +68,7 @@ CLEAR_MUTANTS = (
     ),
     Mutant(
         "mark-of-a-dead-run",
-        "the mark of a run that has died since then is ignored",
+        "the cleared mark of a run that has died since then is ignored",
         CLEARING,
         "(_is_alive(pod) and member.node.cleared_by == pod.uid)",
         "(member.node.cleared_by == pod.uid)",
@@ -100,7 +100,7 @@ CLEAR_MUTANTS = (
     ),
     Mutant(
         "clearing-through-a-pause",
-        "while the rollout is paused, a pod that has not taken its node yet holds no node",
+        "a node that its clearing pod has not taken yet is released while the rollout is paused",
         CLEARING,
         "    held = Untouched(record, driver, is_at_work=True) if is_free else None\n",
         "    held = None\n",

@@ -18,7 +18,7 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "client-hunted",
-        "the clients of a driver are determined once",
+        "the clients of a driver are determined once: a pod that replaces one is not restarted",
         "domain/pods/client_record.py",
         "            if pod.uid in self.unknown or not any(selector.matches(pod.labels) for selector in decided)\n",
         "",

@@ -50,7 +50,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "reboot-wish-never-ends",
-        "after a reboot request was withdrawn, the reboot may be requested once more",
+        "a reboot for a driver can be requested again after its request was withdrawn",
         "domain/swap/reboot_rows.py",
         "(*clear, *_forget_wish(now), *back))",
         "(*clear, *back))",
@@ -58,7 +58,7 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "load-at-boot-without-a-journal",
-        "two runs never load, at the same time, a driver that only a reboot changes",
+        "two runs never load a driver at the same time, even one that only a reboot changes",
         "domain/swap/reboot_rows.py",
         "    if not any(isinstance(step, LoadModules) for step in work):",
         "    if True:",
@@ -76,8 +76,8 @@ DRIVER_MUTANTS: tuple[Mutant, ...] = (
         (LOAD_AT_BOOT + "test_killed_at_any_effect_the_next_run_ends_like_an_undisturbed_one",),
     ),
     Mutant(
-        "node-taken-during-a-reboot",
-        "a node that waits for its reboot is not taken",
+        "node-left-taken-for-a-reboot",
+        "a node that an earlier run left taken is released before a run waits for its reboot",
         "domain/swap/reboot_rows.py",
         "(request, *back, hold)",
         "(request, hold)",

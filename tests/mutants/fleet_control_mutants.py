@@ -23,7 +23,7 @@ FLEET_CONTROL_MUTANTS = (
     ),
     Mutant(
         "lead-kept-at-the-end",
-        "SIGTERM releases the Lease at once",
+        "a controller that gets SIGTERM releases the Lease at once",
         "core/fleet/controller.py",
         "                self._ports.leadership.release()\n",
         "                pass\n",

@@ -19,7 +19,7 @@ FLEET_METRICS_MUTANTS = (
     ),
     Mutant(
         "operated-node-counted-twice",
-        "a node whose upgrades an operator manages is not counted in the operator's metrics",
+        "a node whose upgrades an operator manages is not counted under the operators' names",
         "domain/fleet/figures.py",
         "        if node.name not in operated:\n            words",
         "        if True:\n            words",

@@ -28,15 +28,15 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-takes-count",
-        "nodes that start in one decision count for those after them",
+        "nodes that start in one decision count towards maxParallel for the nodes after them",
         PATH + "budget.py",
         "        self._under_way += len(crew)\n",
         "",
         (STARTS + "test_no_more_than_max_parallel_begin_by_name",),
     ),
     Mutant(
-        "fleet-ended-is-free",
-        "a node holds its place until its end is noted",
+        "fleet-under-way-is-available",
+        "a node that is under way counts towards maxUnavailable, even if its driver pod is ready",
         PATH + "verdict.py",
         "verdict.place is Place.UNDER_WAY or self.member.is_away",
         "self.member.is_away",
@@ -99,8 +99,8 @@ _MUTANTS = (
         (STARTS + "test_a_unit_goes_together_or_not_at_all",),
     ),
     Mutant(
-        "fleet-restart-before-the-mark",
-        "a pod is deleted only after its Node is marked",
+        "fleet-later-pod-deleted",
+        "only the driver pod that the Node's record names is deleted, never a later one",
         PATH + "census.py",
         "        return pod is not None and record is not None and pod.uid == record.pod and not pod.is_deleting",
         "        return pod is not None and record is not None and not pod.is_deleting",
@@ -386,7 +386,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-wave-early",
-        "a wave starts after the end of the wave before",
+        "a wave starts only after the end of the wave before",
         PATH + "turns.py",
         "    if any(view.counts[place] for place in GOING):\n        return Gate",
         "    if view.counts[Place.UNDER_WAY] < 0:\n        return Gate",
@@ -394,7 +394,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-no-soak",
-        "the next wave starts after the soak time",
+        "the next wave starts only after the soak time",
         PATH + "turns.py",
         "wave.soak_s and terms.now_s < soaked_s:",
         "wave.soak_s and terms.now_s < view.ended_s:",
@@ -434,7 +434,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-wave-of-another-target",
-        "an upgrade to an earlier target does not end a wave of the new one",
+        "an upgrade that began for an earlier target and ends at the new one counts in no wave of it",
         PATH + "verdict.py",
         "revision, wave = terms.target, 0",
         "revision = terms.target",
@@ -460,7 +460,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-undo-over-others",
-        "a template that somebody changed since then is not replaced",
+        "a template that somebody changed after the undo was decided is not replaced",
         PATH + "undo.py",
         "    if terms.target != memory.undo_from or not is_there:",
         "    if terms.target == memory.undo_to or not is_there:",
@@ -468,7 +468,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-good-is-any",
-        "the good revision is one that all nodes ran",
+        "a revision counts as good only once the rollout to it is complete",
         PATH + "history.py",
         "    if phase is Phase.COMPLETE and view.by_place[Place.DONE]:\n",
         "    if view.by_place[Place.DONE]:\n",
@@ -498,7 +498,7 @@ _MUTANTS = (
     ),
     Mutant(
         "fleet-guesses",
-        "nothing is estimated after a missing approval",
+        "no time is estimated for what follows a missing approval",
         PATH + "forecast.py",
         "                return None\n            end_s = self._ends",
         "                continue\n            end_s = self._ends",

@@ -21,7 +21,7 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "preflight-ignored",
-        "with `preflight: require`, a node that would fail is not upgraded",
+        "with `preflight: require`, a node whose preflight does not pass is not upgraded",
         PATH + "places.py",
         "    _not_passed,\n    _waiting,\n",
         "    _waiting,\n",
@@ -37,7 +37,7 @@ FLEET_PODS_MUTANTS = (
     ),
     Mutant(
         "stranded-is-done",
-        "a node that a run has left taken is not done, even if its driver is ready",
+        "a failed node that a run has left taken does not count as done, even if its driver is ready",
         PATH + "judge.py",
         "    if member.node.is_taken_by_run:\n        return Shut",
         "    if member.node.is_taken_by_run and not member.pod:\n        return Shut",

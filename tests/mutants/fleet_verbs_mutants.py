@@ -21,7 +21,7 @@ FLEET_VERBS_MUTANTS = (
     ),
     Mutant(
         "approved-while-unfinished",
-        "a wave is approved while one waits for it, or ahead of time with --wave",
+        "without --wave, a wave is approved only if a wave waits for its approval",
         "domain/fleet/asking.py",
         "gate.kind is GateKind.APPROVAL and is_waiting",
         "is_waiting",
@@ -85,7 +85,7 @@ FLEET_VERBS_MUTANTS = (
     ),
     Mutant(
         "leader-without-end",
-        "an expired Lease has no leader",
+        "the holder of an expired Lease is not shown as leading",
         "cli/rollout_body.py",
         "found.renewed_s is not None and shown.now_s < over_s",
         "found.renewed_s is not None",

@@ -25,7 +25,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "name-before-pod",
-        "a holder of the device is reported before its pod's name is read",
+        "the pod and container of a process that has the device are known before its full name is read",
         "adapters/host/holders.py",
         '.partition("(")[2].rpartition(")")[0]\n',
         '.partition("(")[2].rpartition(")")[0]\n    yield from _whole_name(proc, pid)\n',
@@ -185,7 +185,7 @@ HOST_MUTANTS = (
     ),
     Mutant(
         "no-approval-needed",
-        "nothing reboots without an approval",
+        "no node is rebooted without an approval",
         "domain/reboot/decision.py",
         "    _approval,\n    _uptime,",
         "    _uptime,",

@@ -18,7 +18,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "kmm-label-trusted",
-        "KMM's label is not trusted without the kernel",
+        "KMM's label counts only once the driver is in the kernel",
         "core/swap/kmm_handoff.py",
         "            has_come = self._is_in_kernel(module, deadline)\n",
         "            has_come = module.is_ready(node.labels) or self._is_in_kernel(module, deadline)\n",
@@ -34,7 +34,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "kmm-asked-early",
-        "KMM is asked only when nobody uses the driver any more",
+        "KMM is asked only once no process has the device any more",
         "domain/swap/kmm_rows.py",
         "        *before,\n        WaitForDevice(now.policy.device_free_timeout_s),\n        *_change(now, module),\n",
         "        *before,\n        *_change(now, module),\n        WaitForDevice(now.policy.device_free_timeout_s),\n",
@@ -42,7 +42,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "modules-unloaded-beside-kmm",
-        "no module is removed by a run whose driver KMM loads, nor noted as removed",
+        "with DRIVER_LOAD=kmm a run unloads no conflicting module, and records none as unloaded",
         "domain/swap/kmm_rows.py",
         "    now = _without_conflicting(now)\n",
         "",
@@ -50,7 +50,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "cordoned-for-kmm",
-        "a node is not cordoned before KMM is done: KMM unloads there at once",
+        "no node is cordoned before KMM is done: on a cordoned node KMM unloads at once",
         "domain/swap/node_taking.py",
         "not is_managed(now) and now.policy.kmm is None\n",
         "not is_managed(now)\n",
@@ -90,7 +90,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "taken-back-with-eviction",
-        "nobody leaves where KMM has the wanted version loaded and only its request is withdrawn",
+        "no pod leaves if KMM still has the wanted version loaded: only the request is withdrawn",
         "domain/swap/kmm_rows.py",
         "    if _is_only_asked(now, module):\n",
         "    if not module.version:\n",
@@ -98,7 +98,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "taken-back-never-verified",
-        "the old driver is the wanted one once its request is taken back",
+        "if a request is withdrawn before KMM begins, the loaded driver counts as the wanted one",
         "domain/kmm.py",
         "(boot_id, load) and self.shown != wanted\n",
         "(boot_id, load) and bool(wanted)\n",
@@ -114,7 +114,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "evicted-in-circles",
-        "no pod is evicted where nothing keeps it from coming back at once",
+        "no pod is evicted if nothing keeps it from coming back at once",
         "domain/swap/kmm_rows.py",
         "    _refuse_circles(now, module, cleared)\n",
         "",
@@ -122,7 +122,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "kmm-asked-on-a-cordon",
-        "a cordon of an earlier run ends when KMM is asked",
+        "a cordon of an earlier run is lifted when KMM is asked",
         "domain/swap/node_patches.py",
         "unschedulable=False if is_lifted else None)\n",
         "unschedulable=None)\n",
@@ -146,7 +146,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "record-gone-before-kmm-is-asked",
-        "what is recorded of the old driver is not removed before KMM is asked",
+        "the record of the old driver is not removed before KMM is asked",
         "domain/swap/kmm_rows.py",
         "        *((AskKmm(module, is_first),) if asks else ()),\n        *_outdated(now),\n",
         "        *_outdated(now),\n        *((AskKmm(module, is_first),) if asks else ()),\n",
@@ -170,7 +170,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "taken-back-and-released-at-once",
-        "a request that is taken back is looked at again before the node is released",
+        "after a request is withdrawn, KMM's labels are read twice before the node is released",
         "core/swap/kmm_handoff.py",
         "                if was_seen or not self._is_load_of_before():\n",
         "                if module.version:\n",
@@ -226,7 +226,7 @@ KMM_MUTANTS = (
     ),
     Mutant(
         "evicted-beside-kmms-device-plugin",
-        "no pod is evicted while KMM's own device plugin offers devices to new ones",
+        "no pod is evicted while KMM's own device plugin offers devices to new pods",
         "domain/swap/kmm_rows.py",
         "(are_paused and not offering)",
         "are_paused",

@@ -18,7 +18,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "journal-after-the-pause",
-        "the journal is on the node before a label is paused",
+        "the patch that pauses a label also writes the journal",
         "domain/swap/node_patches.py",
         "        annotations={key: value for key, value in annotations.items() if node.annotations.get(key) != value},",
         "        annotations={key: value for key, value in annotations.items() if key != profile.keys.journal},",
@@ -34,7 +34,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "stale-refusal",
-        "a run whose preflight fails because another run took the node ends as the second of two",
+        "if another run takes or releases the node during a preflight that fails, the run reads the facts again",
         "core/swap/reconcile.py",
         "        if is_seen_half_done and _was_taken_since(obs, ports, self._profile):\n",
         "        if is_seen_half_done and not ports:\n",
@@ -126,7 +126,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "release-without-tests",
-        "a label that is edited while the release is sent stays as edited",
+        "a label that somebody edited stays as edited, even if the release does not read the Node first",
         "domain/json_patch.py",
         "    return (expect(old, *where), change)",
         "    return (change,)",
@@ -157,8 +157,8 @@ NODE_MUTANTS = (
         ("unit/swap/test_settling.py::test_a_node_that_was_made_again_is_met_with_a_look_where_no_cordon_tells",),
     ),
     Mutant(
-        "services-started-on-a-taken-node",
-        "services are not started on a node that another run took over",
+        "released-before-its-services",
+        "the host services that a run stopped are started before the node is released",
         "core/swap/settling.py",
         "        if self._taken is None or self._to_load_again or (journal.services and not self._services_started):",
         "        if self._taken is None or self._to_load_again:",
@@ -166,7 +166,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "failed-test-is-final",
-        "a release of which a test fails reads the Node again and is retried",
+        "if a test in the release patch fails, the Node is read again and the release is retried",
         "adapters/kube/cluster.py",
         "*((INVALID,) if isinstance(body, list) else ())",
         "*()",
@@ -182,7 +182,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "precondition-not-sent",
-        "a stale patch is refused by the API server",
+        "a patch of the Node carries the resourceVersion, so that the API server refuses a stale one",
         "adapters/kube/bodies.py",
         '        metadata["resourceVersion"] = resource_version\n',
         "        pass\n",
@@ -246,7 +246,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "failed-pod-is-over",
-        "a run waits for a pod that its kubelet rejected: its containers may still run",
+        "a run waits for a DaemonSet's pod in phase Failed until its containers are known to have ended",
         "domain/pod.py",
         '            return self.owner_kind != "DaemonSet" if self.have_ended is None else self.have_ended',
         "            return True",
@@ -254,7 +254,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "crashed-container-has-ended",
-        "a container that its kubelet restarts has not ended",
+        "a pod that is not being deleted has not left, even if its containers have ended: the kubelet restarts them",
         "domain/pod.py",
         "(self.deleting and self.have_ended is True and not self.claims)",
         "(self.have_ended is True and not self.claims)",
@@ -293,8 +293,8 @@ NODE_MUTANTS = (
         ("unit/pods/test_workloads.py",),
     ),
     Mutant(
-        "unloaded-driver-evicts",
-        "if no driver is loaded, no pod is evicted or waited for",
+        "unloaded-driver-pauses-all",
+        "if no driver is loaded, only operands that are bound to an old driver root are paused",
         "domain/swap/planner.py",
         "    taken = taking(now, stale, cordon=False) if owns else ()",
         "    taken = taking(now, pause_in_two(now)[0], cordon=False) if owns else ()",
@@ -381,7 +381,7 @@ NODE_MUTANTS = (
     ),
     Mutant(
         "silent-wait",
-        "a long wait reports which pods are left",
+        "a long wait reports at intervals which pods are left",
         "adapters/process/clock.py",
         "signal.setitimer(signal.ITIMER_REAL, seconds, seconds)",
         "signal.setitimer(signal.ITIMER_REAL, 0.0)",

@@ -10,7 +10,7 @@ RETRY_WAIT = "unit/swap/test_retry_wait.py"
 PATIENCE_MUTANTS = (
     Mutant(
         "host-process-ignored",
-        "no pod is paused while a process that a run cannot stop has the device",
+        "no pod is disturbed while a process that a run cannot stop has the device",
         "domain/swap/obstacles.py",
         "        return holder.service not in _stopped(now)\n",
         "        return False\n",
@@ -18,7 +18,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "stuck-after-the-pause",
-        "no pod is paused before an operand that was stuck already has ended",
+        "no pod is disturbed while an operand that was already stuck has not ended",
         "domain/swap/obstacles.py",
         "    if not stuck or STUCK in now.waited:\n",
         "    if stuck or STUCK in now.waited:\n",
@@ -34,7 +34,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "frozen-kernel-tried",
-        "no pod is paused if the kernel does not load and unload modules",
+        "no pod is disturbed if the kernel does not load and unload modules",
         "domain/swap/preflight.py",
         "    if not now.host.are_modules_frozen:\n",
         "    if now.host.boot_id:\n",
@@ -42,7 +42,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "permanent-module-tried",
-        "no pod is paused if a module of the driver cannot be unloaded",
+        "no pod is disturbed if a module of the driver cannot be unloaded",
         "adapters/host/modules/kmod.py",
         '        if "[permanent]" in users.split(","):\n',
         '        if "[permanent]" == users:\n',
@@ -58,7 +58,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "waits-do-not-grow",
-        "each wait after a failure is longer than the one before",
+        "the waits after consecutive failures grow, up to a maximum",
         "domain/swap/retry_wait.py",
         "    return min(most_s, FIRST_S * 2.0 ** min(attempts - 1, MOST_DOUBLINGS))\n",
         "    return min(most_s, FIRST_S)\n",
@@ -123,7 +123,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "vfio-node-labelled-pre-installed",
-        "a run that only uninstalls does not label the node for a driver of the host",
+        "a run that only uninstalls removes the host's own driver, and does not label the node as pre-installed",
         "domain/swap/planner.py",
         " and is_host_driver(now) and not places_us(now)\n",
         " and is_host_driver(now)\n",
@@ -147,7 +147,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "evicts-with-partial-view",
-        "a run that may evict users' pods sees all of them, or evicts none",
+        "a run that may evict users' pods fails if it may not list the pods of all namespaces",
         "cli/wiring.py",
         "    if any(values.get(setting, False) for setting in evicting):\n",
         "    if not evicting:\n",
@@ -155,7 +155,7 @@ PATIENCE_MUTANTS = (
     ),
     Mutant(
         "partial-view-not-reported",
-        "a run that sees the pods of only one namespace reports that",
+        "a run that sees the pods of only one namespace warns about it",
         "adapters/kube/cluster.py",
         '        self._reporter.warn(\n            f"this account may list pods in namespace',
         '        self._reporter.info(\n            f"this account may list pods in namespace',

@@ -12,7 +12,7 @@ TRANSITIONS = "unit/swap/test_transitions.py::"
 PROFILE_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "unloaded-in-load-order",
-        "modules without dependencies are unloaded in the reverse of the profile's load order",
+        "modules that do not depend on each other are unloaded in the reverse of the profile's load order",
         "domain/modules.py",
         "if name not in later[:-1]]",
         "if name not in later[1:]]",

@@ -70,7 +70,7 @@ SANDBOX_MUTANTS = (
     ),
     Mutant(
         "terminal-of-another-kind",
-        "on a terminal a command of a scenario prints its text for people",
+        "on a terminal the output of a scenario's command is passed on unchanged",
         "sandbox/foreground.py",
         "    attributes[OUTPUT_FLAGS] &= ~termios.OPOST\n",
         "",

@@ -35,7 +35,7 @@ STAGED_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "slot-of-another-kernel-loaded",
-        "a slot that cannot be used is refused before any pod leaves",
+        "a slot for another kernel is not used until it is staged again",
         "domain/staged.py",
         "    if record.kernel != kernel:",
         "    if False:",
@@ -62,7 +62,7 @@ STAGED_MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "replaced-files-are-the-old-driver",
-        "a slot holds the driver that its record names",
+        "files that were replaced in the driver root are not recorded as the driver that is loaded",
         "domain/swap/staged_swap.py",
         "    if previous is None:\n        return False",
         "    if previous is None:\n        return True",

@@ -12,7 +12,7 @@ STATE_WRITER = "unit/swap/test_state_writer.py"
 STATE_MUTANTS = (
     Mutant(
         "notes-before-errors",
-        "what needs attention lists errors before notes",
+        "`status` lists errors before notes",
         "domain/status/attention.py",
         "key=lambda one: one.kind in NOTES",
         "key=lambda one: one.kind not in NOTES",
@@ -116,7 +116,7 @@ STATE_MUTANTS = (
     ),
     Mutant(
         "wedge-called-ready",
-        "a wedge that the host shows overrides the state of the last run on the Node",
+        "`status` shows a wedge that the host reports, whatever the last run left on the Node",
         "domain/status/headline.py",
         "    _wedged,\n    _failed,\n    _with_machines,\n    _not_loaded,\n    _ready,\n",
         "    _failed,\n    _not_loaded,\n    _ready,\n    _wedged,\n",

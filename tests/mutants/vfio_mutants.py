@@ -42,7 +42,7 @@ VFIO_MUTANTS = (
     ),
     Mutant(
         "overrides-stay",
-        "a failure before the unload restores the overrides and virtual functions of the devices",
+        "a run that fails before the unload restores the overrides and virtual functions of the devices",
         "core/swap/settling.py",
         "                self.undo_devices(journal)\n",
         "",
@@ -68,7 +68,7 @@ VFIO_MUTANTS = (
     ),
     Mutant(
         "vgpu-manager-without-devices",
-        "devices are returned to a pod that brings a driver for virtual machines",
+        "devices are taken back from vfio for a pod that brings a driver for virtual machines",
         "domain/swap/vfio_return.py",
         '    gives_away = places_us(now) == f"{now.profile.deploy.prefix}{modes.component}"\n',
         "    gives_away = bool(places_us(now) or modes.component == '')\n",

@@ -82,7 +82,7 @@ WATCH_MUTANTS = (
     ),
     Mutant(
         "mute-read-at-every-turn",
-        "health-watch reads the Node for a mute only before a wedge",
+        "health-watch reads the Node for a mute only before and during a wedge",
         "core/health/node_talk.py",
         "        return would_wedge()\n",
         "        return True\n",
@@ -122,7 +122,7 @@ WATCH_MUTANTS = (
     ),
     Mutant(
         "held-without-end",
-        "a node is held until a run succeeds",
+        "the metrics stop showing a node as held once a run has released it or succeeded",
         "domain/run_figures.py",
         "(self.is_held and not is_given_back and run.exit_code not in NO_FAILURES)",
         "self.is_held",
