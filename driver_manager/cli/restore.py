@@ -46,7 +46,7 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     obs, journal = _facts(session, ignore_journal=ignore_journal)
     refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
     if not values[settings.TAKE_OVER]:
-        refuse_kmm_at_work(journal, obs.node)
+        refuse_kmm_at_work(obs.journal or journal, obs.node)
     if obs.host is None and journal is not None and journal.services and not dry_run:
         raise ConfigError(
             f"host services were stopped on node {obs.node.name} ({', '.join(journal.services)}), and this host is "

@@ -55,7 +55,7 @@ def body(gathered: Gathered) -> dict[str, Any]:
         "operands": None if Part.PODS in facts.missing else _operands(obs, profile),
         "generation": _generation(facts.clients),
         "digest": {"wanted": obs.digest, "from": obs.digest_source, "recorded": recorded},
-        "kmm": _kmm(facts.kmm, obs.node),
+        "kmm": _kmm(facts.kmm, obs.node if facts.has_node else None),
         "host": _host(obs.host, profile, facts.group_holders) if obs.host else {"problem": _why_no_host(facts)},
         "reboot": gathered.reboot,
         "next": _next(facts.verdict),
@@ -182,13 +182,15 @@ def _operand_note(pod: Pod) -> str:
     return why_still_there(pod) if pod.deleting else ""
 
 
-def _kmm(module: KmmModule | None, node: Node) -> dict[str, str] | None:
-    """What KMM is to load, what it is asked for, and what it shows; None where something else loads."""
+def _kmm(module: KmmModule | None, node: Node | None) -> dict[str, str | None] | None:
+    """What KMM is to load, what it is asked for, and what it shows; None where something else loads, or is unknown."""
     if module is None:
         return None
+    wanted: dict[str, str | None] = {"module": str(module), "wanted": module.version}
+    if node is None:
+        return wanted | dict.fromkeys(("asked", "workers", "ready"))
     labels = node.labels
-    shown = {"asked": module.asked(labels), "workers": module.at_work(labels), "ready": module.ready(labels)}
-    return {"module": str(module), "wanted": module.version, **shown}
+    return wanted | {"asked": module.asked(labels), "workers": module.at_work(labels), "ready": module.ready(labels)}
 
 
 def _host(host: Host, profile: Profile, holders: tuple[Holder, ...]) -> dict[str, Any]:

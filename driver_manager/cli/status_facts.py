@@ -59,8 +59,7 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
     has_node = not {Part.CLUSTER, Part.NODE} & missing.errors.keys()
     if not has_node and obs.host is None:
         raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
-    policy = wanted(session.mode)
-    verdict = _verdict(session, obs, policy, missing)
+    verdict = _verdict(session, obs, wanted(session.mode), missing)
     reboot = reboot_status.facts(session, obs.node, on_host=obs.host is not None)
     facts = StatusFacts(
         obs=obs,
@@ -74,7 +73,7 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
         mode=session.mode,
         loader=wanted(Mode.CONTAINER).loader,
         group_holders=_group_holders(session, obs),
-        kmm=policy.kmm,
+        kmm=wanted(Mode.CONTAINER).kmm,
     )
     return Gathered(facts, reboot)
 

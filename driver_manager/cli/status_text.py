@@ -130,11 +130,12 @@ def _labels(body: dict[str, Any]) -> list[str]:
     return _list("labels", rows if body["cordon"] else ["unknown"])
 
 
-def _kmm(kmm: dict[str, str] | None) -> list[str]:
+def _kmm(kmm: dict[str, str | None] | None) -> list[str]:
     if kmm is None:
         return []
-    shown = [f"{name}: {kmm[name] or 'no version'}" for name in ("wanted", "asked", "workers", "ready")]
-    return [f"kmm       {', '.join((kmm['module'], *shown))}"]
+    values = {name: kmm[name] for name in ("wanted", "asked", "workers", "ready")}
+    shown = [f"{name}: {'unknown' if value is None else value or 'no version'}" for name, value in values.items()]
+    return [f"kmm       {', '.join((str(kmm['module']), *shown))}"]
 
 
 def _operands(operands: list[dict[str, Any]] | None) -> list[str]:

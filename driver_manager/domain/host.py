@@ -74,7 +74,7 @@ class Holder:
     def __str__(self) -> str:
         who = f"{self.process} (pid {self.pid})" if self.pid else self.process
         if self.how == UNREAD:
-            return f"unknown whether the device is used by {who}: /proc did not answer in time"
+            return f"{who} may use the device: unknown, as /proc did not answer in time"
         if self.machine:
             who += f" of VM {self.machine}"
         if self.pod or self.pod_uid:

@@ -139,6 +139,11 @@ class KmmRequest:
         return {**module, "bootId": self.boot_id, "load": self.load, "shown": self.shown}
 
 
+def is_used(labels: Mapping[str, str]) -> bool:
+    """Whether KMM is asked for a version of any Module on a node with `labels`."""
+    return any(key.startswith(f"{PREFIX}/version-module.") for key in labels)
+
+
 def request_in(body: Fields) -> KmmRequest:
     """The request that `KmmRequest.to_json` wrote. Raises the error of `body` for anything else."""
     module = KmmModule(body.text("namespace"), body.text("name"), body.text("version"))

@@ -5,6 +5,7 @@ Owns how these steps are done, and what is said of a KMM that does not get there
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from driver_manager.core.pods.saying import said_meanwhile
@@ -12,10 +13,13 @@ from driver_manager.core.pods.watch import NodeWait
 from driver_manager.core.swap.context import RunContext
 from driver_manager.core.swap.node_steps import NodeSteps
 from driver_manager.domain.deadline import Deadline
-from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleFailed
+from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleFailed, PodsRemain
 from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.listing import several
 from driver_manager.domain.modules import driver_version, has_root, users
 from driver_manager.domain.node import Node
+from driver_manager.domain.pods.workloads import PodAction, with_action
+from driver_manager.domain.swap.eviction_plan import clearing
 from driver_manager.domain.swap.node_patches import asked_kmm
 from driver_manager.domain.swap.steps.kmm import AnyKmmStep, AskKmm, AwaitKmm
 
@@ -51,7 +55,8 @@ class KmmHandoff:
         """One patch: the journal with the load that is to go, and the label, after which KMM begins.
 
         Where KMM shows the version without having it loaded, it would not begin: that has to end first. Raises
-        ModuleFailed where it does not, and where KMM has loaded a driver meanwhile whose users nobody has cleared.
+        ModuleFailed where it does not, and where KMM has loaded a driver meanwhile whose users nobody has cleared;
+        PodsRemain for users who have come since the node was cleared.
         """
         situation, module, node = self._context.situation, step.module, self._cluster.node()
         is_there = has_root(self._host.modules(), situation.profile.modules)
@@ -63,8 +68,23 @@ class KmmHandoff:
         is_shown = module.ready(node.labels) == module.version and not module.is_asked(node.labels)
         if is_shown and (not is_there or self._is_old(module)):
             self._await_withdrawal(module, node)
+        if step.is_cleared:
+            self._refuse_newcomers()
         loaded = situation.host.boot_id, self._host.load_id()
         self._node.rewrite(step, lambda node, journal: asked_kmm(node, journal, situation.profile, module, loaded))
+
+    def _refuse_newcomers(self) -> None:
+        """Raise PodsRemain for users' pods: without a cordon, some may have come since everybody left."""
+        now = self._context.situation
+        fresh = replace(now, obs=replace(now.obs, pods=self._cluster.pods()))
+        users = with_action(clearing(fresh).found, PodAction.EVICT, PodAction.WAIT)
+        found = [one for one in users if not one.pod.has_left]
+        if found:
+            names = several(str(one.pod) for one in found)
+            raise PodsRemain(
+                f"{len(found)} pod(s) that use the device came after the node was cleared: {names}",
+                "Make the device plugin a component with a deploy label (docs/operands.md), so that it leaves first.",
+            )
 
     def _await_withdrawal(self, module: KmmModule, node: Node) -> None:
         """Wait until KMM no longer shows the version that it has not loaded."""
@@ -135,8 +155,8 @@ class KmmHandoff:
         loaded = self._host.modules()
         if not has_root(loaded, self._context.situation.profile.modules):
             return "the kernel has no driver loaded"
-        which = "the new" if self._has_come(module) else "still the old"
-        return f"the kernel has {which} driver {driver_version(loaded) or '(no version)'}"
+        which = "still the old driver" if self._is_old(module) else "driver"
+        return f"the kernel has {which} {driver_version(loaded) or '(no version)'}"
 
     def _failure(self, module: KmmModule, node: Node, deadline: Deadline) -> ManagerError:
         """What to say of a KMM that did not get there: its pod, the labels, and what the kernel has."""

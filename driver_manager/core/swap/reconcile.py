@@ -332,6 +332,8 @@ def _summary(decided: Plan) -> str:
     done = f"driver {loaded[0]} loaded" if loaded else next(there, "a request to the operator was withdrawn")
     if decided.decision is Decision.UNINSTALL:
         done = "the driver was unloaded"
+    if decided.decision is Decision.CURRENT and any(isinstance(step, AwaitKmm) for step in decided.steps):
+        done = "KMM has the driver loaded"
     is_first = loaded and decided.decision is Decision.NOT_LOADED
     return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
 

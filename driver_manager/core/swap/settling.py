@@ -305,8 +305,8 @@ class Settler:
         leave nothing by which the next run could know that.
         """
         request = journal.kmm
-        module = self._kmm or (request.module if request is not None else None)
-        if module is None:
+        modules = [one for one in (request.module if request is not None else None, self._kmm) if one is not None]
+        if not modules:
             return False, ""
         try:
             labels, load = self._cluster.node().labels, self._host.load_id()
@@ -315,11 +315,12 @@ class Settler:
         except ManagerError as error:
             self._reporter.warn(error.what)
             return True, "KMM may still be changing the driver"
-        if module.is_changing(labels):
+        if any(one.is_changing(labels) for one in modules):
             return True, "KMM is still changing the driver"
-        is_old = request is not None and request.is_in_the_way(self._boot_id, load, module.version)
-        is_held = is_old and module.is_ready(labels)
-        return False, f"KMM shows version {module.version}, but the old driver is still loaded" if is_held else ""
+        wanted = modules[-1]
+        is_old = request is not None and request.is_in_the_way(self._boot_id, load, wanted.version)
+        is_held = is_old and wanted.is_ready(labels)
+        return False, f"KMM shows version {wanted.version}, but the old driver is still loaded" if is_held else ""
 
     @property
     def _boot_id(self) -> str:

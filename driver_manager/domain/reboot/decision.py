@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from driver_manager.domain import kmm
 from driver_manager.domain.reboot.patches import APPROVED, cleaned, is_approved
 from driver_manager.domain.reboot.record import Pending
 from driver_manager.domain.reboot.snapshot import is_foreign
@@ -253,6 +254,8 @@ def _blockers(state: RebootState) -> RebootDecision | None:
         found.append("a driver-manager run has taken the node")
     if keys.skip and node.labels.get(keys.skip) == "true":
         found.append(f"the label {keys.skip} excludes the node")
+    if state.policy.cordon and kmm.is_used(node.labels):
+        found.append("KMM loads a driver on the node, and would unload it as soon as the node is cordoned")
     if found:
         return _held_back(state, f"is blocked: {'; '.join(found)}")
     if state.blockers is None:

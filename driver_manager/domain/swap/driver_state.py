@@ -99,6 +99,6 @@ def refuse_kmm_at_work(journal: Journal | None, node: Node, ours: KmmModule | No
         raise ConfigError(
             f"KMM was asked for version {module.version} of {module} and may change modules at any moment "
             f"({module.shown(node.labels)})",
-            f"Continue with DRIVER_LOAD=kmm; or remove the label {module.asked_key} from the node, and wait until KMM "
-            "has removed its own two.",
+            f"Continue with DRIVER_LOAD=kmm and KMM_MODULE={module}; or clear the node of users, remove the label "
+            f"{module.asked_key}, and wait until KMM has removed its own two.",
         )

@@ -94,7 +94,8 @@ def _is_first_load(now: Situation, module: KmmModule) -> bool:
     if not is_loaded(now.host, now.profile):
         return not module.may_load_another(now.obs.node.labels)
     request = _request(now, module)
-    return request is not None and not request.load and module.is_asked(now.obs.node.labels)
+    is_same = request is not None and request.module == module and not request.load
+    return is_same and module.is_asked(now.obs.node.labels)
 
 
 def _is_only_asked(now: Situation, module: KmmModule) -> bool:
@@ -116,7 +117,8 @@ def _uninstalled(now: Situation, module: KmmModule, key: str) -> Plan:
     if is_loaded(now.host, now.profile) or module.asked(labels) or module.is_changing(labels):
         raise ConfigError(
             f"pod {now.obs.own_pod}, which is placed by {key}, needs the driver uninstalled, and KMM loads it",
-            f"Remove the label {module.asked_key} from the node: KMM then unloads the driver.",
+            f"Clear the node of pods that use the device, then remove the label {module.asked_key}: KMM unloads the "
+            "driver at once.",
         )
     reason = "no driver is loaded: there is nothing to uninstall"
     return Plan(Decision.NOT_LOADED, reason, give_back(found_journal(now.obs, now.profile)))
@@ -161,14 +163,16 @@ def _replace(now: Situation, module: KmmModule, why: str) -> Plan:
         *wait_for_machines(now),
         *before,
         WaitForDevice(now.policy.device_free_timeout_s),
-        *_change(now, module),
+        *_change(now, module, is_cleared=True),
         *releasing(now, taken),
     )
     warnings = (*cleared.warnings, *unread_claims(node_pods(now.obs)), *_warnings(now, module))
     return Plan(Decision.REPLACE, why, steps, warnings, cleared.found)
 
 
-def _change(now: Situation, module: KmmModule, *, is_first: bool = False) -> tuple[AnyStep, ...]:
+def _change(
+    now: Situation, module: KmmModule, *, is_first: bool = False, is_cleared: bool = False
+) -> tuple[AnyStep, ...]:
     """KMM changes the driver: what an installer before it recorded is removed, and no driver root is touched.
 
     That goes once KMM is asked: the journal shows then whose driver is to come.
@@ -179,7 +183,7 @@ def _change(now: Situation, module: KmmModule, *, is_first: bool = False) -> tup
     )
     return (
         *return_devices(now),
-        *((AskKmm(module, is_first),) if asks else ()),
+        *((AskKmm(module, is_first, is_cleared),) if asks else ()),
         *_outdated(now),
         AwaitKmm(module),
         *make_virtual_again(now),
@@ -198,7 +202,8 @@ def _refuse_circles(now: Situation, module: KmmModule, cleared: EvictionPlan) ->
     evicted = with_action(cleared.found, PodAction.EVICT)
     offering = [pod for pod in now.obs.pods.pods if _is_of_kmm(pod, module)]
     are_paused = any(pause_in_two(now)) or bool(paused_keys(now.obs.node, now.profile))
-    if not evicted or now.obs.node.unschedulable or (are_paused and not offering):
+    stays_cordoned = now.obs.node.unschedulable and not has_own_cordon(now.obs.node, now.obs.journal, now.profile)
+    if not evicted or stays_cordoned or (are_paused and not offering):
         return
     why = f"device plugin {offering[0]} is KMM's" if offering else "no deploy label of this node can be paused"
     raise PreflightFailed(

@@ -119,10 +119,10 @@ def wants_users(now: Situation) -> bool:
     if now.policy.mode is Mode.VFIO:
         return is_switch(now)
     refuse_if_owned(now.obs, take_over=now.policy.take_over)
-    if now.profile.strategy is Strategy.REBOOT or not is_loaded(now.host, now.profile):
-        return False
     if now.policy.kmm is not None:
         return not now.policy.clear_for and is_replaced(now, now.policy.kmm)
+    if now.profile.strategy is Strategy.REBOOT or not is_loaded(now.host, now.profile):
+        return False
     if now.policy.loader is Loader.NONE:
         return False
     if _stands_down(now):

@@ -51,7 +51,8 @@ def plan_vfio(now: Situation) -> Plan:
     if now.policy.loader is Loader.KMM:
         raise ConfigError(
             "KMM loads the driver again when a run has unloaded it for virtual machines",
-            "Remove KMM's version label from the node, and unset DRIVER_LOAD (--driver-load).",
+            "Clear the node of pods that use the device, then remove KMM's version label: KMM unloads the driver at "
+            "once. Then unset DRIVER_LOAD (--driver-load).",
         )
     _refuse_unwanted(now)
     refuse_if_owned(now.obs, take_over=now.policy.take_over)

@@ -10,12 +10,13 @@ from driver_manager.core.swap.kmm_handoff import KERNEL_LOOK_S
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.journal import Journal, Owner, decode
 from driver_manager.domain.kmm import NAME_OF_MODULE, KmmRequest
+from driver_manager.domain.node import Node
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.driver_state import refuse_kmm_at_work
 from driver_manager.domain.swap.node_patches import CORDON_MARK, asked_kmm
-from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import checks, rights_to_replace
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import WATCH_NODES
@@ -538,3 +539,88 @@ def test_preflight_shows_who_loads_and_what_is_asked() -> None:
     assert driver.ok is None
     assert "KMM loads version 2.0 of kube-npu/npu (asked: 1.0, workers: 1.0, ready: 1.0)" in driver.what
     assert WATCH_NODES in rights_to_replace(world.profile, world.policy)
+
+
+def test_a_pod_that_comes_while_others_leave_keeps_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device plugin is no operand here, and nothing else keeps pods away. It has not opened its device yet."""
+    world, kmm = kmm_world()
+    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=3.0))
+    look = world.cluster.node
+
+    def look_late() -> Node:
+        if world.cluster.evicted and "job" not in world.cluster.listed and "again" not in world.cluster.listed:
+            world.cluster.add_tenant(workload("again"), Tenant(uses_device=False))
+        return look()
+
+    monkeypatch.setattr(world.cluster, "node", look_late)
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.PODS_REMAIN, outcome
+    assert "1 pod(s) that use the device came after the node was cleared: tenant/again" in outcome.what
+    assert (is_held(world), kmm.log, world.state().labels) == (False, [], by_kmm("1.0"))
+
+
+def test_another_module_waits_until_kmm_is_done() -> None:
+    world, kmm = kmm_world()
+    kmm.hangs = True
+    assert run(world).exit_code is ExitCode.MODULE_FAILED
+    world.policy = replace(world.policy, kmm=replace(MODULE, name="other"))
+    world.next_process()
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.USAGE
+    assert "KMM_MODULE=kube-npu/npu" in outcome.remedy
+    assert is_held(world)
+
+
+def test_no_device_is_given_away_while_kmm_is_at_work() -> None:
+    world, kmm = kmm_world()
+    kmm.hangs = True
+    assert run(world).exit_code is ExitCode.MODULE_FAILED
+    world.next_process()
+    now = Situation.of(world.observe(), world.profile, Policy(mode=Mode.VFIO, take_over=True))
+    with pytest.raises(ConfigError, match="may change modules at any moment"):
+        plan(replace(now, host=replace(now.host, bus=PciBus((function(),)))))
+
+
+def test_a_node_is_cleared_for_another_version_than_the_first_that_was_asked() -> None:
+    world, kmm = kmm_world(loaded="", asked="", ready="")
+    world.killer.kill_at(first_load().index("patch", 1), after=True)
+    assert world.run() is None
+    kmm.settle(60.0)
+    assert MODULE.is_ready(world.state().labels)
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
+    world.cluster.operator = None
+    world.cluster.edit({ASKED: "3.0"})
+    world.cluster.operator = lambda _: kmm.react()
+    kmm.offers, kmm.hangs = "3.0", True
+    world.clock.after(60.0, kmm.goes_on)
+    world.policy = replace(world.policy, kmm=replace(MODULE, version="3.0"), eviction=EvictionRules(is_enabled=True))
+    world.next_process()
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert (world.cluster.evicted, kmm.wrong, world.host.loaded["rebellions"]) == (["tenant/job"], [], "3.0")
+
+
+def first_load() -> list[str]:
+    """The effects of a run that lets KMM load a first driver."""
+    world, _ = kmm_world(loaded="", asked="", ready="")
+    run(world)
+    return world.killer.effects
+
+
+def test_nobody_is_evicted_who_would_come_back_when_a_runs_cordon_ends() -> None:
+    world, kmm = kmm_world()
+    kmm.tolerates = True
+    world.cluster.edit(dict.fromkeys(LABELS), cordon=True, annotations={PROFILE.keys.cordon: CORDON_MARK})
+    world.policy = replace(world.policy, eviction=EvictionRules(is_enabled=True))
+    world.cluster.add_tenant(workload("job"), Tenant(stop_s=7.0))
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.PREFLIGHT_FAILED, outcome
+    assert (world.cluster.evicted, kmm.log) == ([], [])
+
+
+def test_claims_and_holders_matter_where_kmm_may_load_the_old_driver_again() -> None:
+    world, _ = kmm_world(loaded="")
+    world.reboot()
+    assert wants_users(Situation.of(world.observe(), world.profile, world.policy))
+    assert not wants_users(Situation.of(world.observe(), world.profile, replace(world.policy, clear_for="r2")))

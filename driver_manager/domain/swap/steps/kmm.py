@@ -16,11 +16,12 @@ class KmmStep(Step):
 class AskKmm(KmmStep):
     """Ask KMM for a version by its label, in one patch with the journal: KMM unloads the old driver from then on.
 
-    `is_first`: no driver is loaded that it would replace, so nobody had to leave.
+    `is_first`: no driver is loaded that it would replace, so nobody had to leave. `is_cleared`: everybody has left.
     """
 
     module: KmmModule
     is_first: bool = False
+    is_cleared: bool = False
 
     def describe(self) -> str:
         return f"ask KMM for version {self.module.version} of {self.module}: it unloads the old driver and loads this"
