@@ -60,7 +60,7 @@ class KmmHandoff:
         """
         situation, module, node = self._context.situation, step.module, self._cluster.node()
         is_there = has_root(self._host.modules(), situation.profile.modules)
-        if step.is_first and is_there:
+        if step.is_first and is_there and not module.is_asked(node.labels):
             raise ModuleFailed(
                 f"a driver was loaded while this run was about to ask KMM ({module.shown(node.labels)})",
                 "No action needed: the next run looks again, and clears the node first if that driver is to go.",

@@ -95,7 +95,17 @@ def _is_first_load(now: Situation, module: KmmModule) -> bool:
         return not module.may_load_another(now.obs.node.labels)
     request = _request(now, module)
     is_same = request is not None and request.module == module and not request.load
-    return is_same and module.is_asked(now.obs.node.labels)
+    return (is_same and module.is_asked(now.obs.node.labels)) or _has_just_loaded(now, module)
+
+
+def _has_just_loaded(now: Situation, module: KmmModule) -> bool:
+    """Whether the driver is the wanted one that KMM has loaded and not shown yet, as far as anybody can tell.
+
+    Before it loads, it shows nothing, and after it has unloaded; a driver that has a record is another installer's.
+    """
+    labels = now.obs.node.labels
+    is_loading = module.asked(labels) == module.at_work(labels) == module.version and not module.ready(labels)
+    return is_loading and _request(now, module) is None and now.host.digest is None
 
 
 def _is_only_asked(now: Situation, module: KmmModule) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -247,6 +248,42 @@ def test_nobody_leaves_for_a_driver_that_kmm_would_not_unload(asked: str) -> Non
     assert "it has not loaded that driver, and would not unload it" in outcome.what
     assert world.state().labels == before
     assert (is_held(world), world.host.loaded["rebellions"]) == (False, "1.0")
+
+
+def test_nobody_leaves_where_kmm_loads_by_itself_after_a_boot() -> None:
+    """The run comes when the driver is loaded already, and KMM has not shown that yet."""
+    world, kmm = kmm_world(loaded="", asked="2.0", ready="2.0")
+    world.reboot()
+    world.host.loaded = {"rebellions_core": "2.0", "rebellions": "2.0"}
+    world.cluster.edit({READY: None})
+    outcome = run(world)
+    assert outcome.exit_code is ExitCode.DONE, outcome
+    assert is_released(world)
+    assert not [key for patch in world.cluster.patches for key in patch.labels if key in LABELS]
+    assert kmm.wrong == []
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_wanted_driver_may_come_while_the_run_is_about_to_ask(
+    monkeypatch: pytest.MonkeyPatch, *, shown: bool
+) -> None:
+    """KMM is asked already, by a label that outlived the boot."""
+    world, kmm = kmm_world(loaded="", asked="2.0", ready="2.0")
+    world.reboot()
+    rewrite = world.cluster.patch_node
+
+    def loads(*arguments: Any, **options: Any) -> Node:
+        if not world.host.loaded:
+            kmm.goes_on()
+            world.host.loaded = {"rebellions_core": "2.0", "rebellions": "2.0"}
+            world.cluster.edit({READY: "2.0" if shown else None})
+        return rewrite(*arguments, **options)
+
+    monkeypatch.setattr(world.cluster, "patch_node", loads)
+    before_s = world.clock.now
+    assert run(world).exit_code is ExitCode.DONE
+    assert is_released(world)
+    assert world.clock.now - before_s < KERNEL_LOOK_S
 
 
 @pytest.mark.parametrize("loader", [Loader.MANAGER, Loader.CONTAINER, Loader.NONE])
