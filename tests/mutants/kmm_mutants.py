@@ -196,8 +196,8 @@ KMM_MUTANTS = (
         "cleared-for-a-driver-that-stays",
         "no pod leaves for a driver that KMM has not loaded and would not unload",
         "domain/swap/kmm_rows.py",
-        "_request(now, module) is None and not module.ready(now.obs.node.labels):\n",
-        "not module.version:\n",
+        "    if _is_of_others(now, module):\n",
+        "    if not module.version:\n",
         (f"{RUNS}::test_nobody_leaves_for_a_driver_that_kmm_would_not_unload",),
     ),
     Mutant(

@@ -55,7 +55,7 @@ def plan_kmm(now: Situation, module: KmmModule) -> Plan:
             "node KMM unloads the driver at once, whoever uses it",
             f"Remove the annotation {now.profile.keys.upgrade_enabled}, or let KMM's operator change the driver.",
         )
-    if is_loaded(now.host, now.profile) and _request(now, module) is None and not module.ready(now.obs.node.labels):
+    if _is_of_others(now, module):
         raise PreflightFailed(
             f"a driver is loaded, and KMM shows no version of {module}: it has not loaded that driver, and would not "
             "unload it",
@@ -98,14 +98,24 @@ def _is_first_load(now: Situation, module: KmmModule) -> bool:
     return (is_same and module.is_asked(now.obs.node.labels)) or _has_just_loaded(now, module)
 
 
+def _is_of_others(now: Situation, module: KmmModule) -> bool:
+    """Whether KMM has not loaded the driver: it shows none, and does not load one right now.
+
+    A driver that has a record is another installer's.
+    """
+    labels = now.obs.node.labels
+    is_unknown = is_loaded(now.host, now.profile) and _request(now, module) is None and not module.ready(labels)
+    return is_unknown and (not module.at_work(labels) or now.host.digest is not None)
+
+
 def _has_just_loaded(now: Situation, module: KmmModule) -> bool:
     """Whether the driver is the wanted one that KMM has loaded and not shown yet, as far as anybody can tell.
 
-    Before it loads, it shows nothing, and after it has unloaded; a driver that has a record is another installer's.
+    Before it sets its workers to a version, it has unloaded the one before.
     """
     labels = now.obs.node.labels
     is_loading = module.asked(labels) == module.at_work(labels) == module.version and not module.ready(labels)
-    return is_loading and _request(now, module) is None and now.host.digest is None
+    return is_loading and _request(now, module) is None and not _is_of_others(now, module)
 
 
 def _is_only_asked(now: Situation, module: KmmModule) -> bool:

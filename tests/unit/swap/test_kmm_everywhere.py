@@ -38,7 +38,7 @@ def killed_world(effect: int, later_s: float, *, after: bool, reboot: bool) -> t
     kmm.settle(later_s)
     if reboot:
         world.reboot()
-        kmm.react()
+        kmm.settle(later_s / 2)
     world.next_process()
     return world, kmm
 
@@ -58,8 +58,9 @@ def assert_changed(world: World, kmm: FakeKmm, version: str) -> None:
 @pytest.mark.parametrize("version", ["1.0", "2.0", "3.0"])
 def test_the_run_after_a_killed_one_brings_whatever_is_wanted_then(*, effect: int, after: bool, version: str) -> None:
     """The Module was changed in between, where another version is wanted than before."""
-    for later_s, reboot in itertools.product(LATER_S, (False, True)):
+    for later_s, reboot, work_s in itertools.product(LATER_S, (False, True), (0.01, 3.0)):
         world, kmm = killed_world(effect, later_s, after=after, reboot=reboot)
+        kmm.work_s = work_s
         kmm.offers, world.policy = version, replace(world.policy, kmm=replace(MODULE, version=version))
         assert_changed(world, kmm, version)
 
