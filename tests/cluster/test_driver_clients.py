@@ -108,7 +108,7 @@ def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_befor
         watched.be_ready()
         successor = client.wait_restarted(uid)
         wait_until(lambda: len(watched.events(RESTARTED)) == 1, "the Event")
-        wait_until(lambda: PROFILE.keys.generation in watched.scene.node.read()["metadata"]["annotations"], "shown")
+        wait_until(lambda: PROFILE.keys.generation in watched.scene.node.annotations(), "shown")
         watched.wait_samples(20)
         said = [line for loop in (one, other) for line in loop.lines if "was restarted" in line]
         assert len(said) == 1
@@ -120,7 +120,7 @@ def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_befor
     (event,) = watched.events(RESTARTED)
     assert event["type"] == "Normal"
     assert client.namespace in event["message"]
-    shown = json.loads(watched.scene.node.read()["metadata"]["annotations"][PROFILE.keys.generation])
+    shown = json.loads(watched.scene.node.annotations()[PROFILE.keys.generation])
     assert shown["digest"] == OLD_DIGEST
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_loads_the_driver_restarts_its_clients_after_the_node_is_give
     patches = [number for number, one in enumerate(asked) if one == ("patch", "nodes")]
     eviction = asked.index(("create", "pods/eviction"))
     assert patches[1] < eviction < patches[2], "taken, given back; then the client, then the generation"
-    shown = json.loads(watched.scene.node.read()["metadata"]["annotations"][PROFILE.keys.generation])
+    shown = json.loads(watched.scene.node.annotations()[PROFILE.keys.generation])
     assert shown["digest"] == NEW_DIGEST
     again = runner.reconcile(**SELECTOR)
     assert again.code == 0, again.err
