@@ -96,6 +96,12 @@ def evictions(world: World) -> list[Exchange]:
     return [one for one in world.proxy.exchanges("create", "pods/eviction") if "dryRun" not in str(one.request.body)]
 
 
+def notes(watched: WatchedNode) -> dict[str, str]:
+    """Those of the Node, which may have none yet."""
+    found: dict[str, str] = watched.scene.node.read()["metadata"].get("annotations", {})
+    return found
+
+
 def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_before(
     watched: WatchedNode, client: Client
 ) -> None:
@@ -108,7 +114,7 @@ def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_befor
         watched.be_ready()
         successor = client.wait_restarted(uid)
         wait_until(lambda: len(watched.events(RESTARTED)) == 1, "the Event")
-        wait_until(lambda: PROFILE.keys.generation in watched.scene.node.annotations(), "shown")
+        wait_until(lambda: PROFILE.keys.generation in notes(watched), "shown")
         watched.wait_samples(20)
         said = [line for loop in (one, other) for line in loop.lines if "was restarted" in line]
         assert len(said) == 1
@@ -120,7 +126,7 @@ def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_befor
     (event,) = watched.events(RESTARTED)
     assert event["type"] == "Normal"
     assert client.namespace in event["message"]
-    shown = json.loads(watched.scene.node.annotations()[PROFILE.keys.generation])
+    shown = json.loads(notes(watched)[PROFILE.keys.generation])
     assert shown["digest"] == OLD_DIGEST
 
 
@@ -136,7 +142,7 @@ def test_a_run_that_loads_the_driver_restarts_its_clients_after_the_node_is_give
     patches = [number for number, one in enumerate(asked) if one == ("patch", "nodes")]
     eviction = asked.index(("create", "pods/eviction"))
     assert patches[1] < eviction < patches[2], "taken, given back; then the client, then the generation"
-    shown = json.loads(watched.scene.node.annotations()[PROFILE.keys.generation])
+    shown = json.loads(notes(watched)[PROFILE.keys.generation])
     assert shown["digest"] == NEW_DIGEST
     again = runner.reconcile(**SELECTOR)
     assert again.code == 0, again.err
