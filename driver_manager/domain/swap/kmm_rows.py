@@ -169,10 +169,11 @@ def _take_back(now: Situation, module: KmmModule) -> Plan:
 def _first_load(now: Situation, module: KmmModule, why: str) -> Plan:
     """Nothing can hold a device that no driver serves, or KMM has just loaded the wanted one: nobody has to leave."""
     check(now)
+    is_there = is_loaded(now.host, now.profile)
     taken = taking(now, frozenset(), cordon=False)
-    change = _change(now, module, is_first=not is_loaded(now.host, now.profile))
+    change = _change(now, module, is_first=not is_there)
     steps = (*wait_for_machines(now), *taken, *change, *releasing(now, taken))
-    users = _staying(now, "no driver is loaded, so nothing is unloaded")
+    users = _staying(now, "the driver stays loaded" if is_there else "no driver is loaded, so nothing is unloaded")
     return Plan(Decision.NOT_LOADED, why, steps, _warnings(now, module), users)
 
 

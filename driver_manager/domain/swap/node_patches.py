@@ -155,7 +155,7 @@ def asked_kmm(
     shown, is_asked = module.ready(node.labels), module.is_asked(node.labels)
     if journal.kmm is not None and journal.kmm.is_of(boot_id, load):
         shown = journal.kmm.shown
-    elif is_asked and shown in ("", module.version):  # KMM may just have loaded it
+    elif is_asked and (not shown or module.is_ready(node.labels)):  # KMM may just have loaded it
         load = ""
     is_lifted = has_own_cordon(node, journal, profile)
     longer = replace(journal, kmm=KmmRequest(module, boot_id, load, shown))

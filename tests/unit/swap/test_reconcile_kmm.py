@@ -351,6 +351,8 @@ def test_what_was_first_known_of_a_load_stays_known() -> None:
     assert asked_kmm(begun, before, PROFILE, third, ("boot-1", ""))[0].kmm == KmmRequest(third, "boot-1", "", "")
     just_loaded = asked_kmm(begun, before, PROFILE, MODULE, ("boot-1", "7"))[0].kmm
     assert just_loaded == KmmRequest(MODULE, "boot-1", "", ""), "asked already, it may be what KMM has loaded"
+    unloading = asked_kmm(node({ASKED: "2.0", READY: "2.0"}), before, PROFILE, MODULE, ("boot-1", "7"))[0].kmm
+    assert unloading == KmmRequest(MODULE, "boot-1", "7", "2.0"), "the next run clears the node as well"
 
 
 def test_a_cordon_of_an_earlier_run_ends_when_kmm_is_asked() -> None:
