@@ -15,7 +15,7 @@ from driver_manager.domain.pods.workloads import PodAction, Workload, node_pods,
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.driver_state import is_loaded, places_us
 from driver_manager.domain.swap.eviction_plan import EvictionPlan, is_managed
-from driver_manager.domain.swap.leftovers import ready_names
+from driver_manager.domain.swap.leftovers import ready_names, remove
 from driver_manager.domain.swap.loading import check
 from driver_manager.domain.swap.node_patches import found_journal, give_back, has_own_cordon, paused_keys
 from driver_manager.domain.swap.node_taking import before_the_unload, pause_in_two, releasing, taking
@@ -23,7 +23,6 @@ from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.kmm import AskKmm, AwaitKmm
 from driver_manager.domain.swap.steps.modules import WaitForDevice
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
 from driver_manager.domain.swap.vfio_return import make_virtual_again, return_devices, wait_for_machines
 
 
@@ -213,9 +212,7 @@ def _change(
 
 def _outdated(now: Situation) -> tuple[AnyStep, ...]:
     paths = now.profile.paths
-    outdated = (*ready_names(now.profile), paths.state_file, paths.failure_note)
-    there = tuple(path for path in outdated if path and path in now.host.artifacts)
-    return (RemoveArtifacts(there),) if there else ()
+    return remove(now, (*ready_names(now.profile), paths.state_file, paths.failure_note))
 
 
 def _refuse_circles(now: Situation, module: KmmModule, cleared: EvictionPlan) -> None:

@@ -34,13 +34,16 @@ def clean(now: Situation, paths: tuple[str, ...]) -> list[AnyStep]:
     )
     if now.host.root_mounts and not is_source and not is_installing(now):
         steps.append(UnmountDriverRoot(now.host.root_mounts))
+    return [*steps, *remove(now, paths)]
+
+
+def remove(now: Situation, paths: tuple[str, ...]) -> tuple[RemoveArtifacts, ...]:
+    """The step that removes those of `paths` that are there; () where none is."""
     ready = ready_names(now.profile)
     # Health-watch may put the ready marker aside, or back, between our look and our lock: both names go then.
     either = ready if any(path in now.host.artifacts for path in ready) else ()
     present = tuple(path for path in paths if path and (path in now.host.artifacts or path in either))
-    if present:
-        steps.append(RemoveArtifacts(present))
-    return steps
+    return (RemoveArtifacts(present),) if present else ()
 
 
 def driver_files(profile: Profile) -> tuple[str, ...]:

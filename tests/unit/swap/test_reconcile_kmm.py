@@ -16,11 +16,13 @@ from driver_manager.domain.pci import PciBus
 from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.driver_state import refuse_kmm_at_work
+from driver_manager.domain.swap.leftovers import ready_names
 from driver_manager.domain.swap.node_patches import CORDON_MARK, asked_kmm
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import checks, rights_to_replace
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import WATCH_NODES
+from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
 from driver_manager.domain.waiting import SAID_EVERY_S
 from tests.fakes.builders import PROFILE, ROOT_MOUNT, node, workload
 from tests.fakes.cluster import Tenant
@@ -578,6 +580,15 @@ def test_preflight_shows_who_loads_and_what_is_asked() -> None:
     assert driver.ok is None
     assert "KMM loads version 2.0 of kube-npu/npu (asked: 1.0, workers: 1.0, ready: 1.0)" in driver.what
     assert WATCH_NODES in rights_to_replace(world.profile, world.policy)
+
+
+def test_both_names_of_the_ready_marker_go_as_for_any_other_driver() -> None:
+    """Health-watch may put it aside after our look."""
+    world, _ = kmm_world()
+    world.host.files[PROFILE.paths.ready_marker] = ""
+    now = Situation.of(world.observe(), world.profile, world.policy)
+    (removing,) = [step for step in plan(now).steps if isinstance(step, RemoveArtifacts)]
+    assert set(removing.paths) == {*ready_names(PROFILE), PROFILE.paths.state_file}
 
 
 def test_a_pod_that_comes_while_others_leave_keeps_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
