@@ -14,8 +14,9 @@ from driver_manager.cli.options import output_option, with_options
 from driver_manager.cli.printing import put
 from driver_manager.cli.status_facts import gather
 from driver_manager.cli.vfio import policy_for
-from driver_manager.cli.wiring import log_form, policy
+from driver_manager.cli.wiring import log_form
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.policy import Mode
 from driver_manager.domain.setting import Values
 
 
@@ -36,8 +37,8 @@ def status_command(*, probe: bool, output: str, values: Values) -> int:
     Works in a node debug pod (host at /host) and from a laptop. A missing right or mount is reported, and
     hides only what needs it; if the Node cannot be read, the command ends with that error.
     """
-    policy(values)  # a wrong option is named first
-    gathered = gather(values, lambda mode: policy_for(values, mode), probes=probe)
+    policies = {mode: policy_for(values, mode) for mode in Mode}  # a wrong option is named first
+    gathered = gather(values, policies.__getitem__, probes=probe)
     body = status_body.body(gathered)
     put(json.dumps(body, indent=2) if output == "json" else status_text.text(body, gathered.facts.now_s))
     unread = gathered.facts.why_no_node

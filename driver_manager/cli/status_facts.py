@@ -59,7 +59,7 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
     has_node = not {Part.CLUSTER, Part.NODE} & missing.errors.keys()
     if not has_node and obs.host is None:
         raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")
-    verdict = _verdict(session, obs, wanted(session.mode), missing)
+    verdict, drivers = _verdict(session, obs, wanted(session.mode), missing), wanted(Mode.CONTAINER)
     reboot = reboot_status.facts(session, obs.node, on_host=obs.host is not None)
     facts = StatusFacts(
         obs=obs,
@@ -71,9 +71,9 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
         reboot_waits_for=reboot["waitsFor"] if reboot else "",
         clients=_clients(session, obs),
         mode=session.mode,
-        loader=wanted(Mode.CONTAINER).loader,
+        loader=drivers.loader,
         group_holders=_group_holders(session, obs),
-        kmm=wanted(Mode.CONTAINER).kmm,
+        kmm=drivers.kmm,
     )
     return Gathered(facts, reboot)
 

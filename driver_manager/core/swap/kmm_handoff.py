@@ -14,7 +14,7 @@ from driver_manager.core.swap.context import RunContext
 from driver_manager.core.swap.node_steps import NodeSteps
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import DriverBusy, ManagerError, ModuleFailed, PodsRemain
-from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.kmm import KmmModule, KmmRequest
 from driver_manager.domain.listing import several
 from driver_manager.domain.modules import driver_version, has_root, users
 from driver_manager.domain.node import Node
@@ -70,7 +70,7 @@ class KmmHandoff:
             self._await_withdrawal(module, node)
         if step.is_cleared:
             self._refuse_newcomers()
-        loaded = situation.host.boot_id, self._host.load_id()
+        loaded = self._boot_id, self._host.load_id()
         self._node.rewrite(step, lambda node, journal: asked_kmm(node, journal, situation.profile, module, loaded))
 
     def _refuse_newcomers(self) -> None:
@@ -120,9 +120,18 @@ class KmmHandoff:
 
     def _is_load_of_before(self) -> bool:
         """Whether the driver is the one that was there when KMM was asked."""
-        journal, boot_id = self._context.settler.held, self._context.situation.host.boot_id
-        request = journal.kmm if journal is not None else None
-        return request is not None and request.is_of(boot_id, self._host.load_id())
+        request = self._request
+        return request is not None and request.is_of(self._boot_id, self._host.load_id())
+
+    @property
+    def _request(self) -> KmmRequest | None:
+        """What KMM was asked for, by this run or the one that it goes on from."""
+        journal = self._context.settler.held
+        return journal.kmm if journal is not None else None
+
+    @property
+    def _boot_id(self) -> str:
+        return self._context.situation.host.boot_id
 
     def _is_shown(self, module: KmmModule, node: Node, deadline: Deadline) -> bool:
         """Whether KMM shows the version as ready in time, by a watch on the Node."""
@@ -146,9 +155,8 @@ class KmmHandoff:
         return has_root(self._host.modules(), self._context.situation.profile.modules) and not self._is_old(module)
 
     def _is_old(self, module: KmmModule) -> bool:
-        journal, boot_id = self._context.settler.held, self._context.situation.host.boot_id
-        before = journal.kmm if journal is not None else None
-        return before is not None and before.is_in_the_way(boot_id, self._host.load_id(), module.version)
+        request = self._request
+        return request is not None and request.is_in_the_way(self._boot_id, self._host.load_id(), module.version)
 
     def _in_kernel(self, module: KmmModule) -> str:
         """What the kernel has, for people."""

@@ -23,7 +23,7 @@ from driver_manager.domain.swap.plan import AnyStep, Decision, Plan
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.kmm import AskKmm, AwaitKmm
 from driver_manager.domain.swap.steps.modules import WaitForDevice
-from driver_manager.domain.swap.vfio_return import make_virtual_again, return_devices, wait_for_machines
+from driver_manager.domain.swap.vfio_return import make_virtual_again, return_devices, undisturbed, wait_for_machines
 
 
 def plan_kmm(now: Situation, module: KmmModule) -> Plan:
@@ -146,11 +146,10 @@ def _uninstalled(now: Situation, module: KmmModule, key: str) -> Plan:
 def _keep(now: Situation, module: KmmModule) -> Plan:
     # Who was killed while KMM was at work has not verified anything, nor done what comes after that.
     verified = (*_outdated(now), AwaitKmm(module)) if now.obs.journal is not None else ()
-    back = (*return_devices(now, probes=True), *make_virtual_again(now))
-    taken = taking(now, frozenset(), cordon=False) if back else ()
-    steps = (*wait_for_machines(now), *taken, *verified, *back, *releasing(now, taken))
     reason = f"driver is current: KMM has loaded version {module.version} of {module}"
-    return Plan(Decision.CURRENT, reason, steps, workloads=_staying(now, "the driver stays loaded"))
+    return Plan(
+        Decision.CURRENT, reason, undisturbed(now, verified), workloads=_staying(now, "the driver stays loaded")
+    )
 
 
 def _take_back(now: Situation, module: KmmModule) -> Plan:

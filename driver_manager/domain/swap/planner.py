@@ -6,7 +6,6 @@ Raises the errors that stop a run before its first effect.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from driver_manager.domain.digest import in_words
@@ -56,7 +55,7 @@ from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriv
 from driver_manager.domain.swap.steps.node import GiveBack, MarkCleared, StandDown, TakeNode
 from driver_manager.domain.swap.steps.pods import WaitForRestart
 from driver_manager.domain.swap.steps.waits import WaitStep
-from driver_manager.domain.swap.vfio_return import make_virtual_again, return_devices, wait_for_machines
+from driver_manager.domain.swap.vfio_return import make_virtual_again, return_devices, undisturbed, wait_for_machines
 from driver_manager.domain.swap.vfio_rows import is_switch, plan_vfio
 
 
@@ -257,11 +256,11 @@ def _keep(now: Situation) -> Plan:
     reason = f"driver is current: digest {digest}, version {version or 'unknown'}, loaded since this boot"
     users = staying(node_pods(now.obs), now.profile, now.policy.eviction, "the driver stays loaded")
     if not _container_starts_anew(now):
-        end: tuple[AnyStep, ...] = (*_undisturbed(now, ()), *remove_left_over(now))
+        end: tuple[AnyStep, ...] = (*undisturbed(now, ()), *remove_left_over(now))
         return Plan(Decision.CURRENT, reason, end, workloads=users)
     work = clean(now, ready_names(now.profile))
     if not now.host.root_mounts:
-        return Plan(Decision.CURRENT, reason, _undisturbed(now, work), workloads=users)
+        return Plan(Decision.CURRENT, reason, undisturbed(now, work), workloads=users)
     work = clean(now, (*ready_names(now.profile), now.profile.paths.failure_note))
     check(now, keeps_driver=True)
     first, last = pause_in_two(now)
@@ -275,13 +274,6 @@ def _keep(now: Situation) -> Plan:
         f"{key} is not paused: pods may hold claims, and could not end without its operand" for key in sorted(last)
     )
     return Plan(Decision.REBIND, reason, steps, held, users)
-
-
-def _undisturbed(now: Situation, work: Iterable[AnyStep]) -> tuple[AnyStep, ...]:
-    """`work` on a node whose driver stays; it is taken, with nobody paused, only where devices come back from vfio."""
-    back = (*return_devices(now, probes=True), *make_virtual_again(now))
-    taken = taking(now, frozenset(), cordon=False) if back else ()
-    return (*wait_for_machines(now), *taken, *work, *back, *releasing(now, taken))
 
 
 def _container_starts_anew(now: Situation) -> bool:

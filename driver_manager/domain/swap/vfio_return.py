@@ -5,12 +5,15 @@ Owns which devices those are, and what stands in the way. Pure. Must not import 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from driver_manager.domain.bindings import Binding, merged
 from driver_manager.domain.listing import several
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.policy import Mode
 from driver_manager.domain.swap.driver_state import places_us
 from driver_manager.domain.swap.node_patches import original_bindings
+from driver_manager.domain.swap.node_taking import releasing, taking
 from driver_manager.domain.swap.plan import AnyStep, PlanAgain
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.devices import MakeVirtualFunctions, ReturnDevices
@@ -87,6 +90,13 @@ def make_virtual_again(now: Situation) -> tuple[AnyStep, ...]:
     """The step that gives devices, which have their driver by then, their virtual functions again; () without any."""
     left = _without_virtual(now) if _serves_containers(now) else ()
     return (MakeVirtualFunctions(left, now.profile.paths.bindings),) if left else ()
+
+
+def undisturbed(now: Situation, work: Iterable[AnyStep]) -> tuple[AnyStep, ...]:
+    """`work` on a node whose driver stays; it is taken, with nobody paused, only where devices come back from vfio."""
+    back = (*return_devices(now, probes=True), *make_virtual_again(now))
+    taken = taking(now, frozenset(), cordon=False) if back else ()
+    return (*wait_for_machines(now), *taken, *work, *back, *releasing(now, taken))
 
 
 def _without_virtual(now: Situation) -> tuple[Binding, ...]:
