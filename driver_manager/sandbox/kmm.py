@@ -7,7 +7,8 @@ the domain and the sandbox.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from driver_manager.domain.kmm import KmmModule
@@ -18,6 +19,46 @@ from driver_manager.sandbox.store import Event, Store
 
 WORK_S = 0.3
 """What a worker pod takes at least."""
+
+
+@dataclass(frozen=True)
+class KmmStatus:
+    """What KMM knows of a node.
+
+    `has` is the version that it has loaded, "" for none, in an earlier boot where the node `is_rebooted`; `offers` are
+    those that it can load. A node that is no target, as a cordoned one, only loses its driver.
+    """
+
+    has: str
+    offers: Collection[str]
+    is_target: bool
+    is_rebooted: bool
+
+    def next_work(self, module: KmmModule, labels: Mapping[str, str]) -> str:
+        """What it does next about `labels`, "" for nothing."""
+        workers = module.at_work(labels)
+        goal = workers if self.is_target else ""
+        due = {
+            "withdraw": bool(workers) and workers != module.asked(labels),
+            "forget": bool(self.has) and self.is_rebooted and goal != self.has,
+            "unload": bool(self.has) and goal != self.has,
+            "hide": bool(module.ready(labels)) and not self.has,
+            "begin": bool(module.asked(labels)) and not workers and not module.ready(labels),
+            "load": goal in self.offers and (not self.has or self.is_rebooted),
+            "show": bool(self.has) and module.ready(labels) != self.has,
+        }
+        return next((work for work, is_due in due.items() if is_due), "")
+
+
+def changed_labels(work: str, module: KmmModule, labels: Mapping[str, str], has: str) -> dict[str, str | None]:
+    """The labels that a piece of `work` changes; {} for one that is about the kernel."""
+    changes: dict[str, dict[str, str | None]] = {
+        "withdraw": {module.worker_key: None},
+        "begin": {module.worker_key: module.asked(labels)},
+        "hide": {module.ready_key: None},
+        "show": {module.ready_key: has},
+    }
+    return changes.get(work, {})
 
 
 class KmmWorkers:
@@ -35,38 +76,20 @@ class KmmWorkers:
 
     def next_work(self, labels: Mapping[str, str], *, cordoned: bool) -> str:
         """What it does next, "" for nothing. On a cordoned node it only unloads."""
-        module, has, workers = self._module, self._has, self._module.at_work(labels)
-        goal, is_rebooted = "" if cordoned else workers, self._boot_id != self._tree.boot_id
-        due = {
-            "withdraw": bool(workers) and workers != module.asked(labels),
-            "forget": bool(has) and is_rebooted and goal != has,
-            "unload": bool(has) and goal != has,
-            "hide": bool(module.ready(labels)) and not has,
-            "begin": bool(module.asked(labels)) and not workers and not module.ready(labels),
-            "load": goal in self._roots and (not has or is_rebooted),
-            "show": bool(has) and module.ready(labels) != has,
-        }
-        return next((work for work, is_due in due.items() if is_due), "")
+        is_rebooted = self._boot_id != self._tree.boot_id
+        return KmmStatus(self._has, self._roots, not cordoned, is_rebooted).next_work(self._module, labels)
 
     def act(self, labels: Mapping[str, str], *, cordoned: bool = False) -> dict[str, str | None]:
         """Do it; the labels that it changes. What cannot be done changes nothing."""
-        work, module = self.next_work(labels, cordoned=cordoned), self._module
+        work = self.next_work(labels, cordoned=cordoned)
         match work:
-            case "withdraw":
-                return {module.worker_key: None}
-            case "begin":
-                return {module.worker_key: module.asked(labels)}
-            case "hide":
-                return {module.ready_key: None}
-            case "show":
-                return {module.ready_key: self._has}
             case "load":
-                self._load(module.at_work(labels))
+                self._load(self._module.at_work(labels))
             case "unload":
                 self._has = "" if self._unload() else self._has
             case "forget":
                 self._has = ""
-        return {}
+        return changed_labels(work, self._module, labels, self._has)
 
     def _load(self, version: str) -> None:
         """Over another driver that is as modprobe: it does nothing, and ends well."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.node import Node
 from driver_manager.domain.policy import Loader, Policy
+from driver_manager.sandbox.kmm import KmmStatus, changed_labels
 from tests.fakes.builders import OLD_DIGEST, PROFILE
 from tests.fakes.scenarios import LABELS, OPERANDS
 from tests.fakes.world import World
@@ -58,19 +59,10 @@ class FakeKmm:
         node = self.world.cluster.current
         if node is None:
             return ""
-        labels, workers = node.labels, MODULE.at_work(node.labels)
-        goal = workers if self.tolerates or not node.unschedulable else ""
+        is_target = self.tolerates or not node.unschedulable
         is_rebooted = self._boot_id != self.world.host.boot_id
-        due = {
-            "withdraw": bool(workers) and workers != MODULE.asked(labels),
-            "forget": bool(self.has) and is_rebooted and goal != self.has,
-            "unload": bool(self.has) and goal != self.has and not self.hangs,
-            "hide": bool(MODULE.ready(labels)) and not self.has,
-            "begin": bool(MODULE.asked(labels)) and not workers and not MODULE.ready(labels),
-            "load": goal in {self.offers} - {""} and (not self.has or is_rebooted),
-            "show": bool(self.has) and goal == self.has and MODULE.ready(labels) != self.has,
-        }
-        return next((work for work, is_due in due.items() if is_due), "")
+        work = KmmStatus(self.has, {self.offers} - {""}, is_target, is_rebooted).next_work(MODULE, node.labels)
+        return "" if self.hangs and work == "unload" else work
 
     def _work(self) -> None:
         self._is_due = False
@@ -78,22 +70,15 @@ class FakeKmm:
         if not work or node is None:
             return
         self.log.append(work)
-        workers = MODULE.at_work(node.labels)
         match work:
-            case "withdraw":
-                self.world.cluster.edit({WORKERS: None})
-            case "begin":
-                self.world.cluster.edit({WORKERS: MODULE.asked(node.labels)})
-            case "hide":
-                self.world.cluster.edit({READY: None})
-            case "show":
-                self.world.cluster.edit({READY: self.has})
             case "unload":
                 self._unload(node)
             case "forget":
                 self.has = ""
+            case "load":
+                self._load(MODULE.at_work(node.labels))
             case _:
-                self._load(workers)
+                self.world.cluster.edit(changed_labels(work, MODULE, node.labels, self.has))
         self.react()
 
     def _load(self, version: str) -> None:
