@@ -15,6 +15,7 @@ from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.observe import look_closer
 from driver_manager.core.swap.settling import Settler
 from driver_manager.core.swap.state_writer import StateWriter
+from driver_manager.core.swap.summary import measured, state_after, summary
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import (
     ApiUnavailable,
@@ -31,7 +32,6 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.failure import encode, pod_blocker
 from driver_manager.domain.listing import several
 from driver_manager.domain.node import Node
-from driver_manager.domain.node_state import NodeState, state_of
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pods.workloads import PodAction, with_action
 from driver_manager.domain.policy import Loader, Policy
@@ -43,15 +43,11 @@ from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import access, remedies, rights
 from driver_manager.domain.swap.retry_wait import AFTER_FAILURE, disturbs, noted, time_of_day, wait_s
 from driver_manager.domain.swap.situation import Situation
-from driver_manager.domain.swap.steps.base import PATCH_NODES, Step
-from driver_manager.domain.swap.steps.devices import BindToVfio, MakeVirtualFunctions, OverrideDrivers, ReturnDevices
-from driver_manager.domain.swap.steps.kmm import AwaitKmm
+from driver_manager.domain.swap.steps.base import PATCH_NODES
 from driver_manager.domain.swap.steps.modules import LoadModules, UnloadModules
-from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
-from driver_manager.domain.swap.steps.node import GiveBack, StandDown
+from driver_manager.domain.swap.steps.node import StandDown
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads
-from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, EndWithoutReboot, HoldForReboot
-from driver_manager.domain.swap.steps.slots import RemoveSlots
+from driver_manager.domain.swap.steps.reboot import EndWithoutReboot, HoldForReboot
 from driver_manager.domain.swap.steps.waits import WaitAfterFailure
 from driver_manager.domain.swap.window_parts import earlier, opens
 from driver_manager.ports.node import Ports
@@ -180,7 +176,7 @@ class _Run:
             return self._refused(error, obs, settler)
         self._go_on_measuring(obs)
         if not _ends_by_itself(decided):
-            settler.state.will_end_well(_summary(decided), _state_after(decided, now))
+            settler.state.will_end_well(summary(decided), state_after(decided, now))
         try:
             if _waits_after_failure(decided) and self._is_let_go(now, decided):
                 self._waited |= {AFTER_FAILURE}
@@ -201,7 +197,7 @@ class _Run:
         if waited_for:
             raise Again(waited_for, settler, now.obs)
         settler.state.correct()
-        what = _summary(decided) + _measured(ports) + settler.evidence
+        what = summary(decided) + measured(ports) + settler.evidence
         return Outcome(ExitCode.DONE, what, changed=bool(decided.steps))
 
     def _refused(self, error: ManagerError, obs: Observation, settler: Settler) -> Outcome:
@@ -305,52 +301,6 @@ def _waits_after_failure(decided: Plan) -> bool:
     return bool(decided.steps) and isinstance(decided.steps[0], WaitAfterFailure)
 
 
-_DONE: tuple[tuple[type[Step], str], ...] = (
-    (BindToVfio, "the devices are on vfio"),
-    (OverrideDrivers, "the devices are kept for vfio"),
-    (ReturnDevices, "devices were taken back from vfio"),
-    (MakeVirtualFunctions, "virtual functions were created again"),
-    (AwaitKmm, "KMM loaded the driver"),
-    (UnloadModules, "the old driver was unloaded"),
-    (UnmountDriverRoot, "the old driver root was unmounted"),
-    (GiveBack, "the node was released"),
-    (ClearRebootRequest, "an earlier reboot request was cleared"),
-    (RemoveArtifacts, "files of an earlier driver were removed"),
-    (RemoveSlots, "old slots were removed"),
-)
-"""What a run that loaded nothing has done: the first of these steps that it had says it."""
-
-
-def _summary(decided: Plan) -> str:
-    """The last line of a run that succeeded."""
-    if not decided.steps:
-        return f"nothing to do: {decided.reason}"
-    if decided.decision is Decision.CLEAR:
-        return f"done: the node is cleared ({decided.reason})"
-    loaded = [step.source.version for step in decided.steps if isinstance(step, LoadModules)]
-    there = (text for kind, text in _DONE if any(isinstance(step, kind) for step in decided.steps))
-    done = f"driver {loaded[0]} loaded" if loaded else next(there, "a request to the operator was withdrawn")
-    if decided.decision is Decision.UNINSTALL:
-        done = "the driver was unloaded"
-    if decided.decision is Decision.CURRENT and any(isinstance(step, AwaitKmm) for step in decided.steps):
-        done = "KMM has the driver loaded"
-    is_first = loaded and decided.decision is Decision.NOT_LOADED
-    return f"done: {done} ({'none was loaded before' if is_first else decided.reason})"
-
-
-def _measured(ports: Ports) -> str:
-    """How long nobody was served, as the end of a sentence; "" where nobody was told to go."""
-    window = ports.tally.window.at(ports.clock.monotonic())
-    return "" if window is None else f"; {window.sentence()}"
-
-
-def _state_after(decided: Plan, now: Situation) -> NodeState:
-    """The driver's state after a run that ended well: one that changed no driver ends neither a wedge nor a wish."""
-    stays = decided.decision in (Decision.CURRENT, Decision.REBIND)
-    clears = any(isinstance(step, ClearRebootRequest) for step in decided.steps)
-    return state_of(now.host, now.profile) if stays and not clears else NodeState.READY
-
-
 def _check_rights(ports: Ports, decided: Plan, state: StateWriter) -> None:
     """Raise PreflightFailed for a right that a step will need and we do not have. Asks nothing for an empty plan."""
     needed = rights(decided.steps)
@@ -402,4 +352,4 @@ def _failed(error: ManagerError, ports: Ports, settler: Settler, obs: Observatio
     what = f"{error.what}; {settled}" if settled and not expected else error.what
     if is_news and not is_ending:  # killed soon: the Event comes first
         settler.state.write(what)
-    return Outcome(error.exit_code, what + _measured(ports) + settler.evidence, error.remedy, changed=True)
+    return Outcome(error.exit_code, what + measured(ports) + settler.evidence, error.remedy, changed=True)
