@@ -92,7 +92,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("429-date", Family.AGAIN, _fixed(Answer(429, retry_after_s=2, as_date=True))),
     Kind("429-absurd", Family.AGAIN, _fixed(Answer(429, retry_after_s=10**9))),
     Kind("slow", Family.HARMLESS, _fixed(Delay(0.1))),
-    Kind("mute", Family.AGAIN, _fixed(Hold()), budget_s=1.0),
+    Kind("mute", Family.AGAIN, _fixed(Hold()), budget_s=3.0),
     Kind("reset", Family.AGAIN, _fixed(Drop())),
     Kind("lost", Family.AGAIN, _fixed(Drop(applied=True))),
     Kind("away", Family.AGAIN, _fixed(Gone(0.02)), budget_s=60.0),
@@ -100,7 +100,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("strange", Family.STRANGE, _fixed(Certificate("strange", ALWAYS)), TLS),
     Kind("half-a-line", Family.WATCH, _fixed(CutLine())),
     Kind("half-and-end", Family.WATCH, _fixed(CutLine(clean=True))),
-    Kind("silent", Family.WATCH, _fixed(Silence()), wait_s=1.0),
+    Kind("silent", Family.WATCH, _fixed(Silence()), wait_s=10.0),
     Kind("too-old", Family.WATCH, _fixed(ErrorEvent())),
 )
 

@@ -21,7 +21,7 @@ import urllib3
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
 from driver_manager.sandbox.pci_tree import PciTree
-from tests.control_plane.api import Api, Json, gone
+from tests.control_plane.api import Api, ApiError, Json, gone, wait_until
 from tests.control_plane.old_server import PodClaim, claim_body, claim_status
 from tests.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT, PREFIX
 from tests.control_plane.shown import NOTHING, Shown, of_others, shown
@@ -120,6 +120,7 @@ class Bystander:
         self.api = api
         self._lock = threading.Lock()
         self._pods: dict[str, dict[str, list[str]]] = {}  # node → why they would go → their paths
+        self._at_work = ""  # the node whose wishes are being answered
         self._is_over = False
         self._stops: dict[str, Callable[[], None]] = {}
         pods = f"/api/v1/namespaces/{TEAM}/pods"
@@ -158,6 +159,23 @@ class Bystander:
         with self._lock:
             self._pods.pop(node, None)
 
+    def settle(self, node: str) -> None:
+        """Return once all that this node says by now has been answered, and every pod that has to go has gone."""
+        wait_until(lambda: self._is_settled(node), f"the bystander does what {node} asks for")
+
+    def _is_settled(self, node: str) -> bool:
+        try:
+            meta = self.api.get(f"/api/v1/nodes/{node}")["metadata"]
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return True
+        with self._lock:
+            is_due = self._at_work == node or bool(self._due(meta))
+        on_node = self.api.list(f"/api/v1/namespaces/{TEAM}/pods", fieldSelector=f"spec.nodeName={node}")
+        is_asked = any(key in meta.get("annotations", {}) for key in (REQUESTED, SAFE_LOAD))
+        return not is_due and not is_asked and not any("deletionTimestamp" in pod["metadata"] for pod in on_node)
+
     def _watch(self, path: str, see: Callable[[Json], None]) -> None:
         while True:
             try:
@@ -179,17 +197,25 @@ class Bystander:
         if "deletionTimestamp" in pod:
             gone(partial(self.api.delete, f"{pods}/{pod['name']}", grace_s=0), 409)
 
-    def _see(self, node: Json) -> None:
+    def _due(self, node: Json) -> list[str]:
+        """Why some of the node's pods have to go now."""
         labels, annotations = node.get("labels", {}), node.get("annotations", {})
+        pods = self._pods.get(node["name"], {})
+        return [why for why in pods if PAUSED in labels.get(why, "") or annotations.get(why)]
+
+    def _see(self, node: Json) -> None:
+        annotations = node.get("annotations", {})
         with self._lock:
-            pods = self._pods.get(node["name"], {})
-            leave = [why for why in pods if PAUSED in labels.get(why, "") or annotations.get(why)]
-            paths = [path for why in leave for path in pods.pop(why)]
+            leave = self._due(node)
+            paths = [path for why in leave for path in self._pods[node["name"]].pop(why)]
+            self._at_work = node["name"]
         answered = {key: None for key in (REQUESTED, SAFE_LOAD) if key in annotations}
         if answered:  # before the pods go: who waits for them finds it done
             gone(partial(self.api.patch, f"/api/v1/nodes/{node['name']}", {"metadata": {"annotations": answered}}))
         for path in paths:
             gone(partial(self.api.delete, path, grace_s=0))
+        with self._lock:
+            self._at_work = ""
 
 
 class Scene:
@@ -310,6 +336,10 @@ class Scene:
             self._drivers(),
             shown(node),
         )
+
+    def settle(self) -> None:
+        """Return once the bystander has done what the node asks for."""
+        self._by.settle(self.node)
 
     def pods(self) -> list[Json]:
         """The pods on the node, those on their way out too."""

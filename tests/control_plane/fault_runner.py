@@ -153,7 +153,7 @@ class Bench:
             ("POD_TERMINATION_TIMEOUT", "POD_EVICTION_TIMEOUT", "OPERATOR_TIMEOUT"), f"{kind.wait_s}s"
         )
         env = {**scene.env, **waits, "API_TIMEOUT": f"{kind.budget_s}s", **self._account(scene, server)}
-        return run(scene.route.argv, env, scene.tree, scene.folder)
+        return run(scene.route.argv, env, scene.tree, scene.folder, scene.settle)
 
 
 def enumerate_requests(exchanges: Sequence[Exchange]) -> tuple[Asked, ...]:

@@ -12,8 +12,9 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -37,18 +38,24 @@ NAP_S = 0.002
 
 
 class SkippingClock(SystemClock):
-    """The system's clock, on which a pause takes no time."""
+    """The system's clock, on which a pause takes no time of its own: it ends once `settle` returns.
 
-    def __init__(self) -> None:
+    Real seconds would be enough for what others do meanwhile. Skipped, they are not: they have to be waited for.
+    """
+
+    def __init__(self, settle: Callable[[], object]) -> None:
         super().__init__()
+        self._settle = settle
         self._skipped_s = 0.0
 
     def monotonic(self) -> float:
         return time.monotonic() + self._skipped_s
 
     def sleep(self, seconds: float) -> None:
+        began_s = time.monotonic()
         super().sleep(min(seconds, NAP_S))
-        self._skipped_s += max(0.0, seconds - NAP_S)
+        self._settle()
+        self._skipped_s += seconds - (time.monotonic() - began_s)
 
 
 @dataclass(frozen=True)
@@ -62,15 +69,20 @@ class Said:
     last_line: str
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], tree: HostTree, folder: Path) -> Said:
-    """Run `driver-manager argv` on `tree` with `env` as its whole environment; `folder` is for the termination log."""
+def run(
+    argv: Sequence[str], env: Mapping[str, str], tree: HostTree, folder: Path, settle: Callable[[], object]
+) -> Said:
+    """Run `driver-manager argv` on `tree` with `env` as its whole environment; `folder` is for the termination log.
+
+    In each of its pauses `settle` is called, which returns once everybody else has done what they have to do by now.
+    """
     log = folder / "termination-log"
     log.write_text("")
     out, err = io.StringIO(), io.StringIO()
     environment = {"PATH": os.environ["PATH"], "HOST_ROOT": str(tree.root), "TERMINATION_LOG": str(log), **env}
     with (
         mock.patch.dict(os.environ, environment, clear=True),
-        mock.patch.object(wiring, "SystemClock", SkippingClock),
+        mock.patch.object(wiring, "SystemClock", partial(SkippingClock, settle)),
         mock.patch.object(in_pod, "ACCOUNT", Path(env.get("TEST_SERVICE_ACCOUNT", in_pod.ACCOUNT))),
         _tools_called(tree),
         signals_kept(),
