@@ -78,6 +78,8 @@ class FleetScene:
             self.store.create("nodes", body)
             if self.revisions():
                 self._make_pod(name, is_ready=True)
+        if self.revisions():
+            self._count()
 
     def set_driver(self, image: str) -> str:
         """The DaemonSet's template has this image from now on; the hash of its revision."""
@@ -124,9 +126,15 @@ class FleetScene:
             }
             data = {"spec": {"template": {**template, "$patch": "replace"}}}
             self.store.create("controllerrevisions", {"metadata": metadata, "data": data, "revision": number})
-        status = {"observedGeneration": daemon_set["metadata"]["generation"]}
-        self._change("daemonsets", DRIVER, lambda one: one | {"status": status}, status=True)
+        self._count()
         return hashed
+
+    def _count(self) -> None:
+        """As the controller shows the template that it has seen, and on how many nodes it wants a pod of it: on all."""
+        generation = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["generation"]
+        desired = len(self.store.list_objects("nodes")[0])
+        status = {"observedGeneration": generation, "desiredNumberScheduled": desired}
+        self._change("daemonsets", DRIVER, lambda one: one | {"status": status}, status=True)
 
     def see_template(self) -> None:
         """The same, of the DaemonSet controller's own accord."""
