@@ -30,6 +30,13 @@ def test_a_complete_rollout_ends_with_0(desk: Laptop) -> None:
     assert (code, out.splitlines()[0]) == (ExitCode.DONE, "Complete: 4 nodes are on revision r1")
 
 
+def test_as_long_as_a_nodes_pod_is_not_seen_nothing_is_complete(desk: Laptop) -> None:
+    pod = desk.scene.pods()["node-1"]["metadata"]
+    desk.scene.store.delete("pods", pod["name"], namespace=pod["namespace"], grace_s=0, uid=pod["uid"])
+    headline = desk.says("status")[1].splitlines()[0]
+    assert headline.endswith("1 node is without a driver pod that the DaemonSet wants"), headline
+
+
 def test_one_on_its_way_ends_with_0_and_a_halted_one_does_not(desk: Laptop) -> None:
     desk.scene.broken.add("node-0")
     desk.scene.set_driver("driver:2")
