@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -341,14 +342,14 @@ def test_every_query_of_the_dashboard_has_an_answer(scraped: Scraped, title: str
 def test_the_stats_of_the_dashboard_say_what_is_so(scraped: Scraped) -> None:
     def stat(title: str) -> float:
         (expression,) = [text for name, text in queries() if name == title]
-        (result,) = scraped.prometheus.query(expression)
-        return float(result["value"][1])
+        results = scraped.prometheus.query(expression)  # none where the last scrape of it was too slow
+        return float(results[0]["value"][1]) if len(results) == 1 else math.nan
 
     wanted = {"Wedged": 1, "Held": 1, "Runs that fail again and again": 1, "Reboots asked for": 1, "Muted": 0}
     wanted |= {"Halted or stalled": 1, "Waiting for approval": 0, "Failed nodes": 0, "Controllers at work": 1}
     wanted["What a node takes"] = 100
+    wanted["Watches down"] = 1  # the one that nobody answers for
     scraped.wait(lambda: {name: stat(name) for name in wanted} == wanted, "the stats")
-    assert stat("Watches down") == 1, "the one that nobody answers for"
 
 
 @pytest.mark.long

@@ -125,8 +125,8 @@ def test_what_connecting_took_is_not_there_for_the_answer(tmp_path: Path) -> Non
         with pytest.raises(Unreachable, match="no time was left after connecting"):
             transport.send(WireRequest("GET", "/", None, {}), connect_s=5.0, read_s=0.2)
         with pytest.raises(Unreachable, match="TimeoutError: timed out"):
-            transport.send(WireRequest("GET", "/", None, {}), connect_s=5.0, read_s=0.4)
-    assert time.monotonic() - begun_s >= 0.7
+            transport.send(WireRequest("GET", "/", None, {}), connect_s=5.0, read_s=3.0)
+    assert time.monotonic() - begun_s >= 3.2
 
 
 def test_a_limited_budget_bounds_connecting_too(silent: tuple[SilentPool, Transport]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from driver_manager.adapters.process.run import KILLED_S, NOT_FOUND, NOT_RUNNABLE, OUTPUT_CHARS, Result, run
 from driver_manager.domain.tool_status import TIMED_OUT
-from tests.fakes.pace import patient
+from tests.fakes.pace import patient, with_time_enough
 
 PATIENCE_S = 25.0
 
@@ -86,18 +86,29 @@ def test_a_killed_tool_has_a_negative_status() -> None:
     assert run(python("import os; os.kill(os.getpid(), 9)")).status == -signal.SIGKILL
 
 
-def leaving(command: str, pid_file: Path) -> list[str]:
-    """A tool that starts `command` as its child, notes its pid, and hangs."""
-    return ["sh", "-c", f'{command} & echo $! > "$1.new"; mv "$1.new" "$1"; sleep 3600', "sh", str(pid_file)]
+def leaving(pid_file: Path, through: str = "") -> list[str]:
+    """A tool that hangs, with a child, started by way of `through`, that hangs too and has noted its pid before."""
+    child = """sh -c 'echo $$ > "$1.new"; mv "$1.new" "$1"; exec sleep 3600' sh "$1" """
+    return ["sh", "-c", f"{through} {child} & sleep 3600", "sh", str(pid_file)]
+
+
+def begun_and_timed_out(argv: list[str], pid_file: Path) -> tuple[Result, float, float]:
+    """How the tool ended whose child had begun before its time was over, that time, and the seconds it all took."""
+
+    def within(limit_s: float) -> tuple[Result, float, float]:
+        begin = time.monotonic()
+        return run(argv, timeout_s=limit_s), limit_s, time.monotonic() - begin
+
+    return with_time_enough(within, lambda _: pid_file.exists(), (0.6, 5.0, 60.0))
 
 
 def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
-    begin = time.monotonic()
-    result = run(leaving("sleep 3600", tmp_path / "pid"), timeout_s=0.6)
+    pid_file = tmp_path / "pid"
+    result, limit_s, took_s = begun_and_timed_out(leaving(pid_file), pid_file)
     assert result.status == TIMED_OUT
-    assert result.last_line.endswith("timed out after 0.6 s")
-    assert time.monotonic() - begin < patient(0.6 + KILLED_S)
-    assert ends(int((tmp_path / "pid").read_text()))
+    assert result.last_line.endswith(f"timed out after {limit_s:g} s")
+    assert took_s < patient(limit_s + KILLED_S)
+    assert ends(int(pid_file.read_text()))
 
 
 def test_a_tool_that_ignores_sigterm_is_killed_all_the_same() -> None:
@@ -109,12 +120,12 @@ def test_a_tool_that_ignores_sigterm_is_killed_all_the_same() -> None:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_child_that_survives_in_a_session_of_its_own_is_abandoned_not_waited_for(tmp_path: Path) -> None:
-    begin = time.monotonic()
-    result = run(leaving("setsid sleep 3600", tmp_path / "pid"), timeout_s=0.6)
-    survivor = int((tmp_path / "pid").read_text())
+    pid_file = tmp_path / "pid"
+    result, limit_s, took_s = begun_and_timed_out(leaving(pid_file, "setsid"), pid_file)
+    survivor = int(pid_file.read_text())
     try:
         assert result.status == TIMED_OUT
-        assert time.monotonic() - begin < patient(0.6 + KILLED_S + 1.0)
+        assert took_s < patient(limit_s + KILLED_S + 1.0)
         assert is_running(survivor), "else this shows nothing"
     finally:
         with contextlib.suppress(ProcessLookupError):
