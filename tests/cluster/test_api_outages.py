@@ -89,7 +89,7 @@ def test_a_server_that_is_gone_for_longer_than_told_leaves_the_node_to_the_next_
 ) -> None:
     labels = node_of(command_runner).labels()
     proxy.add(Fault(Gone(60.0), "watch", "pods"))
-    ended = command_runner.reconcile(API_TIMEOUT="1s")
+    ended = command_runner.reconcile(API_TIMEOUT="5s")
     assert ended.code == 8, ended.err
     assert "the node is still paused; the next run releases it from the journal" in ended.last_line
     assert JOURNAL in node_of(command_runner).annotations()
@@ -111,7 +111,7 @@ def test_a_certificate_that_stays_expired_ends_with_exit_code_8_and_its_own_reme
     command_runner: CommandRunner, proxy: Proxy
 ) -> None:
     proxy.identity.present("expired", handshakes=1000)
-    ended = command_runner.reconcile(API_TIMEOUT="1s")
+    ended = command_runner.reconcile(API_TIMEOUT="5s")
     assert ended.code == 8, ended.err
     assert "Renew the API server's certificate, or set this node's clock" in ended.last_line
     assert command_runner.tree.driver_version == OLD

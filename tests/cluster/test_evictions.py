@@ -245,7 +245,8 @@ def test_sixty_pods_cost_at_most_two_requests_each_and_a_constant(case: Case) ->
 def test_the_requests_for_sixty_pods_overlap(case: Case) -> None:
     pods = case.made.managed(60, Shape(labels={"app": "users"}))
     node_of(case.command_runner).kubelet.stop_after("users", 1.0)
-    case.proxy.add(Fault(Delay(EVICTION_S), "create", "pods/eviction", times=ALWAYS))
+    delay_s = patient(EVICTION_S)  # what a request costs beside it grows with it
+    case.proxy.add(Fault(Delay(delay_s), "create", "pods/eviction", times=ALWAYS))
     ended = case.command_runner.reconcile(**EVICT)
     assert ended.code == 0, ended.err
     assert {pod.state() for pod in pods} == {"gone"}
@@ -255,10 +256,10 @@ def test_the_requests_for_sixty_pods_overlap(case: Case) -> None:
     at_once = max(sum(begun <= at < ended for begun, ended in moments) for at, _ in moments)
     assert 4 <= at_once <= EVICTIONS_AT_ONCE
     span_s = max(ended for _, ended in moments) - min(begun for begun, _ in moments)
-    assert span_s < 60 * EVICTION_S / 2
+    assert span_s < sum(ended - begun for begun, ended in moments) / 2, "one after the other they take all of it"
     window = json.loads(node_of(case.command_runner).read()["metadata"]["annotations"][LAST_OUTCOME])["window"]
     assert span_s / 2 < window["parts"]["evict"] < window["seconds"]
-    print(f"60 evictions of {EVICTION_S:g} s each took {span_s:.2f} s, {at_once} at once; window: {window}")
+    print(f"60 evictions of {delay_s:g} s each took {span_s:.2f} s, {at_once} at once; window: {window}")
     case.assert_given_back(NEW)
 
 

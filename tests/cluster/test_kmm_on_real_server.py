@@ -14,6 +14,7 @@ from tests.control_plane.kmm import Kmm
 from tests.control_plane.kubelet import NodeFactory, OperandsFactory
 from tests.control_plane.runner import JOURNAL, NEW, NEW_ROOT, OLD, OLD_ROOT, CommandRunner, assert_untouched, node_of
 from tests.control_plane.servers import ControlPlane, User
+from tests.fakes.pace import ratio
 
 MODULE = KmmModule("rbln-system", "rebellions", NEW)
 ENV = {"DRIVER_LOAD": "kmm", "DRIVER_ROOT": "", "KMM_MODULE": str(MODULE), "KMM_VERSION": NEW}
@@ -62,7 +63,9 @@ def test_a_kmm_that_hangs_is_named_and_the_node_is_held_until_it_goes_on(
     labels = node_of(one).labels()
     with kmm(one) as stand_in:
         stand_in.hang.set()
-        waits = {"POD_TERMINATION_TIMEOUT": "6s", "DEVICE_FREE_TIMEOUT": "2s", "RECONCILE_DEADLINE": "12s"}
+        slow_by = ratio()
+        limits_s = {"POD_TERMINATION_TIMEOUT": 6, "DEVICE_FREE_TIMEOUT": 2, "RECONCILE_DEADLINE": 12}
+        waits = {name: f"{limit_s * slow_by:.1f}s" for name, limit_s in limits_s.items()}
         ended = one.reconcile(**ENV, **waits)
         assert ended.code == 5, ended.err
         assert f"kmm-worker-{node_of(one).name}-rebellions" in ended.err

@@ -107,7 +107,7 @@ def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one
         assert not tree.is_told_to_reboot
         assert rebooted.node.annotations()[KEYS.approve_reboot] == "true"
         rebooted.annotate(**{KEYS.journal: None})
-        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot", 30.0)
+        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot")
         assert events_of(rebooted, "RebootRequired") == 1
 
 
@@ -118,7 +118,7 @@ def test_restore_leaves_the_rebooters_cordon_while_its_reboot_is_granted(reboote
     rebooted.annotate(**{KEYS.approve_reboot: "true"})
     cordoning = {**rebooter_environment(rebooted), "REBOOT_CORDON": "true"}
     with running("rebooter", cordoning, rebooted.world.folder):
-        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot", 30.0)
+        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot")
         granted = rebooted.node.annotations()
         assert granted[KEYS.cordon] == CORDON_FOR_REBOOT
         restored = rebooted.start(command="restore", env={"POD_NAME": ""}).end()
@@ -140,13 +140,13 @@ def test_a_chip_that_recovers_takes_back_what_the_rebooter_announced(rebooted: N
     ):
         watch.says("→ healthy")
         tree.wedge()
-        wait_until(lambda: rebooted.node.labels().get(KEYS.reboot_required) == "true", "a reboot is asked for", 30.0)
+        wait_until(lambda: rebooted.node.labels().get(KEYS.reboot_required) == "true", "a reboot is asked for")
         assert json.loads(marker.read_text())["reason"] == "recovery"
         (tree.root / fake_tools.WEDGED).unlink()
-        wait_until(lambda: not marker.exists(), "the marker is taken back", 30.0)
-        wait_until(lambda: KEYS.reboot_required not in rebooted.node.labels(), "the label is taken back", 30.0)
+        wait_until(lambda: not marker.exists(), "the marker is taken back")
+        wait_until(lambda: KEYS.reboot_required not in rebooted.node.labels(), "the label is taken back")
         assert not tree.is_told_to_reboot
         rebooted.annotate(**{KEYS.approve_reboot: "true"})
         tree.wedge()
-        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot", 30.0)
+        wait_until(lambda: tree.is_told_to_reboot, "the host is told to reboot")
         assert KEYS.approve_reboot not in rebooted.node.annotations()

@@ -177,7 +177,7 @@ def test_a_silent_watch_neither_speaks_nor_ends(
     path = watch_path(target) + "&timeoutSeconds=1"
     target.set_labels({"a": "1"})
     target.set_labels({"a": "2"})
-    with opened(proxy, control_plane, agent, path, 1.2) as stream:
+    with opened(proxy, control_plane, agent, path, 5.0) as stream:
         assert b'"a":"1"' in stream.read1()
         with pytest.raises(TimeoutError):
             stream.read1()
@@ -185,7 +185,7 @@ def test_a_silent_watch_neither_speaks_nor_ends(
         stream.read1()
     with (
         pytest.raises(TimeoutError),
-        opened(proxy, control_plane, agent, path, 0.3),
+        opened(proxy, control_plane, agent, path, head_s=0.3),
     ):
         pass
     assert proxy.fired(mute) == 0  # a fault is told by all that it says, so this one is not the third

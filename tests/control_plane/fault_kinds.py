@@ -33,6 +33,9 @@ ATTEMPTS_IN_5_S = 8
 CHANGES_TRIED = 10
 """How often a run looks anew at a Node that keeps changing (`TAKE_ATTEMPTS`, `settling.ATTEMPTS`)."""
 
+IN_VAIN_S = 5.0
+"""A wait that is sure to end with its limit."""
+
 FORBIDDEN = 'is forbidden: User "u" cannot {} resource "{}" in API group "" in the namespace "n"'
 
 
@@ -86,7 +89,7 @@ TOKEN = "{token file}"
 KINDS: tuple[Kind, ...] = (
     Kind("401", Family.RENEWED, _status(401)),
     Kind(ROTATED, Family.HARMLESS, _fixed(Rotate(TOKEN, ROTATED)), TOKEN_FILE),
-    *(Kind(str(code), Family.REFUSED, _status(code), wait_s=5.0) for code in (403, 404, 409, 422)),
+    *(Kind(str(code), Family.REFUSED, _status(code)) for code in (403, 404, 409, 422)),
     *(Kind(str(code), Family.AGAIN, _status(code)) for code in (410, 429, 500, 503)),
     Kind("429-seconds", Family.AGAIN, _fixed(Answer(429, retry_after_s=2))),
     Kind("429-date", Family.AGAIN, _fixed(Answer(429, retry_after_s=2, as_date=True))),
@@ -121,6 +124,12 @@ class Cell:
     def by(self) -> Kind:
         """Its kind."""
         return next(kind for kind in KINDS if kind.name == self.kind)
+
+    @property
+    def wait_s(self) -> float:
+        """For pods and operators: short where it is waited out, because a pod stays that counts as gone."""
+        is_in_vain = self.by.family is Family.REFUSED and code_of(self, DONE) == PODS_REMAIN
+        return IN_VAIN_S if is_in_vain else self.by.wait_s
 
     def fault(self, token_file: str) -> Fault:
         """What the proxy is told."""
@@ -234,6 +243,8 @@ def most_requests(cell: Cell) -> int:
     if cell.kind == "409" and (cell.asked.verb, cell.asked.resource) == ("patch", "nodes"):
         # At most two patches take the node; one gives it back without a look, then twice as often as is tried with one.
         return 2 + 1 + 2 * CHANGES_TRIED
+    if cell.asked.verb == "watch" and cell.by.family is Family.REFUSED:  # not opened again in the same wait
+        return 20
     if cell.asked.verb == "watch":  # opened again each second of two waits
-        return 2 * int(cell.by.wait_s) + 10
+        return 2 * int(cell.wait_s) + 10
     return 40

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from tests.control_plane.api import Api, Json
 from tests.control_plane.exchanges import Exchange
-from tests.control_plane.fault_kinds import KINDS, Asked, Cell, Kind, code_of, most_requests
+from tests.control_plane.fault_kinds import KINDS, Asked, Cell, code_of, most_requests
 from tests.control_plane.fault_routes import ROUTES, Bystander, Scene, State, is_as_before, is_taken
 from tests.control_plane.fault_script import to_text
 from tests.control_plane.faults import ALWAYS, Answer, Fault
@@ -97,7 +97,7 @@ class Bench:
             fault = cell.fault(str(scene.folder / "token"))
             with self._proxy(fault) as proxy:
                 before = scene.state()
-                said = self._run(scene, proxy.url, cell.by)
+                said = self._run(scene, proxy.url, cell)
                 fired, asked = proxy.fired(fault), proxy.exchanges(cell.asked.verb)
             after = scene.state()
             requests = sum(one.request.target.resource == cell.asked.resource for one in asked)
@@ -148,11 +148,10 @@ class Bench:
             "KUBERNETES_SERVICE_PORT": str(url.port),
         }
 
-    def _run(self, scene: Scene, server: str, kind: Kind = KINDS[0]) -> Said:
-        waits = dict.fromkeys(
-            ("POD_TERMINATION_TIMEOUT", "POD_EVICTION_TIMEOUT", "OPERATOR_TIMEOUT"), f"{kind.wait_s}s"
-        )
-        env = {**scene.env, **waits, "API_TIMEOUT": f"{kind.budget_s}s", **self._account(scene, server)}
+    def _run(self, scene: Scene, server: str, cell: Cell | None = None) -> Said:
+        wait_s, budget_s = (cell.wait_s, cell.by.budget_s) if cell else (KINDS[0].wait_s, KINDS[0].budget_s)
+        waits = dict.fromkeys(("POD_TERMINATION_TIMEOUT", "POD_EVICTION_TIMEOUT", "OPERATOR_TIMEOUT"), f"{wait_s}s")
+        env = {**scene.env, **waits, "API_TIMEOUT": f"{budget_s}s", **self._account(scene, server)}
         return run(scene.route.argv, env, scene.tree, scene.folder, scene.settle)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -82,8 +83,9 @@ class ForkedCommand:
         return self.end()
 
     def terminate(self) -> Ended:
-        """SIGTERM, as the kubelet sends it."""
-        os.kill(self.pid, signal.SIGTERM)
+        """SIGTERM, as the kubelet sends it; it may have ended, and nobody may have said so yet."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
         return self.end()
 
     def end(self) -> Ended:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.control_plane.api import wait_until
 
-END_S = 10.0
+END_S = 60.0
 
 
 class Loop:
@@ -31,7 +31,7 @@ class Loop:
 
     def says(self, text: str, after: int = 0) -> None:
         """Wait until it has said this, in a line after the first `after`."""
-        wait_until(lambda: any(text in line for line in self.lines[after:]), f"says {text!r}: {self._log}", 30.0)
+        wait_until(lambda: any(text in line for line in self.lines[after:]), f"says {text!r}: {self._log}")
 
 
 @contextlib.contextmanager

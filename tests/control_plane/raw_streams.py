@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.client import HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
+from tests.control_plane.api import PATIENCE_S
 from tests.control_plane.kubelet import Node
 from tests.control_plane.proxy import Proxy
 from tests.control_plane.servers import ControlPlane, User
@@ -20,13 +21,18 @@ def watch_path(target: Node) -> str:
 
 
 @contextlib.contextmanager
-def opened(proxy: Proxy, plane: ControlPlane, user: User, path: str, patience_s: float = 5.0) -> Iterator[HTTPResponse]:
-    """The raw answer of the proxy, as a stream; a read gives up after `patience_s` seconds."""
+def opened(
+    proxy: Proxy, plane: ControlPlane, user: User, path: str, patience_s: float = PATIENCE_S, head_s: float = PATIENCE_S
+) -> Iterator[HTTPResponse]:
+    """The raw answer of the proxy, as a stream. A read gives up after `patience_s` seconds, that of its head `head_s`."""
     address, context = urlsplit(proxy.url), ssl.create_default_context(cafile=str(plane.ca))
-    connection = HTTPSConnection(address.hostname or "", address.port, timeout=patience_s, context=context)
+    connection = HTTPSConnection(address.hostname or "", address.port, timeout=PATIENCE_S, context=context)
     with contextlib.closing(connection):
         connection.request("GET", path, headers={"Authorization": f"Bearer {user.token}"})
+        sock = connection.sock  # the answer's, from when its head has been read
+        sock.settimeout(head_s)
         with connection.getresponse() as response:
+            sock.settimeout(patience_s)
             yield response
 
 
