@@ -24,7 +24,7 @@ def watch_path(target: Node) -> str:
 def opened(
     proxy: Proxy, plane: ControlPlane, user: User, path: str, patience_s: float = PATIENCE_S, head_s: float = PATIENCE_S
 ) -> Iterator[HTTPResponse]:
-    """The raw answer of the proxy, as a stream. A read gives up after `patience_s` seconds, that of its head `head_s`."""
+    """The raw answer of the proxy, as a stream. Gives up on its head after `head_s`, then after `patience_s`."""
     address, context = urlsplit(proxy.url), ssl.create_default_context(cafile=str(plane.ca))
     connection = HTTPSConnection(address.hostname or "", address.port, timeout=PATIENCE_S, context=context)
     with contextlib.closing(connection):
