@@ -256,7 +256,7 @@ def test_the_requests_for_sixty_pods_overlap(case: Case) -> None:
     at_once = max(sum(begun <= at < ended for begun, ended in moments) for at, _ in moments)
     assert 4 <= at_once <= EVICTIONS_AT_ONCE
     span_s = max(ended for _, ended in moments) - min(begun for begun, _ in moments)
-    assert span_s < sum(ended - begun for begun, ended in moments) / 2, "one after the other they take all of it"
+    assert span_s < 60 * delay_s / 2
     window = json.loads(node_of(case.command_runner).read()["metadata"]["annotations"][LAST_OUTCOME])["window"]
     assert span_s / 2 < window["parts"]["evict"] < window["seconds"]
     print(f"60 evictions of {delay_s:g} s each took {span_s:.2f} s, {at_once} at once; window: {window}")

@@ -245,6 +245,8 @@ def most_requests(cell: Cell) -> int:
         return 2 + 1 + 2 * CHANGES_TRIED
     if cell.asked.verb == "watch" and cell.by.family is Family.REFUSED:  # not opened again in the same wait
         return 20
+    if cell.kind == "silent":  # lasts as long as the wait
+        return 12
     if cell.asked.verb == "watch":  # opened again each second of two waits
         return 2 * int(cell.wait_s) + 10
     return 40

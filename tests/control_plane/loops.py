@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.control_plane.api import wait_until
 
-END_S = 60.0
+END_S = 10.0
 
 
 class Loop:

@@ -358,7 +358,7 @@ def test_the_server_stops_at_once_with_an_open_watch_and_an_idle_connection() ->
             idle.request("GET", "/readyz")
             assert idle.getresponse().read() == b"ok"
             began_s = time.monotonic()
-        assert time.monotonic() - began_s < patient(5.0), "the watch would last for half an hour"
+        assert time.monotonic() - began_s < patient(0.5)
         for thread in set(threading.enumerate()) - threads:
             thread.join(LIMIT_S)
             assert not thread.is_alive(), thread
