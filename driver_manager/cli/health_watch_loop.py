@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from driver_manager.cli.node_way import NodeWay
 from driver_manager.core.health.loop import HealthWatch, WatchPolicy, WatchPorts
 from driver_manager.domain import profile_json
 from driver_manager.domain.errors import ExitCode, Terminated
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.profile import Profile
 
@@ -40,8 +41,7 @@ RELOAD_S = 30.0
 Publish = Callable[[HealthReport], None]
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Frozen):
     """What the loop is started with. `argv` starts the command again.
 
     `way` leads to the Node; where there is none, `no_way` says why. `client_selector` selects clients of the driver.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from driver_manager.domain.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class NodeWay:
+class NodeWay(Frozen):
     """The Node's name, the folder of the pod's service account, and where the API server listens."""
 
     node: str

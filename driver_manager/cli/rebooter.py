@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -42,6 +42,7 @@ from driver_manager.cli.zones import zone
 from driver_manager.core.reboot.loop import Rebooter, RebootPorts
 from driver_manager.core.reboot.node_drain import NodeDrain
 from driver_manager.domain.errors import ConfigError, ExitCode, Terminated
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot import metrics as reboot_metrics
 from driver_manager.domain.reboot import windows
@@ -57,8 +58,7 @@ if TYPE_CHECKING:
 IDLE = "driver_manager.cli.rebooter_idle"
 
 
-@dataclass(frozen=True)
-class Wired:
+class Wired(Frozen):
     """What both lives of the rebooter work with."""
 
     values: Values

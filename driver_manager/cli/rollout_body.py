@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from driver_manager import schemas
@@ -14,6 +13,7 @@ from driver_manager.domain.fleet.acts import NodeView, Outlook, Phase, Place, Wa
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.status_form import INVALID_SPEC
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 from driver_manager.domain.wire import LAST_MOMENT_S
 from driver_manager.ports.fleet import Leader
@@ -32,8 +32,7 @@ COUNTS = {
 }
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(Frozen):
     """What is shown: a look at a rollout at `now_s`, its profile's name, and who leads (None where that is unknown)."""
 
     sight: Sight

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from driver_manager.domain.fleet.acts import Outlook, Phase, Place
 from driver_manager.domain.fleet.model import Fleet
@@ -11,22 +10,21 @@ from driver_manager.domain.fleet.preflight import told
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import INVALID_SPEC
 from driver_manager.domain.fleet.undo import last_good
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import MOST_NAMED
 
 PROGRAM = "driver-manager rollout"
 NO_CONTROLLER = "no controller leads, so nothing happens: install deploy/components/rollout, or check its pods"
 
 
-@dataclass(frozen=True)
-class Hint:
+class Hint(Frozen):
     """What may be done, and the command that does it, "" where none does."""
 
     what: str
     command: str = ""
 
 
-@dataclass(frozen=True)
-class _Case:
+class _Case(Frozen):
     rollout: RolloutObject
     fleet: Fleet | None
     outlook: Outlook

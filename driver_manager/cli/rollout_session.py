@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from driver_manager import profiles, settings
@@ -17,6 +16,7 @@ from driver_manager.cli.zones import zone
 from driver_manager.core.fleet.looking import Sight, look
 from driver_manager.domain.errors import ConfigError, ManagerError
 from driver_manager.domain.fleet.model import Fleet
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.setting import Values
 from driver_manager.ports.base import Reporter
@@ -25,8 +25,7 @@ from driver_manager.ports.fleet import FleetDesk
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class RolloutSession:
+class RolloutSession(Frozen):
     """A cluster whose rollouts are looked at from outside of it."""
 
     values: Values

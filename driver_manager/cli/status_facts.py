@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from driver_manager import settings
@@ -20,6 +20,7 @@ from driver_manager.core.swap.reconcile import decide
 from driver_manager.domain import generation
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.generation import GenerationUnreadable
 from driver_manager.domain.health import record
 from driver_manager.domain.health.machine import HealthState, History
@@ -39,8 +40,7 @@ PROBE_S = 60.0
 """Bound of a probe that was asked for: its own timeout is shorter."""
 
 
-@dataclass(frozen=True)
-class Gathered:
+class Gathered(Frozen):
     """What `status` shows: the facts, and the rebooter's side as it is printed."""
 
     facts: StatusFacts

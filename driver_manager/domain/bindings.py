@@ -7,18 +7,17 @@ The record lies under /run, so a boot ends it, as it ends the bindings. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.wire import Fields, Form
 
 MOST_VIRTUAL = 65_535
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(Frozen):
     """A function as it was: its driver and its override ("" for none), and how many virtual functions it had."""
 
     address: str

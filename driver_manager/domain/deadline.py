@@ -6,19 +6,19 @@ Pure: the time comes from whoever makes one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from driver_manager.domain.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(Frozen):
     """When something was: seconds of this boot, and since the epoch as this host's clock has it."""
 
     monotonic_s: float = 0.0
     wall_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Deadline:
+class Deadline(Frozen):
     """`end` in the seconds that `clock` tells; `allowed_s` is what there was until then when it was set."""
 
     end: float

@@ -6,18 +6,16 @@ Owns the JSON form of the note. Whether a later run waits because of it belongs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import writable
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.wire import Form
 
 MAX_ATTEMPTS = 10_000
 MAX_WHAT_CHARS = 300
 
 
-@dataclass(frozen=True)
-class PastFailure:
+class PastFailure(Frozen):
     """The failure of a run, and how many in a row came to the same end.
 
     `wish` tells what was wanted, and all that decides how it is done, from anything else. `pod_uid` is the pod that the

@@ -7,11 +7,12 @@ device under an earlier generation has stale handles. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import writable
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.wire import Fields, Form
 
 MAX_TEXT_CHARS = 256
@@ -31,8 +32,7 @@ FORM = Form(
 )
 
 
-@dataclass(frozen=True)
-class Sighting:
+class Sighting(Frozen):
     """What the host says of its driver now. `load` is another text for each load, "" where none is loaded.
 
     `digest` is the recorded one, "" where there is none. `marked_s` is when its files were written by which a driver
@@ -45,8 +45,7 @@ class Sighting:
     marked_s: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(Frozen):
     """One driver of one load; `ready_s` is since when it is ready, in seconds since the epoch, 0 where not known."""
 
     boot_id: str

@@ -6,18 +6,18 @@ Reading it belongs to the adapters, judging it to the planner.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.failure import PastFailure
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.reboot_wish import RebootWish
 from driver_manager.domain.staged import StagedSlots
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(Frozen):
     """A loaded kernel module. `refcount` counts users and holders; None where the kernel does not tell."""
 
     name: str
@@ -26,8 +26,7 @@ class Module:
     holders: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ModuleFile:
+class ModuleFile(Frozen):
     """A module that a driver root offers. None means that it could not be found out.
 
     `layout_matches`: whether its checksum of `module_layout` is this kernel's, so that the kernel takes it although
@@ -53,8 +52,7 @@ UNREAD = "unknown"
 """How a process uses the device whose /proc does not answer."""
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(Frozen):
     """A process that uses a device; `how` is `open` or `mapped`, `pod` is namespace/name, "" while unknown.
 
     With UNREAD it may be one: that cannot be determined, `node` is "" and no pod is held responsible. `service` is the
@@ -86,8 +84,7 @@ class Holder:
         return f"{who} has {self.node} {self.how}"
 
 
-@dataclass(frozen=True)
-class MissingFirmware:
+class MissingFirmware(Frozen):
     """Firmware that `module` names and that is in none of `searched`, the folders in which this kernel looks.
 
     `kept_in` is the folder of the driver root that has some of it, "" where it has none.
@@ -99,8 +96,7 @@ class MissingFirmware:
     kept_in: str = ""
 
 
-@dataclass(frozen=True)
-class DriverSource:
+class DriverSource(Frozen):
     """A root (absolute on the host) that modules can be loaded from, and what it offers; problem "" if usable.
 
     `real_root` is the same without symlinks, as the mount table would name it. `dependencies` are what the modules pull
@@ -135,8 +131,7 @@ class DriverSource:
         return self.modules[0].version if self.modules else ""
 
 
-@dataclass(frozen=True)
-class LoadRecord:
+class LoadRecord(Frozen):
     """What a `DRIVER_LOAD=manager` run noted about the driver it loaded, valid for one boot."""
 
     boot_id: str
@@ -144,8 +139,7 @@ class LoadRecord:
     version: str
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Frozen):
     """The host's side. `modules` is the driver's closure: roots, everything above them, their own modules below.
 
     `permanent`: those of them that cannot leave this kernel, each with why. `are_modules_frozen`: no module may be

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from driver_manager.domain.frozen import Frozen
 
 
 class NodeMaker(Enum):
@@ -13,8 +14,7 @@ class NodeMaker(Enum):
     USER_SPACE = "user-space"
 
 
-@dataclass(frozen=True)
-class HostPaths:
+class HostPaths(Frozen):
     """Absolute paths on the host, and who makes those of the devices. `firmware` is where the kernel has to look."""
 
     driver_root: str

@@ -6,19 +6,19 @@ Owns the JSON form of the annotation. Every version ever written stays readable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from driver_manager.domain import bindings, window
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.kmm import KmmRequest, request_in
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(Frozen):
     """Who runs: a process (pid and start time within a pid namespace of one boot), by hand or in a pod (by uid)."""
 
     pod: str = ""
@@ -37,8 +37,7 @@ class Owner:
         return f"pod {self.pod}" if self.pod_uid else f"process {self.pid} run by hand"
 
 
-@dataclass(frozen=True)
-class OldDriver:
+class OldDriver(Frozen):
     """The driver that was loaded when the node was taken; `root` is where its modules came from, "" if unknown.
 
     `parameters` are those of its modules, by `module.parameter`, that the next driver is to have as well.
@@ -51,8 +50,7 @@ class OldDriver:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Journal:
+class Journal(Frozen):
     """Originals and ownership of one taken node.
 
     `labels` are paused ones; `gates` are those that are on unless they say `false`, None where they were absent.

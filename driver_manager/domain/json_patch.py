@@ -5,12 +5,12 @@ A `test` that fails makes the whole patch fail, so a patch can name what it rest
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from driver_manager.domain.frozen import Frozen
 
-@dataclass(frozen=True)
-class Operation:
+
+class Operation(Frozen):
     """One operation at `path`, a JSON pointer; a removal has no value."""
 
     op: str

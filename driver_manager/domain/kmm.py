@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.selectors import is_label_value
 from driver_manager.domain.wire import Fields
 
@@ -41,8 +41,7 @@ _NAMES = re.compile(r"([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)/([a-z0-9](?:[a-z0-9-]*[a
 """A name with a dot could not be told from its namespace in the labels (GetNamespaceNameFromVersionLabel)."""
 
 
-@dataclass(frozen=True)
-class KmmModule:
+class KmmModule(Frozen):
     """The Module that is the driver, and the `version` of it that is wanted on the node."""
 
     namespace: str
@@ -112,8 +111,7 @@ class KmmModule:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True)
-class KmmRequest:
+class KmmRequest(Frozen):
     """What KMM was asked for, by a run in the boot `boot_id`, and the load of the driver that it is to replace.
 
     `load` is as `HostSystem.load_id` has it, "" where no driver was loaded. `shown` is the version that KMM showed for

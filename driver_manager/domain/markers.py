@@ -6,9 +6,9 @@ Owns its JSON form and what is taken for a marker of an older operator. Every ve
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.wire import Form, parsed
 
 UPGRADE = "upgrade"
@@ -23,8 +23,7 @@ _LEGACY = re.compile(r"(?!\s*[{\[\"])[^\x00-\x08\x0e-\x1f\x7f\ufffd]{0,300}")
 _NAMES_REASON = re.compile(r"\b(upgrad|recover)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Marker:
+class Marker(Frozen):
     """A reboot is required for `reason`. `boot_id` "" is an older operator's, whose boot cannot be told.
 
     `written_s` is in seconds since the epoch. `evidence` are lines: the last samples of a probe, for instance.

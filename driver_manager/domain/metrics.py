@@ -6,13 +6,13 @@ Which metrics there are is the business of the programs that have them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from driver_manager.domain.frozen import Frozen
 
 PREFIX = "driver_manager_"
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(Frozen):
     """One metric: full name, `gauge` or `counter`, help, and its values by labels."""
 
     name: str

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from driver_manager.domain.frozen import Frozen
 
 FIELD_MANAGER = "driver-manager"
 """The name under which the API server notes our writes."""
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Frozen):
     """The Node object as far as we use it. `cordon_manager` is who last set the cordon, "" where that is not told.
 
     `cordon_record` is the place of the record of that in the managed fields. `is_ready` is None where its kubelet does
@@ -38,8 +39,7 @@ def is_this_host(node: Node, machine_id: str, boot_id: str) -> bool:
     return (bool(node.machine_id) and node.machine_id == machine_id) or (bool(node.boot_id) and node.boot_id == boot_id)
 
 
-@dataclass(frozen=True)
-class NodeChange:
+class NodeChange(Frozen):
     """A change of the Node as a merge: None removes a key; `unschedulable` None leaves the cordon alone."""
 
     labels: Mapping[str, str | None] = field(default_factory=dict)

@@ -7,13 +7,14 @@ the form ever written stays readable. Pure; when a state applies is decided by t
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain import timestamps, window
 from driver_manager.domain.errors import ConfigError, ManagerError, RebootRequired, StandingDown, Terminated
 from driver_manager.domain.escaping import shortened, writable
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import Host
 from driver_manager.domain.json_patch import Operation, pointer, replaced
 from driver_manager.domain.listing import without_numbers
@@ -55,8 +56,7 @@ NEEDS_HAND = frozenset({NodeState.HELD, NodeState.FAILED, NodeState.WEDGED, Node
 """States that somebody has to look at."""
 
 
-@dataclass(frozen=True)
-class LastOutcome:
+class LastOutcome(Frozen):
     """How the last run ended. `ended` and `since` are times as `timestamps` writes them.
 
     `since` is when the node came to `state`. `step` names what the run was doing, "" at its end. `digest` is the wanted

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from driver_manager.domain.deadline import Moment
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import Holder, Host
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node import Node
@@ -24,8 +25,7 @@ class Part(Enum):
     DIGEST = "digest"
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(Frozen):
     """Everything one decision needs, read once. `host` is None away from the node.
 
     `owner_alive`: whether the journal's owner still lives, None where that cannot be told. `claims` and `holders` are

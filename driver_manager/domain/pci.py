@@ -5,7 +5,7 @@ Owns these facts, and which drivers hand a device to a virtual machine. Pure; re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from driver_manager.domain.frozen import Frozen
 
 HARMLESS = ("pci-stub", "pcieport")
 """Drivers of a group's other functions that leave it viable (drivers/vfio/vfio_main.c, vfio_dev_driver_allowed)."""
@@ -16,8 +16,7 @@ def is_vfio(driver: str) -> bool:
     return "vfio" in driver
 
 
-@dataclass(frozen=True)
-class PciFunction:
+class PciFunction(Frozen):
     """One function, by its address as sysfs writes it. Texts are "" where there is none of it.
 
     `driver`, of the module `module`, has it now; `override` is the only driver that may bind it. `group` is the number
@@ -63,8 +62,7 @@ class PciFunction:
         return f"{self.address} (driver {self.driver or 'none'}{group})"
 
 
-@dataclass(frozen=True)
-class PciBus:
+class PciBus(Frozen):
     """`functions` are the vendor's, with the auxiliary ones; `neighbours` are the others of their IOMMU groups."""
 
     functions: tuple[PciFunction, ...] = ()

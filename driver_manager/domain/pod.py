@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from driver_manager.domain.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class Pod:
+class Pod(Frozen):
     """A pod on the node. `selector_keys` are the node-label keys that its placement requires.
 
     `resources` are the extended resources it asks for, `claims` the names of its ResourceClaims (those made from a
@@ -70,8 +71,7 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True)
-class PodList:
+class PodList(Frozen):
     """Pods of one node and the resourceVersion from which a watch continues without a gap.
 
     `namespace`: only the pods of this one could be listed; "" where all could.
@@ -82,8 +82,7 @@ class PodList:
     namespace: str = ""
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(Frozen):
     """A ResourceClaim: the device classes it asks for, and the drivers of what was allocated to it."""
 
     namespace: str

@@ -5,9 +5,9 @@ Pure; asking belongs to `driver_manager.adapters.kube.cluster`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.pod import Pod
 
 
@@ -19,8 +19,7 @@ class PodEventKind(Enum):
     BOOKMARK = "bookmark"
 
 
-@dataclass(frozen=True)
-class PodEvent:
+class PodEvent(Frozen):
     """One change seen by a watch; a bookmark has no pod. A watch resumes after `resource_version`."""
 
     kind: PodEventKind
@@ -36,8 +35,7 @@ class EvictionOutcome(Enum):
     BLOCKED = "blocked"
 
 
-@dataclass(frozen=True)
-class Eviction:
+class Eviction(Frozen):
     """The answer to an eviction; GONE: there is no such pod, at most another one of its name. `why` it is blocked."""
 
     outcome: EvictionOutcome

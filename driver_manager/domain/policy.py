@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.selectors import Selector
 
@@ -28,8 +29,7 @@ class Mode(Enum):
     """Virtual machines, which bring their own."""
 
 
-@dataclass(frozen=True)
-class EvictionRules:
+class EvictionRules(Frozen):
     """What may be done to users' pods. Times in seconds; `drain_timeout_s` 0 is what is left of the run's deadline.
 
     `is_enabled`: pods that use the accelerator. `drains`: the whole node, where that does not suffice. `forces`: pods
@@ -52,8 +52,7 @@ class EvictionRules:
     restarts_clients: bool = False
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Frozen):
     """What the user wants, apart from the facts. Times in seconds.
 
     `driver_version` is the version that a host has to have loaded that loads its driver itself, "" where none is named.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from driver_manager.domain.frozen import Frozen
 
 
 class Health(Enum):
@@ -14,8 +15,7 @@ class Health(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class DeviceVerdict:
+class DeviceVerdict(Frozen):
     """What a probe says of one device. `address` is its PCI address as sysfs writes it, "" if it was not told."""
 
     name: str
@@ -24,8 +24,7 @@ class DeviceVerdict:
     address: str = ""
 
 
-@dataclass(frozen=True)
-class ProbeResult:
+class ProbeResult(Frozen):
     """One sample of a probe. `is_tool_broken`: unknown for as long as nobody repairs the tool itself.
 
     `busy` names what is at work on the devices, as far as the tool tells.

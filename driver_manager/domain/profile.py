@@ -6,10 +6,11 @@ Owns the fields and their meaning; reading and checking files belongs to `driver
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from fnmatch import fnmatchcase
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host_paths import HostPaths, NodeMaker
 
 
@@ -42,8 +43,7 @@ class RootsNeeded(Enum):
     ANY = "any"
 
 
-@dataclass(frozen=True)
-class NodeKeys:
+class NodeKeys(Frozen):
     """Full names of the label and annotation keys on the Node; empty where the vendor has none.
 
     `state`, `last_outcome`, `generation` and `rollout` follow from `journal` where a profile's file does not name them.
@@ -74,8 +74,7 @@ class NodeKeys:
         return frozenset(key for key in vars(self).values() if key)
 
 
-@dataclass(frozen=True)
-class DeployLabels:
+class DeployLabels(Frozen):
     """The vendor's switches for its operands: `<prefix><component>` with the value `true`.
 
     `leave_last` are components, or whole keys of switches without the prefix: the DRA kubelet plugin, without which no
@@ -110,8 +109,7 @@ class DeployLabels:
         return named - {self.driver_key}
 
 
-@dataclass(frozen=True)
-class Modules:
+class Modules(Frozen):
     """Kernel modules: `roots` are the sign of the driver; `own` are globs of what may be unloaded below them.
 
     `order` are modules of the driver in the order in which they are loaded, as far as a driver has them; what nothing
@@ -135,8 +133,7 @@ class Modules:
         return (any if self.roots_needed is RootsNeeded.ANY else all)(map(is_there, self.roots))
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Frozen):
     """A command that says whether the driver serves its devices, looked for inside the driver root.
 
     `lists_virtual`: it lists SR-IOV virtual functions that the driver has, beside the physical ones.
@@ -154,8 +151,7 @@ class Probe:
     tells_idle: bool = False
 
 
-@dataclass(frozen=True)
-class VendorCommands:
+class VendorCommands(Frozen):
     """What the vendor's own manager calls our commands, so that its manifests run unchanged.
 
     `unheeded` are switches (environment variables) of it that change nothing here.
@@ -166,8 +162,7 @@ class VendorCommands:
     unheeded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class UpgradeMetrics:
+class UpgradeMetrics(Frozen):
     """Names of the metrics that the vendor's operator has for upgrades; empty where it has none.
 
     `by_state` is one metric with the label `state`, the others are numbers without labels.
@@ -187,8 +182,7 @@ class UpgradeMetrics:
         return tuple(name for name in vars(self).values() if name)
 
 
-@dataclass(frozen=True)
-class Passthrough:
+class Passthrough(Frozen):
     """How the vendor's devices are given to virtual machines.
 
     `mode_key` is the user's label for what a node's devices serve, `mode_value` the value of it that means this; both
@@ -209,8 +203,7 @@ class Passthrough:
         return bool(self.mode_key) and labels.get(self.mode_key) == self.mode_value
 
 
-@dataclass(frozen=True)
-class Transition:
+class Transition(Frozen):
     """What holds for a change from a version like `old` to one like `new`, as shell patterns, in place of the strategy.
 
     A version that is not known is like `*` only. `why` is told to whoever is refused.
@@ -222,8 +215,7 @@ class Transition:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Frozen):
     """One vendor, complete. `idle_states` are the values of keys.upgrade_state at which its operator does nothing.
 
     `clients` are label selectors of pods that open the driver, and have to be restarted after a new one is ready.

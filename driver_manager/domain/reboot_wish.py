@@ -6,14 +6,12 @@ ask for the next reboot after each. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.wire import Form
 
 
-@dataclass(frozen=True)
-class RebootWish:
+class RebootWish(Frozen):
     """In the boot `boot_id` of `node`, a reboot was asked for so that the driver with the digest `to_driver` is loaded.
 
     `is_forced`: whether it was loaded already, or not.

@@ -7,11 +7,12 @@ comes with each call.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from driver_manager.domain import window
 from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.metrics import Family, by_label, counter, gauge
 from driver_manager.domain.window import Window, WindowMeter
 from driver_manager.domain.wire import Fields, Form
@@ -47,8 +48,7 @@ class RunTally:
         self._step = ""
 
 
-@dataclass(frozen=True)
-class RunReport:
+class RunReport(Frozen):
     """One run that has ended, at `ended_s` seconds since the epoch, after `took_s` seconds."""
 
     exit_code: int
@@ -61,8 +61,7 @@ class RunReport:
     window: Window | None = None
 
 
-@dataclass(frozen=True)
-class RunFigures:
+class RunFigures(Frozen):
     """`runs` are counted by exit code, `steps` how often each was done, `step_seconds` what they took in all.
 
     `window` is the last one, be it over or not; `windows` and `window_seconds` count those that are.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from driver_manager.domain.frozen import Frozen
 
 _TERM = re.compile(
     r"(?P<absent>!)?\s*(?P<key>[^\s!=(),]+)\s*"
@@ -16,8 +17,7 @@ _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 """Names and values of labels (k8s.io/apimachinery validation.IsQualifiedName, IsValidLabelValue)."""
 
 
-@dataclass(frozen=True)
-class _Term:
+class _Term(Frozen):
     """One requirement of a selector; `values` None: any will do."""
 
     key: str
@@ -29,8 +29,7 @@ class _Term:
         return has is not self.is_negative
 
 
-@dataclass(frozen=True)
-class Selector:
+class Selector(Frozen):
     """A parsed selector; without terms it matches everything."""
 
     text: str = ""

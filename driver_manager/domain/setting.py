@@ -6,11 +6,11 @@ Owns no option: `driver_manager.settings` has the table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from driver_manager.domain.duration import parse_duration
+from driver_manager.domain.frozen import Frozen
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -27,8 +27,7 @@ class SettingKind(Enum):
     COUNT = "count"
 
 
-@dataclass(frozen=True)
-class Setting(Generic[T_co]):
+class Setting(Frozen, Generic[T_co]):
     """One option whose value is a T. `default` is in the option's written form; `unset` is its value without one.
 
     `name` is the flag's, with underscores; `short` is its one letter, with the dash, "" without one. `also` are other

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from driver_manager.domain.digest import fingerprint, in_words
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 from driver_manager.domain.wire import Fields, Form
 
@@ -51,8 +52,7 @@ def slot_name(digest: str) -> str:
     return f"{words or 'slot'}-{fingerprint(digest)}"
 
 
-@dataclass(frozen=True)
-class StagedFile:
+class StagedFile(Frozen):
     """One regular file of a slot: its path in it, its size and its checksum in hexadecimal digits."""
 
     path: str
@@ -60,8 +60,7 @@ class StagedFile:
     sha256: str
 
 
-@dataclass(frozen=True)
-class SlotRecord:
+class SlotRecord(Frozen):
     """What a slot holds: the driver's digest ("" where nobody noted it) and version, the kernel that it is for, all
     files, and the symlinks by path with what they say.
     """
@@ -110,8 +109,7 @@ def _is_inside(path: str) -> bool:
     return bool(path) and not {"", ".", ".."} & set(path.split("/"))
 
 
-@dataclass(frozen=True)
-class FoundTree:
+class FoundTree(Frozen):
     """What is in a folder: sizes of the regular files in bytes, and what the symlinks say, both by path in it."""
 
     sizes: Mapping[str, int]
@@ -147,8 +145,7 @@ def _difference(path: str, size_bytes: int, sizes: Mapping[str, int]) -> str:
     return "" if there == size_bytes else f"{path} has {there} bytes, its record has {size_bytes}"
 
 
-@dataclass(frozen=True)
-class StagedSlot:
+class StagedSlot(Frozen):
     """One slot as it is seen: `problem` says what keeps it from being used, `made_s` when it came, for the order."""
 
     name: str
@@ -164,8 +161,7 @@ class StagedSlot:
         return f"{in_words(self.digest) or self.name}, driver {self.version or '(no version)'}"
 
 
-@dataclass(frozen=True)
-class StagedSlots:
+class StagedSlots(Frozen):
     """The slots beside the driver root `root`. `current` is the one that it leads to, `previous` the one it led to
     before, `wanted` the one of the wanted driver; "" where there is none.
 

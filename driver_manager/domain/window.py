@@ -7,11 +7,12 @@ Owns the parts, how they are measured over several runs, their JSON form and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.wire import Fields, Form
 
 FORM = Form("a window", ConfigError, "Run the same version of driver-manager everywhere.")
@@ -51,8 +52,7 @@ MEANINGS: dict[Part, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(Frozen):
     """One window, which began at `began_s` seconds since the epoch and took `seconds`, rounded to milliseconds.
 
     `is_open`: so far, as the driver was not back when this was measured.

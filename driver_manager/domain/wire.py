@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 
 MAX_VALUE_CHARS = 80
 """A value is shown cut to this length."""
@@ -31,8 +31,7 @@ def parsed(text: str) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(Frozen):
     """A kind of document. `name` is for people; `key` holds the version, `version` is the newest that is known.
 
     What cannot be read is an `unreadable`, with `remedy` for what to do about it.
@@ -80,8 +79,7 @@ class Form:
         return self.unreadable(f"{self.name} cannot be read: {why}", self.remedy)
 
 
-@dataclass(frozen=True)
-class Fields:
+class Fields(Frozen):
     """The fields of a document or of an object in it, each read as its type; `at` is where they are.
 
     Every method raises the form's error for a field that is absent, unless it has a default, or of another type.

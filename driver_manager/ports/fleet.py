@@ -6,13 +6,13 @@ Apart from the other ports, which the programs of a node import: none of them ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision, TaskPod
 from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.pod import Claim, Pod
 
@@ -29,8 +29,7 @@ class FactKind(Enum):
     TASK_PODS = "short-lived pods"
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Frozen):
     """What one watch shows: objects of a kind in a namespace ("" for those that are in none) that match a selector."""
 
     kind: FactKind
@@ -43,8 +42,7 @@ class Subject:
         return f"{self.kind.value}{where}{which}"
 
 
-@dataclass(frozen=True)
-class FollowedDaemonSet:
+class FollowedDaemonSet(Frozen):
     """A DaemonSet, and the selector of its pods as text."""
 
     facts: DaemonSetFacts
@@ -54,8 +52,7 @@ class FollowedDaemonSet:
 Fact = RolloutObject | FollowedDaemonSet | Revision | FleetNode | DriverPod | GatePod | TaskPod
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(Frozen):
     """One object of a subject with its resourceVersion. `owner` is the uid of the controller that owns it."""
 
     name: str
@@ -65,8 +62,7 @@ class Item:
     owner: str = ""
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(Frozen):
     """All objects of a subject as they were at `version`; whatever else was known of it is over."""
 
     subject: Subject
@@ -74,16 +70,14 @@ class Listed:
     version: str
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Frozen):
     """An object is new, or changed."""
 
     subject: Subject
     item: Item
 
 
-@dataclass(frozen=True)
-class Gone:
+class Gone(Frozen):
     """An object is gone, or matches no longer; `version` is that of its end."""
 
     subject: Subject
@@ -91,23 +85,20 @@ class Gone:
     version: str
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(Frozen):
     """A subject cannot be seen now: what is known of it may be old. It is tried again."""
 
     subject: Subject
     why: str
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Frozen):
     """A subject is seen again, and what changed meanwhile follows."""
 
     subject: Subject
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(Frozen):
     """A question about a metric was answered, well or not."""
 
     question: MetricQuestion
@@ -117,8 +108,7 @@ class Answered:
 Change = Listed | Seen | Gone | Lost | Found | Answered
 
 
-@dataclass(frozen=True)
-class EventAbout:
+class EventAbout(Frozen):
     """What an Event is about: a rollout of that namespace, or the Node of that name where the namespace is ""."""
 
     name: str
@@ -181,8 +171,7 @@ class MetricServers(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Leader:
+class Leader(Frozen):
     """Who leads the controllers, "" for nobody. `renewed_s` and `lasts_s` are the Lease's, None where it has none."""
 
     name: str

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import DriverSource, Holder, Module
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.json_patch import Operation
@@ -223,8 +224,7 @@ class HostSystem(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Ports:
+class Ports(Frozen):
     """The outside of a reconcile, wired once by the command line; `tally` is what the run does, for metrics.
 
     `slots` are touched only where this run loads the driver from one, `devices` only where they change hands.

@@ -11,11 +11,11 @@ import re
 import tomllib
 import types
 import typing
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain.escaping import one_line
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import Profile
 from driver_manager.profiles import derived_keys, relations
 from driver_manager.profiles.rules import LEAST_ENTRIES, MAX_TIMEOUT_S, RULES
@@ -28,8 +28,7 @@ _ANY_TEXT = "a text"
 _SECONDS = "a number above 0 and at most a day of seconds"
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(Frozen):
     """What a file says: a profile, or what is wrong."""
 
     profile: Profile | None

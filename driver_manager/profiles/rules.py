@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from driver_manager.domain import selectors
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health.probe_output import PARSERS
 from driver_manager.domain.metrics import PREFIX
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
@@ -20,8 +20,7 @@ MAX_TIMEOUT_S = 86_400
 """Of a probe: poll(2), which waits for it, knows no more than 24 days."""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Frozen):
     """What every text of one key must be: one of `choices`, of the whole `pattern`, and as `holds` says.
 
     An empty text means "none" where the key is no list, and not `is_needed`.

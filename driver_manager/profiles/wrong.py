@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from driver_manager.domain.escaping import one_line, shortened
+from driver_manager.domain.frozen import Frozen
 
 MAX_VALUE_CHARS = 120
 """A value is shown cut to this length."""
 
 
-@dataclass(frozen=True)
-class Wrong:
+class Wrong(Frozen):
     """`key` is its path in the file, "" of the file itself; `what` names key, value and what was expected.
 
     `value` is as Python writes it and cut, "" where there is none; `expected` is "" where no value would be right.

@@ -14,9 +14,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.sandbox.controllers import refuse_eviction
 from driver_manager.sandbox.http import HttpServer
 from driver_manager.sandbox.kinds import ResourceKind
@@ -27,8 +27,7 @@ from driver_manager.sandbox.store import ApiError, Event, Match, Obj, Store, con
 _WATCH_LIMIT_S = 1800.0
 
 
-@dataclass(frozen=True)
-class Deny:
+class Deny(Frozen):
     """A rule that forbids: `*` stands for every verb, resource or user. A subresource is written `pods/eviction`."""
 
     verb: str

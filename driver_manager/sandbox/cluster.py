@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from driver_manager.domain import events
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.controllers import Controller, DaemonSetController, Kubelet
@@ -38,8 +39,7 @@ TENANT = "tenant"
 WAIT_S = 10.0
 
 
-@dataclass(frozen=True)
-class Happening:
+class Happening(Frozen):
     """One thing seen on the API server; `at_s` on the monotonic clock."""
 
     at_s: float

@@ -12,9 +12,9 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.sandbox.revisions import REVISION_LABEL, hash_of, observe, owned_by
 from driver_manager.sandbox.store import ApiError, Event, Obj, Store, timestamp
 
@@ -146,8 +146,7 @@ def _delete(store: Store, pod: Obj, *, grace_s: int | None) -> None:
         store.delete("pods", metadata["name"], namespace=metadata["namespace"], grace_s=grace_s, uid=metadata["uid"])
 
 
-@dataclass(frozen=True)
-class _Due:
+class _Due(Frozen):
     at_s: float
     action: str
     stop_seconds: str

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.model import UpgradeState
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.node_state import NodeState
 from driver_manager.sandbox.fleet_picture import Picture
 from driver_manager.sandbox.fleet_scenarios import FleetStory
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(Frozen):
     """A node was taken for a driver, in a wave, while so many others of that driver had not ended."""
 
     node: str

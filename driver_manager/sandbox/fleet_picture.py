@@ -7,10 +7,11 @@ Must not import anything but the standard library, the domain and the sandbox.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.domain.fleet.model import UNDER_WAY, UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord, decode
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import NodeKeys
 from driver_manager.sandbox.fleet_players import version_of
 from driver_manager.sandbox.store import Obj
@@ -21,8 +22,7 @@ HEADINGS = ("NODE", "WAVE", "UPGRADE", "DRIVER", "POD", "WHY")
 _WORDS_UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
-@dataclass(frozen=True)
-class NodeRow:
+class NodeRow(Frozen):
     """A node: the wave in which it was taken, the word of its label, its driver pod's version and state, and why.
 
     Why it failed, or waits; what is under way needs no reason.
@@ -55,8 +55,7 @@ class NodeRow:
         return other is None or replace(self, why="") != replace(other, why="")
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(Frozen):
     """All nodes by name, and what the rollout's object shows: the revision that it is about, its phase, and the message
     of its conditions.
     """

@@ -6,12 +6,12 @@ Imports only the standard library.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from driver_manager.domain.frozen import Frozen
 
-@dataclass(frozen=True)
-class Release:
+
+class Release(Frozen):
     """A driver by its version, with the digest of its configuration. `loads`: its module can be loaded."""
 
     version: str
@@ -19,8 +19,7 @@ class Release:
     loads: bool = True
 
 
-@dataclass(frozen=True)
-class FleetStory:
+class FleetStory(Frozen):
     """One story: all nodes serve `old`, `bad` ends with its first node and is undone, `good` reaches all of them."""
 
     name: str

@@ -11,10 +11,10 @@ import shutil
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import Profile
 from driver_manager.sandbox import fake_tools
 
@@ -26,8 +26,7 @@ ROOT_MOUNT = "36 25 0:31 / {} rw,relatime shared:1 - overlay overlay rw\n"
 TOOLS = ("rmmod", "modprobe", "insmod", "modinfo", "umount", "systemctl")
 
 
-@dataclass(frozen=True)
-class HostTree:
+class HostTree(Frozen):
     """A sandbox host below `root`; its tools are in `bin`."""
 
     root: Path

@@ -5,13 +5,11 @@ Must not import anything but the standard library and, of the domain, names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.fleet.fields import GROUP, KIND, PLURAL, VERSION
+from driver_manager.domain.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class ResourceKind:
+class ResourceKind(Frozen):
     """One served resource: its names, its scope, and the field selectors and subresources it answers to.
 
     `counts_specs`: metadata.generation goes up with each change of the spec. `is_custom`: defined by a user.

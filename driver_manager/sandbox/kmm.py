@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.controllers import Controller
@@ -21,8 +21,7 @@ WORK_S = 0.3
 """What a worker pod takes at least."""
 
 
-@dataclass(frozen=True)
-class KmmStatus:
+class KmmStatus(Frozen):
     """What KMM knows of a node.
 
     `has` is the version that it has loaded, "" for none, in an earlier boot where the node `is_rebooted`; `offers` are

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.markers import RECOVERY, UPGRADE
 
 
-@dataclass(frozen=True)
-class RebootStory:
+class RebootStory(Frozen):
     """One story. `reboots` is how often every node does; `recovers`: the chip does by itself, before anybody approves.
 
     An upgrade is asked for by the real reconcile; a recovery by the real health-watch where the chip `wedges`, else by

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.sandbox.kinds import KINDS, ResourceKind
 from driver_manager.sandbox.store import ApiError, Obj
 
@@ -20,8 +20,7 @@ NOT_ALLOWED = "the server does not allow this method on the requested resource"
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
-@dataclass(frozen=True)
-class RequestRecord:
+class RequestRecord(Frozen):
     """One answered request, in the words of RBAC. `resource` is the path where the request names no resource."""
 
     verb: str
@@ -32,8 +31,7 @@ class RequestRecord:
     code: int
 
 
-@dataclass(frozen=True)
-class SandboxRequest:
+class SandboxRequest(Frozen):
     verb: str
     kind: ResourceKind
     namespace: str = ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.frozen import Frozen
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, Happening, SandboxCluster
 from driver_manager.sandbox.containers import environment
@@ -43,8 +44,7 @@ class Show(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class NodeSummary:
+class NodeSummary(Frozen):
     """What is compared between beginning and end."""
 
     labels: dict[str, str]
@@ -87,8 +87,7 @@ class ScenarioReport:
     node: str = ""
 
 
-@dataclass(frozen=True)
-class Stay:
+class Stay(Frozen):
     """Where a story took place, while it lasts: what a command has in its environment there."""
 
     env: dict[str, str]

@@ -6,10 +6,11 @@ Imports only the domain and the sandbox.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.node_state import NodeState
 from driver_manager.sandbox.cluster import SandboxCluster
 from driver_manager.sandbox.host_tree import HostTree
@@ -28,8 +29,7 @@ class Interference(Enum):
     CONSENT_AFTER = "after a run that is refused, allow it to restart clients, then run again"
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(Frozen):
     """One story. `labels` are extra node labels; `changed_labels` how labels have to differ at the end.
 
     `shows` is the state that the Node shows then, None where it shows none. `restarts` are the clients that are

@@ -16,11 +16,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from driver_manager.domain import selectors
+from driver_manager.domain.frozen import Frozen
 from driver_manager.sandbox.kinds import KINDS, ResourceKind
 
 Obj = dict[str, Any]
@@ -61,8 +61,7 @@ def conflict(kind: ResourceKind, name: str, why: str) -> ApiError:
     return _refusal(409, "Conflict", kind, name, f'Operation cannot be fulfilled on {kind.qualified} "{name}": {why}')
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Frozen):
     """One change. `obj` is the state after it (the last one, if deleted), `previous` the state before; read only."""
 
     revision: int

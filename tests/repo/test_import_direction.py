@@ -30,6 +30,7 @@ PURE = {
     "itertools",
     "json",
     "math",
+    "operator",
     "re",
     "types",
     "typing",

@@ -18,7 +18,6 @@ MYPY_S = 300.0
 
 NEW_STEP = '''
 
-@dataclass(frozen=True)
 class CallSomebody(OperatorStep):
     """A new step."""
 

@@ -17,10 +17,10 @@ import os
 import stat
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.adapters.host.files import OWN_ROOT, resolve
+from driver_manager.domain.frozen import Frozen
 
 LIBRARY_DIRS = (
     "lib/x86_64-linux-gnu",
@@ -50,8 +50,7 @@ _PT_INTERP = 3
 _ENV = "env"
 
 
-@dataclass(frozen=True)
-class Interpreted:
+class Interpreted(Frozen):
     """What a file says it is run by, as paths of its own root; both "" for what runs by itself or cannot be read.
 
     `script` is the words of a `#!` line, `loader` the dynamic loader of an ELF program.

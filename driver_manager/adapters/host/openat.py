@@ -13,9 +13,10 @@ import os
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+
+from driver_manager.domain.frozen import Frozen
 
 MAX_LINKS = 40
 """As the kernel's own limit (path_resolution(7), ELOOP)."""
@@ -34,8 +35,7 @@ class Missing(Enum):
     """The place is then the first name that is missing, in the last folder that is there."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Frozen):
     """A name in an open folder; `path` is how this process spells it, for messages. "." is the folder itself."""
 
     folder: int

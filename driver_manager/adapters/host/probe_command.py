@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.adapters.host import foreign
 from driver_manager.adapters.host.files import HostFiles, resolve
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import Probe
 
 
-@dataclass(frozen=True)
-class ProbeCommand:
+class ProbeCommand(Frozen):
     """What to run; `env` is what the tool needs beside PATH and LC_ALL."""
 
     argv: tuple[str, ...]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class HostRoots:
+class HostRoots(Frozen):
     """Where this process sees the host: its root, /proc, /sys and /dev."""
 
     root: Path

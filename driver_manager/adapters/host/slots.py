@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles, replace_in
@@ -23,6 +23,7 @@ from driver_manager.adapters.host.openat import Place
 from driver_manager.adapters.host.rename import exchange
 from driver_manager.adapters.host.slot_tree import found_in, record_of, refuse_mounts, remove_tree
 from driver_manager.domain.errors import ModuleFailed, PreflightFailed
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.safe_root import is_safe_root
 from driver_manager.domain.staged import (
@@ -50,8 +51,7 @@ _BESIDE = re.compile(r"\..+\.[0-9a-f]{12}")
 BUSY_S = 0.0
 
 
-@dataclass(frozen=True)
-class OpenSlots:
+class OpenSlots(Frozen):
     """The open folder of the driver root, its name there, and the open folder of its slots."""
 
     above: int

@@ -10,7 +10,6 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.adapters.host.files import HostFiles, replace_in
@@ -28,6 +27,7 @@ from driver_manager.adapters.host.slot_tree import (
 )
 from driver_manager.adapters.host.slots import OpenSlots, beside, lock_of, opened, record_at, slot_behind, sweep
 from driver_manager.domain.errors import ConfigError, PreflightFailed
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.staged import (
     RECORD,
     SlotRecord,
@@ -48,8 +48,7 @@ Judge = Callable[[str], str]
 """Given the path of a tree on the host: the version of the driver in it. Raises PreflightFailed where it is no use."""
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(Frozen):
     """What is to be staged: the tree at `source`, a path of this process, as the driver `digest` for `kernel`.
 
     `is_loaded`: a driver is loaded, so that a slot which the driver root leads to is in use.
@@ -61,8 +60,7 @@ class Wanted:
     is_loaded: bool = False
 
 
-@dataclass(frozen=True)
-class Staged:
+class Staged(Frozen):
     """What became of it. `was_there`: nothing was written. `replaced`: why a slot of that name had to go, else "".
 
     `left`: why a slot that is in use does not match its record, else "".

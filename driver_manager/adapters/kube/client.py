@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from driver_manager.adapters.kube import in_pod
@@ -26,6 +25,7 @@ from driver_manager.adapters.kube.transport import (
     WireRequest,
 )
 from driver_manager.domain.errors import ConfigError, WatchBroken
+from driver_manager.domain.frozen import Frozen
 from driver_manager.ports.base import Clock, Reporter
 
 JSON = "application/json"
@@ -55,8 +55,7 @@ def load_client(kubeconfig: str | None) -> Transport:
     return library.load(kubeconfig)
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(Frozen):
     """One request. `what` is its verb, resource and namespace, `passing` what its caller gives a meaning to."""
 
     method: str

@@ -14,7 +14,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from email.message import Message
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from driver_manager.adapters.kube.transport import (
     no_way,
 )
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 HOST, PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
@@ -173,8 +174,7 @@ class InPod:
         return _Whole(response.status, response.headers, data)
 
 
-@dataclass(frozen=True)
-class _Whole:
+class _Whole(Frozen):
     """An answer with its body."""
 
     status: int

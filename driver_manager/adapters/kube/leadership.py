@@ -8,7 +8,6 @@ wants to follow from after the answer that showed it; so the one stops before th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +15,7 @@ from driver_manager.adapters.kube.answers import CONFLICT, NOT_FOUND, Answer
 from driver_manager.adapters.kube.client import MERGE_PATCH, KubeApi
 from driver_manager.adapters.kube.objects import as_versioned, text_of, typed, understood
 from driver_manager.domain.backoff import around_s
+from driver_manager.domain.frozen import Frozen
 from driver_manager.ports.base import Clock
 
 LEASE_S = 15
@@ -33,8 +33,7 @@ MOST_S = 120
 """A record that claims to hold for longer is not believed: nobody would ever follow."""
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(Frozen):
     """The Lease as it was seen. `lasts_s` is how long it holds after its last change."""
 
     version: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+from driver_manager.domain.frozen import Frozen
 
 
 class Unreachable(Exception):
@@ -32,8 +33,7 @@ class StreamCut(Exception):
     """The connection ended before the answer did; the message is the kind of error."""
 
 
-@dataclass(frozen=True)
-class WireRequest:
+class WireRequest(Frozen):
     """One request without its credentials. The answer to a `stream` is read bit by bit."""
 
     method: str

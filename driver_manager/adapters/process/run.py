@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from driver_manager.adapters.process.tools import environment, last_words
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
 
 OUTPUT_CHARS = 4 * 1024 * 1024
@@ -19,8 +19,7 @@ KILLED_S = 1.0
 NOT_RUNNABLE, NOT_FOUND = NO_TOOL
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Frozen):
     """Exit status and output (each at most 4 Mi characters). Negative status: killed by that signal."""
 
     status: int

@@ -11,13 +11,13 @@ import os
 import select
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from driver_manager.adapters.process import identity
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.tools import environment, last_words
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.tool_status import NO_TOOL, TIMED_OUT
 
@@ -38,8 +38,7 @@ class StillStuckError(Exception):
     """An earlier child is alive that could not be killed; the argument is its process id."""
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(Frozen):
     """How a command ended: its status (negative: killed by that signal, 124: timed out) and what it printed.
 
     `is_cut`: it printed more than anybody would read, and was killed; nothing of that is kept.

@@ -9,10 +9,10 @@ import re
 import select
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 
 MAX_CLIENTS = 16
 """One more takes the place of the oldest: clients that say nothing must not keep the kubelet out."""
@@ -23,8 +23,7 @@ CHUNK_BYTES = 4096
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
-@dataclass(frozen=True)
-class HttpResponse:
+class HttpResponse(Frozen):
     """One response."""
 
     status: int

@@ -6,13 +6,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from driver_manager.adapters.report.terminal import RED, YELLOW, has_colour, painted
 from driver_manager.adapters.report.termination_log import write_termination_log
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.escaping import one_line
+from driver_manager.domain.frozen import Frozen
 
 LEVELS = ("debug", "info", "warning", "error")
 _COLOURS = {"warning": YELLOW, "error": RED}
@@ -79,8 +79,7 @@ class LogReporter:
             self._is_writing = False
 
 
-@dataclass(frozen=True)
-class LogForm:
+class LogForm(Frozen):
     """How a command speaks: JSON lines or text, from which level on, and the termination log for its last line."""
 
     as_json: bool

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from driver_manager.adapters.report.log import LEVELS, LogReporter
 from driver_manager.adapters.report.terminal import CYAN, ERASE_LINE, GREEN, RED, columns_of, painted
 from driver_manager.domain.escaping import one_line
+from driver_manager.domain.frozen import Frozen
 
 TICK_S = 0.5
 UNICODE_MARKS, ASCII_MARKS = ("✓", "✗", "▸"), ("+", "x", ">")
 
 
-@dataclass(frozen=True)
-class _Present:
+class _Present(Frozen):
     """The step that is done now, and since when on the monotonic clock."""
 
     text: str

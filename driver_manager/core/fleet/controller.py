@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from driver_manager.core.fleet.acting import Acting
@@ -23,6 +22,7 @@ from driver_manager.domain.fleet.metrics import FleetReport
 from driver_manager.domain.fleet.model import Fleet, Policy
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.fleet.status_form import PACE_S, Worth, status_of, status_of_problems, worth
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.json_merge import merge_patch, without_blanks
 from driver_manager.domain.profile import Profile
 from driver_manager.ports.base import Clock, Reporter
@@ -59,8 +59,7 @@ ActT = TypeVar("ActT", bound=Act)
 Advance = Callable[[Fleet, float], FleetDecision]
 
 
-@dataclass(frozen=True)
-class FleetPorts:
+class FleetPorts(Frozen):
     """The outside of a controller."""
 
     cluster: FleetCluster

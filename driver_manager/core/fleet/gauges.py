@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.domain.fleet.acts import FleetDecision, Phase
 from driver_manager.domain.fleet.figures import RolloutFigures, figures, pace
 from driver_manager.domain.fleet.forecast import GOING_ON, plan
 from driver_manager.domain.fleet.model import Fleet
+from driver_manager.domain.frozen import Frozen
 from driver_manager.ports.base import Clock
 
 ESTIMATE_S = 60.0
 """Between two estimates of one rollout: as often as somebody scrapes them."""
 
 
-@dataclass(frozen=True)
-class _Gauge:
+class _Gauge(Frozen):
     """One rollout. `facts` are what it was last decided on, None where it does not go on; `due_s` is monotonic."""
 
     figures: RolloutFigures

@@ -5,19 +5,17 @@ Owns which rollout is meant, and when all that is needed has been listed. Decide
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.core.fleet.world import FleetWorld
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.fields import KIND
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 from driver_manager.ports.fleet import FactKind, FleetDesk, Subject
 
 
-@dataclass(frozen=True)
-class Sight:
+class Sight(Frozen):
     """A rollout and the facts about it; `fleet` is None where the object asks for what nobody can read."""
 
     rollout: RolloutObject

@@ -6,10 +6,11 @@ Decides when, not what. Depends on ports only.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, Conflict, ManagerError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.ports.base import Clock, Reporter
 
 STUBBORN = 3
@@ -19,8 +20,7 @@ REFUSED_S = 30.0
 """Before something is asked again that the server refuses: a right is given, or a webhook changed, by people."""
 
 
-@dataclass(frozen=True)
-class _Rest:
+class _Rest(Frozen):
     """Failed `times` times in a row; to be left alone until the monotonic moment `until_s`, None once that is over.
 
     `is_refused`: by a server that answers the same until people change something.

@@ -6,11 +6,12 @@ Owns the order of these and what a failure of each means. Depends on ports only;
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.core.health.client_talk import ClientTalk
 from driver_manager.core.health.node_talk import NodeTalk
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health import machine, marks, record, surroundings
 from driver_manager.domain.health.machine import HealthState, History, Sample
 from driver_manager.domain.health.marks import MarkChange
@@ -24,8 +25,7 @@ PATIENCE_INTERVALS = 3
 """A suspicion that is older than so many intervals (and probes) when a process starts is no longer consecutive."""
 
 
-@dataclass(frozen=True)
-class WatchPolicy:
+class WatchPolicy(Frozen):
     """What the user wants. Times in seconds; `node` is written into a recovery marker."""
 
     interval_s: float = 60.0
@@ -39,8 +39,7 @@ class WatchPolicy:
         return PATIENCE_INTERVALS * (self.interval_s + self.timeout_s)
 
 
-@dataclass(frozen=True)
-class WatchPorts:
+class WatchPorts(Frozen):
     """The outside of health-watch, wired once by the command line. `notifier` is None where no Node can be reached.
 
     `keeper` is None where no evidence is wanted.

@@ -8,12 +8,13 @@ ports only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.domain import events, generation
 from driver_manager.domain.backoff import around_s
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.generation import seen_now
 from driver_manager.domain.listing import several
 from driver_manager.domain.node import NodeChange
@@ -34,8 +35,7 @@ FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 10.0
 
 
-@dataclass(frozen=True)
-class ClientTurn:
+class ClientTurn(Frozen):
     """What one turn came to: who was `restarted`, a line for each client that is `left`, or `problem` where nothing
     could be done. `is_early`: what is left is in moments known to be clients or none, as on nodes whose pods wait for
     their driver.

@@ -6,7 +6,6 @@ Owns the eviction loop. Which pods it concerns is `driver_manager.domain.pods.wo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 
 from driver_manager.core.pods.saying import said_meanwhile
 from driver_manager.core.pods.watch import PodWait
@@ -14,6 +13,7 @@ from driver_manager.domain.backoff import around_s
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.failure import pod_blocker
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 from driver_manager.domain.pod import Pod, PodList
 from driver_manager.domain.pod_changes import EvictionOutcome
@@ -29,8 +29,7 @@ REHEARSAL_S = 15.0
 """What a rehearsal may take: it only warns, and a slow API server is not to hold up the run for it."""
 
 
-@dataclass(frozen=True)
-class Rehearsal:
+class Rehearsal(Frozen):
     """Pods whose eviction would be refused, by name, each with the reason; whether there was time for all."""
 
     refused: tuple[tuple[Pod, str], ...] = ()

@@ -7,7 +7,7 @@ followed by one that goes on. Depends on ports only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.domain import events
 from driver_manager.domain.backoff import around_s
@@ -20,6 +20,7 @@ from driver_manager.domain.errors import (
     PodsRemain,
     Terminated,
 )
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import without_numbers
 from driver_manager.domain.node import NodeChange, is_this_host
 from driver_manager.domain.reboot.decision import ENDS, RebootAct, RebootDecision, decide
@@ -46,8 +47,7 @@ HURRY_S = 1.5
 REASON_CHARS = 500
 
 
-@dataclass(frozen=True)
-class RebootPorts:
+class RebootPorts(Frozen):
     """The outside, wired once by the command line. `workloads` is None where the node is not to be cleared."""
 
     cluster: Cluster

@@ -6,17 +6,16 @@ Made once for each plan by `driver_manager.core.swap.reconcile`; the handlers of
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.deadline import Deadline
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.ports.node import Ports
 
 
-@dataclass(frozen=True)
-class RunContext:
+class RunContext(Frozen):
     """`deadline` is the whole run's."""
 
     ports: Ports

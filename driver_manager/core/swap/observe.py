@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol, TypeVar
 
 from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.digest import FROM_ENVIRONMENT, is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import UNREAD, Holder, Host
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.modules import users_of
@@ -48,8 +49,7 @@ def strictly(part: Part, read: Callable[[], T], otherwise: T) -> T:
     return read()
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(Frozen):
     """Who runs, as far as the environment tells. `pod_name_is_sure` is False where it is only the host name.
 
     `enclosing_uid` is the uid of the pod in whose cgroup we are, "" where that does not show.

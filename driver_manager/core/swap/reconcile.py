@@ -6,7 +6,7 @@ Owns the order of these four and what a failure of each means. Depends on ports 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.core.pods.eviction import Evictor
 from driver_manager.core.swap.context import RunContext
@@ -30,6 +30,7 @@ from driver_manager.domain.errors import (
     Terminated,
 )
 from driver_manager.domain.failure import encode, pod_blocker
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 from driver_manager.domain.node import Node
 from driver_manager.domain.observation import Observation
@@ -62,8 +63,7 @@ TAKE_ATTEMPTS = 10
 """How often a run observes and plans anew when the Node changes between its observation and its first patch."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Frozen):
     """How a run ended. `remedy` is empty on success; `changed`: the Node's Events are to say so."""
 
     exit_code: ExitCode

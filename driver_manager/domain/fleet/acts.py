@@ -6,17 +6,16 @@ Pure. Each act names what it was decided from (a resourceVersion, a uid), so tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain.fleet.metric_gates import MetricQuestion
 from driver_manager.domain.fleet.model import Memory, Task, UpgradeState
 from driver_manager.domain.fleet.record import NodeRecord
+from driver_manager.domain.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class MarkNode:
+class MarkNode(Frozen):
     """Write state and record on the Node, in one patch. `state` None: both are removed.
 
     `approves_reboot`: the Node's rebooter gets its approval in the same patch. `consumes_retry`: so goes the wish for
@@ -31,8 +30,7 @@ class MarkNode:
     consumes_retry: bool = False
 
 
-@dataclass(frozen=True)
-class RestartPod:
+class RestartPod(Frozen):
     """Delete exactly this pod, by its uid, with its own grace."""
 
     namespace: str
@@ -41,8 +39,7 @@ class RestartPod:
     node: str
 
 
-@dataclass(frozen=True)
-class CreatePod:
+class CreatePod(Frozen):
     """Make this short-lived pod for the node; one of its name that is there already is the same one."""
 
     namespace: str
@@ -52,8 +49,7 @@ class CreatePod:
     body: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class DeletePod:
+class DeletePod(Frozen):
     """Delete exactly this short-lived pod, by its uid."""
 
     namespace: str
@@ -62,8 +58,7 @@ class DeletePod:
     node: str
 
 
-@dataclass(frozen=True)
-class SetTemplate:
+class SetTemplate(Frozen):
     """Give the DaemonSet the template of an earlier revision."""
 
     revision: str
@@ -71,8 +66,7 @@ class SetTemplate:
     why: str
 
 
-@dataclass(frozen=True)
-class Announce:
+class Announce(Frozen):
     """An Event on the object, or on the Node where one is named; it is posted once for each reason and key."""
 
     reason: str
@@ -118,16 +112,14 @@ class PreflightResult(Enum):
     RUNNING = "running"
 
 
-@dataclass(frozen=True)
-class NodePreflight:
+class NodePreflight(Frozen):
     """The result of a node's preflight, and why, where it does not pass."""
 
     result: PreflightResult
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class NodeView:
+class NodeView(Frozen):
     """A node in the rollout: its place, its wave (from 1; 0 where it is in none), and why it is there.
 
     `preflight` is None where none was made for the target revision, or its result is kept no longer.
@@ -141,8 +133,7 @@ class NodeView:
     preflight: NodePreflight | None = None
 
 
-@dataclass(frozen=True)
-class WaveView:
+class WaveView(Frozen):
     """A wave: how many of its nodes are in each place, and since when it has ended (None while it has not)."""
 
     number: int
@@ -151,8 +142,7 @@ class WaveView:
     ended_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Outlook:
+class Outlook(Frozen):
     """What the rollout looks like now, for the object's status and for the verbs.
 
     `wave` is the number of the current one. `reason` is a CamelCase word that names the cause of the phase, `message` a
@@ -168,8 +158,7 @@ class Outlook:
     waves: tuple[WaveView, ...]
 
 
-@dataclass(frozen=True)
-class FleetDecision:
+class FleetDecision(Frozen):
     """What to do now, what to keep in the object's status, and what to show.
 
     `again_s`: the moment (seconds since the epoch) from which time alone may change the decision; None where it cannot.

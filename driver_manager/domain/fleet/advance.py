@@ -10,7 +10,6 @@ they are asked in order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from driver_manager.domain.fleet import census, clearing, gates, preflight, waves
 from driver_manager.domain.fleet.acts import Act, FleetDecision, Phase, Place
@@ -27,10 +26,10 @@ from driver_manager.domain.fleet.task_pods import Clears
 from driver_manager.domain.fleet.turns import turn
 from driver_manager.domain.fleet.undo import way_back
 from driver_manager.domain.fleet.verdict import Standing, Terms
+from driver_manager.domain.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(Frozen):
     """Where every node of the rollout stands, by name, and what holds all of them."""
 
     standings: Sequence[Standing]

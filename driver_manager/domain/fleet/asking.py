@@ -7,7 +7,7 @@ Pure. What is asked for is a field of the spec, an annotation of the object or o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet import undo as way
@@ -18,13 +18,13 @@ from driver_manager.domain.fleet.model import Fleet, FleetNode, Wave, Wishes
 from driver_manager.domain.fleet.places import place
 from driver_manager.domain.fleet.turns import GateKind, is_approved
 from driver_manager.domain.fleet.verdict import Standing
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 
 LOOK = "`driver-manager rollout status` shows its state."
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Frozen):
     """What a verb writes, and `did`, what that is in words. `after` is the fleet once it is written.
 
     `spec` and `annotations` are those of the object that change; `nodes` are asked to try once more.

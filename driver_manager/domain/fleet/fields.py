@@ -6,12 +6,12 @@ reader (`reading`) and the reference are made from it. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.model import OnHalt, PreflightMode, UnitMode
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.reboot import windows
 
 GROUP = "driver-manager.rebellions.ai"
@@ -49,8 +49,7 @@ class Kind(Enum):
     QUERY = "query"
 
 
-@dataclass(frozen=True)
-class Grammar:
+class Grammar(Frozen):
     """How a text of some kind is written: the pattern that it matches as a whole, and the same in words."""
 
     pattern: str
@@ -87,8 +86,7 @@ GRAMMARS = {
 """Kinds of texts that are checked. The patterns mean the same to Go's and to Python's reader of them."""
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(Frozen):
     """A field of the object. `default` is in the field's written form; None where there is none.
 
     `least` and `most` bound a number, the entries of a list, the seconds of a duration or the characters of a text;
@@ -365,8 +363,7 @@ SPEC = (
 """The spec. What has no example is an object or a list, and has one in its fields."""
 
 
-@dataclass(frozen=True)
-class WishField:
+class WishField(Frozen):
     """An annotation of the object by which people ask for something: its key, how it is written, what it asks for."""
 
     key: str

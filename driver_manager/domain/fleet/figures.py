@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from driver_manager.domain.fleet.acts import FleetDecision, NodeView, Phase, Place
 from driver_manager.domain.fleet.forecast import Forecast
 from driver_manager.domain.fleet.model import UNDER_WAY, Fleet, UpgradeState
+from driver_manager.domain.frozen import Frozen
 
 UNKNOWN, REQUIRED = "unknown", "upgrade-required"
 """Words for a node that is left alone, and for one that waits. What we write on Nodes needs neither."""
@@ -24,8 +25,7 @@ _WORDS = {
 _UNDER_WAY = frozenset(state.value for state in UNDER_WAY)
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(Frozen):
     """How fast a rollout goes: what a node takes in seconds, when all may be through, how many more may begin.
 
     `node_s` and `ends_s` (seconds since the epoch) are 0 where they cannot be estimated.
@@ -36,8 +36,7 @@ class Pace:
     free: int = 0
 
 
-@dataclass(frozen=True)
-class RolloutFigures:
+class RolloutFigures(Frozen):
     """One rollout as it was last decided on.
 
     Its phase, how many nodes are where, how long that took in seconds, and the revision. `words` are the nodes that no

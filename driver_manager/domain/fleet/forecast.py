@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from driver_manager.domain.fleet import units
 from driver_manager.domain.fleet.acts import Outlook, Phase, Place
@@ -19,6 +18,7 @@ from driver_manager.domain.fleet.model import NO_LIMIT, Fleet, UpgradeState, Wis
 from driver_manager.domain.fleet.starts import order
 from driver_manager.domain.fleet.turns import is_approved
 from driver_manager.domain.fleet.verdict import Standing
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.reboot.windows import Schedule
 
 MINUTE_S = 60.0
@@ -31,8 +31,7 @@ GOING_ON = frozenset(
 """Phases that may lead on without a decision of somebody about the whole rollout."""
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(Frozen):
     """A node that waits: its wave, its place in the order (from 1), why it waits, and when it may begin and end.
 
     Moments are in seconds since the epoch, None where they cannot be estimated.
@@ -46,8 +45,7 @@ class Expected:
     ends_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(Frozen):
     """Who goes when. `typical_s` is what a node takes, None while none is done; `ends_s` is when all may be through.
 
     `free` is how many more nodes may be under way now; `window_s` is how long a node's users are without their device.

@@ -6,12 +6,12 @@ Pure. Every cause is one guard in `GUARDS`, asked in order; the first that has s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.domain.fleet.turns import Turn
 from driver_manager.domain.fleet.verdict import Standing, Terms
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 
 ON_DELETE = "OnDelete"
@@ -23,8 +23,7 @@ The rest is for clocks that differ. Whatever is not known after that is no more:
 """
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(Frozen):
     """Why nothing begins. `stands_aside`: nothing is touched at all, not even on nodes that were taken.
 
     `allows_retries`: nodes that somebody asked one more attempt for may begin. `until_s`: when it may be over.
@@ -38,8 +37,7 @@ class Hold:
     until_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(Frozen):
     """All that a hold depends on. `unmatched` are the waves that match no node of the fleet.
 
     `failed` are the nodes that failed for the target, and `failing` those of which that is to be noted now.

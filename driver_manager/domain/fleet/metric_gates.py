@@ -15,6 +15,7 @@ from typing import Any
 
 from driver_manager.domain.duration import spoken
 from driver_manager.domain.escaping import one_line, shortened
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.wire import parsed
 
 NODE = "{node}"
@@ -26,8 +27,7 @@ MAX_AGE_S = 120.0
 MAX_PROBLEM_CHARS = 200
 
 
-@dataclass(frozen=True)
-class MetricGate:
+class MetricGate(Frozen):
     """The answer to `query` of the server at `url` has to be within the bounds, of which there is at least one.
 
     It counts where it was asked for `delay_s` after the driver was ready, or later: a server shows what it has scraped

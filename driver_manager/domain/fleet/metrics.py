@@ -6,18 +6,18 @@ Those under the names of a vendor's operator are in `operator_metrics`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from driver_manager.domain.fleet.acts import Phase, Place
 from driver_manager.domain.fleet.figures import RolloutFigures
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.metrics import PREFIX, Family, by_label, gauge
 
 ACTS = ("MarkNode", "RestartPod", "CreatePod", "DeletePod", "SetTemplate", "Announce")
 """Names of what a decision may ask for."""
 
 
-@dataclass(frozen=True)
-class FleetReport:
+class FleetReport(Frozen):
     """What the controller is about. `rollouts` come by namespace/name, `acts` are how many were done, by their names.
 
     `why_not_ready` is "" while the controller does its work, be it to stand by.

@@ -6,11 +6,12 @@ Pure. Reading them belongs to the adapters, judging them to `advance`. All times
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricGate, MetricQuestion
 from driver_manager.domain.fleet.record import NodeRecord
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.reboot.windows import Schedule
 from driver_manager.domain.selectors import Selector
@@ -34,8 +35,7 @@ UNDER_WAY = frozenset({UpgradeState.RESTART, UpgradeState.REBOOT, UpgradeState.V
 """States in which a node is taken for the rollout and has not ended."""
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(Frozen):
     """A number of nodes, or a share of them in percent."""
 
     number: int
@@ -68,16 +68,14 @@ class UnitMode(Enum):
     TOGETHER = "Together"
 
 
-@dataclass(frozen=True)
-class Units:
+class Units(Frozen):
     """Nodes with the same value of the label `key` are one unit; without the label a node is one of its own."""
 
     key: str
     mode: UnitMode = UnitMode.ONE_AT_A_TIME
 
 
-@dataclass(frozen=True)
-class Wave:
+class Wave(Frozen):
     """Some of the nodes: those that match `selector`, and of these as many as `amount`, all where it is None.
 
     The next wave begins once this one has ended, `soak_s` have passed since, and, where `needs_approval`, somebody has
@@ -91,8 +89,7 @@ class Wave:
     needs_approval: bool = False
 
 
-@dataclass(frozen=True)
-class PodGate:
+class PodGate(Frozen):
     """Pods of `namespace` that match `selector` have to be ready on a node before its upgrade counts as done.
 
     At least one has to be there.
@@ -102,8 +99,7 @@ class PodGate:
     selector: Selector
 
 
-@dataclass(frozen=True)
-class ConditionGate:
+class ConditionGate(Frozen):
     """A condition of the Node that has to have this status."""
 
     kind: str
@@ -113,8 +109,7 @@ class ConditionGate:
 DEFAULT_WAVES = (Wave("canary", amount=Amount(1)), Wave("tenth", amount=Amount(10, is_percent=True)), Wave("rest"))
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Frozen):
     """What the object's spec asks for."""
 
     daemon_set: str
@@ -135,8 +130,7 @@ class Policy:
     preflight: PreflightMode = PreflightMode.OFF
 
 
-@dataclass(frozen=True)
-class FleetNode:
+class FleetNode(Frozen):
     """A Node as far as a rollout looks at it. `upgrade` is the value of the state label, "" without it.
 
     `record` is None where our annotation is absent; `record_problem` says why one that is there cannot be read.
@@ -171,8 +165,7 @@ class FleetNode:
     window: Window | None = None
 
 
-@dataclass(frozen=True)
-class DriverPod:
+class DriverPod(Frozen):
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
     `restarts` counts those of its init containers, `why_waiting` is what its status says of a container that waits.
@@ -198,8 +191,7 @@ class Task(Enum):
     CLEAR = "clear"
 
 
-@dataclass(frozen=True)
-class TaskPod:
+class TaskPod(Frozen):
     """A short-lived pod that a rollout made for one node, from the template of `revision`.
 
     `exit_code` is that of its one container, None until that has ended, or where it never ran. `has_ended`: nothing
@@ -222,8 +214,7 @@ class TaskPod:
     ended_s: float | None = None
 
 
-@dataclass(frozen=True)
-class GatePod:
+class GatePod(Frozen):
     """A pod that gates look at."""
 
     namespace: str
@@ -232,8 +223,7 @@ class GatePod:
     is_ready: bool
 
 
-@dataclass(frozen=True)
-class Revision:
+class Revision(Frozen):
     """A ControllerRevision of the DaemonSet: `hash` as its pods carry it; the newest has the highest number.
 
     `template` is the JSON text of the pod template, `uid` and `name` those of the object.
@@ -245,8 +235,7 @@ class Revision:
     template: str = ""
 
 
-@dataclass(frozen=True)
-class DaemonSetFacts:
+class DaemonSetFacts(Frozen):
     """The driver's DaemonSet. `is_current`: the newest revision is what its controller makes pods from.
 
     `desired` is on how many nodes it wants a pod, as its controller says; 0 where that is not known.
@@ -262,8 +251,7 @@ class DaemonSetFacts:
     desired: int = 0
 
 
-@dataclass(frozen=True)
-class Past:
+class Past(Frozen):
     """How the rollout of one revision went. `ended_s` is None while it goes on."""
 
     revision: str
@@ -272,8 +260,7 @@ class Past:
     outcome: str = ""
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Frozen):
     """What the object's status keeps and the Nodes do not tell: nothing here is needed for a node to be safe.
 
     `good` is the last revision that every node of the fleet served. `failed` are revisions that were halted and left:
@@ -293,8 +280,7 @@ class Memory:
     announced: str = ""
 
 
-@dataclass(frozen=True)
-class Wishes:
+class Wishes(Frozen):
     """What people have asked of the object by its verbs.
 
     `approved` is the number of the last wave that may begin, for revision `approved_for`. `retry` is a failed revision
@@ -308,8 +294,7 @@ class Wishes:
     undo_to: str = ""
 
 
-@dataclass(frozen=True)
-class Fleet:
+class Fleet(Frozen):
     """All that one decision is made from. `daemon_set` is None where there is none of that name.
 
     `rivals` are the names of older objects for the same DaemonSet. `rollout` is the namespace/name of this one, by

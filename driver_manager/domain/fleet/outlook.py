@@ -6,7 +6,7 @@ Pure. Every phase is one guard in `GUARDS`, asked in order; the first that has s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from driver_manager.domain.fleet import obstacles
 from driver_manager.domain.fleet.acts import NodeView, Outlook, Phase, Place
@@ -15,11 +15,11 @@ from driver_manager.domain.fleet.preflight import Checks
 from driver_manager.domain.fleet.starts import Starts
 from driver_manager.domain.fleet.turns import GateKind, Turn
 from driver_manager.domain.fleet.verdict import Standing
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 
 
-@dataclass(frozen=True)
-class Caption:
+class Caption(Frozen):
     """The phase of a rollout, the cause of it in one CamelCase word, and a sentence for people."""
 
     phase: Phase
@@ -27,8 +27,7 @@ class Caption:
     message: str
 
 
-@dataclass(frozen=True)
-class View:
+class View(Frozen):
     """All that the phase depends on: the nodes by place, what holds all of them, how far the waves are, who begins.
 
     `checks` is what the preflight of those that wait has come to. `without_pod` is how many nodes the DaemonSet wants a

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from driver_manager.domain import timestamps
@@ -31,6 +31,7 @@ from driver_manager.domain.fleet.model import (
     Wishes,
 )
 from driver_manager.domain.fleet.values import Values, Zones
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.reboot.windows import Schedule
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.wire import OBJECT
@@ -41,8 +42,7 @@ _APPROVED = re.compile(rf"(?P<revision>{_REVISION.pattern}):(?P<wave>[1-9][0-9]{
 _UNDO = re.compile(rf"(?P<undo>[!-9;-~]{{1,100}})(:(?P<revision>{_REVISION.pattern}))?")
 
 
-@dataclass(frozen=True)
-class RolloutObject:
+class RolloutObject(Frozen):
     """A DriverRollout as it was read. `policy` is None where there are `problems`, each of one line.
 
     `status` is as it is stored, for whoever writes the next one. `created_s` is None where it is not told.

@@ -6,13 +6,13 @@ A wave that has begun stays open, whoever joins an earlier one later.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from driver_manager.domain.fleet.acts import Place, WaveView
 from driver_manager.domain.fleet.metric_gates import MetricQuestion
 from driver_manager.domain.fleet.model import UNDER_WAY, Policy, Wave, Wishes
 from driver_manager.domain.fleet.verdict import GOING, Standing, Terms, moment
+from driver_manager.domain.frozen import Frozen
 
 
 class GateKind(Enum):
@@ -24,8 +24,7 @@ class GateKind(Enum):
     METRIC = "the answer to a query"
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(Frozen):
     """What the waves behind number `wave` wait for. `until_s`: until then, where time alone opens it."""
 
     kind: GateKind
@@ -34,8 +33,7 @@ class Gate:
     until_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(Frozen):
     """How far the waves have come: nodes of waves up to `upto` may begin, the others wait for `gate`.
 
     `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes. `questions`

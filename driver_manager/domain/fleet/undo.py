@@ -7,19 +7,19 @@ between is followed by one who knows what was meant, and does not go back one mo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.domain import events
 from driver_manager.domain.fleet.acts import Act, Announce, SetTemplate
 from driver_manager.domain.fleet.model import Fleet, Memory, OnHalt
 from driver_manager.domain.fleet.verdict import Terms
+from driver_manager.domain.frozen import Frozen
 
 COMPLETE = "complete"
 """As the outcome of a Past: every node of the fleet served that revision."""
 
 
-@dataclass(frozen=True)
-class WayBack:
+class WayBack(Frozen):
     """What is to be kept, and what is to be done about going back."""
 
     memory: Memory

@@ -8,17 +8,16 @@ target already, so that a canary is a node that goes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from driver_manager.domain.fleet import units
 from driver_manager.domain.fleet.acts import Place
 from driver_manager.domain.fleet.census import Member
 from driver_manager.domain.fleet.model import Policy, UnitMode, Wave
 from driver_manager.domain.fleet.verdict import GOING, Verdict
+from driver_manager.domain.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class Waves:
+class Waves(Frozen):
     """The number of each node's wave, in the order of the nodes, and the waves that no node matches."""
 
     numbers: tuple[int, ...]

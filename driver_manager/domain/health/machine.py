@@ -5,9 +5,10 @@ Owns the states and the table of their transitions. Pure: time comes with the sa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health.surroundings import Mute, Surroundings
 from driver_manager.domain.health.wedge import NO_WEDGE, Wedge
 from driver_manager.domain.journal import Owner
@@ -80,8 +81,7 @@ TRANSITIONS: dict[HealthState, dict[Finding, HealthState]] = {
 }
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Frozen):
     """One sample of the probe, or a moment without one: `muted` then says why. Times in seconds.
 
     `at_s` is when it began, on a clock that goes on through restarts of this process, `wall_s` since the epoch.
@@ -96,8 +96,7 @@ class Sample:
     is_hushed: bool = False
 
 
-@dataclass(frozen=True)
-class History:
+class History(Frozen):
     """What has to be remembered between two samples.
 
     `failures` are consecutive, unknown samples left out. `was_healthy`: at least once since this boot. `recent` holds

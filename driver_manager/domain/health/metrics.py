@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.metrics import PREFIX, Family, by_label, counter, gauge
 from driver_manager.domain.probe_result import Health, ProbeResult
 
 
-@dataclass(frozen=True)
-class HealthReport:
+class HealthReport(Frozen):
     """What is known after one turn. `result` is None while muted; durations in seconds.
 
     `is_ready` is what a readiness probe is answered; not before the first turn. `turn_wall_s` is when the turn ended,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from driver_manager.domain import events
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.health.wedge import NoticeKind
 
@@ -28,8 +29,7 @@ _EVENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(Frozen):
     """One notice. `since_s` is when the wedge was declared, in seconds since the epoch.
 
     It is 0 where this boot knows of none: then only what an earlier boot left on the Node is taken back. `evidence` is
@@ -81,8 +81,7 @@ class Notice:
         return cls(**{**body, "kind": NoticeKind(body["kind"])})
 
 
-@dataclass(frozen=True)
-class ClientAnswer:
+class ClientAnswer(Frozen):
     """What became of clients of the driver: those `restarted` now, and what is `left` to be done, "" for nothing.
 
     `is_early`: that is no trouble yet. `warnings` are about what else is worth knowing.

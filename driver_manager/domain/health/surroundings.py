@@ -5,15 +5,13 @@ Owns which marks are health-watch's own. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.markers import RECOVERY, Marker
 
 WRITER = "health-watch"
 
 
-@dataclass(frozen=True)
-class Mute:
+class Mute(Frozen):
     """Somebody wants health-watch to hold still until `until_s`, in seconds since the epoch.
 
     `said` is that time as it was written, `where` who says so.
@@ -29,8 +27,7 @@ class Mute:
         return f"muted until {self.said} by {self.where}"
 
 
-@dataclass(frozen=True)
-class MuteAnswer:
+class MuteAnswer(Frozen):
     """What the Node says of it: a mute, or `garbage` in its place, or `problem`: it could not be asked."""
 
     mute: Mute | None = None
@@ -38,8 +35,7 @@ class MuteAnswer:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(Frozen):
     """The host's side of the judgement. `ready` is None where the profile knows no ready marker.
 
     `driver` is another text for each load of the driver, "" while it cannot be told. `is_withdrawn`: the ready marker

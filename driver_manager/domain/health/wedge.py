@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from driver_manager.domain.frozen import Frozen
 
 
 class NoticeKind(Enum):
@@ -14,8 +15,7 @@ class NoticeKind(Enum):
     MUTED = "muted"
 
 
-@dataclass(frozen=True)
-class Wedge:
+class Wedge(Frozen):
     """The last wedge of this boot. `since_s` is when it was declared, in seconds since the epoch; 0: none is known.
 
     `told` is the last notice that reached the Node in this boot, None before the first. `evidence` is the file on the
@@ -27,8 +27,7 @@ class Wedge:
     evidence: str = ""
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(Frozen):
     """What became of evidence: the file on the host, "" where none is wanted, or the problem."""
 
     path: str = ""

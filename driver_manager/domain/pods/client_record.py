@@ -8,12 +8,13 @@ What is about to be asked for is noted before, so that whoever goes on after a k
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from driver_manager.domain import generation as generations
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import writable
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.generation import Generation
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.clients import ClientRules, Standing, clients, standing
@@ -49,8 +50,7 @@ MEANINGS: dict[ClientState, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Client:
+class Client(Frozen):
     """One pod, by its uid; `pod` is namespace/name, `owner` the kind of its controller."""
 
     uid: str
@@ -67,8 +67,7 @@ class Client:
         return f"{self.pod} ({self.owner})"
 
 
-@dataclass(frozen=True)
-class ClientRecord:
+class ClientRecord(Frozen):
     """`unknown` are uids of pods that may be clients: their kubelet has not told of containers yet.
 
     `has_looked`: who the clients are is decided, those of `unknown` apart. `is_shown`: the Node shows the generation.

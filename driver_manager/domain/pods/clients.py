@@ -6,10 +6,10 @@ Owns the selection; what was done about it in one generation is `driver_manager.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from driver_manager.domain import selectors, timestamps
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.generation import Generation
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.profile import Profile
@@ -22,8 +22,7 @@ LAG_S = 5.0
 """A kubelet reports a container that it started some moments later."""
 
 
-@dataclass(frozen=True)
-class ClientRules:
+class ClientRules(Frozen):
     """Pods that match one of `selectors` may be clients. `own_uid` is the pod around us, "" where that is not known."""
 
     profile: Profile

@@ -6,12 +6,13 @@ Owns the selection and its reasons; evicting belongs to `driver_manager.core.pod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 
 from driver_manager.domain.errors import EvictionRefused
 from driver_manager.domain.failure import pod_blocker
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import Holder
 from driver_manager.domain.listing import several
 from driver_manager.domain.observation import Observation
@@ -61,8 +62,7 @@ class PodAction(Enum):
     STAY = "stay"
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(Frozen):
     """One pod, how it `uses` the accelerator, and its fate. A BLOCK has a remedy."""
 
     pod: Pod
@@ -94,8 +94,7 @@ class Workload:
         return f"{' '.join(filter(None, (str(self.pod), self.uses)))}: {self.action.value}, {self.why}"
 
 
-@dataclass(frozen=True)
-class NodePods:
+class NodePods(Frozen):
     """What one look at the node shows: its pods, their claims, the holders of the device, and which pod is ours.
 
     `enclosing_uid` is the pod around our process, the driver's or a debug pod, "" where it cannot be told.

@@ -7,10 +7,10 @@ requests (slots, what blocks) is None in the state until a decision asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 from driver_manager.domain import kmm
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.reboot.patches import APPROVED, cleaned, is_approved
 from driver_manager.domain.reboot.record import Pending
 from driver_manager.domain.reboot.snapshot import is_foreign
@@ -46,8 +46,7 @@ ENDS = frozenset({RebootAct.NOTHING, RebootAct.WAIT})
 ASKS = frozenset({RebootAct.ASK_BLOCKERS, RebootAct.ASK_SLOTS})
 
 
-@dataclass(frozen=True)
-class RebootDecision:
+class RebootDecision(Frozen):
     """What to do next and the stated reason for it."""
 
     act: RebootAct

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.markers import REASONS, Marker
 from driver_manager.domain.wire import LAST_MOMENT_S, Fields, Form
 
@@ -18,8 +19,7 @@ MAX_ATTEMPTS_KEPT = 50
 MOST_REBOOTS = 2**31
 
 
-@dataclass(frozen=True)
-class RebootRequest:
+class RebootRequest(Frozen):
     """One request for a reboot: of one boot, for one reason, written at `written_s` seconds after the epoch."""
 
     boot_id: str
@@ -42,16 +42,14 @@ def request_of(marker: Marker, boot_id: str) -> RebootRequest:
     return RebootRequest(marker.boot_id or boot_id, marker.reason, marker.written_s)
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Frozen):
     """A reboot that was begun at `at_s` seconds after the epoch."""
 
     at_s: int
     reason: str
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(Frozen):
     """A reboot under way, from before its slot is taken until the node is back.
 
     `node_uid` is whose slot it is, `approved` whether an approval was consumed for it, `counted` whether it is among
@@ -73,8 +71,7 @@ class Pending:
     refusal: str = ""
 
 
-@dataclass(frozen=True)
-class RebootAnswer:
+class RebootAnswer(Frozen):
     """What a reboot command came to: `problem` is what went wrong, "" where nothing did.
 
     `is_refused` where the host has said no: then it does not go down. A command that hangs may still take it down.
@@ -84,8 +81,7 @@ class RebootAnswer:
     is_refused: bool = False
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Frozen):
     """The rebooter's memory. `reason` is why the request waits, for `status`.
 
     `announced` is the request that the Node may speak of, since `announced_s` seconds after the epoch; `announced_key`

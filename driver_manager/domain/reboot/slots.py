@@ -6,14 +6,12 @@ node that does not come back keeps its slot, so that a bad driver stops at the f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.wire import Fields, Form
 
 
-@dataclass(frozen=True)
-class SlotHolder:
+class SlotHolder(Frozen):
     """A node that holds a slot for a reboot out of the boot `boot_id`, since `since_s` seconds after the epoch."""
 
     node: str
@@ -33,8 +31,7 @@ FORM = Form(
 )
 
 
-@dataclass(frozen=True)
-class Slots:
+class Slots(Frozen):
     """The slots in use. No uid is in it twice."""
 
     holders: tuple[SlotHolder, ...] = ()
@@ -54,8 +51,7 @@ class Slots:
         return Slots((*others, me)) if is_in or len(others) < limit else None
 
 
-@dataclass(frozen=True)
-class SlotsSeen:
+class SlotsSeen(Frozen):
     """The slots as read at `version`; `gone` are uids of holders that may be dropped. `problem`: why it is unknown."""
 
     slots: Slots = Slots()

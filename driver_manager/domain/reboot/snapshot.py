@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.reboot.record import Record
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Frozen):
     """One look at the host: cheap, and all that an idle rebooter needs. `uptime_s` does not jump, as clocks do."""
 
     boot_id: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.markers import REASONS, UPGRADE
 from driver_manager.domain.node import Node
 from driver_manager.domain.profile import NodeKeys
@@ -13,8 +14,7 @@ from driver_manager.domain.reboot.snapshot import Snapshot, is_foreign, is_stale
 from driver_manager.domain.reboot.windows import Schedule
 
 
-@dataclass(frozen=True)
-class RebootPolicy:
+class RebootPolicy(Frozen):
     """What the user allows. Times in seconds, `grace_s` is how long a reboot command may take to take the host down."""
 
     node: str
@@ -44,8 +44,7 @@ def is_granted(node: Node, keys: NodeKeys, boot_id: str) -> bool:
     return notes.get(keys.pre_reboot_boot_id) == boot_id and notes.get(keys.reboot_in_progress) in REASONS
 
 
-@dataclass(frozen=True)
-class RebootState:
+class RebootState(Frozen):
     """Everything one decision is made of. `node` is None where the Node does not exist.
 
     `blockers` and `slots` are None as long as nobody asked for them. `driver_problem` is why the driver does not serve

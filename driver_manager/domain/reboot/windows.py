@@ -6,8 +6,9 @@ Hours are those of a clock on the wall there. A night in which the clocks change
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+
+from driver_manager.domain.frozen import Frozen
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 EXPECTED = "windows such as 'Sat,Sun 02:00-06:00; Mon-Fri 22:00-04:00'"
@@ -16,8 +17,7 @@ MINUTES_OF_A_DAY = 24 * 60
 _WINDOW = re.compile(r"(?:(?P<days>[A-Za-z,\-]+)\s+)?(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)")
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(Frozen):
     """Open on `days` (0 is Monday) from minute `start` of the day, for at most a day; it may end on the next."""
 
     days: frozenset[int]
@@ -31,8 +31,7 @@ class Window:
         return (day in self.days and minute >= self.start) or ((day - 1) % 7 in self.days and minute < self.end)
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(Frozen):
     """When a node may reboot: in any of `windows`, at any time where there are none. `text` is as it was written."""
 
     windows: tuple[Window, ...] = ()

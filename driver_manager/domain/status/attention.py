@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health import mute
 from driver_manager.domain.health.machine import HealthState
 from driver_manager.domain.node_state import NodeState
@@ -32,8 +32,7 @@ NOTES = frozenset({"paused", "cordon", "warning", "health-watch"})
 ACCESS = (Part.CLUSTER, Part.NODE, Part.PODS, Part.HOST, Part.OWN_POD)
 
 
-@dataclass(frozen=True)
-class Attention:
+class Attention(Frozen):
     """One thing: its `kind` for machines, what it is, and what to do, "" where there is nothing to do yet."""
 
     kind: str

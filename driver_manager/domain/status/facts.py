@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from driver_manager.domain import node_state
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.health.machine import HealthState
 from driver_manager.domain.host import Holder, Host
 from driver_manager.domain.kmm import KmmModule
@@ -20,8 +21,7 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.plan import Plan
 
 
-@dataclass(frozen=True)
-class DeviceHealth:
+class DeviceHealth(Frozen):
     """What is known of the devices. `source` is `health-watch`, `probe`, or "" where nobody looked.
 
     `state` is health-watch's, None without it. `since_s` and `sampled_s` are in seconds since the epoch, None where
@@ -43,8 +43,7 @@ class DeviceHealth:
         return self.state is HealthState.WEDGED or self.is_withdrawn
 
 
-@dataclass(frozen=True)
-class StatusFacts:
+class StatusFacts(Frozen):
     """Everything that `status` shows. Where they could not be read, the Node in `obs` is empty, and so are its pods.
 
     `missing` has the errors of what could not be read.

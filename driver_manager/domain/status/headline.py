@@ -7,9 +7,9 @@ what the Node shows of the last run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from driver_manager.domain import timestamps
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.markers import RECOVERY, UPGRADE
 from driver_manager.domain.modules import driver_version, has_root
 from driver_manager.domain.node_state import NodeState
@@ -24,8 +24,7 @@ REBOOT_REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Headline:
+class Headline(Frozen):
     """`state` is None where it cannot be determined; `since` is "" where that is not known."""
 
     state: NodeState | None

@@ -5,9 +5,10 @@ Pure: steps from facts. Raises PodsRemain for what would stand in the way, befor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from driver_manager.domain.errors import ConfigError, EvictionRefused, PodsRemain
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods.workloads import (
@@ -40,8 +41,7 @@ NOBODYS = "no label makes it leave, and the operator that manages upgrades on th
 LONGER = "raise RECONCILE_DEADLINE (--reconcile-deadline), or delete the pod"
 
 
-@dataclass(frozen=True)
-class EvictionPlan:
+class EvictionPlan(Frozen):
     """`first` comes before the node is taken and ends in planning anew, `steps` after its operands have left."""
 
     first: tuple[AnyStep, ...] = ()

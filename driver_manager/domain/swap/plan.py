@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from driver_manager.domain.escaping import shown
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.pods.workloads import Workload
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.swap.steps.base import Right, Step
@@ -23,7 +24,6 @@ from driver_manager.domain.swap.steps.slots import AnySlotStep
 from driver_manager.domain.swap.steps.waits import AnyWaitStep
 
 
-@dataclass(frozen=True)
 class PlanAgain(Step):
     """Observe and plan again: what follows is what is expected then. `after` names what was waited for."""
 
@@ -68,8 +68,7 @@ class Decision(Enum):
     SWITCH = "switch"
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Frozen):
     """Ordered steps and the stated reason for them; without steps, the reason for doing nothing.
 
     `workloads` are all pods on the node that use the accelerator, and those that a drain takes along, with what becomes

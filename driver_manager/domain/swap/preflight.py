@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import DriverSource, Host, MissingFirmware, ModuleFile
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.listing import several
@@ -23,8 +23,7 @@ _BUILD_IT = "Use a driver that was built for this kernel, or set DRIVER_ROOT to 
 _LOOK_AT_IT = "Run again. If it persists, run modinfo on that file by hand: the file may be damaged or truncated."
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Frozen):
     """One thing looked at. `ok` is None where it could not be found out, which stops nothing."""
 
     name: str

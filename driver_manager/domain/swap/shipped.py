@@ -6,10 +6,9 @@ host's administrator has to do. Pure. Must not import the planner or the preflig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.digest import FROM_ENVIRONMENT, differing, in_words
 from driver_manager.domain.errors import ManagerError, ModuleStuck, PreflightFailed, RebootRequired
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 from driver_manager.domain.profile import Strategy
 from driver_manager.domain.swap.driver_state import is_loaded, places_us
@@ -20,8 +19,7 @@ _REBOOT = "Drain and reboot the node: the host loads the driver of its image at 
 _NAME_IT = "Set DRIVER_VERSION to the version that the host has to have loaded."
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(Frozen):
     """Why there is nothing to do; `doubts` are what could not be determined."""
 
     reason: str

@@ -5,9 +5,8 @@ Pure, like all of `domain`. Made once before a plan; the plan's rows and the ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import Host
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.policy import Policy
@@ -15,8 +14,7 @@ from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.transition import for_this_change
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(Frozen):
     """The facts, what is wanted, and how far the run is. `host` is that of `obs`: there is none without.
 
     `profile` has the strategy that this change of versions takes. `waited`: what was waited for in this run already,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TypeAlias
 
+from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.listing import several
 
 Right: TypeAlias = tuple[str, str]
@@ -20,7 +21,7 @@ WATCH_PODS: Right = ("watch", "pods")
 EVICT_PODS: Right = ("create", "pods/eviction")
 
 
-class Step(ABC):
+class Step(Frozen, ABC):
     """One thing that a run does."""
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.listing import several
 from driver_manager.domain.pci import PciFunction
@@ -21,7 +19,6 @@ def _named(functions: tuple[PciFunction, ...]) -> str:
     return several(one.address for one in functions)
 
 
-@dataclass(frozen=True)
 class KeepBindings(DeviceStep):
     """Record on the host what the functions are bound to, for the way back: the record outlives the release."""
 
@@ -32,7 +29,6 @@ class KeepBindings(DeviceStep):
         return f"record the original bindings of {len(self.bindings)} device(s) in {self.path}"
 
 
-@dataclass(frozen=True)
 class OverrideDrivers(DeviceStep):
     """Let no other driver than the functions' vfio driver bind them from now on; the driver that has them stays."""
 
@@ -42,7 +38,6 @@ class OverrideDrivers(DeviceStep):
         return f"keep {_named(self.functions)} for vfio (driver_override)"
 
 
-@dataclass(frozen=True)
 class RemoveVirtualFunctions(DeviceStep):
     """Take away the virtual functions of the physical ones in `functions`: they stay when those lose their driver."""
 
@@ -53,7 +48,6 @@ class RemoveVirtualFunctions(DeviceStep):
         return f"remove {count} virtual function(s) of {_named(self.functions)}"
 
 
-@dataclass(frozen=True)
 class LoadVfio(DeviceStep):
     """Load the modules that hand devices to virtual machines; one that is loaded stays as it is."""
 
@@ -63,7 +57,6 @@ class LoadVfio(DeviceStep):
         return f"load {several(self.modules)}"
 
 
-@dataclass(frozen=True)
 class BindToVfio(DeviceStep):
     """Let the vfio drivers have the functions, auxiliary ones first taken from theirs, and read back that they do."""
 
@@ -73,7 +66,6 @@ class BindToVfio(DeviceStep):
         return f"bind {_named(self.functions)} to vfio and verify driver and IOMMU group"
 
 
-@dataclass(frozen=True)
 class ReturnDevices(DeviceStep):
     """Take the functions from vfio: the override goes back to what it was, the vfio driver releases them.
 
@@ -94,7 +86,6 @@ class ReturnDevices(DeviceStep):
         return f"take {_named(self.functions)} back from vfio{then}"
 
 
-@dataclass(frozen=True)
 class MakeVirtualFunctions(DeviceStep):
     """Give functions, which have their driver, as many virtual ones as they had. It ends the record at `path`."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.swap.steps.base import PATCH_NODES, WATCH_NODES, Right, Step
 
@@ -12,7 +10,6 @@ class KmmStep(Step):
     """What KMM is asked for."""
 
 
-@dataclass(frozen=True)
 class AskKmm(KmmStep):
     """Ask KMM for a version by its label, in one patch with the journal: KMM unloads the old driver from then on.
 
@@ -30,7 +27,6 @@ class AskKmm(KmmStep):
         return (PATCH_NODES,)
 
 
-@dataclass(frozen=True)
 class AwaitKmm(KmmStep):
     """Wait until KMM shows the version as ready and the kernel has it: a label that may be stale is not enough."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.digest import in_words
 from driver_manager.domain.host import DriverSource
 from driver_manager.domain.listing import several
@@ -14,7 +12,6 @@ class ModuleStep(Step):
     """What is done to the driver in the kernel."""
 
 
-@dataclass(frozen=True)
 class StopServices(ModuleStep):
     """Stop host services that hold the device; they are started again on every way out."""
 
@@ -27,7 +24,6 @@ class StopServices(ModuleStep):
         return ()
 
 
-@dataclass(frozen=True)
 class WaitForDevice(ModuleStep):
     """Wait until nothing but modules uses the driver's modules; what pods with the uids `apart` have open is no use.
 
@@ -46,7 +42,6 @@ class WaitForDevice(ModuleStep):
         return ()
 
 
-@dataclass(frozen=True)
 class RemoveConflicting(ModuleStep):
     """Unload modules that must not be loaded beside the driver; where none comes of it they are loaded again."""
 
@@ -59,7 +54,6 @@ class RemoveConflicting(ModuleStep):
         return ()
 
 
-@dataclass(frozen=True)
 class UnloadModules(ModuleStep):
     """Unload the driver, holders first; the order is looked up again when it is done.
 
@@ -81,7 +75,6 @@ class UnloadModules(ModuleStep):
         return (EVICT_PODS,) if self.clients else ()
 
 
-@dataclass(frozen=True)
 class SetFirmwarePath(ModuleStep):
     """Let the kernel look for firmware in the folder that the profile names, before its own."""
 
@@ -94,7 +87,6 @@ class SetFirmwarePath(ModuleStep):
         return ()
 
 
-@dataclass(frozen=True)
 class LoadModules(ModuleStep):
     """Load the driver from `source` and verify it; on failure load `previous` again and record its digest.
 
@@ -115,7 +107,6 @@ class LoadModules(ModuleStep):
         return ()
 
 
-@dataclass(frozen=True)
 class RecordDigest(ModuleStep):
     """Write the digest to the state file, and where the driver came from."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.swap.steps.base import Right, Step
 
 
@@ -11,7 +9,6 @@ class MountStep(Step):
     """What is done to mounts and files of the host."""
 
 
-@dataclass(frozen=True)
 class UnmountDriverRoot(MountStep):
     """Unmount what an earlier driver container left mounted at the driver root, the last mounted first."""
 
@@ -24,7 +21,6 @@ class UnmountDriverRoot(MountStep):
         return ()
 
 
-@dataclass(frozen=True)
 class RemoveArtifacts(MountStep):
     """Remove files that speak of a driver which is no longer there, or of an earlier run's failure."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.swap.steps.base import PATCH_NODES, Right, Step
@@ -13,7 +11,6 @@ class NodeStep(Step):
     """What is done to the Node."""
 
 
-@dataclass(frozen=True)
 class TakeNode(NodeStep):
     """Pause operands, set our cordon and write the journal, in one patch that expects `resource_version`."""
 
@@ -34,7 +31,6 @@ class TakeNode(NodeStep):
         return (PATCH_NODES,)
 
 
-@dataclass(frozen=True)
 class PauseLast(NodeStep):
     """Pause what must leave last, by a second patch that adds it to the journal."""
 
@@ -47,7 +43,6 @@ class PauseLast(NodeStep):
         return (PATCH_NODES,)
 
 
-@dataclass(frozen=True)
 class MarkCleared(NodeStep):
     """Write into the journal that the node is cleared for the driver pod of this revision."""
 
@@ -60,7 +55,6 @@ class MarkCleared(NodeStep):
         return (PATCH_NODES,)
 
 
-@dataclass(frozen=True)
 class GiveBack(NodeStep):
     """Restore labels that still hold our value, lift our cordon, remove the journal, in one patch."""
 
@@ -76,7 +70,6 @@ class GiveBack(NodeStep):
         return (PATCH_NODES,)
 
 
-@dataclass(frozen=True)
 class StandDown(NodeStep):
     """Tell the operator that the host has its own driver (`key` "": there is no such label), wait to be terminated."""
 

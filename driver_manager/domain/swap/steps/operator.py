@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.swap.steps.base import PATCH_NODES, WATCH_NODES, WATCH_PODS, Right, Step, named_pods
 
 
@@ -11,7 +9,6 @@ class OperatorStep(Step):
     """What an operator is asked for."""
 
 
-@dataclass(frozen=True)
 class WaitForSafeLoad(OperatorStep):
     """Ask the operator by annotation `key` = `value`, and wait until it takes that away: it is safe to load then."""
 
@@ -26,7 +23,6 @@ class WaitForSafeLoad(OperatorStep):
         return (PATCH_NODES, WATCH_NODES)
 
 
-@dataclass(frozen=True)
 class AskOperator(OperatorStep):
     """Ask the operator, who manages this node's upgrades, for one, and wait until it has moved the pods away.
 
@@ -49,7 +45,6 @@ class AskOperator(OperatorStep):
         return (PATCH_NODES, WATCH_PODS) if self.asks else (WATCH_PODS,)
 
 
-@dataclass(frozen=True)
 class WithdrawSafeLoad(OperatorStep):
     """Take away the annotation by which an ended run of ours asked for a safe load."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.selectors import Selector
 from driver_manager.domain.swap.steps.base import EVICT_PODS, WATCH_PODS, Right, Step, named_pods
 
@@ -12,7 +10,6 @@ class PodStep(Step):
     """What makes pods leave."""
 
 
-@dataclass(frozen=True)
 class WaitForOperands(PodStep):
     """Wait until no pod is left on the node that was placed by one of the paused keys."""
 
@@ -29,7 +26,6 @@ class WaitForOperands(PodStep):
         return (WATCH_PODS,) if self.pods else ()
 
 
-@dataclass(frozen=True)
 class WaitForCompletion(PodStep):
     """Give the pods that `selector` matches time to end by themselves; those that do not are evicted after it."""
 
@@ -44,7 +40,6 @@ class WaitForCompletion(PodStep):
         return (WATCH_PODS,)
 
 
-@dataclass(frozen=True)
 class EvictWorkloads(PodStep):
     """Evict the pods that use the accelerator and wait until they are gone; `drains`: else drain the whole node.
 
@@ -66,7 +61,6 @@ class EvictWorkloads(PodStep):
         return (EVICT_PODS, WATCH_PODS) if self.pods or self.drains else (WATCH_PODS,)
 
 
-@dataclass(frozen=True)
 class DrainNode(PodStep):
     """Evict every pod but those of DaemonSets, and wait until they are gone. `timeout_s` 0: until the deadline."""
 
@@ -81,7 +75,6 @@ class DrainNode(PodStep):
         return (EVICT_PODS, WATCH_PODS)
 
 
-@dataclass(frozen=True)
 class WaitForRestart(PodStep):
     """Keep the node as it is until the driver pods `uids`, which somebody else deletes, have left."""
 

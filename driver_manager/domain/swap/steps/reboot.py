@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.reboot_wish import RebootWish
@@ -14,7 +12,6 @@ class RebootStep(Step):
     """What is done about a reboot."""
 
 
-@dataclass(frozen=True)
 class RequestReboot(RebootStep):
     """Write the reboot-required marker (`path` "": there is one already), label the node; the driver stays loaded.
 
@@ -35,7 +32,6 @@ class RequestReboot(RebootStep):
         return (PATCH_NODES,)
 
 
-@dataclass(frozen=True)
 class HoldForReboot(RebootStep):
     """Hold until the boot changes, or leave at once with exit code 9. A `marker` that vanishes is written again."""
 
@@ -50,7 +46,6 @@ class HoldForReboot(RebootStep):
         return ()
 
 
-@dataclass(frozen=True)
 class ClearRebootRequest(RebootStep):
     """Remove the labels of a request that nothing asks for any more, and its marker, if it still is the one `seen`."""
 
@@ -65,7 +60,6 @@ class ClearRebootRequest(RebootStep):
         return (PATCH_NODES,)
 
 
-@dataclass(frozen=True)
 class EndWithoutReboot(RebootStep):
     """End the run: the node has rebooted for this very wish, and it is not fulfilled; another reboot would not help."""
 

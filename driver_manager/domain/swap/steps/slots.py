@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.swap.steps.base import Right, Step
 
 
@@ -11,7 +9,6 @@ class SlotStep(Step):
     """What is done to the driver root and the slots beside it."""
 
 
-@dataclass(frozen=True)
 class KeepRoot(SlotStep):
     """Record what is in the folder at the driver root, so that it is a slot once the root leads elsewhere."""
 
@@ -26,7 +23,6 @@ class KeepRoot(SlotStep):
         return ()
 
 
-@dataclass(frozen=True)
 class FlipRoot(SlotStep):
     """Let the driver root lead to the slot at `target`; `slot` is that one for people.
 
@@ -47,7 +43,6 @@ class FlipRoot(SlotStep):
         return ()
 
 
-@dataclass(frozen=True)
 class RemoveSlots(SlotStep):
     """Remove slots that nobody needs any more."""
 

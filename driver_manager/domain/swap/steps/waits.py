@@ -5,8 +5,6 @@ Each is followed by planning again. Pure data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from driver_manager.domain.listing import several
 from driver_manager.domain.swap.steps.base import WATCH_PODS, Right, Step, named_pods
 
@@ -19,7 +17,6 @@ def _meanwhile(*, is_undisturbed: bool) -> str:
     return "before anything is changed" if is_undisturbed else "with the node as it is now"
 
 
-@dataclass(frozen=True)
 class WaitForHolders(WaitStep):
     """Wait until the processes `pids`, which this run does not stop, release the device. `holders` names them.
 
@@ -39,7 +36,6 @@ class WaitForHolders(WaitStep):
         return ()
 
 
-@dataclass(frozen=True)
 class WaitForStuckPods(WaitStep):
     """Wait for pods that should have ended long before this run began."""
 
@@ -56,7 +52,6 @@ class WaitForStuckPods(WaitStep):
         return (WATCH_PODS,)
 
 
-@dataclass(frozen=True)
 class WaitAfterFailure(WaitStep):
     """Wait before somebody is disturbed again for what failed `attempts` times in a row, `what` being the last end.
 
@@ -80,7 +75,6 @@ class WaitAfterFailure(WaitStep):
         return ()
 
 
-@dataclass(frozen=True)
 class WaitForMachines(WaitStep):
     """Wait until no virtual machine has one of the device `nodes` open any more. `holders` names who has them."""
 
