@@ -7,6 +7,7 @@ Owns types and unknown keys; what a value must be beyond its type is in `rules`,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import tomllib
 import types
@@ -63,7 +64,7 @@ class _Reader:
         if not isinstance(body, dict):
             self._bad(at.rstrip("."), body, "a table")
             return None
-        before, hints = len(self.wrong), typing.get_type_hints(kind)
+        before, hints = len(self.wrong), _hints(kind)
         for key in body:
             if key not in hints:
                 known = f"known keys here: {', '.join(sorted(hints))}"
@@ -113,6 +114,12 @@ class _Reader:
 
     def _bad(self, at: str, value: Any, expected: str) -> None:
         self.wrong.append(Wrong.of(at, value, expected))
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The fields of a table, and what each holds; found out once for all profiles, as that is most of their reading."""
+    return typing.get_type_hints(kind)
 
 
 def inner(hint: Any) -> Any:

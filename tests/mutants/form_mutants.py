@@ -93,4 +93,20 @@ FORM_MUTANTS = (
         " for one in fields(self))",
         ("unit/domain/test_frozen.py::test_it_looks_like_a_dataclass",),
     ),
+    Mutant(
+        "loop-hoards-garbage",
+        "a loop looks for garbage as often as Python does",
+        "cli/start.py",
+        "    if not _is_loop(words):\n        gc",
+        "    if words:\n        gc",
+        ("unit/cli/test_start.py::test_a_loop_keeps_its_memory_small",),
+    ),
+    Mutant(
+        "child-looked-for-late",
+        "a child that has answered is waited for at most a millisecond before it is looked for again",
+        "adapters/process/forked.py",
+        "time.monotonic() + REAP_S, FIRST_LOOK_S",
+        "time.monotonic() + REAP_S, MOST_LOOK_S",
+        ("unit/adapters/test_forked.py::test_who_has_answered_is_not_waited_for",),
+    ),
 )

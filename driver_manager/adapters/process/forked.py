@@ -23,6 +23,12 @@ ENDING_S = 1.0
 """What is left to a question of many items once the process was told to end."""
 
 POLL_S = 0.2
+REAP_S = 1.0
+"""How long a child is waited for that is killed."""
+
+FIRST_LOOK_S, MOST_LOOK_S = 0.000_25, 0.01
+"""Between two looks whether it is gone, at first and in the end: who has answered ends within a millisecond."""
+
 _DONE = b"\n"
 """An empty line ends the answer on one item."""
 
@@ -127,10 +133,15 @@ def _child(work: Callable[[int], None]) -> Generator[int, None, None]:
         os.close(read_end)
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-            # At once for a child that has answered; what is stuck is left to whoever adopts it.
-            end_s = time.monotonic() + 1.0
-            while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end_s:
-                time.sleep(0.01)  # waitpid(2) knows no timeout
+            _reap(pid)
+
+
+def _reap(pid: int) -> None:
+    """Wait for a child that was killed; what is stuck is left to whoever adopts it. Raises ChildProcessError."""
+    end_s, look_s = time.monotonic() + REAP_S, FIRST_LOOK_S
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end_s:
+        time.sleep(look_s)  # waitpid(2) knows no timeout
+        look_s = min(look_s * 2, MOST_LOOK_S)
 
 
 def _live(write_end: int, work: Callable[[int], None]) -> None:

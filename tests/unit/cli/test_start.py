@@ -192,3 +192,23 @@ def test_a_flag_that_is_neither_says_so_in_plain_words(
     said = capfd.readouterr().err
     assert "'perhaps' is neither true nor false" in said
     assert "Recognized" not in said
+
+
+THRESHOLD = """
+import gc, sys
+before = gc.get_threshold()
+sys.argv = ["driver-manager", *sys.argv[1:]]
+from driver_manager.cli import main, start
+main.entry = lambda: print(gc.get_threshold()[0] // before[0])
+start.entry()
+"""
+
+
+@pytest.mark.parametrize("words", [["reconcile-driver-state"], ["status", "-o", "json"], ["rollout", "status"], []])
+def test_a_command_that_ends_looks_for_garbage_seldom(words: list[str]) -> None:
+    assert int(start(*words, code=THRESHOLD).stdout) > 10
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_keeps_its_memory_small(loop: str) -> None:
+    assert start(*loop.split(), code=THRESHOLD).stdout == "1\n"
