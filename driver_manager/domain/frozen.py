@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, dataclass_transform
 class Frozen:
     """What derives from it is as `@dataclass(frozen=True)` would make it, also for the type checker.
 
-    A field with `compare=False` counts neither in `==` nor in the hash; one with `repr=False` is not shown. Raises
-    `dataclasses.FrozenInstanceError` where a field that has its value, or what is no field, is assigned or deleted.
+    Equal are what is equal as tuples, on every Python. A field with `compare=False` counts neither in `==` nor in the
+    hash; one with `repr=False` is not shown. Raises `dataclasses.FrozenInstanceError` where a field that has its value,
+    or what is no field, is assigned or deleted.
     """
 
     if TYPE_CHECKING:  # nothing that `typing.get_type_hints` would find among the fields
@@ -29,22 +30,24 @@ class Frozen:
         dataclass(repr=False, eq=False)(cls)
         cls._compared = attrgetter("__class__", *(one.name for one in fields(cls) if one.compare))
 
-    def __eq__(self, other: object) -> bool:
-        if other.__class__ is not self.__class__:
-            return NotImplemented
-        return bool(self._compared(self) == self._compared(other))
+    if not TYPE_CHECKING:  # or it would take these for rules of their own, and check no comparison and no assignment
 
-    def __hash__(self) -> int:
-        return hash(self._compared(self))
+        def __eq__(self, other: object) -> bool:
+            if other.__class__ is not self.__class__:
+                return NotImplemented
+            return bool(self._compared(self) == self._compared(other))
 
-    def __repr__(self) -> str:
-        shown = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
-        return f"{type(self).__qualname__}({', '.join(shown)})"
+        def __hash__(self) -> int:
+            return hash(self._compared(self))
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in self.__dict__ or name not in self.__dataclass_fields__:
-            raise FrozenInstanceError(f"cannot assign to field {name!r}")
-        self.__dict__[name] = value  # by `__init__`, and the first time
+        def __repr__(self) -> str:
+            shown = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
+            return f"{type(self).__qualname__}({', '.join(shown)})"
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise FrozenInstanceError(f"cannot delete field {name!r}")
+        def __setattr__(self, name: str, value: object) -> None:
+            if name in self.__dict__ or name not in self.__dataclass_fields__:
+                raise FrozenInstanceError(f"cannot assign to field {name!r}")
+            self.__dict__[name] = value  # by `__init__`, and the first time
+
+        def __delattr__(self, name: str) -> NoReturn:
+            raise FrozenInstanceError(f"cannot delete field {name!r}")

@@ -85,11 +85,10 @@ class Concrete(Kind):
         return f"of size {self.size}"
 
 
-NOT_A_NUMBER = float("nan")
 VALUES = st.fixed_dictionaries(
     {"name": st.sampled_from(["", "a", "b"])},
     optional={
-        "size": st.sampled_from([0.0, -0.0, 1.0, NOT_A_NUMBER, True]),
+        "size": st.sampled_from([0.0, -0.0, 1.0, True]),
         "labels": st.sampled_from([{}, {"a": "b"}]),
         "stamp": st.sampled_from(["", "now"]),
         "secret": st.sampled_from(["", "told"]),
@@ -133,10 +132,18 @@ def test_what_cannot_be_hashed_raises_type_error() -> None:
         hash(Ours("a"))
 
 
+def test_a_field_that_is_not_equal_to_itself_is_the_same() -> None:
+    """As in dataclasses up to Python 3.12, on every Python: later ones compare field by field, not as tuples."""
+    size = float("nan")
+    assert Alike("a", size) == Alike("a", size)
+    assert Alike("a", size) != Alike("a", float("nan"))
+
+
 def test_another_class_is_never_equal() -> None:
     assert Alike("a") != Derived("a")
     assert Derived("a") != Alike("a")
-    assert Empty() != Other()
+    other: object = Other()
+    assert Empty() != other
     assert Alike("a").__eq__("a") is NotImplemented  # whoever is beside it may know better
 
 
