@@ -19,7 +19,7 @@ FIRST_PID = 1
 """The process of a container for which the kernel drops signals that nobody takes (pid_namespaces(7))."""
 
 COLLECT_AFTER = 100_000
-"""New objects after which a command that ends looks through them for garbage: imports make 30,000 to 90,000, and hardly any."""
+"""New objects after which a command that ends looks for garbage: imports make 30,000 to 90,000, and hardly any."""
 
 
 def entry() -> None:
