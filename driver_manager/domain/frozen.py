@@ -2,7 +2,8 @@
 
 A run that is over in less than a second makes some 150 classes of records first. For a frozen dataclass six methods are
 compiled, which was a third of the time that all imports took. Of a class that derives from this one only `__init__` is
-compiled; the other five methods are written once, here, and look up what the fields are.
+compiled; the other five methods are written once, here, and look up what the fields are. An instance is 64 bytes larger
+and slower to make, though: a record that there is one of for each node of a fleet is a frozen dataclass with slots.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Frozen:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         dataclass(repr=False, eq=False)(cls)
+        # With the class it gives a tuple for any number of fields.
         cls._compared = attrgetter("__class__", *(one.name for one in fields(cls) if one.compare))
 
     if not TYPE_CHECKING:  # or it would take these for rules of their own, and check no comparison and no assignment

@@ -6,6 +6,7 @@ Apart from the other ports, which the programs of a node import: none of them ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -52,7 +53,8 @@ class FollowedDaemonSet(Frozen):
 Fact = RolloutObject | FollowedDaemonSet | Revision | FleetNode | DriverPod | GatePod | TaskPod
 
 
-class Item(Frozen):
+@dataclass(frozen=True, slots=True)
+class Item:
     """One object of a subject with its resourceVersion. `owner` is the uid of the controller that owns it."""
 
     name: str

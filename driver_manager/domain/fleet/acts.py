@@ -6,6 +6,7 @@ Pure. Each act names what it was decided from (a resourceVersion, a uid), so tha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -119,7 +120,8 @@ class NodePreflight(Frozen):
     reason: str = ""
 
 
-class NodeView(Frozen):
+@dataclass(frozen=True, slots=True)
+class NodeView:
     """A node in the rollout: its place, its wave (from 1; 0 where it is in none), and why it is there.
 
     `preflight` is None where none was made for the target revision, or its result is kept no longer.

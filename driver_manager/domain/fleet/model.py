@@ -6,7 +6,7 @@ Pure. Reading them belongs to the adapters, judging them to `advance`. All times
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricGate, MetricQuestion
@@ -130,7 +130,8 @@ class Policy(Frozen):
     preflight: PreflightMode = PreflightMode.OFF
 
 
-class FleetNode(Frozen):
+@dataclass(frozen=True, slots=True)
+class FleetNode:
     """A Node as far as a rollout looks at it. `upgrade` is the value of the state label, "" without it.
 
     `record` is None where our annotation is absent; `record_problem` says why one that is there cannot be read.
@@ -165,7 +166,8 @@ class FleetNode(Frozen):
     window: Window | None = None
 
 
-class DriverPod(Frozen):
+@dataclass(frozen=True, slots=True)
+class DriverPod:
     """A pod of the driver's DaemonSet. `revision` is the value of its `controller-revision-hash` label.
 
     `restarts` counts those of its init containers, `why_waiting` is what its status says of a container that waits.

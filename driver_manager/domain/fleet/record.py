@@ -6,15 +6,17 @@ to go. Every version of the form ever written stays readable.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.escaping import shortened, writable
-from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.wire import Form
 
 MAX_TEXT_CHARS = 500
 
 
-class NodeRecord(Frozen):
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
     """What a rollout has done on a node. `since_s` is when the node came to its state, in seconds since the epoch.
 
     `began_s` is when the node was taken for `revision`. `pod` is the uid of the driver's pod that was to go; whatever
