@@ -140,7 +140,7 @@ def insert(tree: Path, name: str, dependencies: dict[str, tuple[Path, list[str]]
         if status:
             return status
     facts = json.loads(path.read_text())
-    time.sleep(facts.get("seconds", 0.0))
+    time.sleep(facts.get("seconds", 0.0))  # the time that a scenario says this module takes to load
     if facts.get("fails"):
         return fail(f"modprobe: ERROR: could not insert '{name}': Input/output error")
     module = tree / "sys/module" / name

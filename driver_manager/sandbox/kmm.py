@@ -114,7 +114,7 @@ class KmmController(Controller):
 
     def _handle(self, events: Sequence[Event]) -> float:
         if self._is_due():
-            time.sleep(WORK_S)
+            time.sleep(WORK_S)  # what KMM's pods take to load or unload
             node = self._store.get("nodes", self._node)
             changed = self._workers.act(_labels(node), cordoned=_is_cordoned(node))
             if changed:

@@ -130,7 +130,7 @@ class PciTree:
         """Return once the kernel has answered to all that was done before."""
         seen = self._looks
         while self._looks < seen + 2:  # the first may have begun before that
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # looks are counted by a thread, which tells nobody
 
     @contextlib.contextmanager
     def running(self) -> Generator[None, None, None]:

@@ -99,7 +99,7 @@ FORM_MUTANTS = (
         "cli/start.py",
         "    if not _is_loop(words):\n        gc",
         "    if words:\n        gc",
-        ("unit/cli/test_start.py::test_a_loop_keeps_its_memory_small",),
+        ("unit/cli/test_start.py::test_a_loop_looks_for_garbage_as_often_as_python_does",),
     ),
     Mutant(
         "child-looked-for-late",

@@ -48,7 +48,7 @@ class SystemClock:
         end_s = self.monotonic() + seconds
         with self.interruptible():
             while (left_s := end_s - self.monotonic()) > 0:
-                time.sleep(min(left_s, LOOK_S))
+                time.sleep(min(left_s, LOOK_S))  # a signal that comes right before it is seen after one look
 
     def check(self) -> None:
         """See the port."""

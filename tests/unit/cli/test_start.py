@@ -210,5 +210,5 @@ def test_a_command_that_ends_looks_for_garbage_seldom(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
-def test_a_loop_keeps_its_memory_small(loop: str) -> None:
+def test_a_loop_looks_for_garbage_as_often_as_python_does(loop: str) -> None:
     assert start(*loop.split(), code=THRESHOLD).stdout == "1\n"

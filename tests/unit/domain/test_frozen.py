@@ -142,8 +142,7 @@ def test_a_field_that_is_not_equal_to_itself_is_the_same() -> None:
 def test_another_class_is_never_equal() -> None:
     assert Alike("a") != Derived("a")
     assert Derived("a") != Alike("a")
-    other: object = Other()
-    assert Empty() != other
+    assert Empty() != Other()  # type: ignore[comparison-overlap]  # on purpose
     assert Alike("a").__eq__("a") is NotImplemented  # whoever is beside it may know better
 
 
@@ -166,6 +165,16 @@ def test_it_cannot_be_changed(kind: type[Ours | Theirs], change: Callable[[Any],
     with pytest.raises(FrozenInstanceError, match=r"cannot (assign to|delete) field '\w+'"):
         change(one)
     assert vars(one) == before
+
+
+def test_the_type_checker_knows_that_it_cannot_be_changed() -> None:
+    """Each of its complaints is expected below, so it would complain of one that does not come."""
+    one = Alike("a")
+    with pytest.raises(FrozenInstanceError):
+        one.name = "b"  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        one.none_such = 1  # type: ignore[attr-defined]
+    assert one != "a"  # type: ignore[comparison-overlap]
 
 
 def test_a_change_is_a_copy() -> None:
