@@ -1,6 +1,6 @@
 """Changes inputs so that they stay nearly right: a value of a JSON tree, a word of a line, a line of a table, a part.
 
-Shared by both engines: hypothesis draws the randomness for it, libFuzzer gives a seed.
+Shared by both engines: hypothesis draws a seed for it, as libFuzzer gives one.
 """
 
 from __future__ import annotations
