@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,10 +68,18 @@ def cells(found: Obj) -> list[dict[str, str]]:
     return [dict(zip(names, row["cells"], strict=True)) for row in found["rows"]]
 
 
-def test_a_table_is_given_to_who_asks_for_one_of_a_list_or_of_one_object(there: ApiServer) -> None:
+def tables_read_the_time(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
+    """Ages are those at this moment, in Unix seconds: two requests may lie on two sides of a second."""
+    monkeypatch.setattr(tables, "time", SimpleNamespace(time=lambda: now, strptime=time.strptime))
+
+
+def test_a_table_is_given_to_who_asks_for_one_of_a_list_or_of_one_object(
+    there: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables_read_the_time(monkeypatch, time.time() + 3.5 * tables.DAY_S)
     ours = {"Accept": TABLE, "Authorization": "Bearer admin-token"}
     (listed,) = cells(asked(there, "/api/v1/nodes", **ours)[1])
-    assert (listed["Name"], listed["Status"]) == ("n1", "NotReady,SchedulingDisabled")
+    assert (listed["Name"], listed["Status"], listed["Age"]) == ("n1", "NotReady,SchedulingDisabled", "3d")
     assert cells(asked(there, "/api/v1/nodes/n1", **ours)[1]) == [listed]
     (leaving,) = cells(asked(there, PODS, **ours)[1])
     assert (leaving["Name"], leaving["Status"], leaving["Ready"]) == ("p", "Terminating", "0/0")
@@ -78,6 +88,30 @@ def test_a_table_is_given_to_who_asks_for_one_of_a_list_or_of_one_object(there: 
     assert (code, refusal["kind"]) == (404, "Status")
     rows = asked(there, "/api/v1/nodes", **ours)[1]["rows"]
     assert rows[0]["object"]["metadata"]["name"] == "n1", "kubectl -L takes labels from there"
+
+
+@pytest.mark.parametrize(
+    ("made", "age"),
+    [
+        ("1970-01-02T00:00:01Z", "0s"),  # a clock that runs ahead of ours
+        ("1970-01-02T00:00:00Z", "0s"),
+        ("1970-01-01T23:58:01Z", "119s"),
+        ("1970-01-01T23:58:00Z", "2m"),
+        ("1970-01-01T22:00:01Z", "119m"),
+        ("1970-01-01T22:00:00Z", "2h"),
+        ("1969-12-31T00:00:01Z", "47h"),
+        ("1969-12-31T00:00:00Z", "2d"),
+        ("yesterday", "<unknown>"),
+        ("", "<unknown>"),
+    ],
+)
+def test_an_age_is_in_the_largest_unit_that_there_are_two_of(
+    monkeypatch: pytest.MonkeyPatch, made: str, age: str
+) -> None:
+    tables_read_the_time(monkeypatch, tables.DAY_S)
+    named = {"metadata": {"name": "n1", "creationTimestamp": made}}
+    (event,) = tables.watched(KINDS["nodes"], [{"type": "ADDED", "object": {"kind": "Node", **named}}])
+    assert cells(event["object"])[0]["Age"] == age
 
 
 @pytest.mark.parametrize(
