@@ -5,17 +5,20 @@ Known vulnerabilities need a network to be known; these checks do not.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.metadata import PackageMetadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).parents[2]
@@ -153,10 +156,31 @@ def test_the_image_has_the_versions_that_were_tested() -> None:
     }
 
 
+def metadata_of(name: str) -> PackageMetadata:
+    """What a distribution says of itself. Raises PackageNotFoundError where a marker keeps it off this machine."""
+    aside = metadata.distributions(name=name, path=[str(LEFT_OUT)])
+    return next((found.metadata for found in aside), None) or metadata.metadata(name)
+
+
+def refusing(python: str, told: dict[str, str]) -> list[str]:
+    """Which of the distributions in `told`, with what each requires of Python, are not for that release of it."""
+    return [f"{name} needs Python {wanted}" for name, wanted in told.items() if python not in SpecifierSet(wanted)]
+
+
+def test_every_part_is_for_the_oldest_python_that_the_project_is_for() -> None:
+    told = dict[str, str]()
+    for name in locked(DEVELOPMENT):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            told[name] = ",".join(metadata_of(name).get_all("Requires-Python") or [])
+    assert len(told) > 30
+    oldest = f"{PROJECT['requires-python'].removeprefix('>=')}.0"
+    assert refusing(oldest, told) == []
+    assert refusing("3.11.2", {"a": ">=3.11.5", "b": ">=3.9,<4"}) == ["a needs Python >=3.11.5"]
+
+
 def licence_of(name: str) -> str:
     """What a distribution says of its licence, "" where it says nothing."""
-    aside = metadata.distributions(name=name, path=[str(LEFT_OUT)])
-    told = next((found.metadata for found in aside), None) or metadata.metadata(name)
+    told = metadata_of(name)
 
     def said(field: str) -> list[str]:
         return [str(text) for text in told.get_all(field) or []]
