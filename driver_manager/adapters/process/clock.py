@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ class SystemClock:
         """Take over SIGTERM and SIGINT, also where they were blocked until now."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        before = sys.unraisablehook
+        # Python drops what is raised in a finalizer, and prints it: the wish is kept, and honoured at the next look.
+        sys.unraisablehook = lambda said: None if isinstance(said.exc_value, Terminated) else before(said)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
         self._is_installed = True
 

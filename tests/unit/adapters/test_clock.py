@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ def is_ticking() -> bool:
 
 
 @pytest.fixture
-def clock() -> Iterator[SystemClock]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SystemClock]:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     clock = SystemClock()
     clock.install()
@@ -82,6 +84,40 @@ def test_outside_of_interruptible_a_signal_does_not_strike(clock: SystemClock) -
     tell()
     with pytest.raises(Terminated), clock.interruptible():
         pytest.fail("told before: it must not begin")
+
+
+class Ending:
+    """Does `work` in its finalizer, as the answer of a server is closed when nobody holds it any more."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+
+    def __del__(self) -> None:
+        self._work()
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What finalizers raised, had Python printed it."""
+    printed = list[BaseException | None]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda said: printed.append(said.exc_value))
+    return printed
+
+
+def test_a_signal_in_a_finalizer_is_kept_and_not_printed(
+    printed: list[BaseException | None], clock: SystemClock
+) -> None:
+    with clock.interruptible():
+        Ending(tell)
+    assert not printed
+    with pytest.raises(Terminated):
+        clock.check()
+
+
+def test_what_else_a_finalizer_raises_is_printed(printed: list[BaseException | None], clock: SystemClock) -> None:
+    with clock.interruptible():
+        Ending([].pop)
+    assert [type(error) for error in printed] == [IndexError]
 
 
 # every
