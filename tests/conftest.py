@@ -9,6 +9,7 @@ from pathlib import Path
 import kubernetes.client
 import pytest
 
+from tests import examples
 from tests.failures import Failures
 
 UNCOUNTED = ("fuzz", "mutants", "repo")
@@ -29,12 +30,14 @@ def whole_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What failed is named at once."""
+    """What failed is named at once; properties are tried as often as this run has time for."""
     config.pluginmanager.register(Failures())
+    examples.configure(config)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Coverage is not counted where the same lines are run thousands of times: counting takes longer than running."""
     for item in items:
-        if item.path.stem.endswith("_properties") or item.path.parent.name in UNCOUNTED:
+        sweeps = item.path.stem.endswith("_properties") or item.path.parent.name in UNCOUNTED
+        if sweeps or item.get_closest_marker("long"):
             item.add_marker(pytest.mark.no_cover)

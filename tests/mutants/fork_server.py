@@ -18,9 +18,12 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+import hypothesis
 import pytest
 
 LAST_LINES = 15
+UNSHRUNK = "unshrunk"
+"""Hypothesis' profile for CI, which leaves counterexamples as they are found. For `--hypothesis-profile`."""
 BROKEN = 70  # sysexits(3), EX_SOFTWARE
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
@@ -31,6 +34,9 @@ def warm_up() -> None:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.startswith(("hypothesis", "_hypothesis"))]:
         sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"  # pytest would rather have imported its plugins, and says so
+    # That a property fails is enough: to make its counterexample small takes longer than to find it.
+    settings, phase = hypothesis.settings, hypothesis.Phase
+    settings.register_profile(UNSHRUNK, settings.get_profile("ci"), phases=(phase.explicit, phase.generate))
 
 
 def run(root: str, arguments: list[str], limit_s: int) -> dict[str, object]:

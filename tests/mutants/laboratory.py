@@ -22,6 +22,7 @@ from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
 
+from tests.mutants.fork_server import UNSHRUNK
 from tests.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -65,7 +66,8 @@ class Bench:
         """Status and last lines of one run that ends with the first failure, or at `limit_s`."""
         assert self.fork_server.stdin is not None
         assert self.fork_server.stdout is not None
-        arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
+        arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", f"--hypothesis-profile={UNSHRUNK}"]
+        arguments += [f"tests/{test}" for test in tests]
         request = {"root": str(self.root), "arguments": arguments, "limit_s": limit_s}
         self.fork_server.stdin.write(json.dumps(request) + "\n")
         self.fork_server.stdin.flush()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from driver_manager.domain.reboot.record import Pending
 from driver_manager.domain.reboot.slots import SlotHolder
 from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState
+from tests.fakes.broken import Case, check_caught
 from tests.fakes.killer import Killer
 from tests.fakes.reboot_checks import (
     API_CALLS,
@@ -197,24 +199,9 @@ def _others_go_on(fleet: Fleet, number: int, other: int) -> None:
         machine.round()
 
 
-def caught(check: Callable[[], None]) -> bool:
-    """Whether the property fails."""
-    try:
-        check()
-    except AssertionError:
-        return True
-    return False
-
-
-def over(points: list[Any], *checks: Callable[..., None]) -> Callable[[], None]:
+def over(points: list[Any], *checks: Callable[..., None]) -> list[Case]:
     """All checks at all points."""
-
-    def run() -> None:
-        for check in checks:
-            for point in points:
-                check(point)
-
-    return run
+    return [partial(check, point) for check in checks for point in points]
 
 
 def reboot_without_second_look(self: Rebooter, state: RebootState, _: str) -> None:
@@ -267,7 +254,7 @@ TAKE_SLOT = Rebooter._take_slot
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("target", "name", "mutant", "check"),
+    ("target", "name", "mutant", "cases"),
     [
         (Rebooter, "_reboot", reboot_without_second_look, over(CALLS, check_withdrawn, check_resumed_after_withdrawal)),
         (Rebooter, "_still_wanted", lambda *_: True, over(CALLS, check_withdrawn)),
@@ -285,8 +272,6 @@ TAKE_SLOT = Rebooter._take_slot
     ],
 )
 def test_a_mutant_is_caught(
-    monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object, check: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object, cases: list[Case]
 ) -> None:
-    assert not caught(check)
-    monkeypatch.setattr(target, name, mutant)
-    assert caught(check)
+    check_caught(cases, monkeypatch, name, mutant, target)

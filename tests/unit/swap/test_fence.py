@@ -7,8 +7,8 @@ eviction; a look without the owner.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -17,6 +17,7 @@ from driver_manager.core.swap.fence import Fence
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Owner
+from tests.fakes.broken import Case, check_caught
 from tests.fakes.builders import PROFILE
 from tests.fakes.host import FakeHost
 from tests.fakes.scenarios import SCENARIOS, TAKING, undisturbed
@@ -74,10 +75,8 @@ def taken_calls(name: str) -> range:
     return range(calls.index("note") + 1, last)
 
 
-def check_all() -> None:
-    for name in TAKING:
-        for call in taken_calls(name):
-            check_superseded(name, call)
+def all_superseded() -> list[Case]:
+    return [partial(check_superseded, name, call) for name in TAKING for call in taken_calls(name)]
 
 
 @pytest.mark.parametrize("name", TAKING)
@@ -108,14 +107,6 @@ def test_a_host_without_room_for_the_note_is_asked_for_by_the_node_and_said() ->
     assert [line for line in world.reporter.warnings if "re-reading the Node" in line]
 
 
-def caught(check: Callable[[], None]) -> bool:
-    try:
-        check()
-    except AssertionError:
-        return True
-    return False
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
@@ -127,6 +118,4 @@ def caught(check: Callable[[], None]) -> bool:
     ids=["no look before an effect", "a look without the owner", "no look before an eviction"],
 )
 def test_a_mutant_is_caught(monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object) -> None:
-    assert not caught(check_all)
-    monkeypatch.setattr(target, name, mutant)
-    assert caught(check_all)
+    check_caught(all_superseded(), monkeypatch, name, mutant, target)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -35,6 +35,8 @@ from driver_manager.domain.swap import node_patches, node_taking, planner, vfio_
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import Step
 from driver_manager.domain.swap.steps.node import TakeNode
+from tests.examples import examples
+from tests.fakes.broken import Case, check_caught
 from tests.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
 from tests.fakes.checks import (
     EDITS,
@@ -64,6 +66,7 @@ def test_a_run_killed_at_any_effect_and_run_again_ends_like_an_undisturbed_one(
     check_killed(name, effect, after=after, new_pod=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "effect", "after"), ALL_KILLS)
 def test_a_reboot_between_the_kill_and_the_next_run_changes_nothing(name: str, effect: int, after: bool) -> None:
     check_killed(name, effect, after=after, reboot=True)
@@ -81,7 +84,7 @@ def test_devices_on_their_way_to_machines_come_back_whatever_killed_the_run(
         check_called_off(name, effect, after=after, reboot=reboot)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     name=st.sampled_from(sorted(SCENARIOS)),
     blows=st.lists(
@@ -169,6 +172,7 @@ def test_edits_survive_a_kill_too(
     check_edited(name, call, tuple(edits), kill)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_an_administrators_cordon_stays(name: str) -> None:
     check_cordoned_first(name)
@@ -222,6 +226,7 @@ def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
         assert not world.state().unschedulable
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TAKING)
 def test_a_node_deleted_meanwhile_ends_the_run_with_a_usage_error_and_is_not_made_again(name: str) -> None:
     for call in range(calls_until_given_back(name)):
@@ -254,55 +259,48 @@ NOTHING_TAKEN = ("current", "replace_with_safe_load")
 """Their first patch, if any, only asks: two runs may wait for the same answer."""
 
 
-def check_all_seconds(name: str) -> None:
+def all_seconds(name: str) -> list[Case]:
     calls = calls_of(name)
-    for call in range(calls.index("patch") + 1, calls_until_given_back(name)):
-        for pod in SECONDS:
-            check_second_run_is_refused(name, call, pod)
+    return [
+        partial(check_second_run_is_refused, name, call, pod)
+        for call in range(calls.index("patch") + 1, calls_until_given_back(name))
+        for pod in SECONDS
+    ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in NOTHING_TAKEN])
 def test_a_second_run_is_refused_while_the_first_lives(name: str) -> None:
-    check_all_seconds(name)
-
-
-def caught(check: Callable[[], None]) -> bool:
-    """Whether the property fails."""
-    try:
+    for check in all_seconds(name):
         check()
-    except AssertionError:
-        return True
-    return False
 
 
-def check_all_kills() -> None:
-    for name in TAKING:
-        for effect, after in kill_points(name):
-            check_killed(name, effect, after=after)
+def all_kills() -> list[Case]:
+    return [partial(check_killed, name, effect, after=after) for name in TAKING for effect, after in kill_points(name)]
 
 
-def check_all_edits() -> None:
-    for name in TAKING:
-        for call in edit_points(name):
-            for edit in EDITS:
-                check_edited(name, call, (edit,))
+def all_edits() -> list[Case]:
+    return [
+        partial(check_edited, name, call, (edit,)) for name in TAKING for call in edit_points(name) for edit in EDITS
+    ]
 
 
-def check_all_switches() -> None:
-    for effect, after in kill_points("switch_to_vfio"):
-        check_killed("switch_to_vfio", effect, after=after)
+def all_switches() -> list[Case]:
+    return [
+        partial(check_killed, "switch_to_vfio", effect, after=after) for effect, after in kill_points("switch_to_vfio")
+    ]
 
 
-def check_all_called_off() -> None:
-    for name in TO_MACHINES:
-        for effect, after in kill_points(name):
-            check_called_off(name, effect, after=after, reboot=False)
+def all_called_off() -> list[Case]:
+    return [
+        partial(check_called_off, name, effect, after=after, reboot=False)
+        for name in TO_MACHINES
+        for effect, after in kill_points(name)
+    ]
 
 
-def check_all_terms() -> None:
-    for name in TAKING:
-        for call in range(undisturbed(name)[3] + 1):
-            check_terminated(name, call)
+def all_terms() -> list[Case]:
+    return [partial(check_terminated, name, call) for name in TAKING for call in range(undisturbed(name)[3] + 1)]
 
 
 def restore_all(labels: dict[str, str], saved: dict[str, str], _: str) -> dict[str, str]:
@@ -349,28 +347,25 @@ ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, node_ta
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("target", "name", "mutant", "check"),
+    ("target", "name", "mutant", "cases"),
     [
-        (label_rules, "restored", restore_all, check_all_edits),
-        (node_steps.NodeSteps, "_take", journal_in_a_second_patch, check_all_kills),
-        (label_rules, "originals", originals_without_the_journal, check_all_kills),
-        (node_patches, "release", always_uncordon, lambda: check_cordoned_first("replace_by_container")),
-        (settling.Settler, "_why_hold", lambda *_: "", check_all_terms),
-        (planner, "refuse_if_owned", lambda *_, **__: None, lambda: check_all_seconds("first_install_by_manager")),
-        (planner, "taking", take_only_to_pause, lambda: check_all_seconds("first_install_by_manager")),
-        (node_steps.NodeSteps, "_take", patch_without_precondition, check_all_edits),
-        ((bindings, node_patches, vfio_return), "merged", last_word_first, check_all_switches),
-        (vfio_return, "returning", given_back_as_they_are, check_all_called_off),
+        (label_rules, "restored", restore_all, all_edits),
+        (node_steps.NodeSteps, "_take", journal_in_a_second_patch, all_kills),
+        (label_rules, "originals", originals_without_the_journal, all_kills),
+        (node_patches, "release", always_uncordon, lambda: [partial(check_cordoned_first, "replace_by_container")]),
+        (settling.Settler, "_why_hold", lambda *_: "", all_terms),
+        (planner, "refuse_if_owned", lambda *_, **__: None, lambda: all_seconds("first_install_by_manager")),
+        (planner, "taking", take_only_to_pause, lambda: all_seconds("first_install_by_manager")),
+        (node_steps.NodeSteps, "_take", patch_without_precondition, all_edits),
+        ((bindings, node_patches, vfio_return), "merged", last_word_first, all_switches),
+        (vfio_return, "returning", given_back_as_they_are, all_called_off),
     ],
     ids=lambda value: getattr(value, "__name__", None) if callable(value) else None,
 )
 def test_a_mutant_is_caught(
-    monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object, check: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object, cases: Callable[[], list[Case]]
 ) -> None:
-    for scenario in TAKING:
+    for scenario in SCENARIOS:
         undisturbed(scenario)  # measured before anything is broken
         calls_of(scenario)
-    assert not caught(check)
-    for module in target if isinstance(target, tuple) else (target,):
-        monkeypatch.setattr(module, name, mutant)
-    assert caught(check)
+    check_caught(cases(), monkeypatch, name, mutant, *(target if isinstance(target, tuple) else (target,)))
