@@ -13,6 +13,8 @@ import pytest
 
 from tests.control_plane.fixtures import skip_or_fail
 
+pytestmark = pytest.mark.long
+
 TIMEOUT_S = 900.0
 MARK = "=== "
 NODE, STATE = "sandbox-node", "rebellions.ai/npu-driver-manager.state"

@@ -34,6 +34,7 @@ def watched(world: World) -> Iterator[WatchedNode]:
         yield made
 
 
+@pytest.mark.long
 def test_a_wedge_and_its_end_are_an_event_each_and_the_state_on_the_node(watched: WatchedNode) -> None:
     ready = watched.folder / "ready"
     with watched.watch(HEALTH_WATCH_READY_FILE=str(ready)) as loop:
@@ -249,6 +250,7 @@ def test_a_node_that_shows_no_state_has_the_event_alone(watched: WatchedNode) ->
 MUTE = "rebellions.ai/npu-driver-manager.mute-until"
 
 
+@pytest.mark.long
 def test_a_muted_node_keeps_its_ready_driver_and_hears_nothing(watched: WatchedNode) -> None:
     watched.scene.annotate(**{MUTE: "2099-01-02T03:04:05Z"})
     with watched.watch() as loop:

@@ -111,6 +111,7 @@ def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, mo
             fleet.server.store._compacted -= 1000
 
 
+@pytest.mark.long
 def test_what_happens_between_two_watches_is_told(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_feed, "WATCH_S", 1.0)
     fleet.cluster.follow(frozenset({NODES}))

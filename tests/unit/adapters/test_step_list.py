@@ -251,6 +251,7 @@ def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
     assert lines[-2].startswith(f"{ERASE_LINE}done: driver")
 
 
+@pytest.mark.long
 def test_without_colour_it_is_the_same_list(tmp_path: Path) -> None:
     said = reconciled(tmp_path, RUN, NO_COLOR="1")
     assert not COLOUR.search(said)

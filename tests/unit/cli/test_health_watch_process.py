@@ -171,6 +171,7 @@ def test_what_can_be_seen_of_a_wedge_is_on_the_hosts_disk(tree: AscendTree, star
     assert watch.end()[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("folder", "count"), [("off", 0), ("/var/log/npu", 1)])
 def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, folder: str, count: int) -> None:
     tree.tool.be("critical")
@@ -238,6 +239,7 @@ def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, st
     assert Path(f"/proc/{pid}/cmdline").exists()
 
 
+@pytest.mark.long
 def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree, start: Start) -> None:
     watch = start(*INTERVAL)
     watch.says("starting → healthy")
@@ -270,6 +272,7 @@ def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> Non
     assert watch.end()[0] == 0
 
 
+@pytest.mark.long
 def test_sighups_without_end_do_not_keep_it_from_watching(tree: AscendTree, start: Start) -> None:
     watch = start(*INTERVAL)
     watch.says("starting → healthy")

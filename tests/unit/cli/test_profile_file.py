@@ -20,6 +20,7 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.profiles.reading import read
 from driver_manager.profiles.words import meaning
 from tests.docs.profile_keys import Key, every_key
+from tests.examples import examples
 from tests.fakes.builders import PROFILES
 from tests.fakes.schemas import conforms as is_of_form
 
@@ -86,7 +87,7 @@ def is_conforming(text: str) -> bool:
     return True
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(some.sampled_from(sorted(SHIPPED)), some.sampled_from(KEYS), VALUES)
 def test_any_wrong_value_gives_one_line_with_key_value_and_expectation(shipped: str, key: Key, value: Any) -> None:
     text = with_value(shipped, key, value)

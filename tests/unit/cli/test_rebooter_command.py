@@ -192,6 +192,7 @@ def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, whi
     ended(process)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["garbage", "x" * 200_000])
 def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str) -> None:
     node.remember_nothing()
@@ -247,6 +248,7 @@ def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
     assert any("withdraw the request" in message for message in ended(process))
 
 
+@pytest.mark.long
 def test_a_dry_run_changes_nothing(node: Node) -> None:
     node.mark()
     process = node.start("--dry-run", AUTO_UPGRADE="true")
@@ -273,6 +275,7 @@ def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
     process.communicate()
 
 
+@pytest.mark.long
 def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
     node.mark()
     process = node.start(AUTO_UPGRADE="true", REBOOT_COMMAND="true")

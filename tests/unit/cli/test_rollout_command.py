@@ -47,6 +47,7 @@ def test_a_rollout_by_the_real_command_and_its_end_by_sigterm(processes: Process
     assert processes.holder() == "", "the Lease is given back"
 
 
+@pytest.mark.long
 def test_of_two_one_leads_and_the_other_takes_over_at_once(processes: Processes) -> None:
     first = processes.start()
     processes.until(lambda: any("leading" in line for line in processes.said(0)), "the first leads")

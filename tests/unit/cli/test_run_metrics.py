@@ -152,6 +152,7 @@ def test_a_run_that_never_saw_its_node_counts_as_failed(node: ByHand, env: dict[
     assert (values["runs_total", str(code)], values["run_failures_in_a_row",]) == (1, 1)
 
 
+@pytest.mark.long
 def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
     node.tree.hold_device()
     argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]
@@ -167,6 +168,7 @@ def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
     assert figures(node).step_seconds["wait for device"] > 0
 
 
+@pytest.mark.long
 def test_the_plan_after_a_run_expects_what_that_one_took(node: ByHand) -> None:
     environment = node.environment(**RUN)
     argv = [sys.executable, "-m", "driver_manager", "plan", "--force-reinstall", "-o", "json"]
@@ -183,12 +185,14 @@ def test_the_plan_after_a_run_expects_what_that_one_took(node: ByHand) -> None:
     assert planned() == last.to_json()
 
 
+@pytest.mark.long
 def test_a_dry_run_and_a_look_leave_nothing(node: ByHand) -> None:
     assert reconcile(node, "--dry-run") == 0
     assert figures(node) == RunFigures()
     assert not collector(node).exists()
 
 
+@pytest.mark.long
 def test_a_collector_that_cannot_be_written_is_one_warning(node: ByHand) -> None:
     environment = node.environment(**RUN, METRICS_TEXTFILE="/proc/no/driver-manager.prom")
     argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]

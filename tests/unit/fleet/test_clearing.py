@@ -17,6 +17,7 @@ from driver_manager.domain.fleet.clearing import AGAIN_S
 from driver_manager.domain.fleet.model import Fleet, FleetNode, OnHalt, Policy, Revision, Task, TaskPod, UpgradeState
 from driver_manager.domain.fleet.task_pods import PodMaker
 from driver_manager.domain.node_state import NodeState
+from tests.examples import examples
 from tests.fakes.fleet_builders import NEW, NOW_S, OLD, OTHER, fleet, new_pod, node, pod, policy, record, views
 from tests.fakes.fleet_clears import CLEAR_EVENTS, ClearingWorld
 from tests.fakes.fleet_stories import (
@@ -325,7 +326,7 @@ def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_
 
 
 @given(policies, events)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_facts_that_are_late_lose_no_node(rules: Policy, story: Story) -> None:
     world = ClearingWorld(NAMES, rules, LABELS)
     world.is_late = True
@@ -338,7 +339,7 @@ def test_facts_that_are_late_lose_no_node(rules: Policy, story: Story) -> None:
 
 
 @given(policies, events)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Policy, story: Story) -> None:
     world = ClearingWorld(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import OnHalt, Policy, Units, Wishes
+from tests.examples import examples
 from tests.fakes.fleet_stories import (
     EVENTS,
     GATES,
@@ -68,7 +69,7 @@ events = st.lists(
 
 
 @given(policies, events)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(rules: Policy, story: Story) -> None:
     live_through(rules, story)
 
@@ -138,6 +139,7 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Polic
         world.tick(seconds)
 
 
+@pytest.mark.long
 @given(policies)
 def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules: Policy) -> None:
     world = World(NAMES, replace(rules, max_unavailable=None), LABELS)
@@ -162,7 +164,7 @@ def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules
 
 
 @given(policies, st.sampled_from(NAMES))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: Policy, survivor: str) -> None:
     world = World(NAMES, replace(rules, failure_threshold=1, on_halt=OnHalt.HOLD, max_unavailable=None), LABELS)
     heal(world)

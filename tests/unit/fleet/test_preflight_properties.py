@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from driver_manager.domain.fleet.acts import CreatePod, DeletePod
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import OnHalt, Policy, PreflightMode, Wishes
+from tests.examples import examples
 from tests.fakes.fleet_looks import LOOK_EVENTS
 from tests.fakes.fleet_stories import (
     EVENTS,
@@ -83,7 +84,7 @@ def test_whatever_happens_nobody_begins_without_a_result_and_everybody_is_done_i
 
 
 @given(policies, events)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_facts_that_are_late_make_no_second_pod_for_a_node_and_a_revision(rules: Policy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
@@ -95,7 +96,7 @@ def test_facts_that_are_late_make_no_second_pod_for_a_node_and_a_revision(rules:
 
 
 @given(policies, events)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Policy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
     for event, name, seconds, kill_after in story:
@@ -107,7 +108,7 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Polic
 
 
 @given(policies)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_an_undisturbed_rollout_takes_two_more_writes_a_node(rules: Policy) -> None:
     world = World(NAMES, rules, LABELS)
     heal(world)

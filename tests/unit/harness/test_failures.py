@@ -20,7 +20,14 @@ def test_three(): os._exit(3)
 """
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "1", "--max-worker-restart", "0")], ids=["alone", "by-a-worker"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="alone"),
+        # A worker that died is waited for, some ten seconds.
+        pytest.param(("-n", "1", "--max-worker-restart", "0"), id="by-a-worker", marks=pytest.mark.long),
+    ],
+)
 def test_a_failure_is_named_before_the_end_and_also_without_one(tmp_path: Path, options: tuple[str, ...]) -> None:
     file = tmp_path / "test_it.py"
     file.write_text(TESTS)

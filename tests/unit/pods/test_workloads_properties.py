@@ -20,6 +20,7 @@ from driver_manager.domain.pods import workloads as module
 from driver_manager.domain.pods.operands import asks_by_itself
 from driver_manager.domain.pods.workloads import NodePods, PodAction, Workload, drained, workloads
 from driver_manager.domain.policy import EvictionRules
+from tests.examples import examples
 from tests.fakes.builders import DRIVER, PLUGIN, PROFILE, workload
 
 (CLASS,) = PROFILE.device_classes
@@ -147,7 +148,7 @@ CHECKS = (
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_any_pods_fate_is_sound(check: Callable[[NodePods, EvictionRules], None]) -> None:
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(scenes(), RULES)
     def holds(scene: NodePods, rules: EvictionRules) -> None:
         check(scene, rules)

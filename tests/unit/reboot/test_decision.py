@@ -19,6 +19,7 @@ from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
 from driver_manager.domain.reboot.snapshot import Snapshot, is_idle
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState
 from driver_manager.domain.reboot.windows import parse
+from tests.examples import examples
 from tests.fakes.builders import ASCEND, node
 
 KEYS = ASCEND.keys
@@ -378,7 +379,7 @@ STATES = st.builds(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(STATES)
 def test_what_holds_of_every_decision(seen: RebootState) -> None:
     decision = decide(seen)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
 from driver_manager.domain.policy import Loader
+from tests.examples import examples
 from tests.fakes.builders import OLD_DIGEST, PAUSED, PLUGIN
 from tests.fakes.clear_world import OLD, REVISION, ClearWorld
 from tests.fakes.scenarios import LABELS
@@ -245,7 +246,7 @@ def test_health_watch_is_kept_silent_as_long_as_the_node_is_held() -> None:
     assert made.was_at_work
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=5))
 def test_any_number_of_kills_and_signals_in_a_row_loses_nothing(blows: list[tuple[int, bool, bool]]) -> None:
     made = ClearWorld()

@@ -43,6 +43,7 @@ from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLo
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 from driver_manager.domain.swap.steps.reboot import EndWithoutReboot, HoldForReboot, RequestReboot
 from driver_manager.domain.swap.steps.waits import WaitAfterFailure, WaitForHolders, WaitForStuckPods, WaitStep
+from tests.examples import examples
 from tests.fakes.builders import (
     LABELS,
     LONG_AFTER_S,
@@ -211,7 +212,7 @@ def test_every_shipped_profile_can_be_seen_with_its_own_driver_loaded(name: str)
     assert found.decision is wanted
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(on_nodes_of(EVERY), POLICIES, WAITED, st.booleans())
 def test_any_plan_is_sound(
     seen: tuple[Observation, str], policy: Policy, waited: frozenset[str], has_failed: bool
@@ -259,7 +260,7 @@ def test_any_plan_is_sound(
     assert not {AskKmm, AwaitKmm} & set(kinds) or policy.loader is Loader.KMM
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(on_nodes_of(PARTICULAR), POLICIES)
 def test_any_plan_keeps_to_the_vendors_order_and_switches(seen: tuple[Observation, str], policy: Policy) -> None:
     obs, name = seen
@@ -276,7 +277,7 @@ def test_any_plan_keeps_to_the_vendors_order_and_switches(seen: tuple[Observatio
             assert all(changed[key] == "false" for key in profile.deploy.on_unless_false if key in changed)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(observations(), st.sampled_from(sorted(MORE)), POLICIES)
 def test_any_plan_makes_way_for_the_driver_and_notes_what_went(obs: Observation, name: str, policy: Policy) -> None:
     found = plan_or_error(obs, MORE[name], policy, frozenset(), has_failed=False)
@@ -294,7 +295,7 @@ def test_any_plan_makes_way_for_the_driver_and_notes_what_went(obs: Observation,
         assert kinds.index(SetFirmwarePath) < kinds.index(LoadModules)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(observations(), POLICIES, WAITED, st.booleans())
 def test_any_plan_waits_first_and_spares_the_label_that_places_us(
     obs: Observation, policy: Policy, waited: frozenset[str], has_failed: bool
@@ -313,7 +314,7 @@ def test_any_plan_waits_first_and_spares_the_label_that_places_us(
     assert not [kind for kind in kinds[1:] if kind is WaitAfterFailure]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(observations(), POLICIES, WAITED, st.booleans())
 def test_any_plan_treats_users_pods_well(
     obs: Observation, policy: Policy, waited: frozenset[str], has_failed: bool
@@ -348,7 +349,7 @@ def test_any_plan_treats_users_pods_well(
             assert kinds[index + 1] is PlanAgain, "it acts on what it saw before the wait"
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     observations(),
     st.sampled_from(["rebellions", "more-rebellions", "pair-rebellions", "ascend"]),

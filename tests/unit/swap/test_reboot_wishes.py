@@ -18,6 +18,7 @@ from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
 from driver_manager.domain.swap.steps.node import GiveBack, StandDown
 from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, EndWithoutReboot, RequestReboot
+from tests.examples import examples
 from tests.fakes.builders import ASCEND, NEW_DIGEST, NODE, OLD_DIGEST, host, journal, node, observation, source
 from tests.fakes.executions import ascend, run
 from tests.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
@@ -218,7 +219,7 @@ EVENTS = st.sampled_from(["run", "boot with nothing", "boot with the old", "forc
 
 
 @example(["force", "want old", "run", "unforce", "run"])
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(EVENTS, min_size=4, max_size=14))
 def test_between_two_requests_for_one_wish_something_was_wanted_that_is_not_wanted_now(events: list[str]) -> None:
     """Whatever happens: the same wish, asked for in one boot, is not asked for again in the next one as it is."""
