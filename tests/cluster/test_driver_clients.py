@@ -31,6 +31,11 @@ class Client:
     namespace: str
 
     @property
+    def path(self) -> str:
+        """Of its DaemonSet."""
+        return f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets/exporter"
+
+    @property
     def pods(self) -> list[Json]:
         """Its pods that nobody has told to end."""
         found = self.api.list(f"/api/v1/namespaces/{self.namespace}/pods")
@@ -39,6 +44,11 @@ class Client:
     def running(self) -> list[str]:
         """The uids of those that run."""
         return [pod["metadata"]["uid"] for pod in self.pods if pod["status"].get("phase") == "Running"]
+
+    def end(self) -> None:
+        """Its controller goes, and its pods with it."""
+        gone(lambda: self.api.delete(self.path, grace_s=0))
+        wait_until(lambda: not self.api.list(f"/api/v1/namespaces/{self.namespace}/pods"), "the client is gone")
 
     def wait_older(self) -> str:
         """Wait until its pod runs, and since an earlier second than this; its uid."""
@@ -85,10 +95,10 @@ def client(watched: WatchedNode, admin_api: Api) -> Iterator[Client]:
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
     }
     admin_api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
-    admin_api.post(path, body)
-    yield Client(admin_api, namespace)
-    gone(lambda: admin_api.delete(f"{path}/exporter", grace_s=0))
+    made = Client(admin_api, namespace)
+    admin_api.post(made.path.removesuffix("/exporter"), body)
+    yield made
+    gone(lambda: admin_api.delete(made.path, grace_s=0))
 
 
 def evictions(world: World) -> list[Exchange]:
@@ -148,3 +158,25 @@ def test_a_run_that_loads_the_driver_restarts_its_clients_after_the_node_is_give
     again = runner.reconcile(**SELECTOR)
     assert again.code == 0, again.err
     assert len(evictions(world)) == 1
+
+
+def test_a_run_that_was_killed_after_its_eviction_is_finished_before_there_is_a_successor(
+    watched: WatchedNode, client: Client
+) -> None:
+    """Without what is left of an earlier run, a run that sees no client asks nobody."""
+    uid, runner = client.wait_older(), watched.scene.command_runner
+    assert runner.reconcile(**SELECTOR).code == 0
+    client.wait_restarted(uid)
+    record = runner.tree.root / PROFILE.paths.client_record.removeprefix("/")
+    done = json.loads(record.read_text())
+    client.end()
+    lists = len(watched.scene.world.proxy.exchanges("list", "pods"))
+    assert runner.reconcile(**SELECTOR).code == 0
+    assert len(watched.scene.world.proxy.exchanges("list", "pods")) == lists + 1
+
+    (one,) = done["clients"]
+    record.write_text(json.dumps({**done, "clients": [{**one, "state": "asked"}], "isShown": False}))
+    ended = runner.reconcile(**SELECTOR)
+    assert ended.code == 0, ended.err
+    assert json.loads(record.read_text()) == done
+    assert len(watched.events(RESTARTED)) == 1, "the Event of the run that was killed is that one"
