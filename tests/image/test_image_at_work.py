@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,23 @@ LABELS = {f"{PREFIX}device-plugin": "true", f"{PREFIX}metrics-exporter": "team-a
 
 def _python(container: Container, code: str) -> Said:
     return container.run(f"{TREE}/bin/python3", "-c", code)
+
+
+def test_what_a_command_says_arrives_though_the_reader_is_late(
+    container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        options = {name: value for name, value in options.items() if name in ("env", "text", "cwd")}
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+            time.sleep(3.0)  # what pipes hold is lost by now where it is lost
+            out, err = process.communicate()
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+    for number, name in ((1, "out"), (2, "err")):
+        with monkeypatch.context() as slow:
+            slow.setattr(subprocess, "run", late)
+            said = container.run("sh", "-c", f"head -c 120000 /dev/zero | tr '\\0' x >&{number}")
+        assert (said.status, len(getattr(said, name))) == (0, 120_000)
 
 
 @pytest.mark.parametrize("scenario", ["upgrade", "wedge-to-reboot"])
