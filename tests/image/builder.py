@@ -33,7 +33,7 @@ INPUT_FOLDERS = ("driver_manager", "images", "requirements")
 EPOCH = "1700000000"  # the time of everything in the image, so that it does not depend on the last commit's
 BUILD_TIMEOUT_S = 1_500.0
 RUN_TIMEOUT_S = 600.0
-SAID = "/mnt"
+SAID_FOLDER = "/mnt"
 """Where a container has the files for what its command says; every image has this folder."""
 
 PACKAGE_OF = {
@@ -109,16 +109,16 @@ class Container:
     def run(self, *argv: str, env: Mapping[str, str] | None = None, volumes: Sequence[str] = ()) -> Said:
         """Run a command in it with the image's environment, `env` and `volumes` (as buildah takes them).
 
-        What it says goes into files: without a terminal and with its isolation by chroot, buildah ends when the command
-        does, and drops what it has not copied by then (buildah, chroot/run_common.go, runUsingChrootMain).
+        What it says goes into files: with its isolation by chroot buildah ends when the command does, and drops what it
+        has not copied by then (buildah, chroot/run_common.go, runUsingChrootMain).
         """
         options = [f"--env={name}={value}" for name, value in (env or {}).items()]
+        words = ["sh", "-c", f'exec "$@" >{SAID_FOLDER}/out 2>{SAID_FOLDER}/err', "sh", *argv]
         with tempfile.TemporaryDirectory() as folder:
-            options += [f"--volume={volume}" for volume in (*volumes, f"{folder}:{SAID}")]
-            words = ["sh", "-c", f'exec "$@" >{SAID}/out 2>{SAID}/err', "sh", *argv]
+            options += [f"--volume={volume}" for volume in (*volumes, f"{folder}:{SAID_FOLDER}")]
             done = run(["buildah", "run", *options, self.name, "--", *words], timeout_s=RUN_TIMEOUT_S)
-            said = (Path(folder, name) for name in ("out", "err"))
-            out, err = (path.read_text() if path.exists() else "" for path in said)
+            files = (Path(folder, name) for name in ("out", "err"))
+            out, err = (path.read_text() if path.exists() else "" for path in files)
         return Said(done.status, out + done.out, err + done.err)
 
 

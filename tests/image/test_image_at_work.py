@@ -32,11 +32,11 @@ def _python(container: Container, code: str) -> Said:
 def test_what_a_command_says_arrives_though_the_reader_is_late(
     container: Container, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def late(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    def late(argv: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
         options = {name: value for name, value in options.items() if name in ("env", "text", "cwd")}
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
-            time.sleep(3.0)  # what pipes hold is lost by now where it is lost
-            out, err = process.communicate()
+            time.sleep(3.0)  # a command that has ended by now has lost what does not fit into a pipe
+            out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
     for number, name in ((1, "out"), (2, "err")):

@@ -25,6 +25,22 @@ CLIENT_MUTANTS = (
         (RESTART + "test_a_successor_that_seems_to_run_since_before_the_driver_is_left_alone",),
     ),
     Mutant(
+        "client-cut-off",
+        "a run also completes what a killed run began with a client that is no longer on the node",
+        "core/pods/clients.py",
+        "self.turn() if record is not None and record.was_cut_off(pods) else ClientTurn()",
+        "ClientTurn()",
+        (RESTART + "test_a_run_finishes_what_was_cut_off_though_the_client_is_gone_and_has_no_successor",),
+    ),
+    Mutant(
+        "client-waited-for",
+        "a run does not wait for clients that it does not select",
+        "domain/pods/client_record.py",
+        "any(client.uid not in there for client in self.left)",
+        "bool(self.left or there)",
+        (RESTART + "test_a_run_does_not_wait_for_a_client_that_it_does_not_select",),
+    ),
+    Mutant(
         "client-of-a-user",
         "a user's pod is never restarted for a new driver",
         "domain/pods/clients.py",

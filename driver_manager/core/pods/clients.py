@@ -7,7 +7,7 @@ ports only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from driver_manager.domain import events, generation
@@ -22,7 +22,7 @@ from driver_manager.domain.pod import Pod
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
-from driver_manager.domain.pods.clients import ClientRules, holding_since_before
+from driver_manager.domain.pods.clients import ClientRules, holding_since_before, is_client
 from driver_manager.domain.pods.workloads import claims_of, namespaces_with_claims
 from driver_manager.domain.policy import EvictionRules
 from driver_manager.ports.base import Clock, Reporter
@@ -68,6 +68,17 @@ class ClientRestarter:
         self._clock = clock
         self._reporter = reporter
         self._rules = rules
+
+    def after_run(self, pods: Collection[Pod], deadline: Deadline) -> ClientTurn:
+        """What is due at the end of a run that saw `pods` on the node. Raises as `turn`.
+
+        Without a client among them nothing is asked of the API server, unless a turn was cut off: the client that it
+        evicted may have gone, and the successor be yet to come. One turn is all that takes.
+        """
+        if any(is_client(pod, self._rules) for pod in pods):
+            return self.until(deadline)
+        record = client_record.recorded(self._notes.recall())
+        return self.turn() if record is not None and record.was_cut_off(pods) else ClientTurn()
 
     def until(self, deadline: Deadline) -> ClientTurn:
         """Take turns until nothing is left, or `deadline` is over. Raises as `turn`."""

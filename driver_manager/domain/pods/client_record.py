@@ -102,6 +102,13 @@ class ClientRecord(Frozen):
         """Whether nothing is left to be done in this generation, as far as `rules` go."""
         return self.has_looked_for(rules) and self.is_shown and not self.left and not self.unknown
 
+    def was_cut_off(self, pods: Iterable[Pod]) -> bool:
+        """Whether a turn ended in its middle: one of the clients that are left is not among `pods`, those of the node,
+        or the Node does not show the generation.
+        """
+        there = {pod.uid for pod in pods if not pod.has_left}
+        return not self.is_shown or any(client.uid not in there for client in self.left)
+
     def looked(self, pods: Iterable[Pod], rules: ClientRules, now_s: float) -> ClientRecord:
         """The same after a look at the node's `pods`."""
         known = {client.uid for client in self.clients}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from driver_manager.core.pods.clients import BUSY, NOT_LOADED
+from driver_manager.core.pods.clients import BUSY, NOT_LOADED, ClientTurn
 from driver_manager.domain import generation
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable
@@ -110,6 +110,59 @@ def test_a_run_goes_on_until_its_deadline() -> None:
     world = world_of("a", blocked_s=100.0)
     turn = world.restarter.until(Deadline.after(60.0, world.clock.monotonic))
     assert (turn.is_over, world.cluster.evicted, world.clock.now) == (False, [], 1_060.0)
+
+
+def after_run(world: ClientWorld, selector: str = "app=exporter") -> ClientTurn:
+    """What the next run does at its end, which sees the pods that there are now; its calls are those of the world."""
+    world.killer.revive()
+    seen, world.selector = tuple(world.cluster.listed.values()), selector
+    return world.restarter.after_run(seen, Deadline.after(60.0, world.clock.monotonic))
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("effect", range(12))
+def test_a_run_finishes_what_was_cut_off_though_the_client_is_gone_and_has_no_successor(
+    effect: int, after: bool
+) -> None:
+    world = world_of("a")
+    world.killer.kill_at(effect, after=after)
+    world.turn()
+    world.clock.sleep(60.0)
+    world.cluster.listed.clear()
+    assert after_run(world).is_over
+    record = world.record
+    assert record is None or record.is_settled(world.rules)
+    assert world.told == [A] or not world.cluster.evicted
+    assert after_run(world).is_over
+    assert world.killer.calls == ["recall"]
+
+
+@pytest.mark.parametrize("selector", ["", "app=other"])
+def test_a_run_does_not_wait_for_a_client_that_it_does_not_select(selector: str) -> None:
+    world = world_of("a", blocked_s=30.0)
+    world.turn()
+    assert world.record is not None
+    assert [client.state for client in world.record.left] == [ClientState.FOUND]
+    world.clock.sleep(60.0)
+    began_s = world.clock.now
+    assert after_run(world, selector).is_over
+    assert (world.clock.now, world.killer.calls, world.cluster.evicted) == (began_s, ["recall"], [])
+
+
+def test_a_run_without_a_client_asks_nothing_for_a_driver_whose_clients_were_none() -> None:
+    world = world_of()
+    settle(world)
+    world.load("18")
+    before = world.text
+    assert after_run(world).is_over
+    assert after_run(world, "app=other").is_over
+    assert (world.killer.calls, world.text) == (["recall"], before)
+
+
+def test_a_run_with_a_client_takes_turns_until_it_is_restarted() -> None:
+    world = world_of("a", blocked_s=8.0)
+    assert after_run(world).is_over
+    assert world.told == [A]
 
 
 def test_a_client_that_somebody_else_rolls_at_the_same_moment_is_left_alone() -> None:
