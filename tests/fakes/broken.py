@@ -1,4 +1,4 @@
-"""Owns how a sweep shows that it can fail: with something broken one of its cases fails, which else passes."""
+"""Owns how tests show that they can fail: with something broken one of them fails, which else passes."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ from collections.abc import Callable, Sequence
 import pytest
 
 Case = Callable[[], object]
-"""One case of a sweep, which raises AssertionError where it fails."""
+"""One test, or one case of a sweep, which raises AssertionError where it fails."""
 
 
 def check_caught(
-    cases: Sequence[Case], monkeypatch: pytest.MonkeyPatch, name: str, mutant: object, *at: object
+    cases: Sequence[Case],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    mutant: object,
+    *at: object,
+    also: tuple[type[BaseException], ...] = (),
 ) -> None:
     """One of `cases` fails while the attribute `name` of what is in `at` is `mutant`, and passes afterwards.
 
-    That all of them pass where nothing is broken is what the sweep's own test says.
+    `also`: what else they fail with. That all of them pass where nothing is broken is what their own test says.
     """
     with monkeypatch.context() as broken:
         for target in at:
             broken.setattr(target, name, mutant)
-        noticed = next(filter(_fails, cases), None)
+        noticed = next((case for case in cases if _fails(case, (AssertionError, *also))), None)
     assert noticed is not None, f"none of {len(cases)} cases notices"
     noticed()
 
 
-def _fails(case: Case) -> bool:
+def _fails(case: Case, failures: tuple[type[BaseException], ...]) -> bool:
     try:
         case()
-    except AssertionError:
+    except failures:
         return True
     return False

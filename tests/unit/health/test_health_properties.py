@@ -30,6 +30,7 @@ from driver_manager.domain.health.marks import MarkChange
 from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.probe_result import Health, ProbeResult
+from tests.fakes.broken import check_caught
 from tests.fakes.health_world import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
 
 THRESHOLD = 3
@@ -323,7 +324,4 @@ JUDGE_TURN: Any = HealthWatch._judge
 def test_a_mutant_is_caught(
     monkeypatch: pytest.MonkeyPatch, target: object, name: str, mutant: object, check: Callable[[], None]
 ) -> None:
-    check()
-    monkeypatch.setattr(target, name, mutant)
-    with pytest.raises(AssertionError):
-        check()
+    check_caught([check], monkeypatch, name, mutant, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from driver_manager.domain.node import Node
 from driver_manager.domain.pod import Claim
 from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.swap import node_taking
+from tests.fakes.broken import check_caught
 from tests.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
 from tests.fakes.checks import finish
 from tests.fakes.cluster import Tenant
@@ -470,17 +470,9 @@ def test_the_journal_of_the_second_patch_holds_all_originals() -> None:
     assert {DRA_PLUGIN, PLUGIN} <= set(found[0])
 
 
-def caught(check: Callable[[], None]) -> bool:
-    try:
-        check()
-    except AssertionError:
-        return True
-    return False
-
-
 def test_pausing_the_dra_plugin_at_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_taking, "holds_claim", lambda *_: False)
-    assert caught(test_the_dra_plugin_leaves_only_after_the_last_claim_holder)
+    case = test_the_dra_plugin_leaves_only_after_the_last_claim_holder
+    check_caught([case], monkeypatch, "holds_claim", lambda *_: False, node_taking)
 
 
 def test_an_empty_selector_waits_for_nobody() -> None:
