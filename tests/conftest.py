@@ -9,8 +9,8 @@ from pathlib import Path
 import kubernetes.client
 import pytest
 
-from tests import examples
-from tests.failures import Failures
+from tests.support import examples
+from tests.support.failures import Failures
 
 UNCOUNTED = ("fuzz", "mutants", "repo")
 """Folders whose tests look at many inputs, or at the repository itself."""

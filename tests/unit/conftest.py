@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.signals import signals_kept
 
 # Reporting a failed property imports these, some of them with deprecation warnings, which are errors here: without the
 # early import a failure would read as an internal error of pytest.

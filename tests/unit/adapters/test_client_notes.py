@@ -11,8 +11,8 @@ from driver_manager.adapters.host.client_notes import HostClientNotes
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.generation import seen_now
-from tests.fakes.builders import NEW_DIGEST, PROFILE
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.builders import NEW_DIGEST, PROFILE
+from tests.support.fakes.clock import FakeClock
 
 STATE, READY = PROFILE.paths.state_file, PROFILE.paths.ready_marker
 

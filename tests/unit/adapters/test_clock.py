@@ -13,7 +13,7 @@ import pytest
 
 from driver_manager.adapters.process.clock import SystemClock
 from driver_manager.domain.errors import Terminated
-from tests.fakes.pace import patient
+from tests.support.fakes.pace import patient
 
 
 def is_ticking() -> bool:

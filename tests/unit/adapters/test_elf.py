@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.adapters.host.modules.elf import needed_symbols
-from tests.fakes.elf_files import (
+from tests.support.fakes.elf_files import (
     GLOBAL,
     MAGIC,
     MODULE,

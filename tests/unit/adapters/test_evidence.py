@@ -24,10 +24,10 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.health import record
 from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.profile import Profile
-from tests.fakes.builders import PROFILE
-from tests.fakes.clock import FakeClock
-from tests.fakes.deadlines import soon
-from tests.fakes.host_folders import Tree, load
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.host_folders import Tree, load
 
 FOLDER = PROFILE.paths.evidence
 

@@ -22,8 +22,8 @@ from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
-from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
-from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
+from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, PROFILE, PROFILES, journal, observation
+from tests.support.fakes.host_folders import KERNEL, Tree, load, mountinfo
 
 PATHS = PROFILE.paths
 

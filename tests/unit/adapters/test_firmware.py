@@ -15,7 +15,7 @@ from driver_manager.adapters.host.modules.firmware import is_there, search_path
 from driver_manager.adapters.host.modules.tree import ModuleTrees
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.host import MissingFirmware
-from tests.fakes.host_folders import KERNEL, Tree
+from tests.support.fakes.host_folders import KERNEL, Tree
 
 NAME = "vendor/chip.bin"
 STANDARD = (

@@ -21,8 +21,8 @@ from driver_manager.domain.node import NodeChange
 from driver_manager.ports.fleet import Change, EventAbout, FactKind, Found, Gone, Listed, Lost, Seen, Subject
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.patches import merge_patch
-from tests.fakes.fleet_http import FleetOverHttp, over_http
-from tests.fakes.fleet_scene import DRIVER, NAMESPACE, FleetScene
+from tests.support.fakes.fleet_http import FleetOverHttp, over_http
+from tests.support.fakes.fleet_scene import DRIVER, NAMESPACE, FleetScene
 
 NODES = Subject(FactKind.NODES)
 

@@ -23,10 +23,10 @@ from driver_manager.domain.fleet.model import FleetNode
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.ports.fleet import FactKind, Leader, Listed, Subject
 from driver_manager.sandbox.apiserver import ApiServer
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.fleet_runs import fleet
-from tests.fakes.fleet_scene import KEYS, NAMESPACE, FleetScene
-from tests.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.fleet_runs import fleet
+from tests.support.fakes.fleet_scene import KEYS, NAMESPACE, FleetScene
+from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
 
 NODES = Subject(FactKind.NODES)
 ROLLOUTS = Subject(FactKind.ROLLOUTS, NAMESPACE)

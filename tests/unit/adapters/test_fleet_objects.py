@@ -28,7 +28,7 @@ from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode
 from driver_manager.ports.fleet import FollowedDaemonSet
-from tests.fakes.builders import ASCEND, PROFILE
+from tests.support.fakes.builders import ASCEND, PROFILE
 
 KEYS = PROFILE.keys
 RECORD = record.NodeRecord("npu/driver", "r2", 1, "uid-p", "boot", 1.0, 2.0, outcome_s=3.0)

@@ -20,7 +20,7 @@ from driver_manager.domain.probe_result import Health
 from driver_manager.domain.profile import Probe
 from driver_manager.domain.tool_status import TIMED_OUT
 from driver_manager.profiles import builtin
-from tests.fakes.health_world import GOOD, HealthWorld
+from tests.support.fakes.health_world import GOOD, HealthWorld
 
 LOADERS = {
     "x86-64": "/lib64/ld-linux-x86-64.so.2",

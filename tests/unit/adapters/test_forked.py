@@ -13,7 +13,7 @@ import pytest
 
 from driver_manager.adapters.process import forked
 from driver_manager.adapters.process.forked import ANSWER_BYTES, Asked, each_within, lines_within
-from tests.fakes.pace import patient, with_time_enough
+from tests.support.fakes.pace import patient, with_time_enough
 
 
 @pytest.fixture

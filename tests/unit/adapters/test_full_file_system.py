@@ -1,6 +1,6 @@
 """A file system that fills up, or forbids writing, in the middle of a write: the old file stays whole, nothing is left.
 
-On a simulated file system; tests/kernel/guest_tests/test_host_files_in_guest.py does the same on a real one.
+On a simulated file system; tests/system/kernel/guest_tests/test_host_files_in_guest.py does the same on a real one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from driver_manager.adapters.host.health_marks import HostMarks
 from driver_manager.domain.errors import ConfigError, OwnedElsewhere
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import Marker
-from tests.fakes.clock import FakeClock
-from tests.fakes.host_documents import DOCUMENTS, PATHS, PROFILE, HostDocument, roots_of
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.host_documents import DOCUMENTS, PATHS, PROFILE, HostDocument, roots_of
 
 HOST = Path("/host")
 ROOTS = roots_of(HOST)

@@ -24,8 +24,8 @@ from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.run_figures import RunReport
 from driver_manager.domain.window import Part, Window
 from driver_manager.profiles import builtin
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.health_world import BAD, GOOD, HealthWorld
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.health_world import BAD, GOOD, HealthWorld
 
 ASCEND = builtin()["ascend"]
 PROFILE = replace(ASCEND, paths=replace(ASCEND.paths, ready_marker="/run/ascend/.ready"))

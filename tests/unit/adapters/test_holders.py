@@ -18,7 +18,7 @@ from driver_manager.adapters.host.holders import Looks, bound_to, find_holders, 
 from driver_manager.adapters.process.forked import Asked, each_within
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.host import UNREAD, Holder
-from tests.fakes.host_folders import mountinfo
+from tests.support.fakes.host_folders import mountinfo
 
 UID = "0b0d7f0e-1111-4222-8333-000000000002"
 STATIC_UID = "3f2a9c0de1b84756aabbccddeeff0011"

@@ -20,7 +20,7 @@ from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.domain.errors import OwnedElsewhere
 from driver_manager.domain.journal import Owner
 from driver_manager.profiles import builtin
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 PROFILE = builtin()["rebellions"]
 FIRST = Owner(pod="rbln-system/driver-a", pod_uid="a", pid=1, start_ticks=10, pid_namespace=7, boot_id="boot")

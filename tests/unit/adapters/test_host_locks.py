@@ -18,8 +18,8 @@ from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.profiles import builtin
-from tests.fakes.clock import FakeClock
-from tests.fakes.pace import patient
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.pace import patient
 
 PATH = "/run/rbln/driver-manager.lock"
 HOLD = """

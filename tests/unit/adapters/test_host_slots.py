@@ -17,9 +17,9 @@ from driver_manager.adapters.host.slots import lock_of, look
 from driver_manager.domain.errors import ModuleFailed, PreflightFailed
 from driver_manager.domain.profile import Probe
 from driver_manager.domain.staged import RECORD, folder_of, slot_name
-from tests.fakes.effect_child import CAME_TO_ITS_END, Blow, struck
-from tests.fakes.host_folders import KERNEL, mountinfo
-from tests.fakes.slot_host import NEW, OLD, ROOT, SlotHost, fill
+from tests.support.fakes.effect_child import CAME_TO_ITS_END, Blow, struck
+from tests.support.fakes.host_folders import KERNEL, mountinfo
+from tests.support.fakes.slot_host import NEW, OLD, ROOT, SlotHost, fill
 
 FOLDER = folder_of(ROOT)
 TO_OLD, TO_NEW = f"{FOLDER}/{slot_name(OLD)}", f"{FOLDER}/{slot_name(NEW)}"

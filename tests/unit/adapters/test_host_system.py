@@ -21,10 +21,10 @@ from driver_manager.domain.host_paths import NodeMaker
 from driver_manager.domain.probe_result import Health
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.tool_status import TIMED_OUT
-from tests.fakes.builders import ASCEND, PROFILE, PROFILES, source
-from tests.fakes.clock import FakeClock
-from tests.fakes.deadlines import soon
-from tests.fakes.host_folders import KERNEL, Tree, load, mountinfo
+from tests.support.fakes.builders import ASCEND, PROFILE, PROFILES, source
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.host_folders import KERNEL, Tree, load, mountinfo
 
 ROOT = PROFILE.paths.driver_root
 SOURCE = DriverSource("/opt/new", (ModuleFile("rebellions", "/opt/new/rebellions.ko", "2.0"),))

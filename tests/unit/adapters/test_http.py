@@ -14,7 +14,7 @@ from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.report import http as report_http
 from driver_manager.adapters.report.http import HttpResponse, StatusServer, parse_address
 from driver_manager.domain.errors import ConfigError
-from tests.fakes.pace import patient
+from tests.support.fakes.pace import patient
 
 BOUND_S = 25.0
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from driver_manager.adapters.host.mounts import devices_of, mount_points_below
 from driver_manager.adapters.process.identity import lives, this_process
 from driver_manager.domain.journal import Owner
-from tests.fakes.host_folders import mountinfo
+from tests.support.fakes.host_folders import mountinfo
 
 ROOT = "/run/rbln/driver"
 

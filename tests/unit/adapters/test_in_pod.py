@@ -17,9 +17,9 @@ from driver_manager.adapters.kube.in_pod import InPod, is_in_pod
 from driver_manager.adapters.kube.library import Library
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, WatchBroken
 from driver_manager.domain.node import NodeChange
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.plain_pod import PlainInPod, make_account, variables
-from tests.fakes.scripted_api import IN_POD, Answer, Scripted
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.support.fakes.scripted_api import IN_POD, Answer, Scripted
 
 HEAVY = {"kubernetes", "oauthlib", "psutil", "pydantic", "pyudev", "requests", "urllib3", "websocket", "yaml"}
 RUN = """

@@ -8,8 +8,8 @@ import pytest
 
 from driver_manager.adapters.host.modules import kmod
 from driver_manager.domain.failure import PastFailure, encode
-from tests.fakes.builders import PROFILE
-from tests.fakes.host_folders import Tree, load
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.host_folders import Tree, load
 
 NO_EXIT, NO_UNLOAD = "no exit function", "CONFIG_MODULE_UNLOAD"
 NOTE = PROFILE.paths.failure_note

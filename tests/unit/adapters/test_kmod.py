@@ -13,10 +13,10 @@ from driver_manager.adapters.process.run import TOOL_TIMEOUT_S, Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ConfigError, ModuleBusy, ModuleFailed, ModuleStuck, Terminated
 from driver_manager.domain.host import Module
-from tests.fakes.builders import PROFILE
-from tests.fakes.clock import FakeClock
-from tests.fakes.deadlines import soon
-from tests.fakes.host_folders import KERNEL, load
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.host_folders import KERNEL, load
 
 Tool = Callable[[Sequence[str]], Result]
 

@@ -26,8 +26,8 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.json_patch import expect, replaced
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.pod_changes import PodEvent, PodEventKind
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted, api_client, transport_to
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted, api_client, transport_to
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)

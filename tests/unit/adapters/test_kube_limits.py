@@ -22,10 +22,10 @@ from driver_manager.adapters.kube.retries import ATTEMPT_S, CONNECT_S, SHORTEST_
 from driver_manager.adapters.kube.transport import Transport, Unreachable, WireRequest
 from driver_manager.domain.errors import ApiUnavailable, ConfigError, Terminated
 from driver_manager.domain.node import NodeChange
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.pace import patient
-from tests.fakes.plain_pod import PlainInPod, make_account, variables
-from tests.fakes.scripted_api import LIBRARY, NODE, TRANSPORTS, Answer, Scripted, transport_to
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.pace import patient
+from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.support.fakes.scripted_api import LIBRARY, NODE, TRANSPORTS, Answer, Scripted, transport_to
 
 
 class SilentPool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from driver_manager.domain.errors import ApiRefused
-from tests.fakes.scripted_api import TRANSPORTS, Answer, Scripted
+from tests.support.fakes.scripted_api import TRANSPORTS, Answer, Scripted
 
 HOME = "rbln-system"
 EVERYWHERE, AT_HOME = "/api/v1/pods", f"/api/v1/namespaces/{HOME}/pods"

@@ -23,9 +23,9 @@ from driver_manager.adapters.kube.retries import AGAIN, ASKED_MOST_S, END_SHARE,
 from driver_manager.domain.backoff import retry_s
 from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError, ExitCode, WatchExpired
 from driver_manager.domain.node import NodeChange
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.plain_pod import PlainInPod, make_account, variables
-from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
 
 MOST_ATTEMPTS_IN_60_S = 29
 """Five pauses of at least 0.1, 0.2, 0.4, 0.8 and 1.6 s, then one each 2.5 s."""

@@ -22,7 +22,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.pod import Claim, Pod
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
-from tests.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
+from tests.support.fakes.scripted_api import BUDGET_S, IN_POD, TRANSPORTS, Answer, Scripted
 
 POD = Pod("tenant", "web-0", "uid-1")
 ACCEPTED, GONE, BLOCKED = EvictionOutcome.ACCEPTED, EvictionOutcome.GONE, EvictionOutcome.BLOCKED

@@ -13,8 +13,8 @@ from driver_manager.adapters.kube.client import KubeApi
 from driver_manager.adapters.kube.leadership import ACT_S, ATTEMPT_S, LEASE_S, RENEW_S, LeaseLeadership
 from driver_manager.adapters.kube.retries import PROMPT_S
 from driver_manager.domain.errors import ApiUnavailable
-from tests.fakes.clock import FakeClock
-from tests.fakes.lease_api import LeaseApi, LeaseServer
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.lease_api import LeaseApi, LeaseServer
 
 
 def one(clock: FakeClock, server: LeaseServer, name: str) -> tuple[LeaseLeadership, LeaseApi]:

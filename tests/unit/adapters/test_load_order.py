@@ -13,9 +13,9 @@ from driver_manager.domain.host import DriverSource
 from driver_manager.domain.modules import has_root, unload_order, users
 from driver_manager.domain.profile import Modules, Profile, RootsNeeded
 from driver_manager.domain.profile_json import decode, encode
-from tests.fakes.builders import PROFILE
-from tests.fakes.deadlines import soon
-from tests.fakes.module_trees import ModuleHost
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.module_trees import ModuleHost
 
 ROOT = "/opt/driver"
 ORDERED = replace(PROFILE, modules=Modules(("core",), order=("below", "core", "links", "verbs")))

@@ -20,9 +20,9 @@ from driver_manager.domain.host import DriverSource
 from driver_manager.domain.profile import LoadScope, Profile
 from driver_manager.domain.profile_json import decode, encode
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
-from tests.fakes.builders import ASCEND, PROFILE
-from tests.fakes.clock import FakeClock
-from tests.fakes.deadlines import soon
+from tests.support.fakes.builders import ASCEND, PROFILE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.deadlines import soon
 
 ROOT = ASCEND.paths.driver_root
 FOLDERS = {"flat, as the vendor ships it": "host", "by kernel": f"lib/modules/{KERNEL}/updates"}

@@ -21,8 +21,8 @@ from driver_manager.adapters.host.modules.options import (
     options_in,
 )
 from driver_manager.adapters.process.run import Result
-from tests.fakes.deadlines import soon
-from tests.fakes.host_folders import KERNEL, load
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.host_folders import KERNEL, load
 
 
 def options(root: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.profile import Passthrough
 from driver_manager.sandbox.pci_tree import PciTree
-from tests.fakes.builders import PROFILE
+from tests.support.fakes.builders import PROFILE
 
 HAS_AUDIO = replace(PROFILE, passthrough=Passthrough(auxiliary=("0403",)))
 

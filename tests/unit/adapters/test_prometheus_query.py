@@ -15,7 +15,7 @@ import pytest
 
 from driver_manager.adapters.prometheus.query import MAX_BYTES, ask
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
-from tests.deploy.prometheus import free_port, prometheus
+from tests.support.deploy.prometheus import free_port, prometheus
 
 QUERY = 'sum(errors{node="a"}) or vector(0) # ü%&+'
 GOOD = json.dumps({"status": "success", "data": {"resultType": "scalar", "result": [1, "7"]}}).encode()

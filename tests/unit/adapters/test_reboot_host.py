@@ -23,8 +23,8 @@ from driver_manager.domain.host_paths import NodeMaker
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.reboot.record import Attempt, RebootAnswer, Record, RecordUnreadable
 from driver_manager.sandbox.host_tree import HostTree
-from tests.fakes.builders import ASCEND
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.builders import ASCEND
+from tests.support.fakes.clock import FakeClock
 
 PATHS = ASCEND.paths
 ROOT = "/var/lib/Ascend/driver"

@@ -7,7 +7,7 @@ import pytest
 from driver_manager.adapters.kube import retries as kube_retries
 from driver_manager.domain import backoff
 from driver_manager.domain.backoff import LEAST_S, around_s, retry_s
-from tests.fakes.storm import BUDGET_S, CLIENTS, Outage, no_numbers, own_numbers, peak, requests_s
+from tests.support.fakes.storm import BUDGET_S, CLIENTS, Outage, no_numbers, own_numbers, peak, requests_s
 
 pytestmark = pytest.mark.long
 

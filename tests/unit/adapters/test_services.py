@@ -14,7 +14,7 @@ from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, Terminated
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 UNIT = "rbln_daemon.service"
 

@@ -12,9 +12,9 @@ from driver_manager.adapters.host.slots import lock_of
 from driver_manager.adapters.host.staging import Staging, Wanted
 from driver_manager.domain.errors import ConfigError, PreflightFailed
 from driver_manager.domain.staged import RECORD, decode, folder_of, slot_name
-from tests.fakes.effect_child import CAME_TO_ITS_END, KILLED, RAISED, Blow, struck
-from tests.fakes.host_folders import KERNEL
-from tests.fakes.slot_host import NEW, OLD, ROOT, SlotHost, fill
+from tests.support.fakes.effect_child import CAME_TO_ITS_END, KILLED, RAISED, Blow, struck
+from tests.support.fakes.host_folders import KERNEL
+from tests.support.fakes.slot_host import NEW, OLD, ROOT, SlotHost, fill
 
 MOST_EFFECTS = 200
 

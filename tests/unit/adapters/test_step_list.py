@@ -28,7 +28,7 @@ from driver_manager.adapters.report.terminal import (
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.scenario import NEW_DIGEST
 from driver_manager.sandbox.scenarios import NEW_ROOT
-from tests.fakes.sandboxed import by_hand
+from tests.support.fakes.sandboxed import by_hand
 
 COLOUR = re.compile(r"\x1b\[\d+m")
 TIMEOUT_S = 150.0

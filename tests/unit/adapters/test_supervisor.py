@@ -17,9 +17,9 @@ from driver_manager.adapters.process import supervisor as module
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.supervisor import Ran, StillStuckError, Supervisor
 from driver_manager.domain.errors import Terminated
-from tests.fakes.host_folders import is_alive
-from tests.fakes.npu_smi_tool import HEALTHY, StandIn
-from tests.fakes.pace import patient
+from tests.support.fakes.host_folders import is_alive
+from tests.support.fakes.npu_smi_tool import HEALTHY, StandIn
+from tests.support.fakes.pace import patient
 
 QUICK_S = 0.2
 BEGUN_S = 2.0

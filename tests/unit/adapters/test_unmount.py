@@ -12,10 +12,10 @@ from driver_manager.adapters.host.namespaces import is_of_a_kernel, mount_namesp
 from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.host.unmount import why_not_unmounted
 from driver_manager.domain.errors import ModuleFailed
-from tests.fakes.builders import PROFILE
-from tests.fakes.clock import FakeClock
-from tests.fakes.deadlines import soon
-from tests.fakes.host_folders import Tree, mountinfo
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.host_folders import Tree, mountinfo
 
 ROOT = PROFILE.paths.driver_root
 NO_MOUNT = ("Invalid argument", "Operation not permitted")

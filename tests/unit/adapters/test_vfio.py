@@ -15,9 +15,9 @@ from driver_manager.adapters.host.vfio import LinuxPciDevices, machines_of
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleFailed, ModuleStuck
 from driver_manager.sandbox.pci_tree import PciTree
-from tests.fakes.builders import PROFILE
-from tests.fakes.clock import FakeClock
-from tests.fakes.killer import Killer
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.killer import Killer
 
 ONE = "0000:c1:00.0"
 POD = "11111111-2222-3333-4444-555555555555"

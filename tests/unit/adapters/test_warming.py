@@ -15,10 +15,10 @@ from driver_manager.adapters.host.system import LinuxHost
 from driver_manager.adapters.host.warming import warm
 from driver_manager.adapters.process.run import Result
 from driver_manager.domain.host import DriverSource, ModuleFile
-from tests.fakes.builders import PROFILE
-from tests.fakes.clock import FakeClock
-from tests.fakes.deadlines import soon
-from tests.fakes.host_folders import KERNEL, Tree
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.host_folders import KERNEL, Tree
 
 LONG_S = 60.0
 

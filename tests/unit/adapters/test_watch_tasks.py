@@ -23,9 +23,9 @@ from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health.notices import ClientAnswer, Notice
 from driver_manager.domain.health.surroundings import Mute, MuteAnswer
 from driver_manager.domain.health.wedge import Kept, NoticeKind
-from tests.fakes.host_folders import is_alive
-from tests.fakes.pace import patient
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.host_folders import is_alive
+from tests.support.fakes.pace import patient
+from tests.support.fakes.signals import signals_kept
 
 NOTICE = Notice(NoticeKind.WEDGED, "boot-1", 7, "why")
 ECHO = "import json, sys; given = json.load(sys.stdin); print(json.dumps({'problem': json.dumps(given)}))"

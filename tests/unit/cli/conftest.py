@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.vfio_site import Site, site
+from tests.support.fakes.vfio_site import Site, site
 
 
 @pytest.fixture

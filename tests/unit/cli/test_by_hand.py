@@ -17,10 +17,10 @@ from driver_manager.domain.journal import Journal, Owner, encode
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.settings import HEADINGS
-from tests.fakes.builders import PROFILE
-from tests.fakes.sandboxed import ByHand, by_hand
-from tests.fakes.schemas import conforms
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.schemas import conforms
+from tests.support.fakes.signals import signals_kept
 
 HOLDERS_POD = "0d9b1c0e-6d0f-4e0b-9a53-0b8d6c1f2a77"
 DEFAULT_ACCOUNT = "system:serviceaccount:default:default"

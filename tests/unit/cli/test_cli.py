@@ -12,8 +12,8 @@ import pytest
 from driver_manager import settings
 from driver_manager.cli.main import COMMANDS, cli, run
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
-from tests.fakes.schemas import conforms
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.schemas import conforms
+from tests.support.fakes.signals import signals_kept
 
 LOOPS = ("health-watch", "rebooter")
 """They print nothing but their log."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from tests.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.sandboxed import ByHand, by_hand
 
 pytestmark = pytest.mark.long
 

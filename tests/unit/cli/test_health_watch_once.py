@@ -17,9 +17,9 @@ from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.health import record
 from driver_manager.domain.health.machine import History
-from tests.fakes.ascend_tree import AscendTree
-from tests.fakes.npu_smi_tool import MOODS
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.ascend_tree import AscendTree
+from tests.support.fakes.npu_smi_tool import MOODS
+from tests.support.fakes.signals import signals_kept
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 

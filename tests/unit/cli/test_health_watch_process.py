@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.ascend_tree import AscendTree
-from tests.fakes.host_folders import is_alive
-from tests.fakes.pace import patient
+from tests.support.fakes.ascend_tree import AscendTree
+from tests.support.fakes.host_folders import is_alive
+from tests.support.fakes.pace import patient
 
 BOUND_S = 100.0
 INTERVAL = ("--interval", "50ms")

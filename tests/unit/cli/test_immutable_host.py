@@ -16,9 +16,9 @@ from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenario import NEW, OLD
 from driver_manager.settings import HEADINGS
-from tests.fakes.sandboxed import ByHand, by_hand
-from tests.fakes.schemas import conforms
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.schemas import conforms
+from tests.support.fakes.signals import signals_kept
 
 
 def _shipped(tree: HostTree) -> None:

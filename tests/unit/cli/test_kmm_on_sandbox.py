@@ -15,10 +15,10 @@ from driver_manager.domain.kmm import KmmModule, KmmRequest
 from driver_manager.sandbox.apiserver import Deny
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.settings import HEADINGS
-from tests.fakes.builders import PLUGIN, PROFILE
-from tests.fakes.sandboxed import ByHand, by_hand
-from tests.fakes.schemas import conforms
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.builders import PLUGIN, PROFILE
+from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.schemas import conforms
+from tests.support.fakes.signals import signals_kept
 
 MODULE = KmmModule("kube-npu", "npu", "2.0")
 PAUSED = PROFILE.deploy.paused_value

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from driver_manager.sandbox.apiserver import ApiServer
-from tests.deploy.prometheus import Prometheus, free_port, prometheus
-from tests.fakes.fleet_processes import Processes
-from tests.fakes.fleet_scene import FleetScene
+from tests.support.deploy.prometheus import Prometheus, free_port, prometheus
+from tests.support.fakes.fleet_processes import Processes
+from tests.support.fakes.fleet_scene import FleetScene
 
 pytestmark = pytest.mark.long
 

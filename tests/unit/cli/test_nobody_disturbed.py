@@ -18,10 +18,10 @@ from driver_manager.domain.setting import AnySetting, Values
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.scenario import NEW, OLD
 from driver_manager.sandbox.scenarios import NEW_ROOT
-from tests.control_plane.shown import of_others
-from tests.fakes.builders import PROFILE
-from tests.fakes.sandboxed import ByHand, by_hand
-from tests.fakes.signals import signals_kept
+from tests.support.control_plane.shown import of_others
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.signals import signals_kept
 
 NOTE = PROFILE.paths.failure_note
 

@@ -13,9 +13,9 @@ import pytest
 
 from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.patches import merge_patch
-from tests.fakes.builders import PROFILE
-from tests.fakes.sandboxed import ByHand, by_hand
-from tests.fakes.terminal import STYLE, on_terminal
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.terminal import STYLE, on_terminal
 
 REPOSITORY = Path(__file__).parents[3]
 STATUS = (sys.executable, "-m", "driver_manager", "status")

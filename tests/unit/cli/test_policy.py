@@ -16,7 +16,7 @@ from driver_manager.cli.wiring import policy
 from driver_manager.domain.errors import ConfigError, ExitCode
 from driver_manager.domain.policy import EvictionRules, Policy
 from driver_manager.domain.setting import AnySetting, SettingKind, Values
-from tests.fakes.builders import PROFILE
+from tests.support.fakes.builders import PROFILE
 
 SETTINGS = (*settings.DRIVER, *settings.WORKLOADS)
 

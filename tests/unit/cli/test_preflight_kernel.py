@@ -15,10 +15,10 @@ from driver_manager.cli.main import run as command
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.host_tree import KERNEL
 from driver_manager.settings import HEADINGS
-from tests.fakes.builders import PROFILE
-from tests.fakes.module_trees import ModuleHost
-from tests.fakes.schemas import conforms
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.module_trees import ModuleHost
+from tests.support.fakes.schemas import conforms
+from tests.support.fakes.signals import signals_kept
 
 NEXT, ROOT = "6.12.0-next", "/opt/driver"
 SYMVERS = "0x000000aa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n0x000000bb\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n"

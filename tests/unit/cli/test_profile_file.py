@@ -19,10 +19,10 @@ from driver_manager.cli.main import run
 from driver_manager.domain.errors import ConfigError
 from driver_manager.profiles.reading import read
 from driver_manager.profiles.words import meaning
-from tests.docs.profile_keys import Key, every_key
-from tests.examples import examples
-from tests.fakes.builders import PROFILES
-from tests.fakes.schemas import conforms as is_of_form
+from tests.support.docs.profile_keys import Key, every_key
+from tests.support.examples import examples
+from tests.support.fakes.builders import PROFILES
+from tests.support.fakes.schemas import conforms as is_of_form
 
 conforms = fastjsonschema.compile(schemas.schema("profile"), use_default=False)
 SHIPPED = {path.stem: path.read_text() for path in sorted(Path(profiles.__file__).parent.glob("*.toml"))}

@@ -26,8 +26,8 @@ from driver_manager.domain.reboot.record import encode as encode_record
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.cluster import NODE, SandboxCluster
 from driver_manager.sandbox.host_tree import HostTree
-from tests.fakes.builders import ASCEND
-from tests.fakes.pace import patient
+from tests.support.fakes.builders import ASCEND
+from tests.support.fakes.pace import patient
 
 ROOT = "/var/lib/Ascend/driver"
 REPOSITORY = Path(__file__).parents[3]

@@ -16,9 +16,9 @@ from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.sandbox.apiserver import ApiServer
-from tests.fakes.fleet_processes import Processes
-from tests.fakes.fleet_scene import NAMESPACE, FleetScene
-from tests.fakes.pace import patient
+from tests.support.fakes.fleet_processes import Processes
+from tests.support.fakes.fleet_scene import NAMESPACE, FleetScene
+from tests.support.fakes.pace import patient
 
 
 @pytest.fixture

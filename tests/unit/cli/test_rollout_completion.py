@@ -11,7 +11,7 @@ import pytest
 from driver_manager.cli import start
 from driver_manager.cli.kubectl_completion import NO_FILES, offers
 from driver_manager.sandbox.apiserver import Deny
-from tests.fakes.rollout_desk import Laptop, laptop
+from tests.support.fakes.rollout_desk import Laptop, laptop
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from driver_manager.domain.fleet.model import (
 from driver_manager.domain.fleet.reading import RolloutObject
 from driver_manager.ports.fleet import Leader
 from driver_manager.schemas import schema
-from tests.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
-from tests.fakes.schemas import conforms
+from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, fleet, new_pod, node, pod, policy, record
+from tests.support.fakes.schemas import conforms
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HISTORY = (Past(OLD, NOW_S - 9000.0, NOW_S - 8000.0, "complete"), Past(NEW, NOW_S - 600.0))

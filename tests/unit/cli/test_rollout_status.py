@@ -13,7 +13,7 @@ from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ApiRefused, ExitCode
 from driver_manager.ports.fleet import FactKind
 from driver_manager.sandbox.apiserver import Deny
-from tests.fakes.rollout_desk import APPROVED_WAVES, Laptop, laptop
+from tests.support.fakes.rollout_desk import APPROVED_WAVES, Laptop, laptop
 
 
 @pytest.fixture

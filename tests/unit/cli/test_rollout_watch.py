@@ -17,8 +17,8 @@ from driver_manager.adapters.report.screen import LiveScreen
 from driver_manager.cli import rollout_watch
 from driver_manager.cli.rollout_watch import Lines, Redrawn
 from driver_manager.domain.errors import ExitCode
-from tests.fakes.rollout_desk import Laptop, laptop
-from tests.fakes.schemas import conforms
+from tests.support.fakes.rollout_desk import Laptop, laptop
+from tests.support.fakes.schemas import conforms
 
 LIMIT_S = 120.0
 

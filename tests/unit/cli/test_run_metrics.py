@@ -21,8 +21,8 @@ from driver_manager.adapters.host.run_figures import RunFiguresFile
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.reboot.record import Attempt, Record, encode
 from driver_manager.domain.run_figures import RunFigures
-from tests.fakes.builders import ASCEND, PROFILE
-from tests.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.builders import ASCEND, PROFILE
+from tests.support.fakes.sandboxed import ByHand, by_hand
 
 BOUND_S = 100.0
 RUN = {"DRIVER_PROFILE": "rebellions", "DRIVER_LOAD": "manager", "DRIVER_ROOT": "/run/rbln/driver"}

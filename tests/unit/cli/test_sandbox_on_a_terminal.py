@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from tests.fakes.terminal import on_terminal
+from tests.support.fakes.terminal import on_terminal
 
 SANDBOX = (sys.executable, "-m", "driver_manager", "sandbox")
 ENV = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}

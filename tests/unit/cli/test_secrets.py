@@ -21,7 +21,7 @@ from driver_manager.sandbox import runner
 from driver_manager.sandbox.cluster import SandboxCluster
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenarios import SCENARIOS
-from tests.fakes.scripted_api import NODE, Answer, Scripted
+from tests.support.fakes.scripted_api import NODE, Answer, Scripted
 
 pytestmark = pytest.mark.long
 

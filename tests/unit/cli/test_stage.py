@@ -15,7 +15,7 @@ import pytest
 from driver_manager.domain.staged import RECORD, slot_name
 from driver_manager.sandbox.host_tree import KERNEL, HostTree
 from driver_manager.sandbox.scenario import NEW, NEW_DIGEST, OLD, OLD_DIGEST
-from tests.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.sandboxed import ByHand, by_hand
 
 BOUND_S = 300.0
 ROOT = "/var/lib/rbln/driver"

@@ -29,10 +29,10 @@ from driver_manager.sandbox.patches import merge_patch
 from driver_manager.sandbox.scenario import OLD_DIGEST
 from driver_manager.schemas import NAMES, schema
 from driver_manager.settings import HEADINGS
-from tests.fakes.clock import FakeClock
-from tests.fakes.sandboxed import ByHand, by_hand
-from tests.fakes.schemas import closed, conforms
-from tests.fakes.signals import signals_kept
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.schemas import closed, conforms
+from tests.support.fakes.signals import signals_kept
 
 
 @pytest.fixture(scope="module")

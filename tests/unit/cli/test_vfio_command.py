@@ -10,8 +10,8 @@ from driver_manager.cli.main import run
 from driver_manager.domain.errors import ExitCode
 from driver_manager.sandbox.host_tree import KERNEL
 from driver_manager.sandbox.scenario import OLD
-from tests.fakes.builders import PROFILE
-from tests.fakes.vfio_site import ONE, TWO, WORKLOAD, Site
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.vfio_site import ONE, TWO, WORKLOAD, Site
 
 RECORD = PROFILE.paths.bindings.lstrip("/")
 

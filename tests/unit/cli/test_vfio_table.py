@@ -13,8 +13,8 @@ from driver_manager.domain.journal import Owner, encode
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host_tree import KERNEL
 from driver_manager.sandbox.scenario import OLD
-from tests.fakes.builders import DRIVER, PAUSED, PROFILE, journal, key
-from tests.fakes.vfio_site import ONE, TWO, Site
+from tests.support.fakes.builders import DRIVER, PAUSED, PROFILE, journal, key
+from tests.support.fakes.vfio_site import ONE, TWO, Site
 
 JOURNAL = PROFILE.keys.journal
 TO_MACHINES, TO_CONTAINERS = ["reconcile-vfio-state"], ["reconcile-driver-state"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.domain.deadline import Deadline
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 SECONDS = st.floats(0.0, 1e6, allow_nan=False)
 

@@ -16,7 +16,7 @@ from driver_manager.domain.generation import (
     encode,
     seen_now,
 )
-from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST
+from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST
 
 NOW_S = 1_700_000_500.0
 SEEN = Sighting("boot-1", "17", NEW_DIGEST, (1_700_000_100.0, 1_700_000_101.5))

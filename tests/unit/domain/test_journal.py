@@ -14,7 +14,7 @@ from driver_manager.domain.bindings import MOST_VIRTUAL, Binding
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Journal, JournalUnreadable, OldDriver, Owner, decode, encode
 from driver_manager.domain.kmm import KmmModule, KmmRequest
-from tests.fakes.windows import WINDOWS
+from tests.support.fakes.windows import WINDOWS
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))
 GOOD: dict[str, Any] = json.loads(GOLDEN[0].read_text())

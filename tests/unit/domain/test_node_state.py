@@ -19,10 +19,10 @@ from driver_manager.domain.escaping import GAP, shortened
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.node import NodeChange
 from driver_manager.domain.node_state import LastOutcome, LastOutcomeUnreadable, NodeState
-from tests.fakes.builders import PROFILE, PROFILES, node
-from tests.fakes.builders import host as a_host
-from tests.fakes.cluster import changed_by
-from tests.fakes.windows import WINDOWS
+from tests.support.fakes.builders import PROFILE, PROFILES, node
+from tests.support.fakes.builders import host as a_host
+from tests.support.fakes.cluster import changed_by
+from tests.support.fakes.windows import WINDOWS
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("last-outcome-v*.json"))
 KEYS, PATHS = PROFILE.keys, PROFILE.paths

@@ -15,7 +15,7 @@ from driver_manager.domain.host_paths import NodeMaker
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.domain.profile_json import decode, encode
 from driver_manager.domain.safe_root import is_safe_root
-from tests.fakes.builders import PROFILES
+from tests.support.fakes.builders import PROFILES
 
 GOOD = """
 name = "own"

@@ -14,7 +14,7 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.run_figures import RunFigures, RunReport, RunTally, decode, encode, families
 from driver_manager.domain.window import Part, Window
-from tests.fakes.windows import WINDOWS
+from tests.support.fakes.windows import WINDOWS
 
 SINCE_WINDOWS = {"windows", "windowSeconds", "window"}
 """Fields that earlier versions did not write."""

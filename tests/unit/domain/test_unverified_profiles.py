@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager import profiles
 from driver_manager.domain.profile import Strategy
-from tests.fakes.builders import PROFILES
+from tests.support.fakes.builders import PROFILES
 
 EXAMPLES = sorted((Path(profiles.__file__).parents[2] / "deploy/profiles-unverified").glob("*.toml"))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.window import Part, Window, WindowMeter, expected, read
 from driver_manager.domain.wire import Form
-from tests.fakes.windows import WINDOWS
+from tests.support.fakes.windows import WINDOWS
 
 WALL_S = 1_700_000_000.0
 FORM = Form("a document with a window", ConfigError, "Write it again.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.reboot import windows
-from tests.fakes.fleet_builders import NOW_S
+from tests.support.fakes.fleet_builders import NOW_S
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.fields import APPROVED, UNDO
 from driver_manager.domain.fleet.model import Fleet, Memory, Past, Policy, UpgradeState, Wave, Wishes
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
     NOW_S,

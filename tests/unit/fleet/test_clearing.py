@@ -17,10 +17,10 @@ from driver_manager.domain.fleet.clearing import AGAIN_S
 from driver_manager.domain.fleet.model import Fleet, FleetNode, OnHalt, Policy, Revision, Task, TaskPod, UpgradeState
 from driver_manager.domain.fleet.task_pods import PodMaker
 from driver_manager.domain.node_state import NodeState
-from tests.examples import examples
-from tests.fakes.fleet_builders import NEW, NOW_S, OLD, OTHER, fleet, new_pod, node, pod, policy, record, views
-from tests.fakes.fleet_clears import CLEAR_EVENTS, ClearingWorld
-from tests.fakes.fleet_stories import (
+from tests.support.examples import examples
+from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, OTHER, fleet, new_pod, node, pod, policy, record, views
+from tests.support.fakes.fleet_clears import CLEAR_EVENTS, ClearingWorld
+from tests.support.fakes.fleet_stories import (
     EVENTS,
     KILLS,
     LABELS,
@@ -35,7 +35,7 @@ from tests.fakes.fleet_stories import (
     happens,
     heal,
 )
-from tests.fakes.fleet_world import check_wake
+from tests.support.fakes.fleet_world import check_wake
 
 RESTART, FAILED, DONE = UpgradeState.RESTART, UpgradeState.FAILED, UpgradeState.DONE
 TEMPLATE = json.dumps({"spec": {"initContainers": [{"name": "m", "image": "i", "args": ["reconcile-driver-state"]}]}})

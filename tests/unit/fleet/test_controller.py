@@ -13,8 +13,8 @@ from driver_manager.domain.fleet.acts import Announce, FleetDecision, Phase
 from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.ports.fleet import FactKind
-from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
-from tests.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
+from tests.support.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet
+from tests.support.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
 
 UNDER_WAY = "pod-restart-required"
 REFUSED = ApiRefused("may not create pods", "Give the right.")

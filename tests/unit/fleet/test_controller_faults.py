@@ -17,9 +17,9 @@ from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.fleet.acts import Act, Announce, FleetDecision, MarkNode, RestartPod
 from driver_manager.domain.fleet.model import Fleet
 from driver_manager.ports.fleet import FactKind
-from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet, killed_again_and_again
-from tests.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FleetScene
-from tests.fakes.lease_api import LeaseApi
+from tests.support.fakes.fleet_runs import ControllerRun, FakeLeadership, check_each_once, fleet, killed_again_and_again
+from tests.support.fakes.fleet_scene import NAMESPACE, UNAVAILABLE, FleetScene
+from tests.support.fakes.lease_api import LeaseApi
 
 REFUSED = ApiRefused("the API server refused to patch nodes (403): no", "Give this account the verb.")
 

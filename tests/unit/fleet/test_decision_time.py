@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.bench.rollout import measure_decisions
+from tests.assurance.bench.rollout import measure_decisions
 
 FEW, MANY = 1_000, 5_000
 SLACK = 2.0

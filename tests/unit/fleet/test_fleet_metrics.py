@@ -19,8 +19,8 @@ from driver_manager.domain.fleet.operator_metrics import operator_families
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.profile import UpgradeMetrics
 from driver_manager.profiles import builtin
-from tests.fakes.clock import FakeClock
-from tests.fakes.fleet_builders import NEW, NOW_S, fleet, new_pod, node, pod, policy, record
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.fleet_builders import NEW, NOW_S, fleet, new_pod, node, pod, policy, record
 
 DONE, FAILED, RESTART, REBOOT = UpgradeState.DONE, UpgradeState.FAILED, UpgradeState.RESTART, UpgradeState.REBOOT
 PROFILES = builtin()

@@ -30,7 +30,7 @@ from driver_manager.domain.fleet.model import (
 from driver_manager.domain.fleet.preflight import LATE_S, MAX_AT_ONCE
 from driver_manager.domain.fleet.task_pods import LIMIT_S
 from driver_manager.domain.reboot import windows
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     NEW,
     NOW_S,
     OLD,

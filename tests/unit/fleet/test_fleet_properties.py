@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import OnHalt, Policy, Units, Wishes
-from tests.examples import examples
-from tests.fakes.fleet_stories import (
+from tests.support.examples import examples
+from tests.support.fakes.fleet_stories import (
     EVENTS,
     GATES,
     KILLS,
@@ -40,7 +40,7 @@ from tests.fakes.fleet_stories import (
     some_rules,
     some_story,
 )
-from tests.fakes.fleet_world import World, check_quiet, check_wake
+from tests.support.fakes.fleet_world import World, check_quiet, check_wake
 
 policies = st.builds(
     Policy,

@@ -12,7 +12,7 @@ from driver_manager.domain.fleet.forecast import Expected, Forecast, plan
 from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, Units, UpgradeState, Wave, Wishes
 from driver_manager.domain.reboot import windows
 from driver_manager.domain.window import Window
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
     NOW_S,

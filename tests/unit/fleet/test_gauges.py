@@ -12,10 +12,10 @@ from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.figures import Pace
 from driver_manager.domain.fleet.forecast import plan
 from driver_manager.domain.fleet.model import Fleet, Revision, UpgradeState
-from tests.fakes.clock import FakeClock
-from tests.fakes.fleet_builders import REVISIONS, fleet, new_pod, node, pod, policy, record
-from tests.fakes.fleet_runs import ControllerRun
-from tests.fakes.fleet_runs import fleet as scene_of
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.fleet_builders import REVISIONS, fleet, new_pod, node, pod, policy, record
+from tests.support.fakes.fleet_runs import ControllerRun
+from tests.support.fakes.fleet_runs import fleet as scene_of
 
 KEY = "npu/driver"
 

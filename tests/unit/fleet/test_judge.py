@@ -14,7 +14,7 @@ from driver_manager.domain.fleet.model import ConditionGate, DriverPod, Fleet, F
 from driver_manager.domain.fleet.restarts import STALE_S
 from driver_manager.domain.fleet.verdict import TAKEN_AGAIN
 from driver_manager.domain.node_state import NodeState
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     NEW,
     NOW_S,
     OLD,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from driver_manager.domain.fleet.metric_gates import MetricQuestion
-from tests.fakes.fleet_runs import ControllerRun, FakeLeadership, fleet
-from tests.fakes.fleet_scene import FleetScene
+from tests.support.fakes.fleet_runs import ControllerRun, FakeLeadership, fleet
+from tests.support.fakes.fleet_scene import FleetScene
 
 GATE = {"name": "errors", "url": "http://p", "query": "errors{node='{node}'}", "atMost": 0, "delay": "0s"}
 

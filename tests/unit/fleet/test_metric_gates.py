@@ -21,7 +21,7 @@ from driver_manager.domain.fleet.metric_gates import (
     answer_of,
 )
 from driver_manager.domain.fleet.model import Amount, Fleet, UpgradeState, Wave
-from tests.fakes.fleet_builders import NOW_S, begun, fleet, marks, new_pod, node, pod, policy, record, views
+from tests.support.fakes.fleet_builders import NOW_S, begun, fleet, marks, new_pod, node, pod, policy, record, views
 
 DONE, FAILED, RESTART, VALIDATION = (
     UpgradeState.DONE,

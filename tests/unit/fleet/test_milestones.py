@@ -11,7 +11,7 @@ from driver_manager.domain.fleet.acts import Announce, FleetDecision
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricGate
 from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, Memory, Past, UpgradeState, Wave, Wishes
-from tests.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, fleet, new_pod, node, pod, policy, record
+from tests.support.fakes.fleet_builders import DAEMON_SET, NEW, NOW_S, fleet, new_pod, node, pod, policy, record
 
 DONE, FAILED = UpgradeState.DONE, UpgradeState.FAILED
 MEMORY = Memory(target=NEW, good="old", history=(Past(NEW, NOW_S - 900.0),))

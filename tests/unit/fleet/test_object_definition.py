@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from driver_manager.domain.fleet.fields import SPEC, Kind
 from driver_manager.domain.fleet.model import Policy
 from driver_manager.domain.fleet.reading import read
-from tests.docs.rollout_object import definition
-from tests.fakes.rollout_objects import BAD, FULL, Bad, Json, rollout, zones
-from tests.fakes.rollout_objects import SPEC as SHORTEST
+from tests.support.docs.rollout_object import definition
+from tests.support.fakes.rollout_objects import BAD, FULL, Bad, Json, rollout, zones
+from tests.support.fakes.rollout_objects import SPEC as SHORTEST
 
 WHOLE = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
 INT_OR_STRING = "x-kubernetes-int-or-string"

@@ -30,9 +30,9 @@ from driver_manager.domain.fleet.model import (
 )
 from driver_manager.domain.fleet.reading import RolloutObject, memory_of, read
 from driver_manager.domain.reboot import windows
-from tests.fakes.rollout_objects import BAD, BAD_WISHES, BLANK, FULL, Bad, Json, but, rollout, zones
-from tests.fakes.rollout_objects import SPEC as SHORTEST
-from tests.fuzz.oracle import assert_conforms
+from tests.assurance.fuzz.oracle import assert_conforms
+from tests.support.fakes.rollout_objects import BAD, BAD_WISHES, BLANK, FULL, Bad, Json, but, rollout, zones
+from tests.support.fakes.rollout_objects import SPEC as SHORTEST
 
 ZERO_WIDTH = "\u2028"
 JSON = st.recursive(

@@ -38,9 +38,9 @@ from driver_manager.domain.fleet.status_form import (
     status_of_problems,
     worth,
 )
-from tests.docs.rollout_object import definition
-from tests.docs.status_fields import STATUS
-from tests.fakes.schemas import closed
+from tests.support.docs.rollout_object import definition
+from tests.support.docs.status_fields import STATUS
+from tests.support.fakes.schemas import closed
 
 Json = dict[str, Any]
 GOLDEN = Path(__file__).parents[1] / "golden/rollout-status-v1alpha1.json"

@@ -11,7 +11,7 @@ from driver_manager.domain.fleet.acts import MarkNode, Phase, RestartPod
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.holds import UNSEEN_S
 from driver_manager.domain.fleet.model import Fleet, Memory, UpgradeState, Wishes
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
     NOW_S,

@@ -11,7 +11,7 @@ from driver_manager.domain.fleet.acts import MarkNode, Place, RestartPod
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import DriverPod, FleetNode, UpgradeState
 from driver_manager.domain.node_state import NodeState
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
     NOW_S,

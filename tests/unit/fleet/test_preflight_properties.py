@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from driver_manager.domain.fleet.acts import CreatePod, DeletePod
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import OnHalt, Policy, PreflightMode, Wishes
-from tests.examples import examples
-from tests.fakes.fleet_looks import LOOK_EVENTS
-from tests.fakes.fleet_stories import (
+from tests.support.examples import examples
+from tests.support.fakes.fleet_looks import LOOK_EVENTS
+from tests.support.fakes.fleet_stories import (
     EVENTS,
     KILLS,
     LABELS,
@@ -28,7 +28,7 @@ from tests.fakes.fleet_stories import (
     happens,
     heal,
 )
-from tests.fakes.fleet_world import World, check_quiet, check_wake
+from tests.support.fakes.fleet_world import World, check_quiet, check_wake
 
 policies = st.builds(
     Policy,

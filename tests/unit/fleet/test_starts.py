@@ -10,7 +10,7 @@ import pytest
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import Amount, Fleet, FleetNode, UnitMode, Units, UpgradeState
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
     NOW_S,

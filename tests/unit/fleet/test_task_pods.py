@@ -17,7 +17,7 @@ from driver_manager.domain.fleet.acts import CreatePod
 from driver_manager.domain.fleet.model import Fleet, Revision, Task
 from driver_manager.domain.fleet.task_pods import NOT_OF_PREFLIGHT, TASKS, PodMaker, TemplateUnusable
 from scripts.releasing.kustomize import OVERLAYS, only, render
-from tests.fakes.fleet_builders import NEW, fleet, node
+from tests.support.fakes.fleet_builders import NEW, fleet, node
 
 Json = dict[str, Any]
 GOLDEN = Path(__file__).parents[1] / "golden/preflight-pod.json"

@@ -10,7 +10,7 @@ import pytest
 from driver_manager.domain.fleet.acts import Announce, MarkNode, SetTemplate
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import Fleet, Memory, OnHalt, Past, Revision, UpgradeState, Wishes
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
     NOW_S,

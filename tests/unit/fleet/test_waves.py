@@ -20,7 +20,7 @@ from driver_manager.domain.fleet.model import (
     Wave,
     Wishes,
 )
-from tests.fakes.fleet_builders import (
+from tests.support.fakes.fleet_builders import (
     NEW,
     NOW_S,
     OLD,

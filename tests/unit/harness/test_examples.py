@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import examples
+from tests.support import examples
 
 
 @pytest.mark.parametrize(

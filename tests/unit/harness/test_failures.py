@@ -32,7 +32,8 @@ def test_a_failure_is_named_before_the_end_and_also_without_one(tmp_path: Path, 
     file = tmp_path / "test_it.py"
     file.write_text(TESTS)
     (tmp_path / "conftest.py").write_text(
-        "from tests.failures import Failures\ndef pytest_configure(config): config.pluginmanager.register(Failures())\n"
+        "from tests.support.failures import Failures\n"
+        "def pytest_configure(config): config.pluginmanager.register(Failures())\n"
     )
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(tmp_path), *options]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes import pace
+from tests.support.fakes import pace
 
 
 @pytest.mark.parametrize(("starts", "ratio"), [((0.1, 0.5, 0.9), 1.0), ((1.0, 5.0, 2.0), 5.0)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.control_plane.api import Json
-from tests.control_plane.api_request import ApiRequest, Target, target_of
-from tests.control_plane.fault_script import from_text, to_text
-from tests.control_plane.faults import (
+from tests.support.control_plane.api import Json
+from tests.support.control_plane.api_request import ApiRequest, Target, target_of
+from tests.support.control_plane.fault_script import from_text, to_text
+from tests.support.control_plane.faults import (
     ALWAYS,
     Answer,
     Certificate,
@@ -22,8 +22,15 @@ from tests.control_plane.faults import (
     Script,
     Silence,
 )
-from tests.control_plane.old_server import CLAIMS, PodClaim, claims_annotation, is_eviction, old_eviction, with_claims
-from tests.control_plane.proxy_identity import Identity
+from tests.support.control_plane.old_server import (
+    CLAIMS,
+    PodClaim,
+    claims_annotation,
+    is_eviction,
+    old_eviction,
+    with_claims,
+)
+from tests.support.control_plane.proxy_identity import Identity
 
 GET = ApiRequest("GET", "/api/v1/nodes/n", user="agent")
 PATCH = ApiRequest("PATCH", "/api/v1/nodes/n", user="agent")

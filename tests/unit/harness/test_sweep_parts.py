@@ -16,14 +16,14 @@ import pytest
 
 from driver_manager.profiles import builtin
 from driver_manager.sandbox.host_tree import HostTree
-from tests.control_plane.api_request import ApiRequest
-from tests.control_plane.exchanges import Exchange
-from tests.control_plane.runner import JOURNAL, NEW_ROOT
-from tests.control_plane.sweep.host_effects import Surroundings, effect_of
-from tests.control_plane.sweep.judging import judge
-from tests.control_plane.sweep.light_tools import lighten
-from tests.control_plane.sweep.outcome import Outcome
-from tests.control_plane.sweep.recording import Effect, Place, recorded, uncovered
+from tests.support.control_plane.api_request import ApiRequest
+from tests.support.control_plane.exchanges import Exchange
+from tests.support.control_plane.runner import JOURNAL, NEW_ROOT
+from tests.support.control_plane.sweep.host_effects import Surroundings, effect_of
+from tests.support.control_plane.sweep.judging import judge
+from tests.support.control_plane.sweep.light_tools import lighten
+from tests.support.control_plane.sweep.outcome import Outcome
+from tests.support.control_plane.sweep.recording import Effect, Place, recorded, uncovered
 
 AROUND = Surroundings(host="/h", container="/c", own="/c/tmp")
 WRITE, READ = os.O_WRONLY | os.O_CREAT, os.O_RDONLY
@@ -92,7 +92,7 @@ def test_the_end_of_our_own_copy_is_no_effect_and_that_of_a_tool_is(argv: list[s
 THREE_WRITES = """
 import os, sys
 from driver_manager.adapters.process.forked import lines_within
-from tests.control_plane.sweep.launch import Order, Recorder
+from tests.support.control_plane.sweep.launch import Order, Recorder
 
 def write(name):
     os.close(os.open(name, os.O_WRONLY | os.O_CREAT))

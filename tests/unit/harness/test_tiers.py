@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.node import patience
-from tests.tiers import TierError, answer
+from tests.support.node import patience
+from tests.support.tiers import TierError, answer
 
 
 def failing() -> str:

@@ -13,10 +13,10 @@ from driver_manager.domain.health.notices import Notice
 from driver_manager.domain.health.wedge import NoticeKind
 from driver_manager.domain.node_state import LastOutcome, NodeState, encode, outcome_on
 from driver_manager.domain.window import Part, Window
-from tests.fakes.builders import PROFILE, node
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.cluster import FakeCluster
-from tests.fakes.killer import Killed, Killer
+from tests.support.fakes.builders import PROFILE, node
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.cluster import FakeCluster
+from tests.support.fakes.killer import Killed, Killer
 
 KEYS = PROFILE.keys
 WEDGE = Notice(NoticeKind.WEDGED, "boot-1", 1_700_000_000, "npu 0 is critical")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driver_manager.domain.health.notices import TRIES
 from driver_manager.domain.probe_result import Health, ProbeResult
-from tests.fakes.health_world import BAD, GOOD, READY, UNKNOWN, HealthWorld
+from tests.support.fakes.health_world import BAD, GOOD, READY, UNKNOWN, HealthWorld
 
 BROKEN_TOOL = ProbeResult(Health.UNKNOWN, "no tool", is_tool_broken=True)
 

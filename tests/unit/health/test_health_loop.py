@@ -16,7 +16,17 @@ from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.probe_result import DeviceVerdict, Health
 from driver_manager.domain.window import Part, Window
-from tests.fakes.health_world import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
+from tests.support.fakes.health_world import (
+    BAD,
+    GOOD,
+    MARKER,
+    READY,
+    READY_TEXT,
+    RECORD,
+    UNKNOWN,
+    WITHDRAWN,
+    HealthWorld,
+)
 
 UPGRADE_TEXT = markers.encode(Marker(UPGRADE, "boot-1", writer="reconcile"))
 

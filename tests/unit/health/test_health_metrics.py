@@ -19,7 +19,7 @@ from driver_manager.domain.health.machine import HealthState, History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.metrics import exposition
 from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
-from tests.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.clock import FakeClock, RecordingReporter
 
 DEVICES = (
     DeviceVerdict("npu 0 chip 0", Health.HEALTHY, "OK", "0000:c1:00.0"),

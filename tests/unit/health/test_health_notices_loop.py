@@ -10,7 +10,7 @@ from driver_manager.domain.errors import Terminated
 from driver_manager.domain.health import record
 from driver_manager.domain.health.notices import TRIES
 from driver_manager.domain.health.wedge import NoticeKind
-from tests.fakes.health_world import BAD, GOOD, RECORD, UNKNOWN, HealthWorld
+from tests.support.fakes.health_world import BAD, GOOD, RECORD, UNKNOWN, HealthWorld
 
 WEDGED, RECOVERED = NoticeKind.WEDGED, NoticeKind.RECOVERED
 STORY = [GOOD, BAD, BAD, BAD, BAD, GOOD, GOOD, BAD, BAD, BAD, BAD, GOOD, GOOD]

@@ -30,8 +30,18 @@ from driver_manager.domain.health.marks import MarkChange
 from driver_manager.domain.health.surroundings import Surroundings
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.probe_result import Health, ProbeResult
-from tests.fakes.broken import check_caught
-from tests.fakes.health_world import BAD, GOOD, MARKER, READY, READY_TEXT, RECORD, UNKNOWN, WITHDRAWN, HealthWorld
+from tests.support.fakes.broken import check_caught
+from tests.support.fakes.health_world import (
+    BAD,
+    GOOD,
+    MARKER,
+    READY,
+    READY_TEXT,
+    RECORD,
+    UNKNOWN,
+    WITHDRAWN,
+    HealthWorld,
+)
 
 THRESHOLD = 3
 DAY_TURNS = 24 * 60

@@ -16,8 +16,8 @@ from driver_manager.domain.health.surroundings import WRITER, Mute, MuteAnswer, 
 from driver_manager.domain.health.wedge import NoticeKind, Wedge
 from driver_manager.domain.markers import RECOVERY, UPGRADE, Marker
 from driver_manager.domain.probe_result import Health, ProbeResult
-from tests.fakes.builders import PROFILE, node
-from tests.fakes.health_world import BAD, GOOD, HealthWorld
+from tests.support.fakes.builders import PROFILE, node
+from tests.support.fakes.health_world import BAD, GOOD, HealthWorld
 
 KEY = "rebellions.ai/npu-driver-manager.mute-until"
 NOW_S = 1_700_000_000.0

@@ -16,7 +16,7 @@ import pytest
 from driver_manager.domain.health.probe_output import parse
 from driver_manager.domain.probe_result import Health
 from driver_manager.domain.tool_status import TIMED_OUT
-from tests.fakes.builders import PROFILES
+from tests.support.fakes.builders import PROFILES
 
 PROBES = Path(__file__).parents[1] / "golden/probes"
 AMD, FURIOSA, GAUDI, TT = (

@@ -13,8 +13,8 @@ from driver_manager.domain.errors import ApiRefused, ApiUnavailable
 from driver_manager.domain.generation import Sighting
 from driver_manager.domain.pod import Claim
 from driver_manager.domain.pods.client_record import ClientState
-from tests.fakes.builders import NEW_DIGEST, PROFILE, workload
-from tests.fakes.client_world import START_S, ClientWorld
+from tests.support.fakes.builders import NEW_DIGEST, PROFILE, workload
+from tests.support.fakes.client_world import START_S, ClientWorld
 
 A, B = "monitoring/a", "monitoring/b"
 

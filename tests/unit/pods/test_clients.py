@@ -17,7 +17,7 @@ from driver_manager.domain.pod import Pod
 from driver_manager.domain.pods import client_record
 from driver_manager.domain.pods.client_record import Client, ClientRecord, ClientState
 from driver_manager.domain.pods.clients import LAG_S, ClientRules, Standing, is_client, standing
-from tests.fakes.builders import DRIVER, PROFILE, PROFILES, pod, workload
+from tests.support.fakes.builders import DRIVER, PROFILE, PROFILES, pod, workload
 
 READY_S = 1_700_000_100.5
 CREATED = "2023-11-14T00:00:00Z"

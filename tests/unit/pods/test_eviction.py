@@ -13,10 +13,10 @@ from driver_manager.domain.errors import ApiRefused, ExitCode, PodsRemain, Termi
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.pod_changes import Eviction, EvictionOutcome
 from driver_manager.domain.pods.workloads import PodAction, Workload
-from tests.fakes.builders import node, workload
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.cluster import FakeCluster, Tenant
-from tests.fakes.killer import Killer
+from tests.support.fakes.builders import node, workload
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.cluster import FakeCluster, Tenant
+from tests.support.fakes.killer import Killer
 
 NEVER = float("inf")
 

@@ -13,8 +13,8 @@ from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import JournalUnreadable
 from driver_manager.domain.pods.labels import gate_originals, gates_restored
-from tests.fakes.builders import PROFILE
-from tests.fakes.scenarios import GATE, OPEN_GATE, SHUT_GATE, replace_with_more_of_the_profile
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.scenarios import GATE, OPEN_GATE, SHUT_GATE, replace_with_more_of_the_profile
 
 JOURNAL = PROFILE.keys.journal
 LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["", "true", "false", "gold"]))

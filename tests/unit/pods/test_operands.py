@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager.domain.host import Holder
 from driver_manager.domain.pods.operands import bound_to_root, is_placed_by, named, placed_by, why_still_there
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,
     PLUGIN,

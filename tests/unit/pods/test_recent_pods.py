@@ -15,11 +15,11 @@ from driver_manager.domain.node import Node
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pod import PodList
 from driver_manager.ports.node import Cluster
-from tests.fakes.builders import PROFILE, driver_pod, node
-from tests.fakes.scenarios import LABELS, TAKING, settle_in, undisturbed
-from tests.fakes.scenarios import SCENARIOS as ALL
-from tests.fakes.scripted_api import Answer, Scripted
-from tests.fakes.world import World
+from tests.support.fakes.builders import PROFILE, driver_pod, node
+from tests.support.fakes.scenarios import LABELS, TAKING, settle_in, undisturbed
+from tests.support.fakes.scenarios import SCENARIOS as ALL
+from tests.support.fakes.scripted_api import Answer, Scripted
+from tests.support.fakes.world import World
 
 BEFORE_EVERYTHING = "0"
 

@@ -13,10 +13,10 @@ from driver_manager.domain.node import Node
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.pod_changes import PodEvent
 from driver_manager.domain.pods.operands import is_placed_by
-from tests.fakes.builders import PLUGIN, node, pod
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.cluster import FakeCluster
-from tests.fakes.killer import Killer
+from tests.support.fakes.builders import PLUGIN, node, pod
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.cluster import FakeCluster
+from tests.support.fakes.killer import Killer
 
 
 class Scene:

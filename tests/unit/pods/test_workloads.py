@@ -32,7 +32,7 @@ from driver_manager.domain.pods.workloads import (
 )
 from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.profile import Profile
-from tests.fakes.builders import ASCEND, DRIVER, PLUGIN, PROFILE, PROFILES, driver_pod, key, workload
+from tests.support.fakes.builders import ASCEND, DRIVER, PLUGIN, PROFILE, PROFILES, driver_pod, key, workload
 
 NVIDIA = PROFILES["nvidia"]
 EVICTS = EvictionRules(is_enabled=True)

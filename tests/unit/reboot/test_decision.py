@@ -19,8 +19,8 @@ from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
 from driver_manager.domain.reboot.snapshot import Snapshot, is_idle
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState
 from driver_manager.domain.reboot.windows import parse
-from tests.examples import examples
-from tests.fakes.builders import ASCEND, node
+from tests.support.examples import examples
+from tests.support.fakes.builders import ASCEND, node
 
 KEYS = ASCEND.keys
 NOW_S = 1_700_000_000.0

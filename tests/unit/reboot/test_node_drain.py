@@ -10,10 +10,10 @@ from driver_manager.core.reboot.node_drain import NodeDrain
 from driver_manager.domain.errors import PodsRemain
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.policy import EvictionRules
-from tests.fakes.builders import ASCEND, node
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.cluster import FakeCluster
-from tests.fakes.killer import Killer
+from tests.support.fakes.builders import ASCEND, node
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.cluster import FakeCluster
+from tests.support.fakes.killer import Killer
 
 RULES = EvictionRules(is_enabled=True, timeout_s=60.0)
 

@@ -12,7 +12,7 @@ from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.domain.reboot.windows import parse
-from tests.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine, check_clean, check_rebooted_once
+from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine, check_clean, check_rebooted_once
 
 POLICY = RebootPolicy("", KEYS)
 

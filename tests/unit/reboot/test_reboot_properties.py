@@ -24,9 +24,9 @@ from driver_manager.domain.reboot.record import Pending
 from driver_manager.domain.reboot.slots import SlotHolder
 from driver_manager.domain.reboot.snapshot import Snapshot
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState
-from tests.fakes.broken import Case, check_caught
-from tests.fakes.killer import Killer
-from tests.fakes.reboot_checks import (
+from tests.support.fakes.broken import Case, check_caught
+from tests.support.fakes.killer import Killer
+from tests.support.fakes.reboot_checks import (
     API_CALLS,
     call_points,
     check_another_reason,
@@ -48,7 +48,7 @@ from tests.fakes.reboot_checks import (
     kill_points,
     undisturbed,
 )
-from tests.fakes.reboot_world import KEYS, Fleet, check_rebooted_once, unavailable
+from tests.support.fakes.reboot_world import KEYS, Fleet, check_rebooted_once, unavailable
 
 KILLS, CALLS, FAULTS = kill_points(), call_points(), call_points(*API_CALLS)
 

@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.store import Store
-from tests.fakes.sandbox_calls import TOKENS
+from tests.support.fakes.sandbox_calls import TOKENS
 
 
 @pytest.fixture

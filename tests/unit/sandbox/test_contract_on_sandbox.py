@@ -15,13 +15,13 @@ from driver_manager.adapters.kube.transport import Transport
 from driver_manager.sandbox.apiserver import ApiServer, Deny
 from driver_manager.sandbox.controllers import DaemonSetController, Kubelet
 from driver_manager.sandbox.store import Store
-from tests.contract.cluster_port import ClusterContract, Target
-from tests.contract.fleet_objects import FleetObjectsContract, Ground
-from tests.contract.slot_store import SlotContract
-from tests.contract.workloads_port import WorkloadsContract
-from tests.control_plane.api import Api
-from tests.fakes.plain_pod import PlainInPod, make_account, variables
-from tests.fakes.scripted_api import IN_POD, TRANSPORTS
+from tests.support.contract.cluster_port import ClusterContract, Target
+from tests.support.contract.fleet_objects import FleetObjectsContract, Ground
+from tests.support.contract.slot_store import SlotContract
+from tests.support.contract.workloads_port import WorkloadsContract
+from tests.support.control_plane.api import Api
+from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
+from tests.support.fakes.scripted_api import IN_POD, TRANSPORTS
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -14,7 +14,7 @@ from driver_manager.sandbox import tables
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.kinds import KINDS
 from driver_manager.sandbox.store import Obj
-from tests.fakes.sandbox_calls import LIMIT_S, PODS, call, node, pod
+from tests.support.fakes.sandbox_calls import LIMIT_S, PODS, call, node, pod
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 

@@ -1,4 +1,4 @@
-"""The stand-in kernel tells loads of a driver apart as a real one does (tests/kernel has that one)."""
+"""The stand-in kernel tells loads of a driver apart as a real one does (tests/support/kernel has that one)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from driver_manager.adapters.host.loads import load_text
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.sandbox import fake_tools
 from driver_manager.sandbox.host_tree import HostTree
-from tests.fakes.builders import PROFILE
+from tests.support.fakes.builders import PROFILE
 
 LOADS = 20
 

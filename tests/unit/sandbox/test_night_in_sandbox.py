@@ -24,10 +24,10 @@ from driver_manager.sandbox.cluster import NODE
 from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenario import NEW_DIGEST
 from driver_manager.sandbox.scenarios import NEW_ROOT, SCENARIOS
-from tests.control_plane.api import wait_until
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.night import NIGHTS, Night, check, textfile
-from tests.fakes.sandboxed import ByHand, by_hand, upgradable
+from tests.support.control_plane.api import wait_until
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.night import NIGHTS, Night, check, textfile
+from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
 
 pytestmark = pytest.mark.long
 
@@ -36,7 +36,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class SandboxPlace:
-    """See `tests.fakes.night.Place`."""
+    """See `tests.support.fakes.night.Place`."""
 
     by_hand: ByHand
 

@@ -17,8 +17,8 @@ from driver_manager.sandbox import store as store_module
 from driver_manager.sandbox.apiserver import ApiServer, Deny
 from driver_manager.sandbox.patches import merge_patch
 from driver_manager.sandbox.store import Obj, Store
-from tests.fakes.pace import patient
-from tests.fakes.sandbox_calls import (
+from tests.support.fakes.pace import patient
+from tests.support.fakes.sandbox_calls import (
     LIMIT_S,
     MERGE,
     PODS,

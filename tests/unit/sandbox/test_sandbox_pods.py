@@ -9,7 +9,7 @@ import pytest
 
 from driver_manager.sandbox.apiserver import ApiServer
 from driver_manager.sandbox.controllers import DaemonSetController, Kubelet
-from tests.fakes.sandbox_calls import (
+from tests.support.fakes.sandbox_calls import (
     MERGE,
     PODS,
     call,

@@ -13,7 +13,7 @@ from driver_manager.domain.status.attention import STALE_S, Attention, attention
 from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
 from driver_manager.domain.status.headline import headline
 from driver_manager.domain.swap.plan import Decision, Plan
-from tests.fakes.builders import ASCEND, PAUSED, PLUGIN, PROFILE, host, journal, node, observation, pod
+from tests.support.fakes.builders import ASCEND, PAUSED, PLUGIN, PROFILE, host, journal, node, observation, pod
 
 NOW_S = 1_767_322_800.0
 CURRENT = Plan(Decision.CURRENT, "driver is current")

@@ -21,8 +21,8 @@ from driver_manager.domain.status.attention import attention
 from driver_manager.domain.status.facts import DeviceHealth, StatusFacts
 from driver_manager.domain.status.headline import headline
 from driver_manager.domain.swap.plan import Decision, Plan
-from tests.fakes.builders import ASCEND, DRIVER, PROFILE, driver_pod, host, journal, node, observation, pod
-from tests.fakes.pci import VFIO_DRIVER, function
+from tests.support.fakes.builders import ASCEND, DRIVER, PROFILE, driver_pod, host, journal, node, observation, pod
+from tests.support.fakes.pci import VFIO_DRIVER, function
 
 SINCE, NOW_S = "2026-01-02T01:00:00Z", 1_767_322_800.0
 CURRENT = Plan(Decision.CURRENT, "driver is current: digest ab12, version 1.0, loaded since this boot")

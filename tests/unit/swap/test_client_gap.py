@@ -13,11 +13,11 @@ from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.swap.steps.modules import UnloadModules
-from tests.fakes.builders import pod
-from tests.fakes.cluster import Tenant
-from tests.fakes.executions import only_showed_its_end
-from tests.fakes.scenarios import LABELS, replace_with_workloads
-from tests.fakes.world import World
+from tests.support.fakes.builders import pod
+from tests.support.fakes.cluster import Tenant
+from tests.support.fakes.executions import only_showed_its_end
+from tests.support.fakes.scenarios import LABELS, replace_with_workloads
+from tests.support.fakes.world import World
 
 NAME = "monitoring/exporter"
 STOP_S = 5.0

@@ -16,9 +16,9 @@ from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import checks
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import RemoveConflicting
-from tests.fakes.builders import PROFILE, driver_pod, host, key, observation, pod
-from tests.fakes.scenarios import SCENARIOS, replace_with_more_of_the_profile
-from tests.fakes.world import World
+from tests.support.fakes.builders import PROFILE, driver_pod, host, key, observation, pod
+from tests.support.fakes.scenarios import SCENARIOS, replace_with_more_of_the_profile
+from tests.support.fakes.world import World
 
 BESIDE = replace(PROFILE, modules=replace(PROFILE.modules, conflicting_removable=("generic_npu",)))
 LOADED = {"generic_npu": Module("generic_npu", "", 0)}

@@ -6,10 +6,10 @@ import pytest
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.policy import Policy
-from tests.fakes.builders import PROFILE, pod
-from tests.fakes.executions import run
-from tests.fakes.scenarios import LABELS
-from tests.fakes.world import World
+from tests.support.fakes.builders import PROFILE, pod
+from tests.support.fakes.executions import run
+from tests.support.fakes.scenarios import LABELS
+from tests.support.fakes.world import World
 
 
 def stale_root() -> World:

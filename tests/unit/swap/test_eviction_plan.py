@@ -33,8 +33,8 @@ from driver_manager.domain.swap.plan import PlanAgain
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
-from tests.fakes.broken import check_caught
-from tests.fakes.builders import ASCEND, PROFILE, driver_pod, node, observation, workload
+from tests.support.fakes.broken import check_caught
+from tests.support.fakes.builders import ASCEND, PROFILE, driver_pod, node, observation, workload
 
 KEYS = PROFILE.keys
 EVICTS = Policy(eviction=EvictionRules(is_enabled=True))

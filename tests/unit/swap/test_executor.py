@@ -11,10 +11,10 @@ from driver_manager.domain.errors import ApiRefused, ExitCode, ModuleFailed
 from driver_manager.domain.host import Holder
 from driver_manager.domain.journal import encode
 from driver_manager.domain.policy import Policy
-from tests.fakes.builders import DRIVER, EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
-from tests.fakes.executions import is_given_back, is_held, run
-from tests.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS
-from tests.fakes.world import World
+from tests.support.fakes.builders import DRIVER, EXPORTER, NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
+from tests.support.fakes.executions import is_given_back, is_held, run
+from tests.support.fakes.scenarios import LABELS, NEW_ROOT, OLD_ROOT, SCENARIOS
+from tests.support.fakes.world import World
 
 PATHS = PROFILE.paths
 SERVICE = "rbln_daemon.service"

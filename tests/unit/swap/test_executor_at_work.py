@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from tests.fakes.builders import NEW_DIGEST, PROFILE
-from tests.fakes.executions import ascend, run
-from tests.fakes.scenarios import SCENARIOS, undisturbed
-from tests.fakes.world import World
+from tests.support.fakes.builders import NEW_DIGEST, PROFILE
+from tests.support.fakes.executions import ascend, run
+from tests.support.fakes.scenarios import SCENARIOS, undisturbed
+from tests.support.fakes.world import World
 
 DRIVER_WORK = ("unload", "load", "reload", "unmount", "remove", "write")
 WITHDRAWN = PROFILE.paths.ready_withdrawn

@@ -13,13 +13,13 @@ from driver_manager.domain.errors import ApiUnavailable, ConfigError, ExitCode, 
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.reboot.patches import REBOOT_STATE
-from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
-from tests.fakes.clock import FakeClock
-from tests.fakes.deadlines import soon
-from tests.fakes.executions import ascend, run
-from tests.fakes.host import FakeHost
-from tests.fakes.scenarios import NEW_ROOT
-from tests.fakes.world import World
+from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.deadlines import soon
+from tests.support.fakes.executions import ascend, run
+from tests.support.fakes.host import FakeHost
+from tests.support.fakes.scenarios import NEW_ROOT
+from tests.support.fakes.world import World
 
 
 def test_a_driver_of_strategy_reboot_gets_a_marker_and_is_never_unloaded() -> None:

@@ -17,11 +17,11 @@ from driver_manager.core.swap.fence import Fence
 from driver_manager.domain import journal as journals
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import Owner
-from tests.fakes.broken import Case, check_caught
-from tests.fakes.builders import PROFILE
-from tests.fakes.host import FakeHost
-from tests.fakes.scenarios import SCENARIOS, TAKING, undisturbed
-from tests.fakes.world import World
+from tests.support.fakes.broken import Case, check_caught
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.host import FakeHost
+from tests.support.fakes.scenarios import SCENARIOS, TAKING, undisturbed
+from tests.support.fakes.world import World
 
 OTHER = Owner(pid=9, start_ticks=9, pid_namespace=2, boot_id="boot-1")
 ON_DRIVER = ("unload", "load", "flip", "reload", "unmount", "remove", "write", "stop")

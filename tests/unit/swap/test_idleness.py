@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from driver_manager.domain.errors import ExitCode
-from tests.fakes.scenarios import replace_by_manager
-from tests.fakes.world import World
+from tests.support.fakes.scenarios import replace_by_manager
+from tests.support.fakes.world import World
 
 
 def world(*, tells: bool) -> World:

@@ -9,11 +9,11 @@ from functools import cache
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from tests.fakes.builders import PROFILE
-from tests.fakes.executions import run
-from tests.fakes.kmm import ASKED, MODULE, READY, WORKERS, FakeKmm, kmm_world
-from tests.fakes.scenarios import LABELS
-from tests.fakes.world import World
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.executions import run
+from tests.support.fakes.kmm import ASKED, MODULE, READY, WORKERS, FakeKmm, kmm_world
+from tests.support.fakes.scenarios import LABELS
+from tests.support.fakes.world import World
 
 JOURNAL = PROFILE.keys.journal
 LATER_S = (0.0, 4.0, 7.0, 10.0, 13.0, 19.0, 60.0)

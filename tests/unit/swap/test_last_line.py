@@ -8,9 +8,9 @@ import pytest
 
 from driver_manager.domain.markers import Marker, encode
 from driver_manager.domain.policy import Loader
-from tests.fakes.builders import ASCEND, NEW_DIGEST, PAUSED, PLUGIN, PROFILE
-from tests.fakes.executions import ascend, run
-from tests.fakes.scenarios import NEW_ROOT, SCENARIOS
+from tests.support.fakes.builders import ASCEND, NEW_DIGEST, PAUSED, PLUGIN, PROFILE
+from tests.support.fakes.executions import ascend, run
+from tests.support.fakes.scenarios import NEW_ROOT, SCENARIOS
 
 
 @pytest.mark.parametrize(

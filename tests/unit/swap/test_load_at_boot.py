@@ -8,10 +8,10 @@ import pytest
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.policy import Loader, Policy
-from tests.fakes.builders import ASCEND, NEW_DIGEST, driver_pod
-from tests.fakes.scenarios import NEW_ROOT
-from tests.fakes.shown import Shown
-from tests.fakes.world import State, World
+from tests.support.fakes.builders import ASCEND, NEW_DIGEST, driver_pod
+from tests.support.fakes.scenarios import NEW_ROOT
+from tests.support.fakes.shown import Shown
+from tests.support.fakes.world import State, World
 
 MODULES = ("drv_pcie_host", "drv_devmng_host")
 LABELS = {"openfuyao.com/npu.present": "true"}

@@ -16,11 +16,11 @@ from driver_manager.domain.pod import Claim
 from driver_manager.domain.policy import EvictionRules, Policy
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.ports.node import Ports
-from tests.fakes.builders import NEW_DIGEST, NODE, PROFILE, host, modules, observation, pod, workload
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.cluster import FakeCluster
-from tests.fakes.host import FakeHost
-from tests.fakes.killer import Killer
+from tests.support.fakes.builders import NEW_DIGEST, NODE, PROFILE, host, modules, observation, pod, workload
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.cluster import FakeCluster
+from tests.support.fakes.host import FakeHost
+from tests.support.fakes.killer import Killer
 
 CLAIM = Claim("tenant", "c", PROFILE.device_classes)
 HOLDING = workload("h", resources=(), claims=("c",))

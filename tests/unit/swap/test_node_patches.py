@@ -22,7 +22,7 @@ from driver_manager.domain.swap.node_patches import (
     take,
 )
 from driver_manager.domain.swap.steps.node import TakeNode
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,
     LABELS,

@@ -15,7 +15,7 @@ from driver_manager.domain.journal import Journal, JournalUnreadable, Owner, enc
 from driver_manager.domain.node import Node, is_this_host
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pod import Pod, PodList
-from tests.fakes.builders import DRIVER, PROFILE, driver_pod, host, journal, node, pod
+from tests.support.fakes.builders import DRIVER, PROFILE, driver_pod, host, journal, node, pod
 
 SURE = Identity("driver-a", True, "rbln-system")
 GUESSED = Identity("driver-a", False, "rbln-system", Owner(pid=7))

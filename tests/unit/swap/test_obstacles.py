@@ -25,7 +25,7 @@ from driver_manager.domain.swap.steps.node import TakeNode
 from driver_manager.domain.swap.steps.operator import WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForOperands
 from driver_manager.domain.swap.steps.waits import WaitForHolders, WaitForStuckPods
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     ASCEND,
     DRIVER,
     EXPORTER,
@@ -43,7 +43,7 @@ from tests.fakes.builders import (
     source,
     workload,
 )
-from tests.fakes.plans import CONTAINER, MANAGER, one
+from tests.support.fakes.plans import CONTAINER, MANAGER, one
 
 KEYS = PROFILE.keys
 SERVICE = PROFILE.host_services[0]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.parameters import joined, kept, options
-from tests.fakes.scenarios import replace_with_more_of_the_profile
+from tests.support.fakes.scenarios import replace_with_more_of_the_profile
 
 GIVEN = {"rebellions": 'mode=2 depth="7 x"'}
 

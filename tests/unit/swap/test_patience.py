@@ -19,12 +19,12 @@ from driver_manager.domain.pods.operands import OVERDUE_S
 from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.swap import node_taking, planner, retry_wait
 from driver_manager.domain.swap.retry_wait import FIRST_S
-from tests.fakes.broken import check_caught
-from tests.fakes.builders import OLD_DIGEST, PLUGIN, PROFILE, pod, workload
-from tests.fakes.cluster import Tenant
-from tests.fakes.executions import is_given_back, run
-from tests.fakes.scenarios import LABELS, NEW_ROOT, SCENARIOS
-from tests.fakes.world import World
+from tests.support.fakes.broken import check_caught
+from tests.support.fakes.builders import OLD_DIGEST, PLUGIN, PROFILE, pod, workload
+from tests.support.fakes.cluster import Tenant
+from tests.support.fakes.executions import is_given_back, run
+from tests.support.fakes.scenarios import LABELS, NEW_ROOT, SCENARIOS
+from tests.support.fakes.world import World
 
 NOTE = PROFILE.paths.failure_note
 TRAINER = Holder(4242, "trainer", "/dev/rbln0", "open")

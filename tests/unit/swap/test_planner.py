@@ -19,7 +19,7 @@ from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, 
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, StandDown, TakeNode
 from driver_manager.domain.swap.steps.pods import WaitForOperands
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,
     LABELS,
@@ -38,7 +38,7 @@ from tests.fakes.builders import (
     pod,
     source,
 )
-from tests.fakes.plans import CONTAINER, MANAGER, READY, STATE, TAKEN, WITHDRAWN, one
+from tests.support.fakes.plans import CONTAINER, MANAGER, READY, STATE, TAKEN, WITHDRAWN, one
 
 
 def steps(obs: Observation, policy: Policy = CONTAINER) -> list[type]:

@@ -43,8 +43,8 @@ from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLo
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 from driver_manager.domain.swap.steps.reboot import EndWithoutReboot, HoldForReboot, RequestReboot
 from driver_manager.domain.swap.steps.waits import WaitAfterFailure, WaitForHolders, WaitForStuckPods, WaitStep
-from tests.examples import examples
-from tests.fakes.builders import (
+from tests.support.examples import examples
+from tests.support.fakes.builders import (
     LABELS,
     LONG_AFTER_S,
     NEW_DIGEST,
@@ -67,8 +67,8 @@ from tests.fakes.builders import (
     source,
     workload,
 )
-from tests.fakes.kmm import MODULE
-from tests.fakes.plans import ASCEND_LOADED, READY, STATE, TAKEN
+from tests.support.fakes.kmm import MODULE
+from tests.support.fakes.plans import ASCEND_LOADED, READY, STATE, TAKEN
 
 DRA = {key("dra-kubelet-plugin"): "true"}
 CONFLICTING = {"generic_npu": Module("generic_npu", "", 0)}

@@ -13,8 +13,8 @@ from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest
 from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
 from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, HoldForReboot, RequestReboot
-from tests.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, journal, node, observation, source
-from tests.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
+from tests.support.fakes.builders import ASCEND, NEW_DIGEST, OLD_DIGEST, host, journal, node, observation, source
+from tests.support.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
 
 
 def test_a_driver_of_strategy_reboot_is_never_unloaded_but_a_reboot_requested() -> None:

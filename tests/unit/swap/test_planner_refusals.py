@@ -23,7 +23,7 @@ from driver_manager.domain.swap.driver_state import refuse_if_owned
 from driver_manager.domain.swap.plan import Decision
 from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.situation import Situation
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     ASCEND,
     NEW_DIGEST,
     PROFILE,
@@ -35,7 +35,7 @@ from tests.fakes.builders import (
     observation,
     source,
 )
-from tests.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER
+from tests.support.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER
 
 FULL = host(state_problem="/run is full", artifacts=(PROFILE.paths.state_file,))
 

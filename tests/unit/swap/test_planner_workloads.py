@@ -24,8 +24,8 @@ from driver_manager.domain.swap.steps.mounts import UnmountDriverRoot
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
-from tests.fakes.broken import check_caught
-from tests.fakes.builders import (
+from tests.support.fakes.broken import check_caught
+from tests.support.fakes.builders import (
     ASCEND,
     EXPORTER,
     LABELS,

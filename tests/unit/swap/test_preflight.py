@@ -21,8 +21,8 @@ from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, 
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast
 from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion, WaitForOperands
-from tests.fakes.builders import ASCEND, PROFILE, host, journal, observation, source
-from tests.fakes.plans import ASCEND_LOADED
+from tests.support.fakes.builders import ASCEND, PROFILE, host, journal, observation, source
+from tests.support.fakes.plans import ASCEND_LOADED
 
 MANAGER = Policy(loader=Loader.MANAGER)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from driver_manager.domain.errors import ExitCode
-from tests.fakes.builders import PROFILE
-from tests.fakes.scenarios import LABELS, SCENARIOS
-from tests.fakes.world import State, World
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.scenarios import LABELS, SCENARIOS
+from tests.support.fakes.world import State, World
 
 FAULTS = ("broken", "sick")
 

@@ -24,13 +24,13 @@ from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import WATCH_NODES
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
 from driver_manager.domain.waiting import SAID_EVERY_S
-from tests.fakes.builders import PROFILE, ROOT_MOUNT, node, workload
-from tests.fakes.cluster import Tenant
-from tests.fakes.executions import run
-from tests.fakes.kmm import ASKED, MODULE, READY, WORKERS, FakeKmm, kmm_world
-from tests.fakes.pci import function
-from tests.fakes.scenarios import LABELS
-from tests.fakes.world import World
+from tests.support.fakes.builders import PROFILE, ROOT_MOUNT, node, workload
+from tests.support.fakes.cluster import Tenant
+from tests.support.fakes.executions import run
+from tests.support.fakes.kmm import ASKED, MODULE, READY, WORKERS, FakeKmm, kmm_world
+from tests.support.fakes.pci import function
+from tests.support.fakes.scenarios import LABELS
+from tests.support.fakes.world import World
 
 JOURNAL = PROFILE.keys.journal
 

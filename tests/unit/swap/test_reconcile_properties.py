@@ -35,10 +35,10 @@ from driver_manager.domain.swap import node_patches, node_taking, planner, vfio_
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.base import Step
 from driver_manager.domain.swap.steps.node import TakeNode
-from tests.examples import examples
-from tests.fakes.broken import Case, check_caught
-from tests.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
-from tests.fakes.checks import (
+from tests.support.examples import examples
+from tests.support.fakes.broken import Case, check_caught
+from tests.support.fakes.builders import EXPORTER, PAUSED, PLUGIN, key
+from tests.support.fakes.checks import (
     EDITS,
     SECONDS,
     check_called_off,
@@ -52,8 +52,8 @@ from tests.fakes.checks import (
     finish,
     kill_points,
 )
-from tests.fakes.scenarios import LABELS, SCENARIOS, TAKING, calls_until_given_back, settle_in, undisturbed
-from tests.fakes.world import World
+from tests.support.fakes.scenarios import LABELS, SCENARIOS, TAKING, calls_until_given_back, settle_in, undisturbed
+from tests.support.fakes.world import World
 
 ALL_KILLS = [(name, effect, after) for name in SCENARIOS for effect, after in kill_points(name)]
 

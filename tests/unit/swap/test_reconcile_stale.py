@@ -13,9 +13,9 @@ from driver_manager.domain.errors import ApiUnavailable, ExitCode
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.node import Node
 from driver_manager.domain.observation import Observation
-from tests.fakes.builders import PROFILE, journal
-from tests.fakes.scenarios import LABELS, SCENARIOS
-from tests.fakes.world import World
+from tests.support.fakes.builders import PROFILE, journal
+from tests.support.fakes.scenarios import LABELS, SCENARIOS
+from tests.support.fakes.world import World
 
 OTHER = Owner(pod="", pod_uid="", pid=7, start_ticks=7, pid_namespace=1)
 PROBLEM = "modinfo failed: killed"

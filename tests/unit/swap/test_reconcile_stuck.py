@@ -6,10 +6,10 @@ import pytest
 
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.policy import Loader
-from tests.fakes.builders import PROFILE
-from tests.fakes.checks import finish
-from tests.fakes.scenarios import LABELS, SCENARIOS, settle_in, undisturbed
-from tests.fakes.world import World
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.checks import finish
+from tests.support.fakes.scenarios import LABELS, SCENARIOS, settle_in, undisturbed
+from tests.support.fakes.world import World
 
 UNLOADING = [name for name in SCENARIOS if name.startswith("replace")]
 CASES = [(name, module) for name in UNLOADING for module in sorted(SCENARIOS[name]().host.loaded)]

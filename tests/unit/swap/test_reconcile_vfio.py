@@ -9,9 +9,9 @@ import pytest
 from driver_manager.domain.bindings import Binding, noted
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.journal import encode
-from tests.fakes.builders import PROFILE, SOMEBODY, journal
-from tests.fakes.scenarios import SCENARIOS
-from tests.fakes.world import World
+from tests.support.fakes.builders import PROFILE, SOMEBODY, journal
+from tests.support.fakes.scenarios import SCENARIOS
+from tests.support.fakes.world import World
 
 RECORD = PROFILE.paths.bindings
 PARENT, SECOND, GIVEN, BARE = (f"0000:c{number}:00.0" for number in range(4))

@@ -15,14 +15,14 @@ from driver_manager.domain.node_state import NodeState
 from driver_manager.domain.run_figures import RunTally
 from driver_manager.domain.window import Part, Window
 from driver_manager.ports.node import Ports
-from tests.fakes.builders import PROFILE
-from tests.fakes.scenarios import (
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.scenarios import (
     current,
     replace_by_container,
     replace_by_manager,
     replace_with_workloads,
 )
-from tests.fakes.world import World
+from tests.support.fakes.world import World
 
 LOAD_S, PROBE_S, UNLOAD_S = 2.0, 0.7, 0.4
 

@@ -15,12 +15,12 @@ from driver_manager.domain.node import Node
 from driver_manager.domain.pod import Claim
 from driver_manager.domain.policy import EvictionRules
 from driver_manager.domain.swap import node_taking
-from tests.fakes.broken import check_caught
-from tests.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
-from tests.fakes.checks import finish
-from tests.fakes.cluster import Tenant
-from tests.fakes.executions import only_showed_its_end
-from tests.fakes.scenarios import (
+from tests.support.fakes.broken import check_caught
+from tests.support.fakes.builders import PAUSED, PLUGIN, PROFILE, driver_pod, workload
+from tests.support.fakes.checks import finish
+from tests.support.fakes.cluster import Tenant
+from tests.support.fakes.executions import only_showed_its_end
+from tests.support.fakes.scenarios import (
     DRA_PLUGIN,
     LABELS,
     REQUESTED,
@@ -31,7 +31,7 @@ from tests.fakes.scenarios import (
     replace_with_safe_load,
     replace_with_workloads,
 )
-from tests.fakes.world import World
+from tests.support.fakes.world import World
 
 NEVER = float("inf")
 MANAGED, SAFE_LOAD = PROFILE.keys.upgrade_enabled, PROFILE.keys.safe_load

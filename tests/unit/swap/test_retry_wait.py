@@ -35,7 +35,7 @@ from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.node import TakeNode
 from driver_manager.domain.swap.steps.operator import AskOperator
 from driver_manager.domain.swap.steps.waits import WaitAfterFailure
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     DRIVER,
     EXPORTER,
     LABELS,
@@ -56,7 +56,7 @@ from tests.fakes.builders import (
     source,
     workload,
 )
-from tests.fakes.plans import CONTAINER, MANAGER, TAKEN
+from tests.support.fakes.plans import CONTAINER, MANAGER, TAKEN
 
 KEYS = PROFILE.keys
 MOST_S = CONTAINER.retry_wait_s

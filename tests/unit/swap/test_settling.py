@@ -23,7 +23,7 @@ from driver_manager.domain.node import FIELD_MANAGER, Node
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.swap.steps.node import GiveBack
 from driver_manager.ports.node import Ports
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     EXPORTER,
     LABELS,
     PAUSED,
@@ -34,10 +34,10 @@ from tests.fakes.builders import (
     node,
     observation,
 )
-from tests.fakes.clock import FakeClock, RecordingReporter
-from tests.fakes.cluster import FakeCluster
-from tests.fakes.host import FakeHost
-from tests.fakes.killer import Killer
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.cluster import FakeCluster
+from tests.support.fakes.host import FakeHost
+from tests.support.fakes.killer import Killer
 
 JOURNAL, CORDON = PROFILE.keys.journal, PROFILE.keys.cordon
 MINE = journal(cordoned=True, driver=OldDriver("1.0", "/opt/old", ("rebellions",)))

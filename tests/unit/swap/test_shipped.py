@@ -26,7 +26,7 @@ from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
 from driver_manager.domain.swap.steps.node import GiveBack
 from driver_manager.domain.swap.steps.operator import WithdrawSafeLoad
 from driver_manager.domain.swap.steps.reboot import ClearRebootRequest
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     ASCEND,
     LABELS,
     NEW_DIGEST,
@@ -47,9 +47,9 @@ from tests.fakes.builders import (
     source,
     workload,
 )
-from tests.fakes.plans import READY, STATE, TAKEN
-from tests.fakes.scenarios import OPERANDS
-from tests.fakes.world import World
+from tests.support.fakes.plans import READY, STATE, TAKEN
+from tests.support.fakes.scenarios import OPERANDS
+from tests.support.fakes.world import World
 
 TOLD = "DRIVER_CONFIG_DIGEST"
 TWO = source("/", "2.0")

@@ -15,11 +15,11 @@ from driver_manager.domain.swap.planner import plan
 from driver_manager.domain.swap.preflight import checks
 from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.slots import FlipRoot, KeepRoot, RemoveSlots
-from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PLUGIN, PROFILE, pod
-from tests.fakes.checks import finish
-from tests.fakes.executions import is_given_back, is_held, run
-from tests.fakes.scenarios import SCENARIOS, swap_a_folder_for_a_slot, swap_to_a_slot
-from tests.fakes.world import World
+from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PLUGIN, PROFILE, pod
+from tests.support.fakes.checks import finish
+from tests.support.fakes.executions import is_given_back, is_held, run
+from tests.support.fakes.scenarios import SCENARIOS, swap_a_folder_for_a_slot, swap_to_a_slot
+from tests.support.fakes.world import World
 
 ROOT = "/opt/driver"
 TO_OLD, TO_NEW = f"{folder_of(ROOT)}/{OLD_DIGEST}", f"{folder_of(ROOT)}/{NEW_DIGEST}"

@@ -1,6 +1,6 @@
 """A run shows its state on the Node in the patches that it sends anyway, and in one of its own where there is none.
 
-That every run of every test ends with the right word is `tests.fakes.shown`'s rule; here is what that may cost.
+That every run of every test ends with the right word is `tests.support.fakes.shown`'s rule; here is what that may cost.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from driver_manager.domain.errors import ApiRefused, ApiUnavailable, ConfigError
 from driver_manager.domain.host import Holder
 from driver_manager.domain.node_state import LastOutcome, NodeState
 from driver_manager.domain.policy import Loader, Policy
-from tests.fakes.builders import NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, SOMEBODY, journal
-from tests.fakes.executions import ascend, is_given_back, is_held, only_showed_its_end, run
-from tests.fakes.scenarios import SCENARIOS
-from tests.fakes.shown import NOTHING_SHOWN, Shown
-from tests.fakes.world import World
+from tests.support.fakes.builders import NEW_DIGEST, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, SOMEBODY, journal
+from tests.support.fakes.executions import ascend, is_given_back, is_held, only_showed_its_end, run
+from tests.support.fakes.scenarios import SCENARIOS
+from tests.support.fakes.shown import NOTHING_SHOWN, Shown
+from tests.support.fakes.world import World
 
 KEYS = PROFILE.keys
 

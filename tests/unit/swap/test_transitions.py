@@ -19,7 +19,7 @@ from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.modules import UnloadModules
 from driver_manager.domain.swap.steps.node import GiveBack
 from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, RequestReboot
-from tests.fakes.builders import NEW_DIGEST, PROFILE, host, modules, observation, source
+from tests.support.fakes.builders import NEW_DIGEST, PROFILE, host, modules, observation, source
 
 MANAGER, CONTAINER = Policy(loader=Loader.MANAGER), Policy(loader=Loader.CONTAINER)
 WITH_MARKER = replace(PROFILE.paths, reboot_marker="/var/lib/own/.reboot-required")

@@ -23,7 +23,7 @@ from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriv
 from driver_manager.domain.swap.steps.node import GiveBack, StandDown, TakeNode
 from driver_manager.domain.swap.steps.operator import WaitForSafeLoad
 from driver_manager.domain.swap.steps.pods import WaitForOperands
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     ASCEND,
     DRIVER,
     EXPORTER,
@@ -44,11 +44,11 @@ from tests.fakes.builders import (
     source,
     workload,
 )
-from tests.fakes.cluster import DaemonSet
-from tests.fakes.executions import run
-from tests.fakes.plans import CONTAINER, MANAGER, READY, STATE, one
-from tests.fakes.scenarios import SCENARIOS
-from tests.fakes.world import World
+from tests.support.fakes.cluster import DaemonSet
+from tests.support.fakes.executions import run
+from tests.support.fakes.plans import CONTAINER, MANAGER, READY, STATE, one
+from tests.support.fakes.scenarios import SCENARIOS
+from tests.support.fakes.world import World
 
 VFIO = key("vfio-manager")
 OURS = pod("vfio-a", VFIO)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from driver_manager.domain.errors import ConfigError, ExitCode
-from tests.fakes.builders import NEW_DIGEST, PROFILE
-from tests.fakes.executions import is_given_back, run
-from tests.fakes.scenarios import SCENARIOS
-from tests.fakes.world import World
+from tests.support.fakes.builders import NEW_DIGEST, PROFILE
+from tests.support.fakes.executions import is_given_back, run
+from tests.support.fakes.scenarios import SCENARIOS
+from tests.support.fakes.world import World
 
 NO_ROOM = ConfigError("cannot write /var/lib/driver-manager/evidence/1.txt: Read-only file system", "Mount it.")
 

@@ -20,7 +20,7 @@ from driver_manager.domain.swap.steps.modules import LoadModules, RecordDigest, 
 from driver_manager.domain.swap.steps.node import GiveBack, TakeNode
 from driver_manager.domain.swap.steps.waits import WaitForMachines
 from driver_manager.domain.swap.vfio_return import MACHINES
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     LABELS,
     NEW_DIGEST,
     PROFILE,
@@ -32,8 +32,8 @@ from tests.fakes.builders import (
     pod,
     source,
 )
-from tests.fakes.pci import VFIO_DRIVER, function
-from tests.fakes.plans import CONTAINER, MANAGER, one
+from tests.support.fakes.pci import VFIO_DRIVER, function
+from tests.support.fakes.plans import CONTAINER, MANAGER, one
 
 WORKLOAD = "rebellions.ai/npu.workload.config"
 KEPT = function(driver=VFIO_DRIVER, override=VFIO_DRIVER)

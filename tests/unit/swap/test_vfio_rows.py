@@ -39,7 +39,7 @@ from driver_manager.domain.swap.steps.mounts import RemoveArtifacts, UnmountDriv
 from driver_manager.domain.swap.steps.node import GiveBack, PauseLast, TakeNode
 from driver_manager.domain.swap.steps.pods import EvictWorkloads, WaitForOperands
 from driver_manager.domain.swap.steps.waits import WaitForHolders
-from tests.fakes.builders import (
+from tests.support.fakes.builders import (
     ASCEND,
     DRIVER,
     EXPORTER,
@@ -59,8 +59,8 @@ from tests.fakes.builders import (
     source,
     workload,
 )
-from tests.fakes.pci import VFIO_DRIVER, function
-from tests.fakes.plans import READY, STATE, WITHDRAWN, one
+from tests.support.fakes.pci import VFIO_DRIVER, function
+from tests.support.fakes.plans import READY, STATE, WITHDRAWN, one
 
 MANAGER, SANDBOX = key("vfio-manager"), key("sandbox-device-plugin")
 OURS = pod("vfio-a", MANAGER)

@@ -1,0 +1,296 @@
+"""Measures every figure that the project promises: one table as text or Markdown, or JSON for machines.
+
+Run by scripts/bench. Figures are taken from outside: the audit log, the end of processes, the record of who plays the
+kubelets, a proxy that counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from tests.assurance.bench import demo, figure, idle, reconcile, rollout, scale
+from tests.assurance.bench.figure import Figure
+from tests.assurance.bench.floor import floor_s
+from tests.assurance.bench.health_watch import measure_watch
+from tests.assurance.bench.holders import measure_holders
+from tests.support.control_plane.rights import EVENTS, GENERATION_1, REBOOTER, ROLLOUT, bind_rights
+from tests.support.control_plane.servers import NAMESPACE, ControlPlane, missing_assets
+
+RUNS = 10
+HOLDER_RUNS = 5
+PEAK_RUNS = 3
+DEMO_RUNS = 3
+DECISIONS = 10
+OVER = "median of {}"
+
+T = TypeVar("T")
+
+
+def main() -> int:
+    """Print the table; exit status 1 when a target is missed."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", add_help=False)
+    parser.add_argument("-o", "--output", choices=("text", "markdown", "json"), default="text")
+    output = parser.parse_args().output
+    before = figure.busy()
+    found = figures()
+    noise = (
+        f"Load before: {before:.1f}, after: {figure.busy():.1f}, of {os.cpu_count()} processors; control plane, "
+        f"clients and stand-ins share them. Floor: an interpreter that imports click and ends, {floor_s():.3f} s now."
+    )
+    if output == "json":
+        rows = [one.to_json() for one in found]
+        load = {"before": before, "after": figure.busy(), "processors": os.cpu_count()}
+        print(json.dumps({"figures": rows, "load": load}, indent=2))
+    else:
+        print(figure.as_markdown(found, noise) if output == "markdown" else figure.as_text(found, noise))
+    return 0 if all(one.is_met for one in found) else 1
+
+
+def figures() -> list[Figure]:
+    """All of them, each part said before it begins."""
+    with running_plane() as plane:
+        found = [*of_reconcile(plane), *of_holders(plane), *of_idle(plane), *of_rollout(plane)]
+    with running_plane(scale.UNLIMITED) as plane:
+        found += of_scale(plane)
+    return [*found, *of_big_fleets(), *of_storm(), *of_watch(), *of_demo()]
+
+
+@contextlib.contextmanager
+def running_plane(server_options: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
+    """A control plane with the namespace and the agents' rights."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    reason = missing_assets(assets)
+    if reason or assets is None:
+        raise SystemExit(f"bench: {reason}")
+    with ControlPlane(Path(assets), server_options) as plane:
+        with plane.api(plane.admin) as api:
+            api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+            bind_rights(api, plane.agent_with_events, GENERATION_1 + EVENTS)
+            bind_rights(api, plane.rebooter, REBOOTER)
+            bind_rights(api, plane.rollout, ROLLOUT)
+        yield plane
+
+
+def of_reconcile(plane: ControlPlane) -> list[Figure]:
+    """What one upgrade costs."""
+    samples = [in_a_folder(f"reconcile {n + 1} of {RUNS}", lambda f: reconcile.measure(plane, f)) for n in range(RUNS)]
+    peaks = [in_a_folder("its memory", lambda f: reconcile.measure_peak(plane, f)) for _ in range(PEAK_RUNS)]
+    floors = tuple(sample.floor_s for sample in samples)
+    return [
+        Figure(
+            "API requests of one reconcile with 6 operands",
+            "",
+            tuple(float(sample.requests) for sample in samples),
+            5,
+            f"audit log, events and access reviews aside; {OVER.format(RUNS)}",
+        ),
+        Figure(
+            "last pod's deletion to the process' exit",
+            "s",
+            tuple(sample.reaction_s for sample in samples),
+            0.15,
+            f"from before its final DELETE is sent; stand-in tools in sh; {OVER.format(RUNS)}",
+            floors,
+            2,
+        ),
+        Figure(
+            "whole overhead of a reconcile",
+            "s",
+            tuple(sample.overhead_s for sample in samples),
+            0.35,
+            f"start to end of the process less the pods' second; stand-in tools in sh; {OVER.format(RUNS)}",
+            floors,
+            5,
+        ),
+        Figure(
+            "peak memory of a reconcile",
+            "MiB",
+            tuple(peaks),
+            36.0,
+            f"ru_maxrss, as in a pod; {OVER.format(PEAK_RUNS)}",
+        ),
+    ]
+
+
+def of_holders(plane: ControlPlane) -> list[Figure]:
+    """What finding the holders of a device costs."""
+    seconds = in_a_folder("holders among 5,000 processes", lambda f: measure_holders(plane, f, HOLDER_RUNS))
+    how = f"whole command among 5,000 processes more; {OVER.format(HOLDER_RUNS)}"
+    floors = tuple(floor_s() for _ in seconds)
+    return [Figure("`holders` on a host with 5,000 processes", "s", tuple(seconds), 1.0, how, floors, 14)]
+
+
+def of_idle(plane: ControlPlane) -> list[Figure]:
+    """What the loops cost where nothing happens."""
+    rebooter = in_a_folder("idle rebooter", lambda f: idle.measure_rebooter(plane, f))
+    requests = in_a_folder("health-watch's requests", lambda f: idle.measure_watch_requests(plane, f))
+    how = "through a proxy that counts"
+    return [
+        Figure("idle rebooter: resident memory", "MiB", (rebooter.rss_mib,), 16.0, "the most in 500 looks, VmRSS"),
+        Figure("idle rebooter: API requests", "", (float(rebooter.requests),), 0, f"in 500 looks, {how}"),
+        Figure("health-watch: API requests", "", (float(requests),), 0, f"in 200 probes, KUBECONFIG set, {how}"),
+    ]
+
+
+def of_rollout(plane: ControlPlane) -> list[Figure]:
+    """What a rollout costs the API server."""
+    rolled = in_a_folder(f"rollout over {rollout.FEW} nodes", lambda f: rollout.measure_rolled(plane, f))
+    idle_how = f"audit log over {rollout.IDLE_S:.0f} s after a rollout; watches and its Lease aside"
+    return [
+        Figure(
+            "rollout: writes for each node",
+            "",
+            (rolled.writes_per_node,),
+            4,
+            f"audit log, {rollout.FEW} nodes in the default waves, 4 at a time; Events aside",
+        ),
+        Figure("rollout: requests while nothing changes", "", (float(rolled.idle),), 0, idle_how),
+        *of_served(plane),
+    ]
+
+
+def of_served(plane: ControlPlane) -> list[Figure]:
+    """What a rollout over many nodes costs before a real API server."""
+    size = rollout.MANY
+    served = in_a_folder(f"rollout over {size} nodes of a real API server", lambda f: rollout.measure_served(plane, f))
+    how = f"{size:,} nodes of 15 KiB in the default waves, a tenth unavailable at most, real API server"
+    budget = f"{how}; a watch's view, write by write"
+    rate = f"audit log, {how}; {served.requests_per_s:.0f} requests/s on the mean over {served.seconds:.0f} s"
+    return [
+        Figure("rollout: most nodes unavailable", "", (float(served.most_unavailable),), size / 10, budget),
+        Figure(f"rollout: writes for each of {size:,} nodes", "", (served.writes_per_node,), 4, rate),
+        Figure(f"rollout: most memory with {size:,} nodes", "MiB", (served.peak_mib,), 110.0, f"VmHWM, {how}"),
+    ]
+
+
+def of_big_fleets() -> list[Figure]:
+    """What a rollout costs with thousands of nodes."""
+    say(f"decisions about {rollout.MOST} nodes")
+    decisions = tuple(rollout.measure_decisions(rollout.MOST, DECISIONS))
+    floors = tuple(floor_s() for _ in decisions)
+    at_once = in_a_folder(f"rollout over {rollout.MANY} nodes at once", rollout.measure_at_once)
+    peak = in_a_folder(f"rollout with {rollout.MOST} nodes", rollout.measure_peak)
+    server = "the sandbox's API server behind TLS, which shares the processors"
+    return [
+        Figure(
+            f"rollout: one decision about {rollout.MOST:,} nodes",
+            "s",
+            decisions,
+            0.1,
+            f"processor time from facts to status, in the middle of a rollout; {OVER.format(DECISIONS)}",
+            floors,
+            2,
+        ),
+        Figure(
+            f"rollout: most memory with {rollout.MOST:,} nodes",
+            "MiB",
+            (peak,),
+            150.0,
+            f"VmHWM in a pod, Nodes of 15 KiB, until {rollout.DONE_OF_MOST} are upgraded; {server}",
+        ),
+        Figure(
+            f"rollout: {rollout.MANY:,} nodes without a limit",
+            "s",
+            (at_once.seconds,),
+            60.0,
+            f"from the template to Complete, {at_once.writes_per_node:.2f} writes for each node; {server}",
+            (floor_s(),),
+            900,
+        ),
+    ]
+
+
+def of_scale(plane: ControlPlane) -> list[Figure]:
+    """What many nodes at once cost."""
+    say(f"{scale.NODES} nodes at once")
+    crowd = scale.measure_crowd(plane)
+    agents = "real agents, simulated hosts"
+    return [
+        Figure(
+            f"requests per node, {scale.NODES} at once less one alone",
+            "",
+            tuple(float(count - crowd.alone) for count in crowd.requests),
+            0,
+            f"audit log; {agents}; one API server, its limits of requests in flight raised; {crowd.took_s:.0f} s, "
+            f"at most {crowd.peak} requests in 100 ms",
+        ),
+        Figure(
+            f"p99 of the reaction, {scale.NODES} nodes at once",
+            "s",
+            (crowd.p99_s,),
+            0.5,
+            f"last pod's deletion to the end of the run; median {crowd.reactions_s[scale.NODES // 2]:.2f} s",
+            (floor_s(),),
+            7,
+        ),
+    ]
+
+
+def of_storm() -> list[Figure]:
+    """What an outage's end costs."""
+    say("1,000 clients sent away")
+    with_jitter, without = scale.measure_storm()
+    how = f"real clients on simulated clocks, 5 s of 429 with Retry-After: 1; {without} of 1,000 without jitter"
+    return [Figure("most retries in 100 ms of 1,000 nodes", "", (float(with_jitter),), 200, how)]
+
+
+def of_watch() -> list[Figure]:
+    """What a watch costs."""
+    watch = in_a_folder("health-watch over 10,000 probes", measure_watch)
+    how = "VmRSS, a probe every millisecond, without --metrics-addr"
+    return [
+        Figure("health-watch: most memory in 10,000 probes", "MiB", (watch.rss_mib,), 16.0, how),
+        Figure(
+            "health-watch: growth in the second half",
+            "MiB",
+            (watch.growth_mib,),
+            0.1,
+            "most memory in probes 5,500 to 10,000 less that in 1,000 to 5,500",
+        ),
+        Figure(
+            "health-watch: processor, one probe a minute",
+            "%",
+            (watch.idle_cpu_percent,),
+            0.1,
+            "processor time of a probe over 9,000, as a share of 60 s; the tool's own aside",
+        ),
+    ]
+
+
+def of_demo() -> list[Figure]:
+    """What the first look costs."""
+    return [
+        *_of_story("the sandbox's demo", 10.0, 140),
+        *_of_story("the sandbox's story of a fleet", 20.0, 300, "fleet"),
+    ]
+
+
+def _of_story(what: str, target_s: float, target_floors: float, *name: str) -> list[Figure]:
+    say(what)
+    seconds = tuple(demo.measure_demo(DEMO_RUNS, *name))
+    floors = tuple(floor_s() for _ in seconds)
+    return [Figure(what, "s", seconds, target_s, f"whole command; {OVER.format(DEMO_RUNS)}", floors, target_floors)]
+
+
+def in_a_folder(what: str, measure: Callable[[Path], T]) -> T:
+    """`measure` in a temporary folder of its own."""
+    say(what)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        return measure(Path(folder))
+
+
+def say(what: str) -> None:
+    """Progress."""
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Measures the watch as it runs: resident memory after many probes, its growth, and the processor time of a probe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.fakes.ascend_tree import AscendTree
+
+FIRST_PROBES = 1_000
+ALL_PROBES = 10_000
+DEFAULT_INTERVAL_S = 60.0
+BOUND_S = 600.0
+TOOL = """#!/bin/sh
+echo >> "{starts}"
+echo '{table}'
+"""
+
+
+@dataclass(frozen=True)
+class WatchFigures:
+    """Memory in MiB, and the share of one processor in percent at one probe a minute.
+
+    Memory goes up and down by half a MiB as the allocator gives pages back or keeps them: so the highest counts, and
+    growth is the highest of the second half less the highest of the first.
+    """
+
+    rss_mib: float
+    growth_mib: float
+    idle_cpu_percent: float
+
+
+def measure_watch(folder: Path) -> WatchFigures:
+    """Figures of one process over 10,000 probes of a stand-in npu-smi that prints a real table at once."""
+    tree = AscendTree(folder)
+    starts = folder / "starts"
+    starts.touch()
+    tree.tool.path.write_text(TOOL.format(starts=starts, table=(tree.tool.folder / "table").read_text().rstrip()))
+
+    with watching(tree) as process:
+        early_mib = _highest_mib(process, starts, FIRST_PROBES)
+        begun_s, begun = cpu_s(process.pid), starts.stat().st_size
+        first_mib = _highest_mib(process, starts, (FIRST_PROBES + ALL_PROBES) // 2)
+        second_mib = _highest_mib(process, starts, ALL_PROBES)
+        probe_s = (cpu_s(process.pid) - begun_s) / (starts.stat().st_size - begun)
+    if not tree.is_ready or tree.marker is not None:
+        raise SystemExit("the watch did not hold the driver for healthy")
+    highest_mib = max(early_mib, first_mib, second_mib)
+    return WatchFigures(highest_mib, second_mib - first_mib, probe_s / DEFAULT_INTERVAL_S * 100)
+
+
+@contextlib.contextmanager
+def watching(tree: AscendTree) -> Iterator[subprocess.Popen[bytes]]:
+    """A watch that takes a sample every millisecond."""
+    argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, "--interval", "1ms"]
+    process = subprocess.Popen([*argv, "--log-level", "warning"], env={"PATH": os.environ["PATH"]})
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(150)
+
+
+def resident_mib(pid: int) -> float:
+    """VmRSS of a process (proc(5))."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process itself, in user and kernel mode: fields 14 and 15 of /proc/pid/stat."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _highest_mib(process: subprocess.Popen[bytes], starts: Path, probes: int) -> float:
+    """Wait until so many probes were started; the most memory seen meanwhile, once the lean interpreter runs."""
+    end, highest_mib = time.monotonic() + BOUND_S, 0.0
+    while starts.stat().st_size < probes:
+        if process.poll() is not None or time.monotonic() > end:
+            raise SystemExit("the watch ended, or is too slow")
+        if starts.stat().st_size:
+            highest_mib = max(highest_mib, resident_mib(process.pid))
+        time.sleep(0.02)
+    return highest_mib

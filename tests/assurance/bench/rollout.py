@@ -1,0 +1,228 @@
+"""Measures what a rollout costs: writes per node, requests while idle, a decision, memory, a thousand nodes at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver_manager.adapters.kube.fleet_objects import readers
+from driver_manager.cli.zones import zone
+from driver_manager.core.fleet.world import NODES, FleetWorld
+from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.model import UpgradeState
+from driver_manager.domain.fleet.record import NodeRecord, encode
+from driver_manager.domain.fleet.status_form import status_of
+from driver_manager.ports.fleet import FactKind, Listed, Subject
+from driver_manager.sandbox.revisions import REVISION_LABEL
+from tests.assurance.bench.big_fleet import NAME, NAMESPACE, BigFleet, big_fleet, slim_node
+from tests.support.control_plane.fleet_witness import Witness
+from tests.support.control_plane.rollout_fleet import RolloutFleet, peak_mib, serve_rollouts, writes
+from tests.support.control_plane.servers import ControlPlane
+from tests.support.docs.rollout_object import definition
+from tests.support.fakes.builders import PROFILE
+
+FEW = 20
+IDLE_S = 30.0
+SETTLED_S = 7.0
+"""After this a status that could wait is written, too."""
+
+MANY, MOST = 1_000, 5_000
+LIMIT_S = 900.0
+DONE_OF_MOST = 100
+NODE_BYTES = 14_000
+"""With what it has anyway a Node of some 15 KiB."""
+
+NOW_S = 1_800_000_000.0
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """Writes of one node's upgrade, Events aside, and requests of `IDLE_S` seconds beside watches and the Lease."""
+
+    writes_per_node: float
+    idle: int
+
+
+def measure_rolled(plane: ControlPlane, folder: Path) -> Rolled:
+    """A rollout over a few nodes in the default waves, and the time after it."""
+    with plane.api(plane.admin) as api:
+        serve_rollouts(api, definition())
+        with RolloutFleet(plane, api, folder, FEW) as fleet:
+            controller = fleet.start()
+            fleet.make_rollout(maxParallel=4)
+            fleet.wait_complete(next(iter(fleet.serving().values())))
+            mark = plane.audit_mark()
+            fleet.wait_complete(fleet.set_driver("driver:2"))
+            found = writes(fleet.requests(mark))
+            time.sleep(SETTLED_S)
+            mark = plane.audit_mark()
+            time.sleep(IDLE_S)
+            idle = [one for one in fleet.requests(mark) if one.verb != "watch" and one.resource != "leases"]
+            ended = controller.terminate()
+            if ended.code:
+                raise SystemExit(f"the controller did not end as it has to: {ended.err}")
+    return Rolled((sum(found.values()) - found["events"]) / FEW, len(idle))
+
+
+def world_of(size: int) -> FleetWorld:
+    """What a controller knows in the middle of a rollout over so many nodes: two fifths done, some under way."""
+    read, keys, world = readers(PROFILE.keys, zone), PROFILE.keys, FleetWorld(NAMESPACE)
+    done, under_way = 2 * size // 5, size // 50
+
+    def tell(subject: Subject, bodies: list[dict[str, object]]) -> None:
+        found = [
+            {**body, "metadata": {"uid": f"{subject.kind.name}-{number}", "resourceVersion": "7", **body["metadata"]}}  # type: ignore[dict-item]  # of an object
+            for number, body in enumerate(bodies)
+        ]
+        world.apply(Listed(subject, tuple(read[subject.kind](one) for one in found), "7"))
+
+    def node(number: int) -> dict[str, object]:
+        body = slim_node(f"node-{number:05}")
+        if number < done + under_way:
+            state = UpgradeState.DONE if number < done else UpgradeState.RESTART
+            record = NodeRecord(f"{NAMESPACE}/{NAME}", "new", 1, f"old-{number}", "", NOW_S - 60.0, NOW_S - 30.0)
+            body["metadata"]["labels"][keys.upgrade_state] = state.value
+            body["metadata"]["annotations"] = {keys.rollout: encode(record)}
+        return body
+
+    def pod(number: int) -> dict[str, object]:
+        labels = {"app": NAME, REVISION_LABEL: "new" if number < done else "old"}
+        owner = {"uid": "ds", "controller": True}
+        uid = f"new-{number}" if number < done else f"old-{number}"
+        metadata = {"name": f"{NAME}-{number}", "uid": uid, "labels": labels, "ownerReferences": [owner]}
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        return {
+            "metadata": {**metadata, "namespace": NAMESPACE},
+            "spec": {"nodeName": f"node-{number:05}"},
+            "status": status,
+        }
+
+    def revision(name: str, number: int) -> dict[str, object]:
+        owner = {"uid": "ds", "controller": True}
+        return {
+            "metadata": {"name": name, "labels": {REVISION_LABEL: name}, "ownerReferences": [owner]},
+            "revision": number,
+        }
+
+    named = {"name": NAME, "namespace": NAMESPACE}
+    waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
+    spec = {"daemonSet": NAME, "maxParallel": size // 50, "maxUnavailable": "10%", "waves": waves}
+    spec |= {"units": {"topologyKey": "kubernetes.io/hostname"}}
+    driver = {"selector": {"matchLabels": {"app": NAME}}, "updateStrategy": {"type": "OnDelete"}, "template": {}}
+    tell(world.of(FactKind.ROLLOUTS), [{"metadata": named, "spec": spec}])
+    tell(world.of(FactKind.DAEMON_SETS), [{"metadata": {**named, "uid": "ds"}, "spec": driver}])
+    tell(world.of(FactKind.REVISIONS), [revision("old", 1), revision("new", 2)])
+    tell(NODES, [node(number) for number in range(size)])
+    tell(world.tasks, [])
+    tell(Subject(FactKind.DRIVER_PODS, NAMESPACE, f"app={NAME}"), [pod(number) for number in range(size)])
+    return world
+
+
+def measure_decisions(size: int, times: int) -> list[float]:
+    """Processor seconds of one decision each: facts taken together, decided on, and put into a status."""
+    world = world_of(size)
+    (rollout,) = world.rollouts()
+    if rollout.policy is None or world.why_blind(rollout.policy):
+        raise SystemExit(
+            f"nothing can be decided: {rollout.problems} {rollout.policy and world.why_blind(rollout.policy)}"
+        )
+    found = []
+    for _ in range(times):
+        begun_s = time.process_time()
+        decision = advance(world.fleet(rollout, rollout.policy), NOW_S)
+        status = status_of(decision, rollout.status, 1, NOW_S)
+        found.append(time.process_time() - begun_s)
+    if not decision.acts or status["counts"]["total"] != size:
+        raise SystemExit(f"that was no decision about {size} nodes: {json.dumps(status)[:500]}")
+    return found
+
+
+@dataclass(frozen=True)
+class Served:
+    """A rollout over many nodes before a real API server: its seconds, the controller's requests, and what it needs."""
+
+    seconds: float
+    writes_per_node: float
+    requests_per_s: float
+    peak_mib: float
+    most_unavailable: int
+
+
+def measure_served(plane: ControlPlane, folder: Path, size: int = MANY) -> Served:
+    """The default waves, a tenth of the nodes out of service at the most, as somebody sees it who only watches."""
+    with plane.api(plane.admin) as api:
+        serve_rollouts(api, definition())
+        with RolloutFleet(plane, api, folder, size, weight=NODE_BYTES) as fleet:
+            (first,) = set(fleet.serving().values())
+            controller = fleet.start()
+            fleet.make_rollout(maxParallel=0, maxUnavailable="10%")
+            fleet.wait_complete(first, LIMIT_S)
+            mark, begun_s = plane.audit_mark(), time.monotonic()
+            with Witness(api, fleet.name) as witness:
+                fleet.wait_complete(fleet.set_driver("driver:2"), LIMIT_S)
+                took_s = time.monotonic() - begun_s
+                witness.caught_up()
+            records = fleet.requests(mark)
+            found = writes(records)
+            peak = peak_mib(controller.process.pid)
+            ended = controller.terminate()
+            if ended.code:
+                raise SystemExit(f"the controller did not end as it has to: {ended.err}")
+    return Served(
+        took_s,
+        (sum(found.values()) - found["events"]) / size,
+        len(records) / took_s,
+        peak,
+        witness.most_unavailable(),
+    )
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """A rollout of many nodes at once: its seconds, and the writes of each node, Events aside."""
+
+    seconds: float
+    writes_per_node: float
+
+
+def measure_at_once(folder: Path, size: int = MANY) -> AtOnce:
+    """All nodes without a limit, from the new template to the object that says so."""
+    with controlled(folder, size, heavy=False, max_parallel=0) as (fleet, _):
+        before, begun_s = len(fleet.server.requests), time.monotonic()
+        fleet.wait_for("Complete", fleet.set_driver("2"), LIMIT_S)
+        took_s = time.monotonic() - begun_s
+        made = fleet.server.requests[before:]
+    others = ("leases", "events")
+    changing = [one for one in made if one.verb in ("patch", "delete", "create") and one.resource not in others]
+    return AtOnce(took_s, len(changing) / size)
+
+
+def measure_peak(folder: Path, size: int = MOST) -> float:
+    """The most memory in MiB that a controller had until some nodes of so many were upgraded (proc(5), VmHWM)."""
+    with controlled(folder, size, heavy=True, max_parallel=50) as (fleet, pid):
+        fleet.set_driver("2")
+        end_s = time.monotonic() + LIMIT_S
+        while fleet.counted(UpgradeState.DONE.value) < min(size, DONE_OF_MOST):
+            if time.monotonic() > end_s:
+                raise SystemExit(f"{DONE_OF_MOST} nodes were not upgraded within {LIMIT_S:g} s: {fleet.status()}")
+            time.sleep(0.1)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+@contextmanager
+def controlled(folder: Path, size: int, *, heavy: bool, max_parallel: int) -> Iterator[tuple[BigFleet, int]]:
+    """A fleet whose controller has seen that all of it serves the first driver, and the controller's pid."""
+    with big_fleet(folder, size, heavy=heavy, maxParallel=max_parallel, waves=[{"name": "all"}]) as fleet:
+        controller = fleet.start(folder)
+        try:
+            fleet.wait_for("Complete", fleet.revision, LIMIT_S)
+            yield fleet, controller.process.pid
+        finally:
+            ended = controller.terminate()
+        if ended.code:
+            raise SystemExit(f"the controller did not end as it has to: {ended.err}")

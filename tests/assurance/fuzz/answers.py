@@ -1,0 +1,252 @@
+"""Targets that are answers of an API server, and of whoever pretends to be one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.leases import LeaseSlots
+from driver_manager.adapters.kube.library import Library
+from driver_manager.core.swap.observe import Identity, observe
+from driver_manager.domain.journal import encode
+from driver_manager.domain.node import Node, NodeChange
+from driver_manager.domain.pod import Claim, PodList
+from driver_manager.domain.pod_changes import Eviction, PodEvent
+from driver_manager.domain.policy import Policy
+from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
+from driver_manager.domain.reboot.slots import encode as encode_slots
+from driver_manager.domain.swap.planner import plan
+from driver_manager.domain.swap.situation import Situation
+from tests.assurance.fuzz.oracle import assert_conforms
+from tests.assurance.fuzz.target import Form, Target, parts, parts_of
+from tests.support.fakes.builders import ASCEND, LABELS, ME, PROFILE, host, journal, workload
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+
+STATUSES = (200, 201, 204, 301, 400, 401, 403, 404, 409, 410, 422, 429, 500, 503)
+HEADERS: tuple[dict[str, str], ...] = (
+    {},
+    {"Retry-After": "1"},
+    {"Retry-After": "inf"},
+    {"Retry-After": "nan"},
+    {"Retry-After": "Sun, 1 Jan"},
+)
+MOST_REQUESTS = 200
+BUDGET_S = 30.0
+
+
+class Response:
+    """One answer, as urllib3 gives it, whole or as a stream."""
+
+    def __init__(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self.status, self.data, self.headers = status, data, headers
+        self._left = data
+        self.connection = None
+
+    def read1(self, amount: int) -> bytes:
+        chunk, self._left = self._left[:amount], self._left[amount:]
+        return chunk
+
+    def close(self) -> None:
+        self._left = b""
+
+    def __enter__(self) -> Response:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Server:
+    """Gives the answers in order, again and again, and knows what was asked."""
+
+    def __init__(self, answers: list[Response]) -> None:
+        self._answers = itertools.cycle(answers)
+        self.methods: list[str] = []
+
+    def request(self, method: str, _url: str, **_: Any) -> Response:
+        self.methods.append(method)
+        assert len(self.methods) <= MOST_REQUESTS, "requests without end"
+        answer = next(self._answers)
+        return Response(answer.status, answer.data, answer.headers)
+
+
+def _server(data: bytes) -> Server:
+    """Each part is an answer: its selector is the status, its first byte the headers."""
+    answers = [
+        Response(STATUSES[(number - 1) % len(STATUSES)], rest[1:], HEADERS[(rest[:1] or b"0")[0] % len(HEADERS)])
+        for number, rest in parts_of(data)
+    ]
+    return Server(answers or [Response(204, b"", {})])
+
+
+def _cluster(server: Server) -> KubeCluster:
+    configuration = SimpleNamespace(host="http://fuzz", get_api_key_with_prefix=lambda *_: "Bearer token")
+    client = SimpleNamespace(configuration=configuration, rest_client=SimpleNamespace(pool_manager=server))
+    return KubeCluster(Library(client), "node-1", FakeClock(), RecordingReporter(), BUDGET_S)
+
+
+def _first(events: Iterable[Any]) -> list[Any]:
+    return list(itertools.islice(events, 20))
+
+
+READERS: tuple[tuple[Callable[[KubeCluster], Any], Any], ...] = (
+    (lambda cluster: cluster.node(), Node),
+    (lambda cluster: cluster.pods(), PodList),
+    (lambda cluster: cluster.claims(["tenant"]), tuple[Claim, ...]),
+    (lambda cluster: _first(cluster.watch_pods("1", 60.0)), list[PodEvent]),
+    (lambda cluster: _first(cluster.watch_node("1", 60.0)), list[Node]),
+    (lambda cluster: LeaseSlots(cluster.api, "npu-operator", ASCEND.keys).read(1), SlotsSeen),
+    (lambda cluster: LeaseSlots(cluster.api, "npu-operator", ASCEND.keys).read(9), SlotsSeen),
+)
+WRITERS: tuple[tuple[Callable[[KubeCluster], Any], Any], ...] = (
+    (lambda cluster: cluster.refused((("patch", "nodes"),)), tuple[tuple[str, str], ...]),
+    (lambda cluster: cluster.evict(workload("w"), dry_run=True), Eviction),
+    (lambda cluster: cluster.patch_node(NodeChange(labels={"a": "b"}), "1"), Node),
+    (lambda cluster: cluster.post_event("R", "m", warning=False), bool),
+)
+
+
+def read_answers(data: bytes) -> None:
+    """The first byte picks what is asked for."""
+    asks = (*READERS, *WRITERS)
+    number = (data[:1] or bytes(1))[0] % len(asks)
+    server = _server(data[1:])
+    try:
+        ask, kind = asks[number]
+        assert_conforms(ask(_cluster(server)), kind)
+    finally:
+        assert number >= len(READERS) or set(server.methods) <= {"GET"}, "a read that writes"
+
+
+def read_and_plan(data: bytes) -> None:
+    """The Node and its pods as the server tells them, and the plan that is made of them."""
+    server = _server(data)
+    cluster = _cluster(server)
+    try:
+        node, pods = cluster.node(), cluster.pods()
+        seen = observe(
+            node,
+            pods,
+            PROFILE,
+            Identity("driver-a", False, "rbln-system", ME, ""),
+            digest="",
+            read_host=lambda *_: host(),
+            process_lives=lambda _: False,
+        )
+        decided = plan(Situation.of(seen, PROFILE, Policy()))
+        json.dumps(decided.to_json())
+        decided.to_text()
+    finally:
+        assert set(server.methods) <= {"GET"}, "a read that writes"
+
+
+NODE = {
+    "metadata": {
+        "name": "node-1",
+        "uid": "uid-1",
+        "resourceVersion": "7",
+        "labels": LABELS,
+        "annotations": {PROFILE.keys.journal: encode(journal())},
+        "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}],
+    },
+    "spec": {"unschedulable": True},
+    "status": {
+        "nodeInfo": {"bootID": "boot-1", "machineID": "machine"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    },
+}
+AFFINITY = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "a/b", "operator": "In", "values": ["true"]}]}]
+        }
+    }
+}
+POD = {
+    "metadata": {
+        "name": "driver-a",
+        "namespace": "rbln-system",
+        "uid": "driver-a",
+        "resourceVersion": "8",
+        "labels": {"app": "x"},
+        "annotations": {"kubernetes.io/config.mirror": "u"},
+        "ownerReferences": [{"kind": "DaemonSet", "controller": True}],
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "deletionGracePeriodSeconds": 30,
+        "finalizers": ["a/b"],
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    },
+    "spec": {
+        "nodeSelector": {PROFILE.deploy.driver_key: "true"},
+        "affinity": AFFINITY,
+        "containers": [
+            {
+                "name": "c",
+                "image": "i",
+                "command": ["a"],
+                "env": [{"name": "DRIVER_CONFIG_DIGEST", "value": "ab12"}],
+                "resources": {"limits": {"rebellions.ai/ATOM": 1}, "requests": {"cpu": "1"}},
+            }
+        ],
+        "initContainers": [{"name": "i", "image": "i"}],
+        "volumes": [{"hostPath": {"path": "/run/rbln"}}, {"emptyDir": {}}],
+        "resourceClaims": [{"name": "r", "resourceClaimName": "claim"}, {"name": "t"}],
+        "terminationGracePeriodSeconds": 30,
+    },
+    "status": {
+        "phase": "Running",
+        "reason": "",
+        "containerStatuses": [{"name": "c", "state": {"running": {}}}],
+        "resourceClaimStatuses": [{"name": "t", "resourceClaimName": "made"}],
+    },
+}
+PODS = {"metadata": {"resourceVersion": "9"}, "items": [POD]}
+CLAIM = {
+    "metadata": {"name": "claim", "namespace": "tenant"},
+    "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "npu.rebellions.ai"}}]}},
+    "status": {"allocation": {"devices": {"results": [{"request": "r", "driver": "npu"}]}}},
+}
+LEASE = {
+    "metadata": {
+        "resourceVersion": "3",
+        "annotations": {ASCEND.keys.reboot_slots: encode_slots(Slots((SlotHolder("node-1", "uid-1", "boot-0", 1),)))},
+    }
+}
+STATUS = {
+    "kind": "Status",
+    "status": "Failure",
+    "code": 429,
+    "message": "no",
+    "details": {"causes": [{"message": "budget"}]},
+}
+
+
+def _answers(ask: int, *bodies: Any, status: int = 200) -> bytes:
+    number = STATUSES.index(status) + 1
+    return bytes([ask]) + parts(*((number, "0" + json.dumps(body)) for body in bodies))
+
+
+WATCHED = [{"type": "MODIFIED", "object": POD}, {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}]
+SEEDS = (
+    _answers(0, NODE),
+    _answers(1, PODS),
+    _answers(2, {"versions": [{"version": "v1"}]}, {"items": [CLAIM]}),
+    bytes([3]) + parts((1, "0" + "".join(json.dumps(event) + "\n" for event in WATCHED))),
+    bytes([4]) + parts((1, "0" + json.dumps({"type": "MODIFIED", "object": NODE}) + "\n")),
+    bytes([3]) + parts((1, "0" + json.dumps({"type": "ERROR", "object": STATUS}) + "\n")),
+    _answers(5, LEASE, NODE),
+    _answers(7, {"status": {"allowed": False}}),
+    _answers(8, STATUS, status=429),
+    _answers(8, STATUS, status=403),
+    _answers(9, NODE),
+    _answers(10, STATUS, status=409),
+)
+
+TARGETS = (
+    Target("api-answers", read_answers, SEEDS, Form.PARTS, runs=2_000),
+    Target("api-to-plan", read_and_plan, (_answers(1, NODE, PODS)[1:],), Form.PARTS, runs=300),
+)

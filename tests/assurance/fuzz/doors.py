@@ -1,0 +1,137 @@
+"""Targets at the doors of the process: the status server's requests, and the options as words and environment."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import psutil
+
+from driver_manager import settings
+from driver_manager.adapters.process.loop_clock import LoopClock
+from driver_manager.adapters.report.http import MAX_REQUEST_BYTES, _Client
+from driver_manager.adapters.report.metrics import Endpoint, Heartbeat
+from driver_manager.cli.main import COMMANDS, run
+from driver_manager.domain.errors import ExitCode
+from driver_manager.profiles import builtin
+from tests.assurance.fuzz.host_trees import laid_out
+from tests.assurance.fuzz.target import Form, Target, parts, parts_of
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.signals import signals_kept
+
+MOST_TURNS = 100
+
+
+def answer_request(data: bytes) -> None:
+    """One connection that sends this and then nothing more."""
+    ours, theirs = socket.socketpair()
+    clock, clients = LoopClock(), dict[int, _Client]()
+    with ours, theirs:
+        theirs.setblocking(False)
+        theirs.sendall(data[: 3 * MAX_REQUEST_BYTES])
+        theirs.shutdown(socket.SHUT_WR)
+        _Client(clock, ours, Endpoint(Heartbeat(FakeClock(), 60.0)).respond, clients)
+        for _ in range(MOST_TURNS):
+            if not clients:
+                break
+            clock.turn(0.0)
+        assert not clients, "the connection is never closed"
+        with contextlib.suppress(ConnectionResetError):
+            answer = theirs.recv(1 << 16)
+            assert not answer or answer.startswith(b"HTTP/1.1 "), answer[:40]
+
+
+SETTINGS = tuple(
+    setting
+    for setting in (
+        *settings.CLUSTER,
+        *settings.HOST,
+        *settings.DRIVER,
+        *settings.WORKLOADS,
+        *settings.HEALTH,
+        *settings.REBOOTER,
+        *settings.LOGGING,
+    )
+    # An existing file of that name would be written: it is what the option is for.
+    if setting.name != "termination_log"
+)
+LINES = (
+    ["plan"],
+    ["plan", "-o", "json"],
+    ["status"],
+    ["holders"],
+    ["preflight"],
+    ["restore", "--dry-run"],
+    ["reconcile-driver-state"],
+    ["health-watch", "--once"],
+    ["health-watch", "--handover"],
+    ["rebooter", "--dry-run"],
+)
+CODES = frozenset(int(code) for code in ExitCode) - {ExitCode.INTERNAL}
+
+
+@contextmanager
+def _undone() -> Generator[None, None, None]:
+    """Signal handlers, and what psutil was told, are as before afterwards."""
+    with signals_kept(), patch.object(psutil, "PROCFS_PATH", "/proc"):
+        yield
+
+
+FIGURES = tuple(profile.paths.run_figures for profile in builtin().values())
+"""What a run leaves even where it cannot reach its Node."""
+
+
+def run_command(data: bytes) -> None:
+    """The first byte picks the command; each part sets one variable. The way to the cluster leads nowhere."""
+    assert {line[0] for line in LINES} <= COMMANDS.keys()
+    argv = LINES[(data[:1] or bytes(1))[0] % len(LINES)]
+    with laid_out(b"", *FIGURES) as tree, _undone():
+        environment = {
+            "PATH": "/nonexistent",
+            "HOME": str(tree.root),
+            "NODE_NAME": "node-1",
+            "HOST_ROOT": str(tree.root),
+            "TERMINATION_LOG": "",
+        }
+        for number, value in parts_of(data[1:]):
+            name = SETTINGS[(number - 1) % len(SETTINGS)].env
+            environment[name] = os.fsdecode(value)
+        out, err = io.StringIO(), io.StringIO()
+        speaking = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with patch.dict(os.environ, environment, clear=True), speaking[0], speaking[1]:
+            code = run(argv)
+        assert code in CODES, f"exit {code}"
+        assert "Traceback" not in out.getvalue() + err.getvalue()
+        assert code == 0 or out.getvalue() or err.getvalue(), "a failure that says nothing"
+
+
+def _setting(name: str, value: str) -> tuple[int, str]:
+    return next(at for at, setting in enumerate(SETTINGS, 1) if setting.name == name), value
+
+
+OPTIONS = (
+    {"profile": "rebellions", "reconcile_deadline": "5m", "node_name": "node-1"},
+    {"drain_pod_selector_label": "a in (b)", "metrics_addr": ":9400", "failures": "3"},
+    {"reboot_windows": "Sat 02:00-06:00", "reboot_time_zone": "UTC", "profile": "ascend"},
+    {"profile_file": "/dev/zero", "host_root": "/nowhere", "reboot_command": "a 'b c'"},
+)
+COMMAND_LINES = tuple(
+    bytes([number]) + parts(*(_setting(name, value) for name, value in chosen.items()))
+    for number in range(len(LINES))
+    for chosen in OPTIONS
+)
+REQUESTS = (
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /metrics?x HTTP/1.1\r\nAccept: application/openmetrics-text; version=1.0.0,text/plain;q=0.5\r\n\r\n",
+    b"POST / HTTP/1.0\r\n\r\n",
+)
+
+TARGETS = (
+    Target("http-request", answer_request, REQUESTS, Form.TEXT, allowed=(), runs=1_000),
+    Target("command-line", run_command, COMMAND_LINES, Form.PARTS, allowed=(), runs=60),
+)

@@ -1,0 +1,194 @@
+"""Whatever foreign input holds, a reader takes it or refuses it as documented: no other error, no hang, no write."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from random import Random
+from types import FrameType
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.domain import wire
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.health.parsers import npu_smi
+from driver_manager.domain.pods import labels
+from tests.assurance.fuzz import target as targets_form
+from tests.assurance.fuzz.mutation import amplified, mutated
+from tests.assurance.fuzz.target import Form, Target, TooSlowError, check
+from tests.assurance.fuzz.targets import TARGETS
+
+pytestmark = pytest.mark.long
+
+
+HANG_S = 100.0
+HEAVY = {"host", "driver-tree", "processes", "marks", "command-line"}
+"""Those that lay a host out for each input."""
+
+EXAMPLES, HEAVY_EXAMPLES = 60, 12
+STABLE = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=EXAMPLES,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+class HangError(Exception):
+    """A reader did not come back."""
+
+
+@contextmanager
+def bounded() -> Generator[None, None, None]:
+    """Raises HangError in the reader that does not come back."""
+
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise HangError(f"timed out after {HANG_S:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def inputs(target: Target) -> st.SearchStrategy[bytes]:
+    """Good inputs with a few changes, and now and then no good ones."""
+    changed = st.builds(
+        lambda seed, random: mutated(target.form, seed, random),
+        st.sampled_from(target.seeds),
+        st.randoms(use_true_random=True),  # of one whose numbers are drawn, two inputs of three were there before
+    )
+    return st.one_of(changed, changed, changed, st.binary(max_size=200))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_seed_is_taken_so_that_the_reader_is_reached(name: str) -> None:
+    target = TARGETS[name]
+    is_taken = [check(target, seed) for seed in target.seeds]
+    if target.form is not Form.PARTS:
+        assert all(is_taken)
+    assert any(is_taken)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_input_gets_more_out_of_a_reader_than_its_documented_errors(name: str) -> None:
+    target = TARGETS[name]
+
+    @settings(STABLE, max_examples=HEAVY_EXAMPLES if name in HEAVY else EXAMPLES)
+    @given(inputs(target))
+    def holds(data: bytes) -> None:
+        with bounded():
+            check(target, data)
+
+    holds()
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS.keys() - HEAVY))
+def test_no_reader_needs_more_time_than_the_length_of_its_input_explains(name: str) -> None:
+    target = TARGETS[name]
+    for seed in target.seeds[:3]:
+        for length in (1, 3, 9, len(seed)):
+            with bounded():
+                check(target, amplified(seed[:length]))
+
+
+# that all this can fail
+
+
+def reads_with(target: Target, monkeypatch: pytest.MonkeyPatch, broken: object, name: str, where: object) -> None:
+    monkeypatch.setattr(where, name, broken)
+
+    @settings(STABLE, max_examples=20_000, phases=[Phase.generate])  # the first will do, however long
+    @given(inputs(target))
+    def holds(data: bytes) -> None:
+        check(target, data)
+
+    holds()
+
+
+def test_a_reader_that_lets_a_key_error_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from driver_manager.domain.reboot import slots  # noqa: PLC0415  # the module whose part is broken here
+
+    def careless(fields: wire.Fields) -> object:
+        texts = (fields.text("node"), fields.text("uid"), fields.text("bootId"))
+        return slots.SlotHolder(*texts, fields.whole("since") if fields.body["since"] is not None else 0)
+
+    with pytest.raises(KeyError, match="since"):
+        reads_with(TARGETS["slots"], monkeypatch, careless, "_holder", slots)
+
+
+def test_a_reader_that_believes_a_type_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(fields: wire.Fields, key: str, *_: object, **__: object) -> object:
+        return fields.body.get(key)
+
+    with pytest.raises(AssertionError, match="since_s"):
+        reads_with(TARGETS["slots"], monkeypatch, careless, "whole", wire.Fields)
+
+
+def test_a_reader_that_believes_a_count_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        reads_with(TARGETS["probe-output"], monkeypatch, refuses, "_chips", npu_smi)
+
+
+def test_a_pause_that_outgrows_a_label_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AssertionError):
+        reads_with(TARGETS["labels"], monkeypatch, lambda value, paused: f"{value}_{paused}", "paused_form", labels)
+
+
+def test_a_slow_reader_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets_form, "CPU_S", 0.01)
+
+    def slow(_: bytes) -> None:
+        sum(range(2_000_000))
+
+    with pytest.raises(TooSlowError):
+        check(Target("slow", slow, (b"",)), b"")
+
+
+def test_a_reader_that_hangs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "HANG_S", 0.05)
+    with pytest.raises(HangError), bounded():
+        signal.pause()
+
+
+def test_a_reader_that_writes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.assurance.fuzz import host_trees  # noqa: PLC0415  # the module whose part is broken here
+
+    def writes(roots: HostRoots, *_: object, **__: object) -> None:
+        roots.files().write("/run/rbln/rbln-driver.state", "mine")
+
+    monkeypatch.setattr(host_trees, "read_host", writes)
+    with pytest.raises(AssertionError, match="changed: "):
+        check(TARGETS["host"], b"")
+
+
+def test_what_is_refused_as_documented_is_no_finding_and_anything_else_is() -> None:
+    def raises(error: Exception) -> Target:
+        def read(_: bytes) -> None:
+            raise error
+
+        return Target("raises", read, (b"",))
+
+    assert not check(raises(ConfigError("what", "remedy")), b"")
+    for error in (KeyError("x"), ValueError("x"), RecursionError(), MemoryError()):
+        with pytest.raises(type(error)):
+            check(raises(error), b"")
+
+
+@pytest.mark.parametrize("form", Form)
+def test_changed_inputs_stay_within_their_bound_and_differ(form: Form) -> None:
+    seed = b'{"a": ["b", 1, {"c": null}]}'
+    made = {mutated(form, seed, Random(number)) for number in range(200)}  # noqa: S311  # inputs, no secret
+    assert len(made) > 100
+    assert max(map(len, made)) <= 64 * 1024

@@ -1,0 +1,179 @@
+"""Where mutants live: copies of package and tests in temporary folders, never the working tree.
+
+Owns one run of pytest on such a copy and what its end means. A copy serves one mutant after the other: copying takes
+longer than most of their tests.
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.assurance.mutants.fork_server import UNSHRUNK
+from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+FORK_SERVER = CHECKOUT / "tests/assurance/mutants/fork_server.py"
+COPIED = (PACKAGE, "scripts", "tests", "pyproject.toml")
+CONTROL_LIMIT_S = 3_600
+PATIENCE_S = "30"
+"""For what tests wait for: on a sandbox it takes milliseconds, and who waits for it in vain has seen the mutant."""
+
+ALL_PASSED, SOME_FAILED, NO_END = 0, 1, None
+"""Of pytest's exit statuses; any other says that it did not come to run the tests."""
+
+
+class End(Enum):
+    """How it ended for a mutant. Only `KILLED` is right."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    BROKEN = "broken"
+    NO_END = "no end"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One mutant's end, after so many seconds. `says`: the test that killed it, or what is wrong with the mutant."""
+
+    mutant: str
+    end: End
+    seconds: float
+    says: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A copy of what the tests need, and the process that runs them there. One run at a time."""
+
+    root: Path
+    fork_server: subprocess.Popen[str]
+
+    def pytest(self, tests: Iterable[str], limit_s: int) -> tuple[int | None, str]:
+        """Status and last lines of one run that ends with the first failure, or at `limit_s`."""
+        assert self.fork_server.stdin is not None
+        assert self.fork_server.stdout is not None
+        arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", f"--hypothesis-profile={UNSHRUNK}"]
+        arguments += [f"tests/{test}" for test in tests]
+        request = {"root": str(self.root), "arguments": arguments, "limit_s": limit_s}
+        self.fork_server.stdin.write(json.dumps(request) + "\n")
+        self.fork_server.stdin.flush()
+        answer = json.loads(self.fork_server.stdout.readline())
+        return answer["status"], answer["said"]
+
+    @contextlib.contextmanager
+    def holding(self, mutant: Mutant) -> Iterator[None]:
+        """The copy has this mutant, and none afterwards. Raises NoLongerAppliesError.
+
+        Python writes no bytecode here, and takes what it finds for a file of the same size and time: what is put back
+        has both from the working tree, what is mutated has a time of its own.
+        """
+        mutant.apply(self.root)
+        try:
+            yield
+        finally:
+            shutil.copy2(CHECKOUT / PACKAGE / mutant.path, self.root / PACKAGE / mutant.path)
+
+
+class Laboratory:
+    """Tests mutants, `jobs` at a time, while the context lasts."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._idle: SimpleQueue[Bench] = SimpleQueue()
+
+    def __enter__(self) -> Laboratory:
+        self._stack = contextlib.ExitStack()
+        for _ in range(self._jobs):
+            self._idle.put(self._stack.enter_context(_bench()))
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(self._jobs))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._stack.close()
+
+    def verdict(self, mutant: Mutant) -> Future[Verdict]:
+        """Apply the mutant to a copy and run its tests there. One that hangs is killed where its tests do not end."""
+        return self._pool.submit(self._verdict, mutant)
+
+    def control(self, mutants: Iterable[Mutant]) -> Future[str]:
+        """What the tests of all `mutants` say on a copy without any mutant, "" where they pass."""
+        return self._pool.submit(self._control, tuple(dict.fromkeys(test for one in mutants for test in one.tests)))
+
+    def _verdict(self, mutant: Mutant) -> Verdict:
+        begun = time.monotonic()
+        end, says = self._ended(mutant)
+        return Verdict(mutant.name, end, time.monotonic() - begun, says)
+
+    def _control(self, tests: tuple[str, ...]) -> str:
+        with self._taken() as bench:
+            status, said = bench.pytest(tests, CONTROL_LIMIT_S)
+        return "" if status == ALL_PASSED else said or f"status {status}"
+
+    def _ended(self, mutant: Mutant) -> tuple[End, str]:
+        try:
+            with self._taken() as bench, bench.holding(mutant):
+                status, said = bench.pytest(mutant.tests, mutant.limit_s)
+        except NoLongerAppliesError as error:
+            return End.BROKEN, str(error)
+        if status is NO_END:
+            return End.KILLED if mutant.hangs else End.NO_END, f"the tests come to no end within {mutant.limit_s} s"
+        if status == SOME_FAILED:
+            failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return End.KILLED, failed[0].split(" - ")[0].partition(" ")[2] if failed else "a test"
+        if status == ALL_PASSED:
+            return End.SURVIVED, f"passed all the same: {', '.join(mutant.tests)}"
+        return End.BROKEN, f"the tests cannot be run (status {status}):\n{said}"
+
+    @contextlib.contextmanager
+    def _taken(self) -> Iterator[Bench]:
+        bench = self._idle.get()
+        try:
+            yield bench
+        finally:
+            self._idle.put(bench)
+
+
+@contextlib.contextmanager
+def _bench() -> Iterator[Bench]:
+    """A copy of what the tests need and a process that runs pytest there in children.
+
+    What is not mutated is compiled once. No run writes a file for the cache, where two mutants of one second could be
+    taken for each other.
+    """
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TEST_PATIENCE_S": PATIENCE_S, "CI": "true"}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        for name in COPIED:
+            source = CHECKOUT / name
+            if source.is_dir():
+                shutil.copytree(source, Path(folder, name), ignore=shutil.ignore_patterns(".hypothesis"))
+            else:
+                shutil.copy2(source, folder)
+        compileall.compile_dir(folder, quiet=1)
+        process = subprocess.Popen(
+            [sys.executable, str(FORK_SERVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=CHECKOUT.parent,
+        )
+        try:
+            yield Bench(Path(folder), process)
+        finally:
+            process.kill()
+            process.communicate()

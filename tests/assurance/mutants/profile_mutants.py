@@ -1,0 +1,67 @@
+"""Mutants of what a profile says of its driver: order, conflicts, gates, pairs of versions; and of a file's reading."""
+
+from __future__ import annotations
+
+from tests.assurance.mutants.mutant import Mutant
+
+CONFLICTING = "unit/swap/test_conflicting.py::"
+GATES = "unit/pods/test_gates.py::"
+ORDER = "unit/adapters/test_load_order.py::"
+TRANSITIONS = "unit/swap/test_transitions.py::"
+
+PROFILE_MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "unloaded-in-load-order",
+        "modules that do not depend on each other are unloaded in the reverse of the profile's load order",
+        "domain/modules.py",
+        "if name not in later[:-1]]",
+        "if name not in later[1:]]",
+        (
+            ORDER + "test_modules_that_nothing_else_orders_are_loaded_in_the_profiles_order_and_unloaded_backwards",
+            "unit/swap/test_planner_properties.py::test_any_plan_keeps_to_the_vendors_order_and_switches",
+        ),
+    ),
+    Mutant(
+        "conflicting-module-lost",
+        "a conflicting module is loaded again if the driver does not load",
+        "core/swap/settling.py",
+        "            self._to_load_again = () if is_over else journal.removed\n",
+        "",
+        (
+            CONFLICTING + "test_a_driver_that_does_not_load_on_a_fresh_node_brings_it_back",
+            CONFLICTING + "test_a_run_killed_after_it_went_and_followed_by_one_that_cannot_load_brings_it_back",
+        ),
+    ),
+    Mutant(
+        "absent-gate-left-behind",
+        "a label that was created to pause an operand is removed with the release",
+        "domain/swap/node_patches.py",
+        "    restored |= label_rules.gates_restored(node.labels, journal.gates)\n",
+        "",
+        (GATES + "test_afterwards_the_one_that_was_absent_is_absent_again_and_the_shut_one_stays_shut",),
+    ),
+    Mutant(
+        "gates-in-an-old-form",
+        "a journal with created labels is refused by a version that would lose them",
+        "domain/journal.py",
+        "        body[FORM.key] = 1  # a version",
+        "        pass\n    body[FORM.key] = 1\n    if not journal.gates:\n        pass  # a version",
+        (GATES + "test_an_older_manager_refuses_a_journal_with_gates_and_reads_any_other",),
+    ),
+    Mutant(
+        "pair-by-reboot-unloaded",
+        "a change of versions that needs a reboot is not made in place",
+        "domain/swap/situation.py",
+        "for_this_change(obs.host, profile, policy)",
+        "profile",
+        (TRANSITIONS + "test_a_pair_that_takes_a_reboot_is_never_unloaded_though_the_driver_else_is",),
+    ),
+    Mutant(
+        "only-the-first-mistake",
+        "all mistakes in a profile file are reported at once",
+        "profiles/reading.py",
+        "        return Reading(None, tuple(reader.wrong))",
+        "        return Reading(None, tuple(reader.wrong[:1]))",
+        ("unit/cli/test_profile_file.py::test_all_that_is_wrong_is_said_at_once",),
+    ),
+)

@@ -1,0 +1,87 @@
+"""Mutants of what the sandbox promises: a fleet that behaves like a real one, and a story that is judged."""
+
+from __future__ import annotations
+
+from tests.assurance.mutants.mutant import Mutant
+
+CONTRACT = "unit/sandbox/test_contract_on_sandbox.py::TestFleetObjectsOnSandbox::"
+STORY = "unit/sandbox/test_fleet_story.py::"
+SCREEN = "unit/cli/test_screens.py::"
+FOREGROUND = "unit/sandbox/test_foreground.py::"
+PODS = "unit/sandbox/test_sandbox_pods.py::"
+VENDORS = "unit/sandbox/test_vendor_stories.py::"
+
+SANDBOX_MUTANTS = (
+    Mutant(
+        "template-back-is-not-the-newest",
+        "in the sandbox a template that is restored is its old revision with the highest number",
+        "sandbox/revisions.py",
+        '    elif known[wanted]["revision"] < newest:\n',
+        "    elif False:\n",
+        (CONTRACT + "test_a_template_that_comes_back_is_its_old_revision_with_the_highest_number",),
+    ),
+    Mutant(
+        "pods-name-no-revision",
+        "in the sandbox pods carry the hash of the template that they were made from",
+        "sandbox/controllers.py",
+        "REVISION_LABEL: hash_of(template)}",
+        "REVISION_LABEL: metadata['name']}",
+        (CONTRACT + "test_a_template_is_a_revision_that_its_pods_name",),
+    ),
+    Mutant(
+        "status-at-creation",
+        "in the sandbox a custom resource is created without its status",
+        "sandbox/apiserver.py",
+        '            body.pop("status", None)\n',
+        "            pass\n",
+        (CONTRACT + "test_a_new_rollout_has_no_status_and_its_generation_counts_changes_of_its_spec",),
+    ),
+    Mutant(
+        "story-without-waves",
+        "the scenario of a fleet is judged by all its promises",
+        "sandbox/fleet_end.py",
+        "    _wave_by_wave,\n    _never_too_many,\n",
+        "    _never_too_many,\n",
+        (STORY + "test_a_story_that_goes_otherwise_is_noticed",),
+    ),
+    Mutant(
+        "story-waits-without-a-controller",
+        "a controller that ends by itself ends the scenario at once, with an error that names it",
+        "sandbox/fleet_runner.py",
+        "        if not holds():\n            raise",
+        "        if False:\n            raise",
+        (STORY + "test_a_controller_that_ends_by_itself_ends_the_story",),
+    ),
+    Mutant(
+        "affinity-ignored",
+        "in the sandbox a DaemonSet obeys its required node affinity",
+        "sandbox/controllers.py",
+        "    return is_allowed and bool(",
+        "    return bool(",
+        (PODS + "test_a_daemonset_keeps_to_what_its_affinity_requires_of_a_nodes_labels",),
+    ),
+    Mutant(
+        "story-without-the-kernels-order",
+        "a vendor's scenario checks the order in which the kernel unloads and loads modules",
+        "sandbox/runner.py",
+        "        if self._scenario.kernel and seen != self._scenario.kernel:\n",
+        "        if False:\n",
+        (VENDORS + "test_it_ends_as_it_has_to_with_the_modules_in_the_vendors_order",),
+    ),
+    Mutant(
+        "terminal-of-another-kind",
+        "on a terminal the output of a scenario's command is passed on unchanged",
+        "sandbox/foreground.py",
+        "    attributes[OUTPUT_FLAGS] &= ~termios.OPOST\n",
+        "",
+        (FOREGROUND + "test_what_it_draws_comes_as_it_is",),
+    ),
+    Mutant(
+        "table-is-left-behind",
+        "on a terminal the fleet is one table that is redrawn",
+        "cli/screens.py",
+        '            click.echo(f"\\x1b[{self._drawn}A\\r\\x1b[J", nl=False, file=self._stream)\n',
+        "            pass\n",
+        (SCREEN + "test_on_a_terminal_the_last_picture_is_all_that_is_left_of_them",),
+    ),
+)

@@ -1,0 +1,377 @@
+"""The shipped alerts: promtool understands them and they fire when they should; each leads to what to do about it.
+
+The dashboard's queries are run by a real Prometheus that has scraped the real endpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.run_figures import RunFiguresFile
+from driver_manager.domain import timestamps
+from driver_manager.domain.fleet.fields import PLURAL
+from driver_manager.domain.fleet.model import UpgradeState
+from driver_manager.domain.fleet.record import NodeRecord
+from driver_manager.domain.fleet.record import encode as encode_record
+from driver_manager.domain.node_state import NodeState
+from driver_manager.domain.reboot.record import Attempt, RebootRequest, Record, encode
+from driver_manager.domain.run_figures import RunReport
+from driver_manager.domain.window import Part, Window
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.apiserver import ApiServer
+from scripts.releasing.kustomize import DEPLOY, OVERLAYS, only, render
+from tests.support.deploy.prometheus import BOUND_S, COMPONENT, Prometheus, free_port, prometheus, tool
+from tests.support.docs.markdown import ROOT, anchors
+from tests.support.docs.reference import every_family
+from tests.support.fakes.ascend_tree import AscendTree
+from tests.support.fakes.fleet_processes import Processes
+from tests.support.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
+
+RULES = yaml.safe_load((COMPONENT / "rules.yaml").read_text())
+UNIT_TESTS = Path(__file__).parents[1] / "support/deploy/alert-tests.yaml"
+DASHBOARD = json.loads((COMPONENT / "dashboard.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
+OURS = {family.name for found in every_family().values() for family in found}
+SCRAPED = OURS - {*builtin()["nvidia"].upgrade_metrics.names}
+"""What there is in the cluster of the test, whose controller has another profile than that one."""
+
+NAME = re.compile(r"\bdriver_manager_\w+")
+
+
+def queries() -> list[tuple[str, str]]:
+    """Title and expression of every query of the dashboard, with Grafana's variables as Grafana fills them in."""
+    found = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+    return [(title, text.replace("$__rate_interval", "1m").replace("$node", ".*")) for title, text in found]
+
+
+# what can be said without Prometheus
+
+
+def test_both_files_have_the_same_alerts() -> None:
+    (rule,) = [one for one in render("rebellions", "metrics") if one["kind"] == "PrometheusRule"]
+    assert rule["spec"] == RULES
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_what_it_is_and_what_to_do_and_leads_to_the_page(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    notes = rule["annotations"]
+    assert notes.keys() == {"summary", "description", "runbook"}
+    assert all(text.strip().endswith((".", "=true")) for text in (notes["summary"], notes["description"]))
+    page, _, anchor = notes["runbook"].partition("#")
+    assert anchor in anchors((ROOT / page).read_text(encoding="utf-8"))
+
+
+def test_what_is_promised_is_alerted_on() -> None:
+    assert ALERTS.keys() == {
+        "DriverWedged",
+        "DriverNodeHeld",
+        "DriverRunFailing",
+        "DriverRebootWaiting",
+        "DriverWatchDown",
+        "RolloutHalted",
+        "RolloutStuck",
+        "RolloutSlow",
+        "RolloutControllerDown",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*(rule["expr"] for rule in ALERTS.values()), *(text for _, text in queries())],
+)
+def test_only_metrics_that_there_are_are_asked_for(text: str) -> None:
+    assert set(NAME.findall(text)) <= OURS
+
+
+def test_a_metric_that_there_is_not_would_be_found() -> None:
+    assert not set(NAME.findall("driver_manager_no_such_thing > 1")) <= OURS
+
+
+@pytest.mark.parametrize(
+    ("name", "alert", "named"),
+    [
+        ("rebellions-driver", "DriverWatchDown", {"node", "component"}),
+        ("rebellions-driver-rollout", "RolloutControllerDown", {"component"}),
+    ],
+)
+def test_the_alert_for_who_does_not_answer_finds_the_targets_of_the_pod_monitor(
+    name: str, alert: str, named: set[str]
+) -> None:
+    monitor = only(render("rebellions", "metrics"), "PodMonitor", name)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    labels = {one["targetLabel"]: one.get("replacement") for one in endpoint["relabelings"]}
+    assert labels.keys() == named
+    assert f'up{{component="{labels["component"]}"}}' in ALERTS[alert]["expr"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_pod_monitor_of_a_controller_selects_its_pods_and_a_port_that_they_have(overlay: str) -> None:
+    monitor = only(render(overlay, "metrics"), "PodMonitor", f"{overlay}-driver-rollout")
+    deployment = only(render(f"{overlay}/rollout"), "Deployment", f"{overlay}-driver-rollout")
+    assert monitor["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+    template = deployment["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (endpoint,), (container,) = monitor["spec"]["podMetricsEndpoints"], template["spec"]["containers"]
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+    named = re.search(r'deployment=~"([^"]+)"', ALERTS["RolloutControllerDown"]["expr"])
+    assert named is not None
+    assert re.fullmatch(named[1], deployment["metadata"]["name"])
+
+
+def test_the_figures_of_runs_go_where_a_collector_reads_them() -> None:
+    template = only(render("rebellions", "metrics"), "DaemonSet")["spec"]["template"]["spec"]
+    (init,) = template["initContainers"]
+    path = next(one["value"] for one in init["env"] if one["name"] == "METRICS_TEXTFILE")
+    assert path.endswith(".prom"), "the textfile collector reads no other files"
+    (mount,) = [one for one in init["volumeMounts"] if path.startswith(one["mountPath"] + "/")]
+    (volume,) = [one for one in template["volumes"] if one["name"] == mount["name"]]
+    assert volume["hostPath"]["path"] == mount["mountPath"]
+
+
+def test_the_dashboard_is_one_that_grafana_takes() -> None:
+    assert DASHBOARD["uid"]
+    assert DASHBOARD["title"]
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    cells: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        own = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not own & cells, f"{panel['title']} lies over another"
+        assert place["x"] + place["w"] <= 24
+        cells |= own
+    for panel in PANELS:
+        assert panel["description"]
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+    assert {one["name"] for one in DASHBOARD["templating"]["list"]} == {"datasource", "node"}
+
+
+# promtool
+
+
+@pytest.mark.long
+def test_promtool_understands_the_rules() -> None:
+    argv = [tool("promtool"), "check", "rules", str(COMPONENT / "rules.yaml")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"SUCCESS: {len(ALERTS)} rules found" in done.stdout
+
+
+def unit_tested(folder: Path, rules: str) -> subprocess.CompletedProcess[str]:
+    """The unit tests of the alerts, run on these rules."""
+    (folder / "rules.yaml").write_text(rules)
+    shutil.copy(UNIT_TESTS, folder / "tests.yaml")
+    argv = [tool("promtool"), "test", "rules", "tests.yaml"]
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=BOUND_S, check=False)
+
+
+@pytest.mark.long
+def test_the_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
+    done = unit_tested(tmp_path, (COMPONENT / "rules.yaml").read_text())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    body = yaml.safe_load(UNIT_TESTS.read_text())
+    cases = [case for one in body["tests"] for case in one["alert_rule_test"]]
+    for name in ALERTS:
+        fires = {bool(case["exp_alerts"]) for case in cases if case["alertname"] == name}
+        assert fires == {True, False}, name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('state="wedged"} == 1', 'state="wedged"} == 0'),
+        ("driver_manager_node_held == 1", "driver_manager_node_held == 0"),
+        ("failures_in_a_row >= 3", "failures_in_a_row >= 2"),
+        ("[1h]) >= 3", "[1h]) >= 30"),
+        ("> 4 * 3600", "> 3600"),
+        ("driver_manager_reboot_requested_timestamp_seconds > 0\n          and ", ""),
+        ('up{component="driver-watch"} == 0', "up == 0"),
+        ("last_turn_timestamp_seconds > 900", "last_turn_timestamp_seconds > 90000"),
+        ("for: 10m", "for: 1m"),
+        ('phase=~"Halted|Stalled"', 'phase="Halted"'),
+        ('max without (instance, pod) (driver_manager_rollout_phase{phase=~"Halted', '({phase=~"Halted'),
+        ("> 1800 + max", "> max"),
+        ("without (instance, pod) (driver_manager_rollout_patience_seconds)", "() (1800)"),
+        ('phase=~"Progressing|WaitingForNodes"', 'phase=~".+"'),
+        ('phase=~"Progressing|WaitingForNodes"', 'phase="Progressing"'),
+        ("[2h]) > 1800)", "[2h]) > 600)"),
+        ("> 0.25 *", "> 0.01 *"),
+        ("\n          and min_over_time(driver_manager_rollout_expected_end_timestamp_seconds[2h]) > 0)", ")"),
+        ("max without (instance, pod) (\n", "max without (instance, pod, revision) (\n"),
+        ("driver_manager_rollout_leader * driver_manager_rollout_ready", "driver_manager_rollout_leader"),
+        ("driver_manager_rollout_leader * driver_manager_rollout_ready", "driver_manager_rollout_ready"),
+        ('up{component="driver-rollout"}', "up"),
+        ('{deployment=~"(.+-)?driver-rollout"}', ""),
+    ],
+)
+def test_a_rule_that_is_broken_is_found(tmp_path: Path, old: str, new: str) -> None:
+    text = (COMPONENT / "rules.yaml").read_text()
+    assert old in text
+    assert unit_tested(tmp_path, text.replace(old, new, 1)).returncode != 0
+
+
+# a real Prometheus and the real endpoints
+
+
+TAKES_TIME = {"RolloutSlow"}
+"""Alerts that are about how things were hours ago."""
+
+
+@contextlib.contextmanager
+def stuck_rollouts(folder: Path, port: int) -> Iterator[None]:
+    """A real controller of two rollouts, which answers on `port`.
+
+    In one a node has waited for three hours for a reboot that nobody approves; the other one is for the same DaemonSet.
+    """
+    scene, long_ago_s = FleetScene(), float(int(time.time()) - 3 * 3600)
+    scene.set_driver("driver:1")
+    scene.add_nodes("c", "d")
+    new = scene.set_driver("driver:2")
+    scene.add_nodes("a", "b")
+    rollout = f"{NAMESPACE}/{DRIVER}"
+    for name, state in (("a", UpgradeState.DONE), ("b", UpgradeState.REBOOT)):
+        record = NodeRecord(rollout, new, 1, "before", f"boot-{name}", long_ago_s - 100.0, long_ago_s)
+        labels = {KEYS.upgrade_state: state.value, KEYS.state: NodeState.REBOOT_REQUIRED.value if name == "b" else None}
+        scene.edit_node(name, {"metadata": {"labels": labels, "annotations": {KEYS.rollout: encode_record(record)}}})
+    scene.add_rollout(DRIVER, waves=[{"name": "all"}], nodeTimeout="10m")
+    began = {"targetRevision": new, "history": [{"revision": new, "began": timestamps.written(long_ago_s)}]}
+    scene.store.patch(PLURAL, DRIVER, lambda one: one | {"status": began}, namespace=NAMESPACE, status=True)
+    time.sleep(1.1)  # of two objects of the same second, the uid says which one is older
+    scene.add_rollout("second")
+    with ApiServer(scene.store) as server:
+        controllers = Processes(server, scene, folder)
+        try:
+            controllers.start("--status-addr", f"127.0.0.1:{port}")
+            yield
+        finally:
+            controllers.stop()
+
+
+@dataclass(frozen=True)
+class Scraped:
+    """A Prometheus that has scraped a real health-watch and a real controller, and the host of the former."""
+
+    prometheus: Prometheus
+    tree: AscendTree
+
+    def wait(self, check: Callable[[], bool], what: str) -> None:
+        """Wait for a condition."""
+        end = time.monotonic() + BOUND_S
+        while not check():
+            assert time.monotonic() < end, what
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """A node on which all went wrong: wedged, held by a run that failed thrice, a reboot waits. And a stuck rollout."""
+    tool("prometheus")
+    folder = tmp_path_factory.mktemp("scraped")
+    tree, port = AscendTree(folder), free_port()
+    roots = HostRoots(tree.root, tree.root / "proc", tree.root / "sys", tree.root / "dev")
+    paths = builtin()["ascend"].paths
+    tree.tool.be("critical")
+    argv = [sys.executable, "-m", "driver_manager", "health-watch", *tree.options, "--interval", "100ms"]
+    argv += [f"--metrics-addr=127.0.0.1:{port}"]
+    environment = {"PATH": os.environ["PATH"], "TERMINATION_LOG": "/absent", "PYTHONPATH": str(ROOT)}
+    with (folder / "watch.log").open("wb") as log:
+        watch = subprocess.Popen(argv, stderr=log, env=environment)
+    try:
+        labels = {"component": "driver-watch", "node": "node-1"}
+        gone = {"component": "driver-watch", "node": "node-2"}
+        at_work, status_port = {"component": "driver-rollout"}, free_port()
+        targets = {
+            "watch": (port, labels),
+            "gone": (free_port(), gone),
+            "rollout": (status_port, at_work),
+            "rollout-gone": (free_port(), at_work),
+        }
+        with stuck_rollouts(folder, status_port), prometheus(folder, targets) as running:
+            found = Scraped(running, tree)
+            found.wait(lambda: bool(running.query('driver_manager_health_state{state="wedged"} == 1')), "the wedge")
+            window = Window(time.time() - 12.5, 12.5, {Part.UNLOAD: 2.0}, is_open=True)
+            steps = {"unload modules": 2.0}
+            run = RunReport(5, time.time(), 12.5, steps, is_held=True, requests=7, retries=1, window=window)
+            for _ in range(3):
+                RunFiguresFile(roots.files(), paths).add(run)
+                time.sleep(0.5)  # some scrapes, so that a counter is seen to grow
+            asked = RebootRequest("boot-1", "recovery", int(time.time()))
+            record = Record(announced=asked, announced_s=int(time.time()) - 5 * 3600)
+            tree.put(paths.rebooter_record.lstrip("/"), encode(record.counting(Attempt(1, "upgrade"))))
+            found.wait(lambda: bool(running.query("driver_manager_reboots_total == 1")), "the rebooter's record")
+            yield found
+    finally:
+        watch.terminate()
+        watch.wait(BOUND_S)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("title", "expression"), queries())
+def test_every_query_of_the_dashboard_has_an_answer(scraped: Scraped, title: str, expression: str) -> None:
+    scraped.wait(lambda: bool(scraped.prometheus.query(expression)), f"{title}: {expression}")
+
+
+@pytest.mark.long
+def test_the_stats_of_the_dashboard_say_what_is_so(scraped: Scraped) -> None:
+    def stat(title: str) -> float:
+        (expression,) = [text for name, text in queries() if name == title]
+        results = scraped.prometheus.query(expression)  # none where the last scrape of it was too slow
+        return float(results[0]["value"][1]) if len(results) == 1 else math.nan
+
+    wanted = {"Wedged": 1, "Held": 1, "Runs that fail again and again": 1, "Reboots asked for": 1, "Muted": 0}
+    wanted |= {"Halted or stalled": 1, "Waiting for approval": 0, "Failed nodes": 0, "Controllers at work": 1}
+    wanted["What a node takes"] = 100
+    wanted["Watches down"] = 1  # the one that nobody answers for
+    scraped.wait(lambda: {name: stat(name) for name in wanted} == wanted, "the stats")
+
+
+@pytest.mark.long
+def test_every_alert_that_is_due_is_raised_by_a_real_prometheus(scraped: Scraped) -> None:
+    due = ALERTS.keys() - TAKES_TIME
+    scraped.wait(lambda: scraped.prometheus.alerts() == due, "all alerts are pending or firing")
+    assert scraped.prometheus.unhealthy_rules() == []
+
+
+@pytest.mark.long
+def test_every_metric_of_the_reference_is_scraped(scraped: Scraped) -> None:
+    def names() -> set[str]:
+        found: list[Any] = scraped.prometheus.query('{__name__=~"(driver_manager|.+_operator)_.+"}')
+        return {one["metric"]["__name__"] for one in found}
+
+    scraped.wait(lambda: names() >= SCRAPED, f"{SCRAPED} are scraped")
+    assert names() <= SCRAPED, "and the reference knows all that there are"
+
+
+def test_the_component_has_all_its_files() -> None:
+    body = yaml.safe_load((COMPONENT / "kustomization.yaml").read_text())
+    named = {*body["resources"], *(one["path"] for one in body["patches"])}
+    outside = {"rules.yaml", "dashboard.json", "kustomization.yaml"}
+    assert {path.name for path in COMPONENT.iterdir()} == named | outside
+    assert DEPLOY in COMPONENT.parents

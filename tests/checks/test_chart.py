@@ -1,0 +1,271 @@
+"""The Helm chart: made from deploy/, rendered by Helm to what the overlays are, and strict about its values."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.releasing import chart, conditions, kustomize, layers
+from scripts.releasing.conditions import ALWAYS, When
+from scripts.releasing.kustomize import DEPLOY, OVERLAYS, Json, only, render
+from tests.support.deploy.helm import Helm, HelmError, started
+from tests.support.deploy.meaning import meaning
+
+NAMESPACES = {one: only(render(f"{one}/namespace"), "Namespace")["metadata"]["name"] for one in OVERLAYS}
+OFFERED = {
+    vendor: {name: has for name, has in names.items() if not name.startswith(("rollout", "openshift-rollout"))}
+    for vendor, names in chart.offered().items()
+}
+
+
+@pytest.fixture(scope="module")
+def helm() -> Iterator[Helm]:
+    """Helm's own code."""
+    with started() as running:
+        yield running
+
+
+def value_of(component: str) -> str:
+    """The value by which a component is switched."""
+    first, *rest = component.split("-")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def switched(**components: bool) -> Json:
+    """Values that switch these."""
+    return {value_of(name.replace("_", "-")): {"enabled": on} for name, on in components.items()}
+
+
+def sets() -> list[Any]:
+    """Vendor, components beside the overlay's own, those of its own that are left out, whether with its rollout."""
+    found: list[Any] = []
+    for vendor, names in OFFERED.items():
+        own = [name for name, has in names.items() if has]
+        more = [name for name, has in names.items() if not has]
+        alone = [name for name in more if not conditions.REQUIRES.get(name)]
+        found += [(vendor, (), (), False), (vendor, tuple(more), (), True)]
+        rest: list[Any] = [(vendor, (), (), True), (vendor, (), tuple(own), False)]
+        rest += [(vendor, (name,), (), False) for name in alone if name != "openshift"]
+        found += [pytest.param(*one, marks=pytest.mark.long) for one in rest]
+    return found
+
+
+def named(part: Any) -> str:
+    """For the test's name."""
+    return "+".join(part) if isinstance(part, tuple) else str(part)
+
+
+def overlay(vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bool, folder: Path) -> list[Json]:
+    """What kustomize makes of the vendor's overlay with `more` and without `less`, and where asked of its rollout."""
+    shutil.copytree(DEPLOY, folder / "deploy")
+    file = folder / f"deploy/overlays/{vendor}/kustomization.yaml"
+    body = yaml.safe_load(file.read_text())
+    kept = [one for one in body["components"] if one.rpartition("/")[2] not in less]
+    body["components"] = [*kept, *(f"../../components/{name}" for name in more)]
+    # The vendor's words for its rebooter are of no use without one.
+    body["patches"] = [one for one in body["patches"] if "rebooter" not in less or one["path"] != "rebooter.yaml"]
+    file.write_text(yaml.safe_dump(body))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kustomize, "DEPLOY", folder / "deploy")
+        rollout = render(f"{vendor}/rollout", *(["openshift-rollout"] if "openshift" in more else [])) if fleet else []
+        return [*render(vendor), *rollout]
+
+
+@pytest.mark.parametrize(("vendor", "more", "less", "fleet"), sets(), ids=named)
+def test_the_chart_renders_what_the_overlays_are(
+    helm: Helm, vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bool, tmp_path: Path
+) -> None:
+    wanted = meaning(overlay(vendor, more, less, fleet, tmp_path))
+    switches = dict.fromkeys(more, True) | dict.fromkeys(less, False) | {"rollout": fleet}
+    switches.pop("openshift-rebooter", None)  # by the two that it requires
+    values = {"vendor": vendor, **switched(**switches)}
+    found = meaning(helm.render(values, NAMESPACES[vendor]))
+    if not fleet:
+        # Helm installs definitions, whatever the values are.
+        found = {key: one for key, one in found.items() if key[0] != "CustomResourceDefinition"}
+    assert found.keys() == wanted.keys()
+    for key, one in wanted.items():
+        assert found[key] == one, key
+
+
+def test_a_difference_in_meaning_is_seen(helm: Helm, tmp_path: Path) -> None:
+    shutil.copytree(chart.CHART, tmp_path / "chart")
+    file = tmp_path / "chart/templates/base.yaml"
+    file.write_text(file.read_text().replace("mountPath: /host\n              readOnly: true", "mountPath: /host", 1))
+    found = meaning(helm.render({"vendor": "nvidia"}, "gpu-operator", tmp_path / "chart"))
+    wanted = meaning(render("nvidia"))
+    assert [key for key in wanted if found[key] != wanted[key]] == [("DaemonSet", "gpu-operator", "nvidia-driver")]
+
+
+def test_the_chart_in_the_repository_is_what_deploy_makes() -> None:
+    assert chart.drifted(chart.templates()) == [], "run scripts/chart"
+
+
+def test_a_change_in_deploy_shows_as_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    file = tmp_path / "deploy/components/in-place/rbac.yaml"
+    file.write_text(file.read_text().replace("- watch ", "- list "))
+    monkeypatch.setattr(chart, "DEPLOY", tmp_path / "deploy")
+    files = chart.templates()
+    assert chart.drifted(files) == ["templates/in-place.yaml"]
+    assert chart.drifted({name: text for name, text in files.items() if "quota" not in name}) == [
+        "templates/in-place.yaml",
+        "templates/resource-quota.yaml",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "at '/vendor': value must be one of 'amd', 'ascend', 'furiosa', 'gaudi', 'nvidia', 'rebellions', "),
+        ({"vendor": "nvdia"}, "at '/vendor': value must be one of"),
+        ({"vendor": "nvidia", "metricz": {"enabled": True}}, "'metricz' not allowed"),
+        (
+            {"vendor": "nvidia", "manager": {"env": {"LOG_LEVEL": True}}},
+            "at '/manager/env/LOG_LEVEL': got boolean",
+        ),
+        ({"vendor": "nvidia", "manager": {"env": {"A B": "x"}}}, "A B"),
+        ({"vendor": "nvidia", "image": {"tag": 1.5}}, "at '/image/tag': got number, want string"),
+        ({"vendor": "nvidia", "image": {"digest": "1234"}}, "at '/image/digest'"),
+        ({"vendor": "nvidia", "rollout": {"replicas": 0}}, "at '/rollout/replicas': minimum"),
+        ({"vendor": "nvidia", "eviction": {"enabled": "no"}}, "at '/eviction/enabled': got string"),
+        ({"vendor": "ascend", "eviction": {"enabled": True}}, "eviction.enabled: vendor ascend has no eviction"),
+        ({"vendor": "nvidia", "rebooter": {"enabled": True}}, "rebooter.enabled: vendor nvidia has no rebooter"),
+        (
+            {"vendor": "ascend", **switched(rebooter=False, rebooter_eviction=True)},
+            "rebooterEviction.enabled needs rebooter",
+        ),
+        ({"vendor": "nvidia", "clients": {"selector": "a=b"}}, "clients.selector needs clients.enabled"),
+        ({"vendor": "nvidia", "driver": {"image": {"repository": "r/d"}}}, "driver.image.tag: say which version"),
+        (
+            {"vendor": "nvidia", "driver": {"image": {"repository": "r/d", "tag": "2"}}},
+            "driver.configDigest: one word that changes",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_and_named(helm: Helm, values: Json, said: str) -> None:
+    with pytest.raises(HelmError) as refused:
+        helm.render(values, "x")
+    assert said in str(refused.value)
+
+
+def test_values_reach_what_they_are_about(helm: Helm) -> None:
+    digest = "sha256:" + "a" * 64
+    mount = {"name": "profile", "mountPath": "/etc/profile"}
+    values = {
+        "vendor": "ascend",
+        "image": {"repository": "r/m", "digest": digest, "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "driver": {
+            "image": {"repository": "r/d", "tag": "7"},
+            "configDigest": "seven",
+            "command": ["mine"],
+            "args": ["all"],
+            "ready": ["mine", "ready"],
+            "stop": ["mine", "stop"],
+            "env": {"DRIVER_VERSION": "7", "OWN": "1"},
+        },
+        "manager": {
+            "env": {"DRIVER_PROFILE": "mine"},
+            "volumeMounts": [mount],
+            "resources": {"limits": {"memory": "1Gi"}},
+        },
+        "rebooter": {"env": {"AUTO_UPGRADE": "true"}},
+        "clients": {"enabled": True, "selector": "role=exporter"},
+        "rollout": {"enabled": True, "replicas": 3},
+        "nodeSelector": {"pool": "npu"},
+        "tolerations": [{"key": "npu", "operator": "Exists"}],
+        "volumes": [{"name": "profile", "configMap": {"name": "profile"}}],
+    }
+    plain = meaning(helm.render({"vendor": "ascend", **switched(rollout=True, clients=True)}, "x"))
+    found = meaning(helm.render(values, "x"))
+    assert {key for key in plain if plain[key] != found[key]} == {
+        ("DaemonSet", "x", "ascend-driver"),
+        ("DaemonSet", "x", "ascend-driver-rebooter"),
+        ("Deployment", "x", "ascend-driver-rollout"),
+    }
+    template = found["DaemonSet", "x", "ascend-driver"]["spec"]["template"]
+    spec = template["spec"]
+    by_name = {one["name"]: one for one in (*spec["initContainers"], *spec["containers"])}
+    manager, driver = by_name["k8s-driver-manager"], by_name["driver"]
+    assert [one["image"] for one in (manager, driver)] == [f"r/m@{digest}", "r/d:7"]
+    assert (manager["imagePullPolicy"], driver["imagePullPolicy"]) == ("Always", "IfNotPresent")
+    assert (driver["command"], driver["args"]) == (["mine"], ["all"])
+    assert driver["startupProbe"]["exec"]["command"] == ["mine", "ready"]
+    assert driver["lifecycle"]["preStop"]["exec"]["command"] == ["mine", "stop"]
+    notes = template["metadata"]["annotations"]
+    assert (notes["driver-config-digest"], notes["client-selector"]) == ("seven", "role=exporter")
+    env = [(one["name"], one["value"]) for one in driver["env"] if "value" in one]
+    assert {("DRIVER_VERSION", "7"), ("OWN", "1")} <= set(env)
+    assert len(dict(env)) == len(env)
+    assert ("DRIVER_PROFILE", "mine") in [(one["name"], one.get("value")) for one in manager["env"]]
+    assert (mount in manager["volumeMounts"], manager["resources"]) == (True, {"limits": {"memory": "1Gi"}})
+    for name in ("ascend-driver", "ascend-driver-rebooter"):
+        pod = found["DaemonSet", "x", name]["spec"]["template"]["spec"]
+        assert (pod["nodeSelector"], pod["tolerations"]) == (values["nodeSelector"], values["tolerations"])
+        assert values["volumes"][0] in pod["volumes"]  # type: ignore[index]
+        assert pod["imagePullSecrets"] == [{"name": "pull"}]
+    assert found["Deployment", "x", "ascend-driver-rollout"]["spec"]["replicas"] == 3
+
+
+def test_the_values_in_the_documentation_are_taken(helm: Helm) -> None:
+    (text,) = re.findall(
+        r"```yaml\n# values.yaml\n(.*?)```", (DEPLOY.parent / "docs/install.md").read_text(), re.DOTALL
+    )
+    found = helm.render(yaml.safe_load(text), "rbln-system")
+    template = only(found, "DaemonSet")["spec"]["template"]
+    assert "sample" not in json.dumps(template), "nothing of the sample is left"
+    assert template["metadata"]["annotations"]["driver-config-digest"] == "my-driver-2.0.1"
+
+
+@pytest.mark.parametrize("vendor", OVERLAYS)
+def test_helm_itself_has_nothing_against_the_chart(helm: Helm, vendor: str) -> None:
+    assert helm.lint({"vendor": vendor}) == []
+
+
+def test_every_value_has_its_schema_and_a_comment_and_no_other_has() -> None:
+    values = yaml.safe_load((chart.CHART / "values.yaml").read_text())
+    schema = json.loads((chart.CHART / "values.schema.json").read_text())
+
+    def compare(given: Any, form: Json, path: str) -> None:
+        if "properties" in form and path != "/global":
+            assert form["additionalProperties"] is False, path
+            assert given.keys() == form["properties"].keys() - {"global"}, path
+            for key, inner in given.items():
+                compare(inner, form["properties"][key], f"{path}/{key}")
+
+    compare(values, schema, "")
+    text = (chart.CHART / "values.yaml").read_text()
+    for name in values.keys() - {"imagePullSecrets", "tolerations", "volumes"}:
+        assert re.search(rf"^# .*\n{name}:", text, re.MULTILINE), f"{name} has no comment"
+
+
+def test_the_switches_of_the_chart_are_the_components() -> None:
+    values = yaml.safe_load((chart.CHART / "values.yaml").read_text())
+    switches = {name for name, inner in values.items() if isinstance(inner, dict) and "enabled" in inner}
+    derived = {"openshift-rebooter", "openshift-rollout"}
+    wanted = {value_of(name) for names in chart.offered().values() for name in names if name not in derived}
+    assert switches == wanted
+
+
+def test_what_no_one_condition_can_say_is_refused() -> None:
+    node = layers.lifted({"spec": {"word": "a", "other": 1}})
+    layers.lay(node, {"spec": {"word": "b"}}, When(having=frozenset({"metrics"})))
+    text = layers.text(node, ALWAYS)
+    assert text.index("if not (include") < text.index("word: a") < text.index("else if include") < text.index("word: b")
+    with pytest.raises(ValueError, match="more than one condition"):
+        layers.lay(node, {"spec": {"word": "c"}}, When(frozenset({"nvidia"}), frozenset({"eviction"})))
+    with pytest.raises(ValueError, match="can be empty"):
+        layers.text(layers.Fields({"spec": [layers.Case(ALWAYS, _conditional())]}), ALWAYS)
+
+
+def _conditional() -> layers.Fields:
+    return layers.Fields({"x": [layers.Case(When(having=frozenset({"metrics"})), 1)]})

@@ -1,0 +1,155 @@
+"""What docs/ takes from the code is what the code says, and the pictures leave nothing out."""
+
+from __future__ import annotations
+
+import re
+import typing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from driver_manager import settings
+from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
+from driver_manager.domain.events import EVENTS
+from driver_manager.domain.fleet import holds, judge, obstacles, outlook, places
+from driver_manager.domain.fleet.acts import Phase, Place
+from driver_manager.domain.fleet.model import UpgradeState
+from driver_manager.domain.health import machine
+from driver_manager.domain.health.machine import Finding, HealthState
+from driver_manager.domain.health.marks import MarkChange
+from driver_manager.domain.host_paths import HostPaths
+from driver_manager.domain.profile import Strategy
+from driver_manager.domain.reboot.decision import ASKS, GUARDS, RebootAct
+from driver_manager.domain.swap import plan
+from driver_manager.domain.swap.plan import Decision
+from driver_manager.profiles import builtin
+from tests.support.docs import (
+    fleet_picture,
+    health_picture,
+    markdown,
+    pictures,
+    plan_picture,
+    profile_keys,
+    reboot_picture,
+    reference,
+)
+from tests.support.docs.markdown import Drift
+
+
+@pytest.mark.parametrize(
+    "make", [reference.pages, pytest.param(pictures.pages, marks=pytest.mark.long)], ids=["reference", "pictures"]
+)
+def test_the_pages_say_what_the_code_says(make: typing.Callable[[], typing.Mapping[Path, str]]) -> None:
+    markdown.check(make())
+
+
+def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXIT_MEANINGS, ExitCode.DRIVER_BUSY, "something else")
+    with pytest.raises(Drift, match=r"docs/reference\.md"):
+        markdown.check(reference.pages())
+
+
+@pytest.mark.long
+def test_a_transition_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(machine.TRANSITIONS[HealthState.SUSPECT], Finding.UNKNOWN, HealthState.WEDGED)
+    with pytest.raises(Drift, match=r"docs/states\.md"):
+        markdown.check(pictures.pages())
+
+
+@pytest.mark.long
+def test_guards_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reboot_picture, "GUARDS", tuple(reversed(GUARDS)))
+    with pytest.raises(Drift, match=r"docs/states\.md"):
+        markdown.check(pictures.pages())
+
+
+def test_steps_in_an_order_that_no_plan_may_have_are_noticed() -> None:
+    plans: list[tuple[str, ...]] = [("TakeNode", "UnloadModules"), ("UnloadModules", "TakeNode")]
+    with pytest.raises(ValueError, match="contradict each other about TakeNode, UnloadModules"):
+        plan_picture.merged(Strategy.IN_PLACE, Decision.REPLACE, plans)
+
+
+@pytest.mark.long
+def test_the_order_of_steps_is_kept_by_every_plan() -> None:
+    profiles = {profile.strategy: profile for profile in plan_picture.DRAWN}
+    for order in plan_picture.orders():
+        for found in plan_picture.sequences(profiles[order.strategy])[order.decision]:
+            assert list(found) == [name for name in order.steps if name in found]
+            assert not found or order.always <= set(found)
+
+
+@pytest.mark.long
+def test_the_pictures_have_every_step_state_guard_and_act() -> None:
+    drawn = {name.split()[0] for order in plan_picture.orders() for name in order.steps}
+    assert drawn == {kind.__name__ for kind in typing.get_args(plan.AnyStep)}
+    assert {order.decision for order in plan_picture.orders()} == set(Decision)
+    assert set(health_picture.acts()) == set(HealthState)
+    assert {act for found in health_picture.acts().values() for act in found} == set(MarkChange)
+    assert len(reboot_picture.seen().by_guard) == len(GUARDS)
+    acts = {act for found in reboot_picture.seen().by_guard.values() for act in found}
+    assert acts == set(RebootAct)
+    assert set(re.findall(r"^    (\w+): ", reboot_picture.picture(), re.MULTILINE)) == {
+        act.name.lower() for act in set(RebootAct) - ASKS
+    }
+
+
+@pytest.mark.long
+def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> None:
+    seen = fleet_picture.seen()
+    assert len(seen.places) == len(places.CASES)
+    assert len(seen.cases) == len(judge.CASES)
+    assert len(seen.obstacles) == len(obstacles.FOREIGN) + len(obstacles.UNFIT)
+    assert len(seen.holds) == len(holds.GUARDS)
+    assert len(seen.phases) == len(outlook.GUARDS)
+    assert {place for found in seen.places.values() for place in found} == {place.value for place in Place}
+    phases = {result.split(":")[0] for found in seen.phases.values() for result in found}
+    assert phases == {phase.value for phase in Phase}
+    words = {state.value for state in UpgradeState}
+    assert {word for found in seen.followers.values() for word in found} - {fleet_picture.NONE} == words
+
+
+@pytest.mark.long
+def test_cases_of_the_rollout_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holds, "GUARDS", tuple(reversed(holds.GUARDS)))
+    with pytest.raises(Drift, match=r"docs/states\.md"):
+        markdown.check(pictures.pages())
+
+
+def test_the_reference_has_every_option_event_key_and_path() -> None:
+    text = reference.pages()[markdown.DOCS / "reference.md"]
+    declared = [setting for _, group in settings.HEADINGS for setting in group]
+    assert not [one for one in declared if f"`{one.flag}`" not in text or f"`{one.env}`" not in text]
+    assert not [reason for reason in EVENTS if f"`{reason}`" not in text]
+    for profile in builtin().values():
+        assert not [key for key in vars(profile.keys).values() if key and f"`{key}`" not in text]
+    assert [one.env for one in declared if not reference.takers(one)] == []
+
+
+def test_the_reference_has_every_path_that_follows_from_others() -> None:
+    derived = {name for name, value in vars(HostPaths).items() if isinstance(value, property)}
+    assert set(reference.DERIVED) == derived
+    text = reference.pages()[markdown.DOCS / "reference.md"]
+    for profile in builtin().values():
+        paths = {name: getattr(profile.paths, name) for name in derived}
+        assert not {name: path for name, path in paths.items() if path and f"`{path}`" not in text}
+
+
+def test_every_key_of_a_profile_has_a_meaning_and_no_meaning_is_left_over() -> None:
+    assert {key.path for key in profile_keys.every_key()} == set(profile_keys.MEANINGS)
+
+
+def test_a_key_without_a_meaning_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(profile_keys.MEANINGS, "probe.tool")
+    with pytest.raises(KeyError, match=r"probe\.tool"):
+        profile_keys.rows()
+
+
+def test_a_page_without_the_marks_is_an_error() -> None:
+    with pytest.raises(Drift, match="lacks the marks"):
+        markdown.with_block("# Page\n", "scripts/reference", "x")
+
+
+def test_a_setting_that_no_command_takes_is_found() -> None:
+    other = replace(settings.CLUSTER[0], name="other", env="OTHER")
+    assert reference.takers(other) == []

@@ -1,0 +1,129 @@
+"""A release folder: complete, the same again, and what a user gets from it is what the repository says."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.releasing import chart, folder
+from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, ROLLOUTS, render
+from tests.support.deploy.helm import Helm, started
+from tests.support.deploy.meaning import meaning
+
+EPOCH = 1_700_000_000
+VERSION = folder.version()
+CHECKOUT = Path(__file__).parents[2]
+
+
+def made(into: Path) -> dict[str, bytes]:
+    """The content of each file of a release without images."""
+    into.mkdir()
+    folder.make(into, {}, EPOCH)
+    return {path.name: path.read_bytes() for path in into.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def helm() -> Iterator[Helm]:
+    """Helm's own code."""
+    with started() as running:
+        yield running
+
+
+@pytest.mark.long
+def test_a_release_made_twice_is_the_same_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = made(tmp_path / "first")
+    # Another checkout, made at another time by somebody with another umask.
+    shutil.copytree(chart.CHART, tmp_path / "chart", copy_function=shutil.copy)
+    for path in tmp_path.joinpath("chart").rglob("*"):
+        path.chmod(0o700)
+        os.utime(path, (time.time() - 1e6,) * 2)
+    monkeypatch.setattr(chart, "CHART", tmp_path / "chart")
+    old = os.umask(0o077)
+    try:
+        second = made(tmp_path / "second")
+    finally:
+        os.umask(old)
+    assert first == second
+
+
+@pytest.mark.long
+def test_it_has_every_overlay_the_chart_and_the_changes_and_sums_that_hold(tmp_path: Path) -> None:
+    files = made(tmp_path / "release")
+    overlays = {f"{name.replace('/', '-')}.yaml": name for name in (*OVERLAYS, *ROLLOUTS, *NAMESPACES)}
+    assert files.keys() == {*overlays, f"driver-manager-{VERSION}.tgz", "CHANGES.md", "SHA256SUMS"}
+    for file, overlay in overlays.items():
+        assert list(yaml.safe_load_all(files[file])) == render(overlay)
+        assert b"&id" not in files[file], "readable, without YAML's anchors"
+    words = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    checked = subprocess.run(words, cwd=tmp_path / "release", capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout.count(": OK")) == (0, len(files) - 1), checked.stderr
+
+
+@pytest.mark.long
+def test_the_packed_chart_is_the_chart(helm: Helm, tmp_path: Path) -> None:
+    files = made(tmp_path / "release")
+    packed = tmp_path / f"release/driver-manager-{VERSION}.tgz"
+    values = {"vendor": "rebellions", "rollout": {"enabled": True}}
+    assert meaning(helm.render(values, "x", packed)) == meaning(helm.render(values, "x"))
+    with tarfile.open(fileobj=io.BytesIO(files[packed.name])) as tar:
+        entries = tar.getmembers()
+    assert {(one.mtime, one.uid, one.gid, one.mode) for one in entries} == {(EPOCH, 0, 0, 0o644)}
+    assert sorted(one.name for one in entries) == [one.name for one in entries]
+
+
+def test_the_changes_are_those_of_one_version() -> None:
+    text = "# Changelog\n\n## [2.0.0] - 2027-01-01\n\n- two\n\n## [1.0.0] - 2026-01-01\n\n- one\n\n[1.0.0]: there\n"
+    assert folder.changes(text, "2.0.0") == "## [2.0.0] - 2027-01-01\n\n- two\n"
+    assert folder.changes(text, "1.0.0") == "## [1.0.0] - 2026-01-01\n\n- one\n"
+    with pytest.raises(folder.ReleaseError, match=r"no section for 1\.0"):
+        folder.changes(text, "1.0")
+
+
+def test_a_chart_that_is_out_of_date_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(chart.CHART, tmp_path / "chart")
+    file = tmp_path / "chart/templates/base.yaml"
+    file.write_text(file.read_text().replace("- patch\n", ""))
+    monkeypatch.setattr(chart, "CHART", tmp_path / "chart")
+    with pytest.raises(folder.ReleaseError, match=r"templates/base\.yaml.*run scripts/chart"):
+        made(tmp_path / "release")
+
+
+def test_what_failed_leaves_nothing_and_what_is_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(EPOCH))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert folder.main(["--image", "amd64=none", str(tmp_path / "release")]) == 1
+    assert "release: buildah" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "release").mkdir()
+    assert folder.main([str(tmp_path / "release")]) == 1
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_the_script_refuses_what_is_not_committed(tmp_path: Path) -> None:
+    for name in ("scripts/release", "scripts/image", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(CHECKOUT / name, tmp_path / name)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    done = subprocess.run([tmp_path / "scripts/release", "--no-images"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "changes that are not committed" in done.stderr
+
+
+@pytest.mark.long
+def test_the_help_of_the_script_names_every_file_of_a_release(tmp_path: Path) -> None:
+    told = subprocess.run([CHECKOUT / "scripts/release", "--help"], capture_output=True, text=True, check=True).stdout
+    for name in made(tmp_path / "release"):
+        plain = re.sub(r"-(rollout|namespace)\b", "", name).replace(VERSION, "<version>")
+        assert plain in told, name

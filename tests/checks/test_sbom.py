@@ -1,0 +1,107 @@
+"""The bill of materials of an image: whole, true to the locks, the same for the same image, of the standard's form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from images import sbom
+from tests.support.image.bom_form import refuse_malformed
+
+STATUS = """\
+Package: kmod
+Status: install ok installed
+Architecture: amd64
+Version: 30+20221128-1
+
+Package: gone
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1
+
+Package: libstdc++6
+Status: install ok installed
+Architecture: amd64
+Version: 1:12.2.0-14~x
+
+Package: tzdata
+Status: install ok installed
+Architecture: all
+Version: 2025b-0+deb12u2
+Description: zones
+ of time
+"""
+LOCKS = Path("requirements")
+EPOCH_S = 1_700_000_000
+
+
+def _install(root: Path, name: str, version: str, license_expression: str = "") -> None:
+    folder = root / f"opt/driver-manager/lib/python3.11/site-packages/{name}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    extra = f"License-Expression: {license_expression}\n" if license_expression else ""
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{extra}\nText\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An image's root with two Debian packages, one that was removed, and what the locks name."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\n')
+    (tmp_path / "var/lib/dpkg").mkdir(parents=True)
+    (tmp_path / "var/lib/dpkg/status").write_text(STATUS)
+    locked = sbom.locked_versions(LOCKS)
+    _install(tmp_path, "driver_manager", "0.1.0")
+    _install(tmp_path, "typing_extensions", locked["typing-extensions"], "PSF-2.0")
+    _install(tmp_path, "prometheus_client", locked["prometheus-client"])
+    return tmp_path
+
+
+def test_it_names_every_package_and_is_of_the_standards_form(root: Path) -> None:
+    document = sbom.bill(root, LOCKS, EPOCH_S)
+    refuse_malformed(document)
+    locked = sbom.locked_versions(LOCKS)
+    assert [component["purl"] for component in document["components"]] == [
+        "pkg:deb/debian/kmod@30%2B20221128-1?arch=amd64&distro=debian-12",
+        "pkg:deb/debian/libstdc%2B%2B6@1:12.2.0-14~x?arch=amd64&distro=debian-12",
+        "pkg:deb/debian/tzdata@2025b-0%2Bdeb12u2?arch=all&distro=debian-12",
+        f"pkg:pypi/prometheus-client@{locked['prometheus-client']}",
+        f"pkg:pypi/typing-extensions@{locked['typing-extensions']}",
+    ]
+    assert document["components"][-1]["licenses"] == [{"expression": "PSF-2.0"}]
+    assert document["metadata"]["component"]["version"] == "0.1.0"
+    assert document["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
+
+
+def test_the_same_image_gives_the_same_and_another_one_another_serial_number(root: Path) -> None:
+    first = sbom.bill(root, LOCKS, EPOCH_S)
+    assert sbom.bill(root, LOCKS, EPOCH_S) == first
+    status = root / "var/lib/dpkg/status"
+    status.write_text(STATUS.replace("30+20221128-1", "31"))
+    assert sbom.bill(root, LOCKS, EPOCH_S)["serialNumber"] != first["serialNumber"]
+
+
+@pytest.mark.parametrize(("name", "version", "said"), [("click", "0.0.1", r"\d"), ("evil", "1", "nothing of it")])
+def test_what_no_lock_names_so_is_refused(root: Path, name: str, version: str, said: str) -> None:
+    _install(root, name, version)
+    with pytest.raises(ValueError, match=f"{name} {version} is installed, and the locks say {said}"):
+        sbom.bill(root, LOCKS, EPOCH_S)
+
+
+def test_an_image_without_the_program_is_refused(root: Path) -> None:
+    for path in root.glob(f"{sbom.SITE_PACKAGES}/driver_manager-*/METADATA"):
+        path.unlink()
+    with pytest.raises(ValueError, match="driver-manager is not in"):
+        sbom.bill(root, LOCKS, EPOCH_S)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "change",
+    [{"bomFormat": "SPDX"}, {"serialNumber": "7"}, {"components": [{"name": "x"}]}, {"metadata": {"timestamp": 1}}],
+)
+def test_a_document_that_is_not_of_the_standards_form_is_seen(root: Path, change: dict[str, object]) -> None:
+    document = json.loads(json.dumps(sbom.bill(root, LOCKS, EPOCH_S)))
+    with pytest.raises(AssertionError):
+        refuse_malformed({**document, **change})

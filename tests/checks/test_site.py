@@ -1,0 +1,89 @@
+"""The docs as a site: links lead somewhere, every page is listed, every picture can be drawn, nobody else is asked."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.control_plane.fixtures import skip_or_fail
+from tests.support.docs.console import PAGES
+from tests.support.docs.markdown import DOCS, ROOT
+from tests.support.docs.site import __main__ as site
+from tests.support.docs.site.__main__ import SiteError
+
+TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+README, GLOSSARY = ROOT / "README.md", DOCS / "glossary.md"
+
+
+@pytest.fixture(scope="module")
+def npm() -> None:
+    """What brings mermaid is there."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        skip_or_fail("npm is not on PATH")
+
+
+@pytest.mark.long
+def test_the_site_has_every_page_and_asks_nobody_else_for_anything(npm: None, tmp_path: Path) -> None:
+    html = site.build(tmp_path)
+    built = {path.name: path.read_text(encoding="utf-8") for path in html.glob("*.html")}
+    assert built.keys() == {"404.html", "index.html", *(f"{page.stem}.html" for page in PAGES if page.parent == DOCS)}
+    for name, text in built.items():
+        assert "Content-Security-Policy" in text, name
+        assert re.search(r'<script src="[./]*mermaid\.js">', text), name
+    assert (html / "mermaid.js").stat().st_size > 1_000_000
+    drawn = sum(text.count('<pre class="mermaid">') for text in built.values())
+    assert drawn == sum(text.count("```mermaid") for text in TEXTS.values()) > 10
+
+
+@pytest.mark.long
+def test_a_link_or_an_anchor_that_leads_nowhere_is_refused(npm: None, tmp_path: Path) -> None:
+    broken = TEXTS[GLOSSARY] + "\n[a](nowhere.md#b) [c](install.md#no-such-head)\n"
+    with pytest.raises(SiteError) as refused:
+        site.build(tmp_path, {**TEXTS, GLOSSARY: broken})
+    assert re.search(r"(?s)(?=.*page does not exist)(?=.*anchor does not exist)", str(refused.value))
+
+
+@pytest.mark.long
+def test_a_picture_that_cannot_be_drawn_is_refused(npm: None, tmp_path: Path) -> None:
+    broken = TEXTS[GLOSSARY] + "\n```mermaid\nsequenceDiagram\n    a->>b: one; two\n```\n"
+    with pytest.raises(SiteError, match=r"glossary\.md: a picture \(sequenceDiagram\) cannot be drawn: Parse error"):
+        site.build(tmp_path, {**TEXTS, GLOSSARY: broken})
+
+
+@pytest.mark.parametrize("change", [{DOCS / "other.md": "# Other\n"}, {GLOSSARY: None}], ids=["unlisted", "absent"])
+def test_a_page_that_the_navigation_lacks_or_has_in_vain_is_refused(tmp_path: Path, change: dict[Path, str]) -> None:
+    pages = {page: text for page, text in {**TEXTS, **change}.items() if text is not None}
+    with pytest.raises(SiteError, match=r"(other|glossary)\.md: in the navigation"):
+        site.stage(tmp_path, pages)
+
+
+def test_a_package_that_is_not_the_pinned_one_is_refused_and_not_kept(tmp_path: Path) -> None:
+    kept = tmp_path / f"{site.MERMAID.replace('/', '-')}.tgz"
+    kept.write_bytes(b"something else")
+    with pytest.raises(SiteError, match="its hash is another one"):
+        site.mermaid(tmp_path)
+    assert not kept.exists()
+
+
+def test_links_are_those_of_the_site_and_the_repository_is_only_named() -> None:
+    text = "[a](docs/install.md#rights) [b](deploy) [c](https://example.com) [d](#e)\n```\n[f](deploy)\n```\n"
+    assert site.linked(README, text) == (
+        "[a](install.md#rights) b [c](https://example.com) [d](#e)\n```\n[f](deploy)\n```\n"
+    )
+    assert site.linked(GLOSSARY, "[a](../README.md) [b](../deploy/base)") == "[a](index.md) b"
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        '<script src="https://example.com/x.js">',
+        "<img alt=x src=//example.com/x.png>",
+        '<link rel="stylesheet" href="http://example.com/x.css">',
+        "<link href=https://example.com rel=preconnect crossorigin>",
+    ],
+)
+def test_what_would_be_asked_of_others_is_seen(tag: str) -> None:
+    assert len(site.outside(f'<a href="https://example.com">{tag}<script src="mermaid.js">')) == 1

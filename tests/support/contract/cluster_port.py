@@ -1,0 +1,284 @@
+"""The contract of the Cluster port, as one class of tests: it runs on the sandbox's server and on a real API server.
+
+A subclass provides the fixture `target`. Every fact here is what the core relies on.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.transport import Transport
+from driver_manager.adapters.process.clock import SystemClock
+from driver_manager.adapters.report.log import LogReporter
+from driver_manager.domain.errors import ApiRefused, Conflict, ManagerError, NodeMissing, WatchExpired
+from driver_manager.domain.journal import Journal, Owner, encode
+from driver_manager.domain.json_patch import Operation, expect, pointer, replaced
+from driver_manager.domain.node import NodeChange
+from driver_manager.domain.pod_changes import PodEvent, PodEventKind
+from driver_manager.domain.swap.node_patches import tested_release
+from driver_manager.profiles import builtin
+from tests.support.control_plane.api import Api, Json
+
+KEY = "rebellions.ai/npu.deploy.device-plugin"
+PROFILE = builtin()["rebellions"]
+NOTE = "rebellions.ai/npu-driver-manager.journal"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server under the contract: an administrator's client, and the adapter's ways, its own and who may nothing's."""
+
+    api: Api
+    way: Callable[[], Transport]
+    refused_way: Callable[[], Transport]
+
+    def cluster(self, node: str, *, refused: bool = False, budget_s: float = 60.0) -> KubeCluster:
+        """The adapter for `node`, with a retry budget of so many seconds, half of which one answer may take."""
+        clock = SystemClock()
+        way = self.refused_way if refused else self.way
+        return KubeCluster(way(), node, clock, LogReporter(clock.wall, as_json=True, level="error"), budget_s)
+
+    def make_node(self) -> str:
+        """A new node with one deploy label and one annotation of somebody else; its name."""
+        name = f"contract-{uuid.uuid4().hex[:8]}"
+        metadata = {"name": name, "labels": {KEY: "true", "other": "x"}, "annotations": {"theirs": "kept"}}
+        self.api.post("/api/v1/nodes", {"metadata": metadata})
+        return name
+
+    def make_pod(self, node: str, name: str = "", *, grace_s: int = 0, **spec: Any) -> str:
+        """A new pod bound to `node`; its name, which is its label `pod` too."""
+        name = name or f"pod-{uuid.uuid4().hex[:8]}"
+        body: Json = {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}
+        body |= {"nodeSelector": {KEY: "true"}, "automountServiceAccountToken": False}
+        body |= {"terminationGracePeriodSeconds": grace_s, **spec}
+        self.api.post(PODS, {"metadata": {"name": name, "labels": {"app": "contract", "pod": name}}, "spec": body})
+        return name
+
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod at once."""
+        self.api.delete(f"{PODS}/{name}", grace_s=0)
+
+
+class ClusterContract:
+    """Facts that hold on every API server."""
+
+    def test_a_node_is_read_with_labels_annotations_and_version(self, target: Target) -> None:
+        name = target.make_node()
+        node = target.cluster(name).node()
+        assert (node.name, dict(node.labels)[KEY], node.annotations["theirs"]) == (name, "true", "kept")
+        assert node.uid
+        assert node.resource_version
+        assert node.unschedulable is False
+
+    def test_a_node_that_does_not_exist_is_missing(self, target: Target) -> None:
+        with pytest.raises(NodeMissing, match="no-such-node"):
+            target.cluster("no-such-node").node()
+
+    def test_a_patch_changes_what_it_names_and_nothing_else(self, target: Target) -> None:
+        cluster = target.cluster(target.make_node())
+        before = cluster.node()
+        change = NodeChange(labels={KEY: "paused"}, annotations={NOTE: '{"v":1}'}, unschedulable=True)
+        after = cluster.patch_node(change, before.resource_version)
+        assert dict(after.labels) == {**before.labels, KEY: "paused"}
+        assert dict(after.annotations) == {**before.annotations, NOTE: '{"v":1}'}
+        assert after.unschedulable is True
+        assert after == cluster.node()
+
+    def test_giving_back_leaves_the_object_as_it_was(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        before = target.api.get(f"/api/v1/nodes/{name}")
+        cluster.patch_node(NodeChange({KEY: "p"}, {NOTE: "j"}, unschedulable=True), None)
+        cluster.patch_node(NodeChange({KEY: "true"}, {NOTE: None}, unschedulable=False), None)
+        after = target.api.get(f"/api/v1/nodes/{name}")
+        for body in (before, after):
+            for field in ("resourceVersion", "managedFields"):
+                body["metadata"].pop(field, None)
+            body["spec"] = body.get("spec") or {}
+        assert after == before
+
+    def test_a_json_patch_applies_where_the_node_is_as_it_says(self, target: Target) -> None:
+        cluster = target.cluster(target.make_node())
+        before = cluster.node()
+        taken = cluster.patch_node(NodeChange({KEY: "p"}, {NOTE: "j"}, unschedulable=True), before.resource_version)
+        after = cluster.patch_node_where(
+            (
+                expect(taken.uid, "metadata", "uid"),
+                *replaced("p", "true", "metadata", "labels", KEY),
+                *replaced("j", None, "metadata", "annotations", NOTE),
+                *replaced(True, None, "spec", "unschedulable"),
+            )
+        )
+        assert (after.labels, after.annotations) == (before.labels, before.annotations)
+        assert after.unschedulable is False
+        assert after == cluster.node()
+
+    @pytest.mark.parametrize(
+        "operations",
+        [
+            (expect("another", "metadata", "uid"),),
+            replaced("paused", "x", "metadata", "labels", KEY),
+            replaced("x", None, "metadata", "annotations", NOTE),
+            replaced("x", None, "metadata", "labels", "absent"),
+            (Operation("remove", pointer("metadata", "labels", "absent")),),
+            (expect("somebody", "metadata", "managedFields", 40, "manager"),),
+        ],
+        ids=["uid", "label", "no-note", "no-label", "no-removal", "no-record"],
+    )
+    def test_a_json_patch_that_does_not_apply_is_a_conflict_and_changes_nothing(
+        self, target: Target, operations: tuple[Operation, ...]
+    ) -> None:
+        cluster = target.cluster(target.make_node())
+        before = cluster.node()
+        with pytest.raises(Conflict):
+            cluster.patch_node_where((*replaced("x", "y", "metadata", "labels", "other"), *operations))
+        assert cluster.node() == before
+
+    def test_a_taken_node_is_released_without_a_look_unless_its_cordon_was_set_again(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        for is_disturbed in (False, True):
+            before = cluster.node()
+            held = Journal(Owner(pid=1), "boot", {KEY: "true"}, cordoned=True, cordon_manager="driver-manager")
+            notes = {PROFILE.keys.journal: encode(held), PROFILE.keys.cordon: "true"}
+            paused = NodeChange({KEY: PROFILE.deploy.paused_value}, notes, unschedulable=True)
+            taken = cluster.patch_node(paused, before.resource_version)
+            operations = tested_release(taken, held, PROFILE)
+            assert operations
+            if not is_disturbed:
+                after = cluster.patch_node_where(operations)
+                assert (after.labels, after.annotations, after.unschedulable) == (
+                    before.labels,
+                    before.annotations,
+                    False,
+                )
+                continue
+            if not taken.cordon_manager:  # a server that keeps no record of who set what
+                return
+            for cordon in (None, True):
+                target.api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": cordon}})
+            with pytest.raises(Conflict):
+                cluster.patch_node_where(operations)
+
+    def test_a_patch_on_a_stale_version_is_a_conflict_and_changes_nothing(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        stale = cluster.node().resource_version
+        target.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {"other": "y"}}})
+        with pytest.raises(Conflict):
+            cluster.patch_node(NodeChange(labels={KEY: "paused"}), stale)
+        assert cluster.node().labels[KEY] == "true"
+
+    def test_a_patch_of_a_missing_node_says_that_it_is_missing(self, target: Target) -> None:
+        with pytest.raises(NodeMissing):
+            target.cluster("no-such-node").patch_node(NodeChange(labels={KEY: "x"}), None)
+
+    def test_an_invalid_label_value_is_rejected_with_the_servers_reason(self, target: Target) -> None:
+        cluster = target.cluster(target.make_node())
+        with pytest.raises(ManagerError, match="422"):
+            cluster.patch_node(NodeChange(labels={KEY: "x" * 64}), None)
+
+    def test_only_the_nodes_own_pods_are_listed(self, target: Target) -> None:
+        name, other = target.make_node(), target.make_node()
+        pod = target.make_pod(name)
+        target.make_pod(other)
+        (listed,) = target.cluster(name).pods().pods
+        assert (listed.name, listed.selector_keys) == (pod, frozenset({KEY}))
+
+    def test_a_pod_that_is_told_to_end_says_by_when_it_should_have(self, target: Target) -> None:
+        name = target.make_node()
+        pod = target.make_pod(name, grace_s=600)
+        cluster = target.cluster(name)
+        (before,) = cluster.pods().pods
+        assert (before.deleting, before.due_s) == (False, None)
+        told_s = time.time()
+        target.api.delete(f"{PODS}/{pod}")
+        (after,) = cluster.pods().pods
+        assert after.deleting
+        assert after.due_s is not None
+        # The server writes whole seconds, and may take its time on a busy machine.
+        assert told_s + 598.0 <= after.due_s <= time.time() + 602.0
+        target.delete_pod(pod)
+
+    def test_a_watch_tells_everything_after_the_list_once_and_nothing_of_other_nodes(self, target: Target) -> None:
+        name, other = target.make_node(), target.make_node()
+        first = target.make_pod(name)
+        cluster = target.cluster(name)
+        version = cluster.pods().resource_version
+        second = target.make_pod(name)
+        target.make_pod(other)
+        target.delete_pod(first)
+        target.delete_pod(second)
+        seen: list[PodEvent] = []
+        for event in cluster.watch_pods(version, 30):
+            seen += [event] if event.pod else []
+            if event.pod and event.pod.name == second and event.kind is PodEventKind.GONE:
+                break
+        assert [event.pod.name for event in seen if event.kind is PodEventKind.GONE and event.pod] == [first, second]
+        assert {event.pod.name for event in seen if event.pod} == {first, second}
+
+    def test_a_watch_goes_on_from_any_version_it_gave(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        version = cluster.pods().resource_version
+        first, second = target.make_pod(name), target.make_pod(name)
+        event = next(cluster.watch_pods(version, 30))
+        assert event.pod is not None
+        assert event.pod.name == first
+        following = next(cluster.watch_pods(event.resource_version, 30))
+        assert following.pod is not None
+        assert following.pod.name == second
+
+    def test_a_watch_with_nothing_to_tell_ends_quietly_in_time(self, target: Target) -> None:
+        cluster = target.cluster(target.make_node())
+        kinds = {event.kind for event in cluster.watch_pods(cluster.pods().resource_version, 1)}
+        assert kinds <= {PodEventKind.BOOKMARK}
+
+    def test_a_watch_from_a_version_long_gone_has_expired(self, target: Target) -> None:
+        cluster = target.cluster(target.make_node())
+        with pytest.raises(WatchExpired):
+            list(cluster.watch_pods("1", 5))
+
+    def test_a_watch_can_be_left_in_the_middle(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        version = cluster.pods().resource_version
+        target.make_pod(name)
+        watch = cluster.watch_pods(version, 30)
+        next(watch)
+        watch.close()
+        assert cluster.node().name == name
+
+    def test_who_may_not_is_refused_by_name_of_verb_and_resource(self, target: Target) -> None:
+        name = target.make_node()
+        with pytest.raises(ApiRefused, match="get nodes"):
+            target.cluster(name, refused=True).node()
+        with pytest.raises(ApiRefused, match="list pods"):
+            target.cluster(name, refused=True).pods()
+
+    def test_an_event_about_the_node_is_recorded(self, target: Target) -> None:
+        name = target.make_node()
+        target.cluster(name).post_event("DriverReconciled", "what happened", warning=False)
+        events = target.api.list("/api/v1/namespaces/default/events")
+        (found,) = [event for event in events if event["involvedObject"]["name"] == name]
+        assert (found["reason"], found["message"], found["type"]) == ("DriverReconciled", "what happened", "Normal")
+
+    def test_an_event_with_a_key_is_recorded_once(self, target: Target) -> None:
+        name = target.make_node()
+        for _ in range(2):
+            assert target.cluster(name).post_event("RebootRequired", "reason=upgrade", warning=True, key="upgrade-1-2")
+        assert target.cluster(name).post_event("RebootRequired", "reason=recovery", warning=True, key="recovery-1-3")
+        events = target.api.list("/api/v1/namespaces/default/events")
+        found = [event["message"] for event in events if event["involvedObject"]["name"] == name]
+        assert sorted(found) == ["reason=recovery", "reason=upgrade"]
+
+    def test_an_event_that_is_refused_raises_nothing(self, target: Target) -> None:
+        target.cluster(target.make_node(), refused=True).post_event("R", "m", warning=True)

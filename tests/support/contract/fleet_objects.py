@@ -1,0 +1,192 @@
+"""What a rollout relies on beside single Nodes and pods: ControllerRevisions, OnDelete, and a custom resource.
+
+One class of tests: it runs on the sandbox's server with its DaemonSet controller, and on the real ones. A subclass
+provides the fixture `ground`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from driver_manager.adapters.kube.fleet_objects import REVISION_LABEL, as_daemon_set, as_revision, as_rollout
+from driver_manager.cli.zones import zone
+from driver_manager.domain.fleet.fields import GROUP, KIND, PLURAL, VERSION
+from driver_manager.domain.fleet.model import Revision
+from driver_manager.domain.fleet.reading import RolloutObject
+from driver_manager.ports.fleet import FollowedDaemonSet
+from tests.support.control_plane.api import STRATEGIC_PATCH, Api, Json, gone, status_of, wait_until
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A server, a namespace of it, and a label that one node has: its pods start and stop as a kubelet has them."""
+
+    api: Api
+    namespace: str
+    label: dict[str, str]
+    name: str = field(default_factory=lambda: f"driver-{uuid.uuid4().hex[:8]}")
+
+    def path(self, plural: str, name: str = "") -> str:
+        """The path of a collection, or of one object in it."""
+        folder = {"pods": "/api/v1", PLURAL: f"/apis/{GROUP}/{VERSION}"}.get(plural, "/apis/apps/v1")
+        return "/".join(filter(None, (f"{folder}/namespaces/{self.namespace}/{plural}", name)))
+
+    def make_daemon_set(self, image: str) -> FollowedDaemonSet:
+        """The driver's DaemonSet on the node; its pod runs."""
+        labels = {"app": self.name}
+        spec = {
+            "nodeSelector": self.label,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "driver", "image": image}],
+            "terminationGracePeriodSeconds": 1,
+        }
+        body = {
+            "selector": {"matchLabels": labels},
+            "updateStrategy": {"type": "OnDelete"},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        }
+        self.api.post(self.path("daemonsets"), {"metadata": {"name": self.name}, "spec": body})
+        wait_until(lambda: len(self.pods()) == 1, "a pod")
+        return self.daemon_set()
+
+    def set_image(self, image: str) -> None:
+        """Another template; its controller has seen it."""
+        template = self.api.get(self.path("daemonsets", self.name))["spec"]["template"]
+        template["spec"]["containers"][0]["image"] = image
+        self.api.patch(self.path("daemonsets", self.name), {"spec": {"template": template}})
+        wait_until(lambda: self.daemon_set().facts.is_current, "the template is observed")
+
+    def daemon_set(self) -> FollowedDaemonSet:
+        """It, as a rollout reads it."""
+        found = as_daemon_set(self.api.get(self.path("daemonsets", self.name))).fact
+        assert isinstance(found, FollowedDaemonSet)
+        return found
+
+    def revisions(self) -> dict[str, Revision]:
+        """Those of the DaemonSet by the image of their template."""
+        owner, found = self.daemon_set().facts.uid, {}
+        for one in self.api.list(self.path("controllerrevisions"), labelSelector=f"app={self.name}"):
+            item = as_revision(one)
+            assert item.owner == owner
+            assert isinstance(item.fact, Revision)
+            found[one["data"]["spec"]["template"]["spec"]["containers"][0]["image"]] = item.fact
+        return found
+
+    def pods(self) -> list[Json]:
+        """Its pods that are there to stay."""
+        found = self.api.list(self.path("pods"), labelSelector=f"app={self.name}")
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def clear(self) -> None:
+        """Nothing of it is left that somebody would act on."""
+        gone(lambda: self.api.delete(self.path(PLURAL, self.name)))
+        if not gone(lambda: self.api.delete(self.path("daemonsets", self.name))):
+            wait_until(lambda: not self.pods(), "its pods are gone")
+
+
+class FleetObjectsContract:
+    """Facts that hold on every API server."""
+
+    @pytest.fixture
+    def site(self, ground: Ground) -> Iterator[Ground]:
+        """The same, cleared afterwards."""
+        yield ground
+        ground.clear()
+
+    def test_a_template_is_a_revision_that_its_pods_name(self, site: Ground) -> None:
+        found = site.make_daemon_set("driver:1")
+        wait_until(lambda: site.daemon_set().facts.desired == 1, "it says how many nodes it wants a pod on")
+        assert site.daemon_set().facts.is_current
+        assert (found.facts.update_strategy, found.pods) == ("OnDelete", f"app={site.name}")
+        (revision,) = site.revisions().values()
+        assert (revision.number, revision.name) == (1, f"{site.name}-{revision.hash}")
+        (pod,) = site.pods()
+        assert pod["metadata"]["labels"][REVISION_LABEL] == revision.hash
+
+    def test_a_pod_of_an_old_template_stays_until_it_is_deleted(self, site: Ground) -> None:
+        site.make_daemon_set("driver:1")
+        (old,) = site.pods()
+        site.set_image("driver:2")
+        revisions = wait_until(lambda: found if len(found := site.revisions()) == 2 else None, "two revisions")
+        assert {image: one.number for image, one in revisions.items()} == {"driver:1": 1, "driver:2": 2}
+        assert [pod["metadata"]["uid"] for pod in site.pods()] == [old["metadata"]["uid"]]
+        site.api.delete(site.path("pods", old["metadata"]["name"]), uid=old["metadata"]["uid"])
+        (new,) = wait_until(site.pods, "another pod")
+        assert new["metadata"]["labels"][REVISION_LABEL] == revisions["driver:2"].hash
+        assert new["metadata"]["uid"] != old["metadata"]["uid"]
+
+    def test_a_template_that_comes_back_is_its_old_revision_with_the_highest_number(self, site: Ground) -> None:
+        site.make_daemon_set("driver:1")
+        first = site.revisions()["driver:1"]
+        site.set_image("driver:2")
+        wait_until(lambda: len(site.revisions()) == 2, "two revisions")
+        site.set_image("driver:1")
+        wait_until(lambda: site.revisions()["driver:1"].number == 3, "the first is the newest again")
+        assert site.revisions()["driver:1"].hash == first.hash
+        assert site.revisions()["driver:2"].number == 2
+
+    def test_a_template_as_it_was_read_from_its_revision_is_that_revision_again(self, site: Ground) -> None:
+        site.make_daemon_set("driver:1")
+        template = site.revisions()["driver:1"].template
+        site.set_image("driver:2")
+        wait_until(lambda: len(site.revisions()) == 2, "two revisions")
+        body = f'[{{"op": "replace", "path": "/spec/template", "value": {template}}}]'
+        site.api.patch(site.path("daemonsets", site.name), json.loads(body), "application/json-patch+json")
+        wait_until(lambda: site.revisions()["driver:1"].number == 3, "the first is the newest again")
+        assert len(site.revisions()) == 2
+
+    def test_a_new_rollout_has_no_status_and_its_generation_counts_changes_of_its_spec(self, site: Ground) -> None:
+        made = site.api.post(site.path(PLURAL), self.body(site) | {"status": {"phase": "Complete"}})
+        assert "status" not in made
+        assert made["metadata"]["generation"] == 1
+        path = site.path(PLURAL, site.name)
+        noted = site.api.patch(path, {"metadata": {"annotations": {"a": "b"}}, "status": {"phase": "Complete"}})
+        assert ("status" in noted, noted["metadata"]["generation"]) == (False, 1)
+        assert site.api.patch(path, {"spec": {"paused": True}})["metadata"]["generation"] == 2
+
+    def test_its_status_is_written_apart_from_all_else(self, site: Ground) -> None:
+        site.api.post(site.path(PLURAL), self.body(site))
+        path = site.path(PLURAL, site.name)
+        shown = site.api.patch(f"{path}/status", {"status": {"phase": "Paused"}, "spec": {"paused": True}})
+        assert shown["status"] == {"phase": "Paused"}
+        assert shown["spec"].get("paused", False) is False
+        assert shown["metadata"]["generation"] == 1
+        assert site.api.patch(path, {"spec": {"paused": True}})["status"] == {"phase": "Paused"}
+
+    def test_a_status_made_for_an_older_object_is_a_conflict_and_one_of_nothing_new_no_change(
+        self, site: Ground
+    ) -> None:
+        old = site.api.post(site.path(PLURAL), self.body(site))["metadata"]["resourceVersion"]
+        path = f"{site.path(PLURAL, site.name)}/status"
+        first = site.api.patch(path, {"metadata": {"resourceVersion": old}, "status": {"phase": "Paused"}})
+        assert first["metadata"]["resourceVersion"] != old
+        stale = {"metadata": {"resourceVersion": old}, "status": {"phase": "Complete"}}
+        assert status_of(lambda: site.api.patch(path, stale)) == 409
+        again = site.api.patch(path, {"status": {"phase": "Paused"}})
+        assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+
+    def test_it_is_listed_with_its_kind_and_takes_no_strategic_patch(self, site: Ground) -> None:
+        site.api.post(site.path(PLURAL), self.body(site))
+        listed = {one["metadata"]["name"]: one for one in site.api.list(site.path(PLURAL))}
+        assert listed[site.name]["kind"] == KIND
+        found = as_rollout(listed[site.name], zone).fact
+        assert isinstance(found, RolloutObject)
+        assert found.problems == ()
+        path = site.path(PLURAL, site.name)
+        patch = {"spec": {"paused": True}}
+        assert status_of(lambda: site.api.patch(path, patch, STRATEGIC_PATCH)) == 415
+
+    @staticmethod
+    def body(site: Ground) -> Json:
+        """A rollout of the DaemonSet of that name."""
+        return {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "metadata": {"name": site.name},
+            "spec": {"daemonSet": site.name},
+        }

@@ -1,0 +1,141 @@
+"""What the SlotStore port promises, as one test class that runs on the sandbox's API server and on a real one."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters.kube.leases import LEASE, LeaseSlots
+from driver_manager.domain.errors import ApiRefused, Conflict
+from driver_manager.domain.reboot.slots import SlotHolder, Slots
+from tests.support.contract.cluster_port import Target
+from tests.support.fakes.builders import ASCEND
+
+KEYS = ASCEND.keys
+PROGRESS = {KEYS.reboot_in_progress: "upgrade"}
+
+
+def boot(target: Target, name: str, boot_id: str, *, ready: bool) -> SlotHolder:
+    """The Node tells of a boot; the holder that it was in boot `before`."""
+    condition = {"type": "Ready", "status": "True" if ready else "Unknown"}
+    status: dict[str, Any] = {"nodeInfo": _info(boot_id), "conditions": [condition]}
+    body = {"status": status}
+    node = target.api.request(
+        "PATCH", f"/api/v1/nodes/{name}/status", body, content_type="application/merge-patch+json"
+    )
+    return SlotHolder(name, node["metadata"]["uid"], "before", 7)
+
+
+def _info(boot_id: str) -> dict[str, str]:
+    names = ("architecture", "containerRuntimeVersion", "kernelVersion", "kubeProxyVersion", "kubeletVersion")
+    rest = ("machineID", "operatingSystem", "osImage", "systemUUID")
+    return {**dict.fromkeys((*names, *rest), "x"), "bootID": boot_id}
+
+
+class SlotContract:
+    """Facts that hold on every API server."""
+
+    def store(self, target: Target, *, refused: bool = False) -> LeaseSlots:
+        """A store of its own namespace."""
+        namespace = f"slots-{uuid.uuid4().hex[:8]}"
+        target.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
+        return LeaseSlots(target.cluster("any", refused=refused).api, namespace, KEYS)
+
+    def lease(self, target: Target, store: LeaseSlots) -> dict[str, Any]:
+        """The Lease as the server has it."""
+        return target.api.get(f"{store._folder}/{LEASE}")
+
+    def test_without_a_lease_nobody_holds_a_slot_and_the_first_writer_makes_it(self, target: Target) -> None:
+        store = self.store(target)
+        seen = store.read(1)
+        assert (seen.slots, seen.version, seen.problem) == (Slots(), "", "")
+        taken = Slots((SlotHolder("node-b", "u1", "b", 7), SlotHolder("node-a", "u2", "b", 8)))
+        store.write(taken, seen.version)
+        assert store.read(9).slots == taken
+        assert self.lease(target, store)["spec"]["holderIdentity"] == "node-a, node-b"
+
+    def test_of_two_that_begin_the_lease_one_meets_a_conflict(self, target: Target) -> None:
+        store = self.store(target)
+        store.write(Slots((SlotHolder("a", "u1", "b"),)), "")
+        with pytest.raises(Conflict):
+            store.write(Slots((SlotHolder("b", "u2", "b"),)), "")
+        assert store.read(9).slots.held_by("u1")
+
+    def test_a_write_over_a_stale_version_is_a_conflict_and_changes_nothing(self, target: Target) -> None:
+        store = self.store(target)
+        store.write(Slots(), "")
+        version = store.read(1).version
+        store.write(Slots((SlotHolder("a", "u1", "b"),)), version)
+        with pytest.raises(Conflict):
+            store.write(Slots((SlotHolder("b", "u2", "b"),)), version)
+        assert [holder.uid for holder in store.read(9).slots.holders] == ["u1"]
+
+    def test_a_lease_deleted_meanwhile_is_a_conflict(self, target: Target) -> None:
+        store = self.store(target)
+        store.write(Slots(), "")
+        version = store.read(1).version
+        target.api.delete(f"{store._folder}/{LEASE}")
+        with pytest.raises(Conflict):
+            store.write(Slots((SlotHolder("a", "u1", "b"),)), version)
+
+    def test_the_last_one_who_leaves_leaves_no_holder(self, target: Target) -> None:
+        store = self.store(target)
+        store.write(Slots((SlotHolder("a", "u1", "b"),)), "")
+        store.write(Slots(), store.read(9).version)
+        assert not self.lease(target, store)["spec"].get("holderIdentity")
+
+    def test_holders_are_looked_up_only_where_there_is_no_room(self, target: Target) -> None:
+        store = self.store(target)
+        store.write(Slots((SlotHolder("no-such-node", "u1", "b"),)), "")
+        assert store.read(2).gone == frozenset()
+        assert store.read(1).gone == {"u1"}
+
+    @pytest.mark.parametrize("name", ["../../../api/v1/namespaces/default", "a/b", "?x=1", "%2e%2e"])
+    def test_a_holder_with_the_name_of_no_node_is_gone(self, target: Target, name: str) -> None:
+        store = self.store(target)
+        store.write(Slots((SlotHolder(name, "u1", "b"),)), "")
+        assert store.read(1).gone == {"u1"}
+
+    @pytest.mark.parametrize(
+        ("boot_id", "ready", "notes", "is_gone"),
+        [
+            ("before", True, {}, False),
+            ("before", False, {}, False),
+            ("after", False, {}, False),
+            ("after", True, PROGRESS, False),
+            ("after", True, {}, True),
+        ],
+    )
+    def test_a_node_keeps_its_slot_until_it_is_ready_in_another_boot_with_nothing_under_way(
+        self, target: Target, boot_id: str, ready: bool, notes: dict[str, str], is_gone: bool
+    ) -> None:
+        store, name = self.store(target), target.make_node()
+        holder = boot(target, name, boot_id, ready=ready)
+        target.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"annotations": notes}})
+        store.write(Slots((holder,)), "")
+        assert store.read(1).gone == ({holder.uid} if is_gone else frozenset())
+
+    def test_a_deleted_node_is_gone_and_so_is_one_of_the_same_name_with_another_uid(self, target: Target) -> None:
+        store, name = self.store(target), target.make_node()
+        holder = boot(target, name, "before", ready=False)
+        store.write(Slots((holder,)), "")
+        assert store.read(1).gone == frozenset()
+        target.api.delete(f"/api/v1/nodes/{name}")
+        assert store.read(1).gone == {holder.uid}
+        target.api.post("/api/v1/nodes", {"metadata": {"name": name}})
+        assert store.read(1).gone == {holder.uid}
+
+    def test_what_cannot_be_read_is_a_problem_that_names_the_lease(self, target: Target) -> None:
+        store = self.store(target)
+        store.write(Slots(), "")
+        target.api.patch(f"{store._folder}/{LEASE}", {"metadata": {"annotations": {KEYS.reboot_slots: "garbage"}}})
+        assert f"/{LEASE}" in store.read(1).problem
+
+    def test_who_may_not_is_refused_by_name_of_verb_and_resource(self, target: Target) -> None:
+        store = self.store(target, refused=True)
+        with pytest.raises(ApiRefused, match="get leases"):
+            store.read(1)
+        with pytest.raises(ApiRefused, match="create leases"):
+            store.write(Slots(), "")

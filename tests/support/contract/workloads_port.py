@@ -1,0 +1,240 @@
+"""The contract of the Cluster port about the Node's changes, cordons, evictions and claims.
+
+As `cluster_port`, on the sandbox's server and on a real API server, an old one through what translates for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.domain.errors import ApiRefused, NodeMissing, WatchExpired
+from driver_manager.domain.node import FIELD_MANAGER, NodeChange
+from driver_manager.domain.pod import Claim, Pod
+from driver_manager.domain.pod_changes import EvictionOutcome
+from tests.support.contract.cluster_port import KEY, PODS, Target
+from tests.support.control_plane.api import Json, wait_until
+
+ACCEPTED, GONE, BLOCKED = EvictionOutcome.ACCEPTED, EvictionOutcome.GONE, EvictionOutcome.BLOCKED
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+OLD_BUDGETS = BUDGETS.replace("/v1/", "/v1beta1/")
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+
+
+def node_path(name: str) -> str:
+    return f"/api/v1/nodes/{name}"
+
+
+def only_pod(cluster: KubeCluster) -> Pod:
+    """The one pod of the node."""
+    (found,) = cluster.pods().pods
+    return found
+
+
+def running(target: Target, name: str) -> None:
+    """The pod runs and is ready, as its kubelet tells: only such a pod is guarded by a budget."""
+    conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
+    status = {"status": {"phase": "Running", "conditions": conditions}}
+    target.api.patch(f"{PODS}/{name}/status", status)
+
+
+@contextlib.contextmanager
+def budget(target: Target, pod: str, number: int = 1) -> Iterator[None]:
+    """Budgets that allow no disruption of the pod, and are in force."""
+    path = BUDGETS if target.api.answers(BUDGETS) else OLD_BUDGETS
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"pod": pod}}}
+    names = [f"{pod}-{index}" for index in range(number)]
+    for name in names:
+        target.api.post(path, {"metadata": {"name": name}, "spec": spec})
+    yield
+    for name in names:
+        target.api.delete(f"{path}/{name}")
+
+
+class WorkloadsContract:
+    """Facts that hold on every API server."""
+
+    # the Node's changes
+
+    def test_a_watch_of_the_node_tells_its_changes_and_those_of_no_other(self, target: Target) -> None:
+        name, other = target.make_node(), target.make_node()
+        cluster = target.cluster(name)
+        version = cluster.node().resource_version
+        for value in ("one", "two"):
+            target.api.patch(node_path(other), {"metadata": {"labels": {"other": value}}})
+            target.api.patch(node_path(name), {"metadata": {"labels": {"other": value}}})
+        seen = []
+        with contextlib.closing(cluster.watch_node(version, 30)) as watch:
+            for node in watch:
+                seen.append((node.name, node.labels["other"]))
+                if node.labels["other"] == "two":
+                    break
+        assert seen == [(name, "one"), (name, "two")]
+
+    def test_a_watch_of_the_node_goes_on_from_any_version_it_gave(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        version = cluster.node().resource_version
+        for value in ("one", "two"):
+            target.api.patch(node_path(name), {"metadata": {"labels": {"other": value}}})
+        first = next(cluster.watch_node(version, 30))
+        second = next(cluster.watch_node(first.resource_version, 30))
+        assert (first.labels["other"], second.labels["other"]) == ("one", "two")
+        assert replace(second, cordon_manager="") == replace(cluster.node(), cordon_manager="")
+
+    def test_a_node_that_is_deleted_while_it_is_watched_is_missing(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        version = cluster.node().resource_version
+        target.api.delete(node_path(name))
+        with pytest.raises(NodeMissing, match=name):
+            list(cluster.watch_node(version, 30))
+
+    @pytest.mark.long
+    def test_a_watch_of_the_node_with_nothing_to_tell_ends_quietly_in_time(self, target: Target) -> None:
+        cluster = target.cluster(target.make_node())
+        assert list(cluster.watch_node(cluster.node().resource_version, 1)) == []
+
+    def test_a_watch_of_the_node_from_a_version_long_gone_has_expired(self, target: Target) -> None:
+        cluster = target.cluster(target.make_node())
+        with pytest.raises(WatchExpired):
+            list(cluster.watch_node("1", 5))
+
+    def test_who_may_not_watch_or_evict_is_refused_by_name_of_verb_and_resource(self, target: Target) -> None:
+        name = target.make_node()
+        target.make_pod(name)
+        pod = only_pod(target.cluster(name))
+        refused = target.cluster(name, refused=True)
+        with pytest.raises(ApiRefused, match="watch nodes"):
+            next(refused.watch_node("0", 5))
+        with pytest.raises(ApiRefused, match="create pods/eviction"):
+            refused.evict(pod)
+        assert only_pod(target.cluster(name)) == pod
+
+    # whose cordon it is
+
+    def test_a_cordon_is_on_record_for_whoever_set_it_last(self, target: Target) -> None:
+        name = target.make_node()
+        cluster = target.cluster(name)
+        assert cluster.node().cordon_manager == ""
+        assert cluster.patch_node(NodeChange(unschedulable=True), None).cordon_manager == FIELD_MANAGER
+        cluster.patch_node(NodeChange(labels={KEY: "x"}), None)
+        target.api.patch(node_path(name), {"metadata": {"labels": {"other": "y"}}})
+        target.api.patch(node_path(name), {"spec": {"unschedulable": True}})
+        assert cluster.node().cordon_manager == FIELD_MANAGER, "a cordon that is there already is not set anew"
+        target.api.patch(node_path(name), {"spec": {"unschedulable": None}})
+        assert cluster.node().cordon_manager == ""
+        target.api.patch(node_path(name), {"spec": {"unschedulable": True}})
+        assert cluster.node().cordon_manager not in ("", FIELD_MANAGER)
+
+    # evictions
+
+    def test_an_evicted_pod_terminates_with_its_own_grace(self, target: Target) -> None:
+        name = target.make_node()
+        target.make_pod(name, grace_s=30)
+        cluster = target.cluster(name)
+        pod = only_pod(cluster)
+        assert pod.termination_grace_s == 30
+        assert cluster.evict(pod).outcome is ACCEPTED
+        after = only_pod(cluster)
+        assert (after.uid, after.deleting, after.grace_period_s) == (pod.uid, True, 30)
+        assert cluster.evict(pod).outcome is ACCEPTED, "once more is no error"
+
+    def test_several_are_evicted_each_by_its_uid_and_each_is_answered(self, target: Target) -> None:
+        name = target.make_node()
+        for _ in range(3):
+            target.make_pod(name, grace_s=30)
+        cluster = target.cluster(name)
+        pods = cluster.pods().pods
+        found = {pod.uid: answer.outcome for pod, answer in cluster.evict_each(pods)}
+        assert found == {pod.uid: ACCEPTED for pod in pods}
+        assert all(pod.deleting for pod in cluster.pods().pods)
+
+    def test_a_rehearsed_eviction_changes_nothing(self, target: Target) -> None:
+        name = target.make_node()
+        target.make_pod(name, grace_s=30)
+        cluster = target.cluster(name)
+        pod = only_pod(cluster)
+        assert cluster.evict(pod, dry_run=True).outcome is ACCEPTED
+        assert only_pod(cluster) == pod
+
+    @pytest.mark.long
+    def test_a_pod_that_is_gone_is_told_so_and_its_namesake_is_left_alone(self, target: Target) -> None:
+        name = target.make_node()
+        same = target.make_pod(name)
+        cluster = target.cluster(name, budget_s=60.0)  # the server looks for 10 s whether the uid comes to fit
+        old = only_pod(cluster)
+        target.delete_pod(same)
+        wait_until(lambda: not cluster.pods().pods, "the pod is gone")
+        assert cluster.evict(old).outcome is GONE
+        target.make_pod(name, same, grace_s=30)
+        new = only_pod(cluster)
+        assert (str(new), new.uid == old.uid) == (str(old), False)
+        assert cluster.evict(old).outcome is GONE
+        assert only_pod(cluster) == new
+
+    @pytest.mark.parametrize("dry_run", [True, False])
+    def test_a_budget_that_allows_nothing_blocks_and_says_why(self, target: Target, dry_run: bool) -> None:
+        name = target.make_node()
+        pod_name = target.make_pod(name, grace_s=30)
+        running(target, pod_name)
+        cluster = target.cluster(name)
+        pod = only_pod(cluster)
+        with budget(target, pod_name):
+            answer = cluster.evict(pod, dry_run=dry_run)
+            assert answer.outcome is BLOCKED
+            assert f"The disruption budget {pod_name}-0" in answer.why
+            assert only_pod(cluster) == pod
+        assert cluster.evict(pod).outcome is ACCEPTED
+
+    def test_a_budget_is_judged_by_name_before_the_uid_is_looked_at(self, target: Target) -> None:
+        name = target.make_node()
+        same = target.make_pod(name)
+        cluster = target.cluster(name)
+        old = only_pod(cluster)
+        target.delete_pod(same)
+        wait_until(lambda: not cluster.pods().pods, "the pod is gone")
+        target.make_pod(name, same, grace_s=30)
+        running(target, same)
+        new = only_pod(cluster)
+        with budget(target, same):
+            assert cluster.evict(old).outcome is BLOCKED, "whoever evicts has to look who is there"
+        assert only_pod(cluster) == new
+
+    def test_a_pod_with_two_budgets_is_not_taken_for_evicted(self, target: Target) -> None:
+        name = target.make_node()
+        pod_name = target.make_pod(name, grace_s=30)
+        running(target, pod_name)
+        cluster = target.cluster(name)
+        pod = only_pod(cluster)
+        with budget(target, pod_name, 2):
+            answer = cluster.evict(pod)
+            assert answer.outcome is BLOCKED
+            assert "more than one PodDisruptionBudget" in answer.why
+            assert only_pod(cluster) == pod
+
+    # claims
+
+    def test_claims_are_read_from_the_namespaces_asked_for(self, target: Target) -> None:
+        name = f"claim-{uuid.uuid4().hex[:8]}"
+        wanted = {"name": "npu", "exactly": {"deviceClassName": "npu.rebellions.ai", "allocationMode": "ExactCount"}}
+        body: Json = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
+        target.api.post(CLAIMS, {**body, "spec": {"devices": {"requests": [wanted]}}})
+        result = {"request": "npu", "driver": "npu.rebellions.ai", "pool": "n", "device": "rbln0"}
+        cluster = target.cluster("any-node")
+        (found,) = [claim for claim in cluster.claims(["default"]) if claim.name == name]
+        assert found == Claim("default", name, ("npu.rebellions.ai",))
+        target.api.patch(f"{CLAIMS}/{name}/status", {"status": {"allocation": {"devices": {"results": [result]}}}})
+        (found,) = [claim for claim in cluster.claims(["default"]) if claim.name == name]
+        assert found.drivers == ("npu.rebellions.ai",)
+        assert [claim for claim in cluster.claims(["kube-system"]) if claim.name == name] == []
+        assert cluster.claims([]) == ()
+
+    def test_claims_that_may_not_be_read_are_refused_and_not_none(self, target: Target) -> None:
+        with pytest.raises(ApiRefused, match=r"list resourceclaims\.resource\.k8s\.io"):
+            target.cluster("any-node", refused=True).claims(["default"])

@@ -1,0 +1,162 @@
+"""Owns the fixtures of the real control plane: one per session, nodes, operands, users' pods, the fault proxy.
+
+A conftest takes those that it needs. Without the binaries they skip, or fail where the tier is required: CI=true, or
+DRIVER_MANAGER_REQUIRE_TIERS names `cluster`. Must not import the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.support.control_plane.api import Api, Json, wait_until
+from tests.support.control_plane.container import why_not
+from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory
+from tests.support.control_plane.objects import (
+    create_node,
+    create_operands,
+)
+from tests.support.control_plane.old_server import DRA_GROUP, dra_definitions
+from tests.support.control_plane.processes import STARTED
+from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.rights import (
+    EVENTS,
+    GENERATION_1,
+    READ_ONLY,
+    REBOOTER,
+    ROLLOUT,
+    WORKLOADS,
+    bind_rights,
+)
+from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User, missing_assets
+from tests.support.control_plane.workloads import Workloads, WorkloadsFactory
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[ControlPlane]:
+    """The session's control plane, with the namespace `rbln-system` and the agents' roles in force."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    reason = missing_assets(assets)
+    if reason or assets is None:
+        skip_or_fail(str(reason))
+    with ControlPlane(Path(assets)) as running:
+        with running.api(running.admin) as api:
+            api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+            bind_rights(api, running.agent, GENERATION_1)
+            bind_rights(api, running.reader, READ_ONLY)
+            bind_rights(api, running.rebooter, REBOOTER)
+            bind_rights(api, running.rollout, ROLLOUT)
+            bind_rights(api, running.agent_with_events, GENERATION_1 + EVENTS)
+            bind_rights(api, running.agent_for_workloads, WORKLOADS + EVENTS)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Kill the commands that a failed test left running. For the conftest of a tier: it applies to every test there."""
+    yield
+    for left in list(STARTED):
+        left.kill()
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    """Skip, or fail where the tier is required."""
+    required = re.split(r"[,\s]+", os.environ.get("DRIVER_MANAGER_REQUIRE_TIERS", ""))
+    if os.environ.get("CI") == "true" or "cluster" in required:
+        pytest.fail(f"the cluster tier is required, but {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def containers() -> None:
+    """From here on processes with mounts of their own can be made."""
+    if reason := why_not():
+        skip_or_fail(reason)
+
+
+@pytest.fixture(scope="session")
+def admin_api(control_plane: ControlPlane) -> Iterator[Api]:
+    """A client that may do everything."""
+    with control_plane.api(control_plane.admin) as api:
+        yield api
+
+
+@pytest.fixture(scope="session")
+def agent(control_plane: ControlPlane) -> User:
+    """A service account with exactly the rights of the operator's first generation."""
+    return control_plane.agent
+
+
+@pytest.fixture(scope="session")
+def agent_token(agent: User) -> str:
+    """The bearer token of `agent`."""
+    return agent.token
+
+
+@pytest.fixture(scope="session")
+def agent_with_events(control_plane: ControlPlane) -> User:
+    """As `agent`, and it may write events."""
+    return control_plane.agent_with_events
+
+
+@pytest.fixture(scope="session")
+def agent_for_workloads(control_plane: ControlPlane) -> User:
+    """As `agent_with_events`, and it may read resource claims."""
+    return control_plane.agent_for_workloads
+
+
+@pytest.fixture(scope="session")
+def dra(admin_api: Api) -> None:
+    """From here on the API server serves resource.k8s.io/v1 as far as agents read it: claims and device classes."""
+    serve_dra(admin_api)
+
+
+def serve_dra(api: Api) -> None:
+    """Define the resources of resource.k8s.io, and wait until they are served and in the discovery."""
+    for definition in dra_definitions():
+        api.post("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+    base = f"/apis/{DRA_GROUP}"
+    paths = (base, f"{base}/v1/resourceclaims", f"{base}/v1/deviceclasses")
+    wait_until(lambda: all(map(api.answers, paths)), f"{DRA_GROUP} is served", timeout_s=150)
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[Proxy]:
+    """A fault proxy without faults before the control plane; a test that fails shows what passed it."""
+    with Proxy.before(control_plane) as running:
+        yield running
+    print(running.report())
+
+
+@pytest.fixture
+def workloads(node: NodeFactory, admin_api: Api, dra: None) -> Iterator[WorkloadsFactory]:
+    """Make users' pods on a node of the `node` fixture, whose clean-up runs after this one's."""
+    with contextlib.ExitStack() as stack:
+        yield partial(Workloads, stack, admin_api)
+
+
+@pytest.fixture
+def node(admin_api: Api) -> Iterator[NodeFactory]:
+    """Create nodes. At the end their pods and they are removed."""
+    with contextlib.ExitStack() as stack:
+
+        def create(
+            labels: Mapping[str, str] | None = None, *, boot_id: str | None = None, annotations: Json | None = None
+        ) -> Node:
+            return create_node(stack, admin_api, labels or {}, boot_id=boot_id, annotations=annotations)
+
+        yield create
+
+
+@pytest.fixture
+def operands(node: NodeFactory, admin_api: Api) -> Iterator[OperandsFactory]:
+    """Create operands on a node of the `node` fixture, whose clean-up runs after this one's."""
+    with contextlib.ExitStack() as stack:
+        yield partial(create_operands, stack, admin_api)

@@ -1,0 +1,311 @@
+"""Owns what others do to a node during a run, and what has to be left of each: the oracle of the hands.
+
+The rule behind every expectation: whoever edited wins, nothing else changes, nothing of ours stays. Must not import the
+product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from tests.support.control_plane.api import ApiError, Json
+from tests.support.control_plane.runner import CORDON, JOURNAL, NEW, OLD, PREFIX
+from tests.support.control_plane.scene import (
+    DAEMON,
+    DISCOVERY,
+    DRIVER,
+    EXPORTER,
+    LABELS,
+    OFF,
+    PAUSED,
+    PLUGIN,
+    VALIDATOR,
+    Left,
+    NodeScene,
+)
+from tests.support.control_plane.waits import ASCEND_OLD, ENABLED, REQUESTED, Wait
+
+ADDED, FURTHER, FLAPPING = f"{PREFIX}added", f"{PREFIX}further", "team.example.com/flap"
+FLAP_S = 0.05
+KEPT_CHANGING = 8
+ASKED_FOR_REBOOT = {
+    "npu.openfuyao.com/reboot-required": "true",
+    "npu.openfuyao.com/driver-upgrade-state": "node-reboot-required",
+}
+FRESH = {DRIVER: "true", PLUGIN: "false", "team.example.com/made": "again"}
+"""The labels of a Node that is made again."""
+
+Act = Callable[[NodeScene], contextlib.AbstractContextManager[None] | None]
+
+
+STATES = {0: "ready", 9: "reboot-required"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What has to be left: `edits` over the labels before the run; None instead of the Node where it is gone.
+
+    `is_silent`: the Node shows nothing of the driver's state.
+    """
+
+    code: int
+    driver: str = NEW
+    edits: Mapping[str, str | None] | None = field(default_factory=dict)
+    is_cordoned: bool = False
+    marks: tuple[str, ...] = ()
+    is_silent: bool = False
+
+    @property
+    def state(self) -> str | None:
+        """What the Node shows of the driver's state."""
+        return None if self.is_silent or self.edits is None else STATES.get(self.code, "failed")
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Somebody else. `act` may go on while its context lasts; `expect` is the oracle.
+
+    Hands of one `bundle` touch different things, and act in the same run. `in_journal`, `in_pause`: only where there is
+    one.
+    """
+
+    name: str
+    act: Act
+    expect: Callable[[Wait], Expected]
+    bundle: str
+    in_journal: bool = False
+    in_pause: bool = False
+
+    def fits(self, wait: Wait) -> bool:
+        """Whether it means something in this wait."""
+        return (wait.has_journal or not self.in_journal) and (wait.has_pause or not self.in_pause)
+
+
+def usual(wait: Wait, **edits: str | None) -> Expected:
+    """The run ends as nobody had acted, but for the edits."""
+    if wait.name == "reboot":
+        return Expected(9, ASCEND_OLD, {**edits, **ASKED_FOR_REBOOT})
+    return Expected(0, edits=edits, marks=(ENABLED,) if wait.name == "operator" else ())
+
+
+def _label(key: str, value: str | None, scene: NodeScene) -> None:
+    scene.patch({"metadata": {"labels": {key: value}}})
+
+
+def edits(key: str, value: str | None) -> tuple[Act, Callable[[Wait], Expected]]:
+    """An administrator sets, or removes, one label, and it stays so."""
+    return partial(_label, key, value), lambda wait: usual(wait, **{key: value})
+
+
+def pauses(key: str) -> tuple[Act, Callable[[Wait], Expected]]:
+    """An administrator pauses a label that is not paused by us.
+
+    Before a node is taken that is what a dead manager leaves, and is decoded; where the journal tells better, it stays.
+    """
+
+    def expect(wait: Wait) -> Expected:
+        is_decoded = wait.plans_again and not wait.has_journal
+        return usual(wait, **{key: "true" if is_decoded else PAUSED})
+
+    return partial(_label, key, PAUSED), expect
+
+
+def _spec(unschedulable: bool | None, scene: NodeScene) -> None:
+    scene.patch({"spec": {"unschedulable": unschedulable}})
+
+
+def _cordon_anew(scene: NodeScene) -> None:
+    _spec(None, scene)
+    _spec(True, scene)
+
+
+def cordoned(is_cordoned: bool) -> Callable[[Wait], Expected]:
+    """As usual, with the node cordoned or not at the end."""
+
+    def expect(wait: Wait) -> Expected:
+        found = usual(wait)
+        return Expected(found.code, found.driver, found.edits, is_cordoned, found.marks)
+
+    return expect
+
+
+def _cordon_expected(wait: Wait) -> Expected:
+    """`kubectl cordon` on a node that we cordoned writes nothing, so it cannot be seen: ours is lifted."""
+    return cordoned(not wait.has_journal)(wait)
+
+
+def _annotation(key: str, value: str | None, scene: NodeScene) -> None:
+    scene.annotate(**{key: value})
+
+
+def _garbage_expected(wait: Wait) -> Expected:
+    """What is planned anew has to read it, and cannot; the run gives back what it knows it took."""
+    return Expected(2, OLD) if wait.plans_again else usual(wait)
+
+
+def _delete_node(scene: NodeScene) -> None:
+    scene.world.api.delete(scene.node.path)
+
+
+def _deleted_expected(wait: Wait) -> Expected:
+    if wait.name == "reboot":
+        return Expected(9, ASCEND_OLD, None)
+    return Expected(2, OLD if wait.plans_again else NEW, None)
+
+
+def _make_again(scene: NodeScene) -> None:
+    old = scene.node.read()
+    _delete_node(scene)
+    body: Json = {"metadata": {"name": scene.node.name, "labels": FRESH}, "status": old["status"]}
+    scene.world.api.post("/api/v1/nodes", body)
+
+
+def _made_again_expected(wait: Wait) -> Expected:
+    whole = dict.fromkeys((*LABELS, PLUGIN, "cluster-tests/support/node")) | FRESH
+    if wait.name == "reboot":
+        return Expected(9, ASCEND_OLD, whole | dict.fromkeys(ASKED_FOR_REBOOT), is_silent=True)
+    if wait.name == "safe-load":  # it watches the Node, and so sees it go
+        return Expected(2, OLD, whole, is_silent=True)
+    # Who plans anew takes the new Node, as any other; else it is nobody's of ours.
+    return Expected(0, edits=whole, is_silent=not wait.plans_again)
+
+
+def _delete_own_pod(scene: NodeScene) -> None:
+    """As `kubectl delete pod` and then the kubelet do."""
+    scene.own.api.delete(scene.own.path)
+    scene.own.wait_state("gone")
+    os.kill(scene.current.pid, signal.SIGTERM)
+
+
+def _told_to_end_expected(wait: Wait) -> Expected:
+    if wait.name == "reboot":
+        return usual(wait)
+    # The operator works on what it was asked for whether we live or not; the next run waits for it. In a hurry, only
+    # the patch that gives back shows the end.
+    marks = (ENABLED, REQUESTED) if wait.name == "operator" else ()
+    return Expected(10, OLD, marks=marks, is_silent=not wait.has_journal)
+
+
+def _force_delete_own_pod(scene: NodeScene) -> None:
+    """The process lives on."""
+    scene.own.api.delete(scene.own.path, grace_s=0)
+    scene.own.wait_state("gone")
+
+
+def _orphan_expected(wait: Wait) -> Expected:
+    """Who plans anew finds that its pod is gone, and gives up."""
+    return Expected(2, OLD, marks=usual(wait).marks) if wait.plans_again else usual(wait)
+
+
+@contextlib.contextmanager
+def _looping(scene: NodeScene, act: Callable[[], object], seconds: float) -> Iterator[None]:
+    """`act` again and again, from before the context's begin to its end."""
+    done, begun = threading.Event(), threading.Event()
+
+    def loop() -> None:
+        while not done.is_set():
+            with contextlib.suppress(ApiError):
+                act()
+            begun.set()
+            done.wait(seconds)
+
+    thread = threading.Thread(target=loop, name=f"hand-{scene.node.name}")
+    thread.start()
+    try:
+        assert begun.wait(75.0)
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _reconcile_labels(scene: NodeScene) -> contextlib.AbstractContextManager[None]:
+    """An operator that adds the deploy labels that are missing, for ever; an administrator removes one meanwhile."""
+    wanted = {EXPORTER: "true", FURTHER: "true"}
+
+    def add_missing() -> None:
+        there = scene.node.labels()
+        missing = {key: value for key, value in wanted.items() if key not in there}
+        if missing:
+            scene.node.set_labels(missing)
+
+    _label(EXPORTER, None, scene)
+    return _looping(scene, add_missing, 0.01)
+
+
+def _flap(scene: NodeScene) -> contextlib.AbstractContextManager[None]:
+    """Another field manager changes the Node all the time."""
+    numbers = iter(range(1_000_000))
+    return _looping(scene, lambda: _label(FLAPPING, str(next(numbers)), scene), FLAP_S)
+
+
+HANDS = (
+    Hand("adds-missing-label", *edits(ADDED, "true"), "labels"),
+    Hand("edits-to-true", *edits(EXPORTER, "true"), "labels", in_pause=True),
+    Hand("edits-to-false", *edits(DAEMON, "false"), "labels"),
+    Hand("edits-to-custom", *edits(DISCOVERY, "blue"), "labels"),
+    Hand("deletes-label", *edits(VALIDATOR, None), "labels"),
+    Hand("pauses-one-that-is-off", *pauses(OFF), "labels"),
+    Hand("pauses-a-further-one", *pauses(FURTHER), "labels"),
+    Hand("cordons-anew", _cordon_anew, cordoned(True), "labels", in_journal=True),
+    Hand("operator-loop", _reconcile_labels, lambda wait: usual(wait, **{FURTHER: "true"}), "loop"),
+    Hand("uncordons", partial(_spec, None), cordoned(False), "loop", in_journal=True),
+    Hand("cordons", partial(_spec, True), _cordon_expected, "cordon"),
+    Hand("removes-journal", partial(_annotation, JOURNAL, None), usual, "cordon", in_journal=True),
+    Hand("removes-cordon-mark", partial(_annotation, CORDON, None), cordoned(True), "garbage", in_journal=True),
+    Hand("garbles-journal", partial(_annotation, JOURNAL, "}garbage"), _garbage_expected, "garbage", in_journal=True),
+    Hand("deletes-node", _delete_node, _deleted_expected, "gone"),
+    Hand("makes-node-again", _make_again, _made_again_expected, "again"),
+    Hand("deletes-own-pod", _delete_own_pod, _told_to_end_expected, "ending"),
+    Hand("force-deletes-own-pod", _force_delete_own_pod, _orphan_expected, "orphan"),
+    Hand("flaps", _flap, usual, "flapper"),
+)
+
+
+def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand], mutant: str = "") -> tuple[int, Left]:
+    """Exit code, and what is left, of a run during whose wait these hands act.
+
+    A run that gave up, as it may where the Node never stops changing, is followed by the next one.
+    """
+    wait.reach(scene, mutant)
+    with contextlib.ExitStack() as going_on:
+        for hand in hands:
+            lasting = hand.act(scene)
+            if lasting is not None:
+                going_on.enter_context(lasting)
+        if not scene.current.has_ended:
+            wait.end(scene)
+        ended = scene.current.end()
+    if ended.code == KEPT_CHANGING and any(hand.name == "flaps" for hand in hands):
+        ended = scene.start(mutant=mutant).end()
+    left = Left.of(scene)
+    return ended.code, replace(left, labels=_without_flapping(left.labels))
+
+
+def wanted(scene: NodeScene, wait: Wait, hands: Sequence[Hand]) -> tuple[int, Left]:
+    """What `play` has to give: of several hands, what each makes unusual."""
+    nobody, found = usual(wait), usual(wait)
+    for one in (hand.expect(wait) for hand in hands):
+        found = Expected(
+            one.code if one.code != nobody.code else found.code,
+            one.driver if one.driver != nobody.driver else found.driver,
+            None if one.edits is None or found.edits is None else {**found.edits, **one.edits},
+            one.is_cordoned or found.is_cordoned,
+            one.marks if one.marks != nobody.marks else found.marks,
+            one.is_silent or found.is_silent,
+        )
+    if found.edits is None:
+        return found.code, Left(None, driver=found.driver, state=None)
+    labels = {key: value for key, value in {**scene.labels, **found.edits}.items() if value is not None}
+    return found.code, Left(labels, found.is_cordoned, found.marks, found.driver, found.state)
+
+
+def _without_flapping(labels: dict[str, str] | None) -> dict[str, str] | None:
+    """What the flapper wrote last is not of interest."""
+    return None if labels is None else {key: value for key, value in labels.items() if key != FLAPPING}

@@ -1,0 +1,374 @@
+"""Owns what stands in for the scheduler and the kubelet of one node, and the handles of a test's node and operands.
+
+The API server, the DaemonSet controller and the garbage collector are real; only the node's own part is played here:
+pods are bound, reported running, and confirmed gone after the time the test gives them to stop. Must not import the
+product.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+import urllib3
+
+from tests.support.control_plane.api import PATIENCE_S, Api, ApiError, Json, gone, wait_until
+from tests.support.control_plane.shown import Shown, of_others, shown
+
+COMPONENTS = (
+    "device-plugin",
+    "dra-kubelet-plugin",
+    "metrics-exporter",
+    "rbln-daemon",
+    "npu-feature-discovery",
+    "operator-validator",
+)
+
+NEVER = math.inf
+"""A stop time: the pod stays until it is released."""
+
+LONG_AGO = "2020-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """One pod that is gone. Times are `time.monotonic()` in seconds, comparable with the test's own.
+
+    `asked_at_s` is taken before the kubelet's final DELETE is sent (None if somebody else's delete was the last one),
+    `gone_at_s` when the watch reports the pod gone. The instant itself lies between the two.
+    """
+
+    app: str
+    name: str
+    uid: str
+    asked_at_s: float | None
+    gone_at_s: float
+
+
+@dataclass
+class _Pod:
+    """What is remembered of a pod of this node."""
+
+    path: str
+    key: str  # namespace/name
+    name: str
+    app: str
+    uid: str
+    terminating_since_s: float | None = None
+    asked_at_s: float | None = None
+
+
+class Kubelet:
+    """Binds, runs and stops the pods of one node, with a watcher and a reaper thread, while the context lasts.
+
+    An unexpected error ends its thread; pytest then fails the test.
+    """
+
+    def __init__(self, api: Api, node: str) -> None:
+        self.deletions: list[Deletion] = []
+        self._api = api
+        self._node = node
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._watch_stop: Callable[[], None] = lambda: None
+        self._pods: dict[str, _Pod] = {}
+        self._stop_times_s: dict[str, float] = {}
+        self._by_hand: tuple[str, ...] = ()
+        self._threads = [
+            threading.Thread(target=self._watch_pods, name=f"kubelet-{node}"),
+            threading.Thread(target=self._reap_pods, name=f"reaper-{node}"),
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            self._watch_stop()
+        for thread in self._threads:
+            thread.join(timeout=60)
+            assert not thread.is_alive(), f"{thread.name} did not end"
+
+    def stop_after(self, key: str, seconds: float) -> None:
+        """Pods named `key` (`name`, `namespace/name`) or labelled `app=key` take this long to stop; `NEVER` holds them.
+
+        Counts from the deletion, also for pods that are stopping already. Unset, a pod stops at once.
+        """
+        with self._changed:
+            self._stop_times_s[key] = seconds
+            self._changed.notify_all()
+
+    def start_by_hand(self, *prefixes: str) -> None:
+        """Pods whose names begin so are bound and stay Pending: the test runs their containers, and `report_running`s.
+
+        For pods that do not exist yet.
+        """
+        with self._changed:
+            self._by_hand = prefixes
+
+    def report_running(self, pod: Json) -> None:
+        """Its init containers are done, and its containers are up and ready."""
+        meta = pod["metadata"]
+        self._api.patch(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status", running(pod))
+
+    def release(self, *keys: str) -> None:
+        """Drop the stop time of these keys, or all of them: held pods go at once."""
+        with self._changed:
+            for key in keys or tuple(self._stop_times_s):
+                self._stop_times_s.pop(key, None)
+            self._changed.notify_all()
+
+    def _watch_pods(self) -> None:
+        """List, then watch from there; list again whenever a watch ends, until stopped."""
+        while True:
+            listed = self._api.get("/api/v1/pods")
+            uids = {pod["metadata"]["uid"] for pod in listed["items"]}
+            for uid in self._pods.keys() - uids:
+                self._forget(uid)
+            for pod in listed["items"]:
+                self._handle(pod)
+            try:
+                stream = self._api.watch("/api/v1/pods", resourceVersion=listed["metadata"]["resourceVersion"])
+            except urllib3.exceptions.HTTPError:
+                if self._stopping:
+                    return
+                raise
+            with stream:
+                with self._changed:
+                    if self._stopping:
+                        return
+                    self._watch_stop = stream.stop
+                for kind, pod in stream:
+                    if kind == "ERROR":  # 410: the version is compacted
+                        break
+                    if kind == "DELETED":
+                        self._forget(pod["metadata"]["uid"])
+                    else:
+                        self._handle(pod)
+
+    def _handle(self, pod: Json) -> None:
+        """Take one pod a step further: bound, running, or noted as terminating."""
+        meta, bound = pod["metadata"], pod["spec"].get("nodeName")
+        if self._node not in (bound, wanted_node(pod)):
+            return
+        app = meta.get("labels", {}).get("app", "")
+        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
+        key = f"{meta['namespace']}/{meta['name']}"
+        with self._changed:
+            known = self._pods.setdefault(meta["uid"], _Pod(path, key, meta["name"], app, meta["uid"]))
+            if "deletionTimestamp" in meta:
+                known.terminating_since_s = known.terminating_since_s or time.monotonic()
+                self._changed.notify_all()
+                return
+        # 404 and 409: the pod is gone, is another one of that name, or is bound by now. The next event tells.
+        if not bound:
+            gone(lambda: self._api.post(f"{path}/binding", binding(meta, self._node)), 409)
+        elif pod["status"].get("phase") == "Pending" and not meta["name"].startswith(self._by_hand):
+            gone(lambda: self._api.patch(f"{path}/status", running(pod)), 409)
+
+    def _forget(self, uid: str) -> None:
+        with self._changed:
+            pod = self._pods.pop(uid, None)
+            if pod:
+                self.deletions.append(Deletion(pod.app, pod.name, uid, pod.asked_at_s, time.monotonic()))
+
+    def _reap_pods(self) -> None:
+        """Confirm each deletion when the pod's time to stop is over."""
+        while (pod := self._next_to_confirm()) is not None:
+            try:
+                self._api.delete(pod.path, grace_s=0, uid=pod.uid)
+            except ApiError as error:
+                if error.status not in (404, 409):  # gone, or another pod of that name
+                    raise
+
+    def _next_to_confirm(self) -> _Pod | None:
+        """Block until a pod is due, marked as asked on return; None once stopping."""
+        with self._changed:
+            while not self._stopping:
+                dues = [(self._due_s(pod), pod) for pod in self._pods.values()]
+                due_s, pod = min(dues, key=lambda due: due[0], default=(NEVER, None))
+                now_s = time.monotonic()
+                if pod and due_s <= now_s:
+                    pod.asked_at_s = now_s
+                    return pod
+                self._changed.wait(None if due_s == NEVER else due_s - now_s)
+            return None
+
+    def _due_s(self, pod: _Pod) -> float:
+        """When to confirm the deletion; `NEVER` for a pod that runs, is held, or was confirmed but has a finalizer."""
+        if pod.terminating_since_s is None or pod.asked_at_s is not None:
+            return NEVER
+        times_s = (self._stop_times_s.get(key) for key in (pod.key, pod.name, pod.app))
+        return pod.terminating_since_s + next((time_s for time_s in times_s if time_s is not None), 0.0)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A test's node: its object on the API server and the kubelet that plays it."""
+
+    name: str
+    api: Api
+    kubelet: Kubelet
+
+    @property
+    def path(self) -> str:
+        """The object's path on the API server."""
+        return f"/api/v1/nodes/{self.name}"
+
+    def read(self) -> Json:
+        """The Node object as it is now."""
+        return self.api.get(self.path)
+
+    def labels(self) -> dict[str, str]:
+        """The labels as they are now, but for that of the driver's state: see `shown`."""
+        return of_others(self.read()["metadata"].get("labels", {}))
+
+    def annotations(self) -> dict[str, str]:
+        """The annotations as they are now, but for that of the last run."""
+        return of_others(self.read()["metadata"].get("annotations", {}))
+
+    def shown(self) -> Shown:
+        """What the Node shows of the driver's state."""
+        return shown(self.read())
+
+    def set_labels(self, labels: Mapping[str, str | None]) -> None:
+        """Set labels as an administrator would; None removes one."""
+        self.api.patch(self.path, {"metadata": {"labels": dict(labels)}})
+
+    def pods(self) -> list[Json]:
+        """The pods bound to this node, in every namespace."""
+        return self.api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={self.name}")
+
+    def age(self, pod: Json) -> None:
+        """Tell that the containers of a pod of this node, which runs, have run for long."""
+        meta, since = pod["metadata"], {"state": {"running": {"startedAt": LONG_AGO}}}
+        statuses = [{**one, **since} for one in pod["status"]["containerStatuses"]]
+        self.api.patch(
+            f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status",
+            {"metadata": {"uid": meta["uid"]}, "status": {"containerStatuses": statuses}},
+        )
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The operand DaemonSets of one node. Each component's pods carry the label `app=<component>`."""
+
+    node: Node
+    components: tuple[str, ...]
+    namespace: str
+    deploy_labels: dict[str, str] = field(default_factory=dict)  # component → the node label it is selected by
+
+    def pods(self) -> dict[str, list[Json]]:
+        """The pods on the node by component, terminating ones included."""
+        found: dict[str, list[Json]] = {component: [] for component in self.components}
+        for pod in self.node.pods():
+            app = pod["metadata"].get("labels", {}).get("app")
+            if app in found and pod["metadata"]["namespace"] == self.namespace:
+                found[app].append(pod)
+        return found
+
+    def running(self) -> set[str]:
+        """The components that have a ready pod which is not being deleted."""
+        return {component for component, pods in self.pods().items() if any(map(_is_ready, pods))}
+
+    def present(self) -> set[str]:
+        """The components that have a pod on the node in any state."""
+        return {component for component, pods in self.pods().items() if pods}
+
+    def wait_running(self, *components: str, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until these components (all, if none is named) run."""
+        wanted = set(components or self.components)
+        wait_until(lambda: wanted <= self.running(), f"running on {self.node.name}: {sorted(wanted)}", timeout_s)
+
+    def wait_gone(self, *components: str, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until these components (all, if none is named) have no pod on the node."""
+        wanted = set(components or self.components)
+        wait_until(lambda: not wanted & self.present(), f"gone from {self.node.name}: {sorted(wanted)}", timeout_s)
+
+
+class NodeFactory(Protocol):
+    """Creates a Ready node with a unique name and a kubelet."""
+
+    def __call__(
+        self, labels: Mapping[str, str] | None = None, *, boot_id: str | None = None, annotations: Json | None = None
+    ) -> Node: ...
+
+
+class OperandsFactory(Protocol):
+    """Creates operand DaemonSets for one node and waits until their pods run."""
+
+    def __call__(
+        self,
+        node: Node,
+        components: tuple[str, ...] = COMPONENTS,
+        *,
+        grace_s: int = 30,
+        images: Mapping[str, str] | None = None,
+        deploy_prefix: str = "rebellions.ai/npu.deploy.",
+    ) -> Operands: ...
+
+
+def _is_ready(pod: Json) -> bool:
+    conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+
+def wanted_node(pod: Json) -> str | None:
+    """The node the DaemonSet controller made an unbound pod for: a matchFields affinity on metadata.name."""
+    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    for term in required.get("nodeSelectorTerms", []):
+        for rule in term.get("matchFields", []):
+            if rule["key"] == "metadata.name" and rule["operator"] == "In":
+                return str(rule["values"][0])
+    return None
+
+
+def binding(meta: Json, node: str) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+
+
+def running(pod: Json) -> Json:
+    """The status patch of a pod whose init containers are done and whose containers are up and ready."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    spec = pod["spec"]
+    conditions = ("Initialized", "Ready", "ContainersReady", "PodScheduled")
+    done = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}}
+    return {
+        "metadata": {"uid": pod["metadata"]["uid"]},
+        "status": {
+            "phase": "Running",
+            "startTime": now,
+            "hostIP": "127.0.0.1",
+            "conditions": [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in conditions],
+            "initContainerStatuses": [_container(c, done) for c in spec.get("initContainers", [])],
+            "containerStatuses": [_container(c, {"running": {"startedAt": now}}) for c in spec["containers"]],
+        },
+    }
+
+
+def _container(container: Json, state: Json) -> Json:
+    return {
+        "name": container["name"],
+        "image": container["image"],
+        "imageID": f"{container['image']}@sha256:{'0' * 64}",
+        "containerID": f"test://{container['name']}",
+        "ready": True,
+        "started": "running" in state,
+        "restartCount": 0,
+        "state": state,
+    }

@@ -1,0 +1,25 @@
+"""The product's way to the API server from a pod, for tests that use the product's adapters in their own process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from driver_manager.adapters.kube import in_pod
+from driver_manager.adapters.kube.in_pod import InPod
+from tests.support.control_plane.servers import ControlPlane
+
+
+def pod_transport(plane: ControlPlane, token: str, server: str | None = None) -> InPod:
+    """As a pod with `token` has it; `server` where it must take another way."""
+    return of_environment(plane.service_account(token, server))
+
+
+def enter_pod(environ: Mapping[str, str]) -> None:
+    """As `pod_site` has it, for a process whose interpreter runs already."""
+    in_pod.ACCOUNT = Path(environ.get("TEST_SERVICE_ACCOUNT", in_pod.ACCOUNT))
+
+
+def of_environment(environ: dict[str, str]) -> InPod:
+    """As the process of such an environment has it."""
+    return InPod(Path(environ["TEST_SERVICE_ACCOUNT"]), environ)

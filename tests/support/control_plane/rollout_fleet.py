@@ -1,0 +1,346 @@
+"""Owns a fleet for rollouts on the real API server: nodes, the driver's DaemonSet, and who plays all kubelets.
+
+The DaemonSet controller is real, and so are the controllers of rollouts, which are processes. Must not import the
+product.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import urllib3
+
+from tests.support.control_plane.api import Api, ApiError, Json, gone, wait_until
+from tests.support.control_plane.audit import AuditRecord
+from tests.support.control_plane.forked_commands import ForkedCommand, ForkServer
+from tests.support.control_plane.kubelet import binding, running, wanted_node
+from tests.support.control_plane.objects import node_body
+from tests.support.control_plane.processes import Running
+from tests.support.control_plane.servers import NAMESPACE, ControlPlane
+from tests.support.control_plane.shown import LAST_OUTCOME
+from tests.support.control_plane.shown import STATE as SHOWN
+
+GROUP = "driver-manager.rebellions.ai"
+STATE = "rebellions.ai/npu-driver-upgrade-state"
+RECORD = "rebellions.ai/npu-driver-manager.rollout"
+REVISION = "controller-revision-hash"
+UNDER_WAY = ("pod-restart-required", "reboot-required", "validation-required")
+ROLLOUTS = f"/apis/{GROUP}/v1alpha1/namespaces/{NAMESPACE}/driverrollouts"
+PATIENCE_S = 900.0
+READY_S = 0.3
+"""From a driver pod's binding until it is ready."""
+
+
+class Kubelets:
+    """Binds, runs and stops the pods with one label, whichever node they are for, while the context lasts."""
+
+    def __init__(self, api: Api, app: str) -> None:
+        self.broken: set[str] = set()
+        self.wedging: set[tuple[str, str]] = set()
+        """Nodes with the image that does not serve on them: the pod stays as it is, and the node says so."""
+        self._api, self._app = api, app
+        self._wedged: set[str] = set()
+        self._stopping = threading.Event()
+        self._pods: dict[str, Json] = {}
+        self._due: dict[str, float] = {}
+        self._threads = [threading.Thread(target=self._watch), threading.Thread(target=self._start_pods)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(timeout=60)
+            assert not thread.is_alive(), "a kubelet did not end"
+
+    def _watch(self) -> None:
+        path, selector = f"/api/v1/namespaces/{NAMESPACE}/pods", {"labelSelector": f"app={self._app}"}
+        while not self._stopping.is_set():
+            listed = self._api.request("GET", path, params=selector)
+            for pod in listed["items"]:
+                self._handle(pod)
+            version = listed["metadata"]["resourceVersion"]
+            try:
+                with self._api.watch(path, timeout_s=1, resourceVersion=version, **selector) as stream:
+                    for kind, pod in stream:
+                        if kind in ("ADDED", "MODIFIED"):
+                            self._handle(pod)
+            except urllib3.exceptions.HTTPError:
+                continue
+
+    def _handle(self, pod: Json) -> None:
+        meta, node = pod["metadata"], pod["spec"].get("nodeName")
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{meta['name']}"
+        if "deletionTimestamp" in meta:
+            gone(lambda: self._api.delete(path, grace_s=0, uid=meta["uid"]), 409)
+        elif node is None and (wanted := wanted_node(pod)):
+            gone(lambda: self._api.post(f"{path}/binding", binding(meta, wanted)), 409)
+        elif node is not None and pod["status"].get("phase") == "Pending":
+            self._pods[meta["uid"]] = pod
+            self._due.setdefault(meta["uid"], time.monotonic() + READY_S)
+
+    def _start_pods(self) -> None:
+        while not self._stopping.wait(0.02):
+            now_s = time.monotonic()
+            for uid in [uid for uid, due_s in list(self._due.items()) if due_s <= now_s]:
+                pod = self._pods[uid]
+                if pod["spec"]["nodeName"] in self.broken:
+                    continue
+                del self._due[uid]
+                if not self._serves(pod):
+                    continue
+                path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+                gone(lambda path=path, pod=pod: self._api.patch(f"{path}/status", running(pod)), 409)  # type: ignore[misc]
+
+    def _serves(self, pod: Json) -> bool:
+        """Whether the pod's driver does; its Node says so, as the pod's run would."""
+        node, image = pod["spec"]["nodeName"], pod["spec"]["containers"][0]["image"]
+        is_wedged = (node, image) in self.wedging
+        if is_wedged is not (node in self._wedged):
+            word = "wedged" if is_wedged else "ready"
+            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1.0))  # no run ends as it begins
+            outcome = {"v": 1, "state": word, "exitCode": 0, "what": word, "ended": moment, "since": moment}
+            notes = {"labels": {SHOWN: word}, "annotations": {LAST_OUTCOME: json.dumps(outcome)}}
+            self._api.patch(f"/api/v1/nodes/{node}", {"metadata": notes})
+            self._wedged = {*self._wedged, node} if is_wedged else self._wedged - {node}
+        return not is_wedged
+
+
+class RolloutFleet:
+    """Nodes with the driver's DaemonSet, and a DriverRollout of it, while the context lasts."""
+
+    def __init__(  # what may differ from fleet to fleet
+        self, plane: ControlPlane, api: Api, folder: Path, size: int, lease: str = "", weight: int = 0
+    ) -> None:
+        """Controllers lead by the Lease `lease`, or else by one of the fleet's own.
+
+        `weight`: bytes that each Node has beside what a rollout looks at, as a real one has.
+        """
+        self.plane, self.api, self.folder = plane, api, folder
+        self.name = f"fleet-{uuid.uuid4().hex[:6]}"
+        self.lease = lease or self.name
+        self._notes = {"cluster-tests/weight": "x" * weight} if weight else {}
+        self.nodes = [f"{self.name}-{number}" for number in range(size)]
+        self.kubelets = Kubelets(api, self.name)
+        self._controllers: list[Running] = []
+
+    def __enter__(self) -> Self:
+        for node in self.nodes:
+            self.api.post("/api/v1/nodes", node_body(node, {"fleet": self.name}, self._notes, f"boot-{node}"))
+        self.kubelets.__enter__()
+        self.api.post(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets", self._daemon_set("driver:1"))
+        everywhere = "the first driver is everywhere"
+        wait_until(lambda: len(self.serving()) == len(self.nodes), everywhere, PATIENCE_S, self._pace_s)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for controller in self._controllers:
+            if controller.process.poll() is None:
+                print(controller.kill().err)
+        gone(lambda: self.api.delete(f"{ROLLOUTS}/{self.name}"))
+        gone(lambda: self.api.delete(self._path))
+        self.kubelets.broken.clear()
+        wait_until(lambda: not self.pods(), f"no pod of {self.name}", PATIENCE_S, self._pace_s)
+        self.kubelets.__exit__(kind, error, at)
+        for node in self.nodes:
+            gone(lambda node=node: self.api.delete(f"/api/v1/nodes/{node}"))  # type: ignore[misc]
+
+    def make_rollout(self, **spec: Any) -> None:
+        """The object."""
+        body = {
+            "apiVersion": f"{GROUP}/v1alpha1",
+            "kind": "DriverRollout",
+            "metadata": {"name": self.name, "namespace": NAMESPACE},
+            "spec": {"daemonSet": self.name, **spec},
+        }
+        self.api.post(ROLLOUTS, body)
+
+    def edit_rollout(self, **spec: Any) -> None:
+        """Change its spec."""
+        self.api.patch(f"{ROLLOUTS}/{self.name}", {"spec": spec})
+
+    def set_driver(self, image: str) -> str:
+        """The template has this image from now on; the hash of its revision."""
+        body = self._daemon_set(image)["spec"]["template"]["spec"]["containers"]
+        self.api.patch(self._path, {"spec": {"template": {"spec": {"containers": body}}}})
+
+        def hashed() -> str | None:
+            found = self.api.list(
+                f"/apis/apps/v1/namespaces/{NAMESPACE}/controllerrevisions", labelSelector=f"app={self.name}"
+            )
+            images = {
+                one["metadata"]["labels"][REVISION]: one["data"]["spec"]["template"]["spec"]["containers"][0]["image"]
+                for one in found
+            }
+            return next((name for name, found_image in images.items() if found_image == image), None)
+
+        return wait_until(hashed, f"a revision of {image}")
+
+    def start(self, name: str = "controller", server: str | None = None) -> Running:
+        """One controller more, in a process of its own, which reaches the API server at `server`, if that is given."""
+        argv = [sys.executable, "-m", "driver_manager", *self._command]
+        found = Running(argv, {"PATH": "/usr/bin:/bin", **self._environment(server)}, self._last_line(name))
+        self._controllers.append(found)
+        return found
+
+    def fork(
+        self,
+        fork_server: ForkServer,
+        server: str | None = None,
+        *,
+        stops: tuple[str, ...] = (),
+        attempt_s: float | None = None,
+        token: str = "",
+    ) -> ForkedCommand:
+        """As `start`, sooner, and it stops itself at those of its effects. Whoever forks it ends it."""
+        last_line = self._last_line("forked")
+        environ = self._environment(server, token)
+        return fork_server.start(self._command, environ, last_line, stops=stops, attempt_s=attempt_s)
+
+    def free_lease(self) -> None:
+        """The lead is nobody's: whoever has it is known to be dead, and nobody waits until it runs out."""
+        spec = {"holderIdentity": "", "leaseDurationSeconds": 1}
+        gone(lambda: self.api.patch(self.lease_path, {"spec": spec}))
+
+    @property
+    def lease_path(self) -> str:
+        """Of the Lease by which the fleet's controllers lead."""
+        return f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{self.lease}"
+
+    @property
+    def _pace_s(self) -> float:
+        """Between two looks at all pods, which are many in a large fleet."""
+        return 0.02 + len(self.nodes) / 1000
+
+    @property
+    def _command(self) -> list[str]:
+        options = ["--profile", "rebellions", "--namespace", NAMESPACE, "--lease-name", self.lease]
+        return ["rollout", "controller", *options, "--log-format", "text"]
+
+    def _environment(self, server: str | None, token: str = "") -> dict[str, str]:
+        return self.plane.service_account(token or self.plane.rollout.token, server)
+
+    def _last_line(self, name: str) -> Path:
+        found = self.folder / f"{name}-{uuid.uuid4().hex[:6]}"
+        found.touch()
+        return found
+
+    def status(self) -> Json:
+        """The object's, empty while it has none."""
+        found: Json = self.api.get(f"{ROLLOUTS}/{self.name}").get("status", {})
+        return found
+
+    def is_complete(self, revision: str) -> bool:
+        """Whether the object says so of this revision."""
+        status = self.status()
+        return (status.get("phase"), status.get("targetRevision")) == ("Complete", revision)
+
+    def wait_complete(self, revision: str, timeout_s: float = 240.0) -> None:
+        """Until the object says so, for a busy machine."""
+        try:
+            wait_until(lambda: self.is_complete(revision), f"{revision} is complete", timeout_s, every_s=0.2)
+        except AssertionError as error:
+            said = "\n".join(one.said() for one in self._controllers if one.process.poll() is None)
+            raise AssertionError(f"{error}: {self.status()}\n{said}") from error
+
+    def pods(self) -> list[Json]:
+        """All driver pods."""
+        return self.api.list(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector=f"app={self.name}")
+
+    def serving(self) -> dict[str, str]:
+        """The revision of each node's ready pod."""
+        ready = [pod for pod in self.pods() if pod["status"].get("phase") == "Running"]
+        return {pod["spec"]["nodeName"]: pod["metadata"]["labels"][REVISION] for pod in ready}
+
+    def states(self) -> dict[str, str]:
+        """The word of each node's label, of those that have one."""
+        nodes = self.api.list("/api/v1/nodes", labelSelector=f"fleet={self.name}")
+        found = {one["metadata"]["name"]: one["metadata"]["labels"].get(STATE) for one in nodes}
+        return {name: state for name, state in found.items() if state is not None}
+
+    def requests(self, since: int) -> list[AuditRecord]:
+        """What the controllers have asked for since a mark of the audit log."""
+        return self.plane.audit(self.plane.rollout.name, since)
+
+    def _daemon_set(self, image: str) -> Json:
+        labels = {"app": self.name}
+        spec = {
+            "nodeSelector": {"fleet": self.name},
+            "tolerations": [{"operator": "Exists"}],
+            "initContainers": [{"name": "manager", "image": "manager:1", "args": ["reconcile-driver-state"]}],
+            "containers": [{"name": "driver", "image": image}],
+        }
+        return {
+            "metadata": {"name": self.name, "labels": labels},
+            "spec": {
+                "selector": {"matchLabels": labels},
+                "updateStrategy": {"type": "OnDelete"},
+                "template": {"metadata": {"labels": labels}, "spec": spec},
+            },
+        }
+
+    @property
+    def _path(self) -> str:
+        return f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{self.name}"
+
+
+def serve_rollouts(api: Api, definition: Json) -> None:
+    """From here on the API server serves DriverRollouts."""
+    path, name = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition["metadata"]["name"]
+
+    def is_there() -> bool:
+        """One that somebody has deleted is served until it is gone."""
+        try:
+            api.post(path, definition)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            found = [one for one in api.list(path) if one["metadata"]["name"] == name]
+            return any("deletionTimestamp" not in one["metadata"] for one in found)
+        return True
+
+    wait_until(is_there, "DriverRollouts are defined", timeout_s=150)
+    wait_until(lambda: api.answers(ROLLOUTS), "DriverRollouts are served", timeout_s=150)
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that a process had so far (proc(5), VmHWM)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def writes(records: list[AuditRecord]) -> Counter[str]:
+    """How many requests of each kind changed something."""
+    changing = [
+        one for one in records if one.verb in ("patch", "delete", "create", "update") and one.resource != "leases"
+    ]
+    return Counter("/".join(filter(None, (one.resource, one.subresource))) for one in changing)
+
+
+def most_under_way(records: list[AuditRecord]) -> int:
+    """The most nodes that were marked as under way at one moment, by the patches in their order."""
+    states: dict[str, str | None] = {}
+    most = 0
+    for one in records:
+        if (one.verb, one.resource, one.code) == ("patch", "nodes", 200):
+            labels: Mapping[str, str | None] = one.body["metadata"].get("labels", {})
+            states[one.name] = labels.get(STATE)
+            most = max(most, sum(state in UNDER_WAY for state in states.values()))
+    return most
+
+
+def restarted(records: list[AuditRecord]) -> Counter[str]:
+    """How often each pod was deleted, by its name, which no other pod ever has."""
+    return Counter(one.name for one in records if (one.verb, one.resource, one.code) == ("delete", "pods", 200))

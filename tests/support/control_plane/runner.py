@@ -1,0 +1,117 @@
+"""Runs the real command line as an init container would: own process, real API server, a host tree with stand-in kmod.
+
+Owns the process and its environment. The host tree is the sandbox's; nothing of the product runs in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox.host_tree import HostTree
+from tests.support.control_plane.api import wait_until
+from tests.support.control_plane.kubelet import Node
+from tests.support.control_plane.processes import Ended, Running
+from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.servers import ControlPlane, User
+from tests.support.control_plane.shown import Shown
+
+OLD, NEW = "1.2.92", "2.0.1"
+OLD_ROOT, NEW_ROOT = "/opt/rbln/1.2.92", "/run/rbln/driver"
+OLD_DIGEST, NEW_DIGEST = "digest-of-1.2.92", "digest-of-2.0.1"
+JOURNAL = "rebellions.ai/npu-driver-manager.journal"
+CORDON = "rebellions.ai/npu-driver-upgrade-cordon"
+PREFIX = "rebellions.ai/npu.deploy."
+
+
+class CommandRunner:
+    """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one.
+
+    It finds itself in a pod. `through` is a command that starts it.
+    """
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        user: User,
+        folder: Path,
+        profile: str = "rebellions",
+        *,
+        proxy: Proxy | None = None,
+        through: tuple[str, ...] = (),
+    ) -> None:
+        self.through = through
+        self._plane = plane
+        self._user = user
+        self._proxy = proxy
+        self._last_line = folder / "termination-log"
+        self.tree = HostTree(folder / "host", folder / "bin", builtin()[profile])
+        self.tree.build()
+        self.node: Node | None = None
+
+    def with_upgrade(self) -> CommandRunner:
+        """The old driver is loaded, the new one installed."""
+        self.tree.add_driver(OLD_ROOT, OLD)
+        self.tree.load(OLD_ROOT)
+        self.tree.record(OLD_DIGEST, OLD_ROOT, OLD)
+        self.tree.add_driver(NEW_ROOT, NEW)
+        return self
+
+    def start(self, *arguments: str, **env: str) -> Running:
+        """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
+        argv = [*self.through, sys.executable, "-m", "driver_manager", *arguments]
+        return Running(argv, self.environment(**env), self.new_last_line())
+
+    def new_last_line(self) -> Path:
+        """The termination log, emptied."""
+        self._last_line.write_text("")
+        return self._last_line
+
+    def environment(self, **env: str) -> dict[str, str]:
+        """An init container's environment with `env` added."""
+        server = self._proxy.url if self._proxy else None
+        return {
+            "PATH": f"{self.tree.bin}{os.pathsep}{os.environ['PATH']}",
+            **self._plane.service_account(self._user.token, server),
+            "NODE_NAME": self.node.name if self.node else "",
+            "OPERATOR_NAMESPACE": "rbln-system",
+            "HOST_ROOT": str(self.tree.root),
+            "DRIVER_LOAD": "manager",
+            "DRIVER_ROOT": NEW_ROOT,
+            "DRIVER_CONFIG_DIGEST": NEW_DIGEST,
+            "TERMINATION_LOG": str(self._last_line),
+            **env,
+        }
+
+    def run(self, *arguments: str, **env: str) -> Ended:
+        """Run it to its end."""
+        return self.start(*arguments, **env).end()
+
+    def reconcile(self, *arguments: str, **env: str) -> Ended:
+        """Run `reconcile-driver-state` to its end."""
+        return self.run("reconcile-driver-state", *arguments, **env)
+
+
+def node_of(command_runner: CommandRunner) -> Node:
+    """The runner's node, which it has."""
+    assert command_runner.node is not None
+    return command_runner.node
+
+
+def assert_untouched(command_runner: CommandRunner, labels: dict[str, str], *, shows: Shown = ("ready", 0)) -> None:
+    """The node is as it was before anything was taken, and shows how the last run ended."""
+    node = node_of(command_runner)
+    assert node.shown() == shows
+    assert node.labels() == labels
+    assert JOURNAL not in node.annotations()
+    assert CORDON not in node.annotations()
+    assert "unschedulable" not in node.read()["spec"]
+
+
+def start_and_take(command_runner: CommandRunner, **env: str) -> Running:
+    """A run that has taken the node, and waits for pods."""
+    run = command_runner.start("reconcile-driver-state", **env)
+    wait_until(lambda: JOURNAL in node_of(command_runner).annotations(), "the node is taken")
+    return run

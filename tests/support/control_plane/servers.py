@@ -1,0 +1,344 @@
+"""Owns a real control plane on loopback (etcd, kube-apiserver, kube-controller-manager) and its audit log.
+
+`KUBEBUILDER_ASSETS` names the folder of the binaries. One temporary folder holds everything it writes; leaving the
+context kills the processes that it started, by their ids, and removes that folder. Must not import the product.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import urllib3
+
+from tests.support.control_plane.api import Api, wait_until
+from tests.support.control_plane.audit import AuditRecord, policy, read, settled
+from tests.support.control_plane.certificates import Authority
+
+BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
+NAMESPACE = "rbln-system"
+
+_START_ATTEMPTS = 3
+_READY_TIMEOUT_S = 200.0
+
+
+class ControlPlaneError(Exception):
+    """A component did not come up; the message ends with the last lines of its log."""
+
+
+class _PortTakenError(ControlPlaneError):
+    """Somebody bound the port between our choosing it and the component's binding it."""
+
+
+@dataclass(frozen=True)
+class User:
+    """Who a bearer token stands for."""
+
+    name: str
+    groups: tuple[str, ...]
+    token: str
+
+
+class _Component:
+    """One process of ours with its log file."""
+
+    def __init__(self, argv: list[str], log: Path) -> None:
+        self.name = Path(argv[0]).name
+        self._log = log
+        # Should this process be killed outright, the kernel kills the component with it.
+        guard = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+        with log.open("wb") as out:
+            # A session of its own: an interrupt at the terminal ends pytest first, which then ends the component.
+            self.process = subprocess.Popen(
+                [*guard, *argv],
+                cwd=log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def check_alive(self) -> None:
+        """ControlPlaneError if the process has ended; _PortTakenError if that was for want of its port."""
+        if self.process.poll() is None:
+            return
+        kind = _PortTakenError if "address already in use" in self.tail() else ControlPlaneError
+        raise kind(f"{self.name} ended with status {self.process.returncode}; its log ends:\n{self.tail()}")
+
+    def tail(self, lines: int = 30) -> str:
+        """The last lines of its log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    def kill(self) -> None:
+        """End it at once: its data is thrown away, so there is nothing to shut down in order."""
+        self.process.kill()
+        self.process.wait(timeout=60)
+
+
+class ControlPlane:
+    """A control plane of its own for as long as the context lasts. Ready on entry, in some 5 seconds."""
+
+    def __init__(self, assets: Path, server_options: tuple[str, ...] = ()) -> None:
+        self._assets = assets.resolve()
+        self._server_options = server_options
+        self._components: list[_Component] = []
+        self.admin = _user("cluster-tests", "system:masters")
+        self.agent = _service_account("driver-manager")
+        self.agent_with_events = _service_account("driver-manager-events")
+        self.rebooter = _service_account("rebooter")
+        self.agent_for_workloads = _service_account("driver-manager-workloads")
+        self.rollout = _service_account("driver-rollout")
+        self.nobody = _service_account("nobody")
+        self.reader = _service_account("reader")
+        self._controllers = _user("system:kube-controller-manager", "system:masters")
+        # The agents have no rights of their own: the fixtures bind roles to them.
+        agents = (self.agent, self.agent_with_events, self.agent_for_workloads, self.rebooter, self.rollout)
+        self.users = (self.admin, *agents, self.nobody, self.reader, self._controllers)
+
+    def __enter__(self) -> Self:
+        self._folder = Path(tempfile.mkdtemp(prefix="control-plane-"))
+        try:
+            self._make_certificates()
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop()
+
+    @property
+    def ca(self) -> Path:
+        """The CA certificate that signed the server's, PEM."""
+        return self.authority.certificate
+
+    @property
+    def authority(self) -> Authority:
+        """Who signed it, and may sign more."""
+        return Authority(self._folder)
+
+    @property
+    def server_certificate(self) -> tuple[Path, Path]:
+        """Certificate and key of the server, PEM, good for a proxy on loopback too."""
+        return self._server_certificate
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of the running components."""
+        return tuple(component.process.pid for component in self._components)
+
+    def api(self, user: User, user_agent: str = "cluster-tests") -> Api:
+        """A client with the rights of `user`. The caller closes it."""
+        return Api(self.url, self.ca, user.token, user_agent)
+
+    def kubeconfig(self, token: str, server: str | None = None) -> Path:
+        """A self-contained kubeconfig file (the CA inline), for `server` where the client must take another way."""
+        server = server or self.url
+        ca = base64.b64encode(self.ca.read_bytes()).decode()
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority-data": ca}}],
+            "users": [{"name": "test", "user": {"token": token}}],
+        }
+        path = self._folder / f"kubeconfig-{secrets.token_hex(4)}"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(config))  # JSON is YAML
+        return path
+
+    def service_account(self, token: str, server: str | None = None) -> dict[str, str]:
+        """The environment of a process that finds itself in a pod: see `pod_site`. `server` as for `kubeconfig`."""
+        folder = self._folder / f"account-{secrets.token_hex(4)}"
+        folder.mkdir(mode=0o700)
+        (folder / "token").write_text(token)
+        (folder / "ca.crt").write_bytes(self.ca.read_bytes())
+        url = urlsplit(server or self.url)
+        return {
+            "KUBERNETES_SERVICE_HOST": str(url.hostname),
+            "KUBERNETES_SERVICE_PORT": str(url.port),
+            "TEST_SERVICE_ACCOUNT": str(folder),
+            "PYTHONPATH": str(Path(__file__).with_name("pod_site")),
+        }
+
+    def audit_mark(self) -> int:
+        """A place in the audit log: `audit(since=…)` counts the requests received after it, and no other."""
+        return self._audit_log.stat().st_size
+
+    def audit(self, user: str | None = None, since: int = 0, settle_s: float = 60.0) -> list[AuditRecord]:
+        """The requests in the order they came in, each once; an open watch counts, and has no `code` yet.
+
+        Waits up to `settle_s` seconds until each of the others has its status. AssertionError naming those that have
+        none by then.
+        """
+        return settled(self._audit_log, user, since, settle_s)
+
+    def _start(self) -> None:
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                return self._launch(self._folder / f"run{attempt}")
+            except _PortTakenError:
+                self._kill_components()
+                if attempt == _START_ATTEMPTS:
+                    raise
+        return None
+
+    def _launch(self, run: Path) -> None:
+        run.mkdir()
+        etcd_port, peer_port, port = _free_ports(3)
+        self.url = f"https://127.0.0.1:{port}"
+        self._audit_log = run / "audit.log"
+        etcd = self._run("etcd", _etcd_args(run, etcd_port, peer_port), run)
+        self._wait("etcd with a past", lambda: _write_history(etcd_port), etcd)
+        server = self._run("kube-apiserver", self._apiserver_args(run, etcd_port, port), run)
+        with Api(self.url, self.ca, self.admin.token) as api:
+            self._wait("kube-apiserver ready", lambda: api.answers("/readyz"), etcd, server)
+            self._wait("namespace default", lambda: api.answers("/api/v1/namespaces/default"), etcd, server)
+        controllers = self._run("kube-controller-manager", self._controller_args(), run)
+        self._wait("kube-controller-manager watches", self._controllers_watch, etcd, server, controllers)
+
+    def _wait(self, what: str, check: Any, *components: _Component) -> None:
+        def checked() -> bool:
+            for component in components:
+                component.check_alive()
+            return bool(check())
+
+        try:
+            wait_until(checked, what, _READY_TIMEOUT_S, every_s=0.05)
+        except AssertionError as error:
+            tails = "\n".join(f"--- {component.name} ---\n{component.tail()}" for component in components)
+            raise ControlPlaneError(f"{error}\n{tails}") from error
+
+    def _controllers_watch(self) -> bool:
+        """Whether the DaemonSet and the disruption controller have filled their caches."""
+        watched = {r.resource for r in read(self._audit_log) if r.verb == "watch"}
+        return {"daemonsets", "pods", "nodes", "poddisruptionbudgets"} <= watched
+
+    def _run(self, name: str, args: list[str], run: Path) -> _Component:
+        component = _Component([str(self._assets / name), *args], run / f"{name}.log")
+        self._components.append(component)
+        return component
+
+    def _apiserver_args(self, run: Path, etcd_port: int, port: int) -> list[str]:
+        audited, tokens = run / "audit-policy.json", run / "tokens.csv"
+        audited.write_text(json.dumps(policy(NAMESPACE)))
+        tokens.touch(mode=0o600)
+        tokens.write_text("".join(f'{u.token},{u.name},{u.name},"{",".join(u.groups)}"\n' for u in self.users))
+        self._audit_log.touch()
+        certificate, key = self.server_certificate
+        return [
+            f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={port}",
+            "--insecure-port=0",
+            "--allow-privileged=true",  # as every cluster that loads drivers by pods
+            f"--tls-cert-file={certificate}",
+            f"--tls-private-key-file={key}",
+            f"--service-account-key-file={certificate}",
+            f"--service-account-signing-key-file={key}",
+            f"--service-account-issuer={self.url}",
+            f"--token-auth-file={tokens}",
+            "--authorization-mode=Node,RBAC",
+            # With TaintNodesByCondition a new node is tainted not-ready and no DaemonSet pod appears on it.
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+            "--endpoint-reconciler-type=none",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            f"--audit-policy-file={audited}",
+            f"--audit-log-path={self._audit_log}",
+            "--audit-log-mode=blocking",
+            "--audit-log-maxsize=4096",  # MiB; the default rotates the file at 100
+            f"--cert-dir={run}",
+            *self._server_options,
+        ]
+
+    def _controller_args(self) -> list[str]:
+        return [
+            f"--kubeconfig={self.kubeconfig(self._controllers.token)}",
+            "--leader-elect=false",
+            "--controllers=daemonset,garbagecollector,disruption",
+            "--port=0",
+            "--secure-port=0",
+            "--kube-api-qps=500",
+            "--kube-api-burst=1000",
+        ]
+
+    def _make_certificates(self) -> None:
+        """A CA and a server certificate of our own, for two days."""
+        self.authority.establish()
+        self._server_certificate = self.authority.sign("server")
+
+    def _kill_components(self) -> None:
+        while self._components:
+            self._components.pop().kill()
+
+    def _stop(self) -> None:
+        self._kill_components()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def missing_assets(assets: str | None) -> str | None:
+    """Why no control plane can be started from the folder `assets`, or None."""
+    if not assets:
+        return "KUBEBUILDER_ASSETS is not set"
+    absent = [name for name in BINARIES if not os.access(Path(assets) / name, os.X_OK)]
+    if absent:
+        return f"KUBEBUILDER_ASSETS={assets} lacks {', '.join(absent)}"
+    return None if shutil.which("openssl") else "the openssl command is not on PATH"
+
+
+def _etcd_args(run: Path, port: int, peer_port: int) -> list[str]:
+    peer = f"http://127.0.0.1:{peer_port}"
+    return [
+        f"--data-dir={run / 'etcd'}",
+        "--unsafe-no-fsync",
+        "--heartbeat-interval=10",  # ms; a single member waits one election timeout before it serves
+        "--election-timeout=100",  # ms
+        f"--listen-client-urls=http://127.0.0.1:{port}",
+        f"--advertise-client-urls=http://127.0.0.1:{port}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+    ]
+
+
+def _write_history(etcd_port: int) -> bool:
+    """Whether a few revisions could be written: a cluster's first ones are long gone for a watch, so also here."""
+    key, url = base64.b64encode(b"history").decode(), f"http://127.0.0.1:{etcd_port}/v3/kv/put"
+    try:
+        with urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(10)) as pool:
+            return all(pool.request("POST", url, json={"key": key, "value": key}).status == 200 for _ in range(5))
+    except urllib3.exceptions.HTTPError:
+        return False
+
+
+def _user(name: str, *groups: str) -> User:
+    return User(name, groups, secrets.token_hex(16))
+
+
+def _service_account(name: str) -> User:
+    groups = ("system:serviceaccounts", f"system:serviceaccounts:{NAMESPACE}")
+    return _user(f"system:serviceaccount:{NAMESPACE}:{name}", *groups)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports nobody listens on right now. All are held until all are chosen, so that they differ."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()

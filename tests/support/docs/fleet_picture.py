@@ -1,0 +1,164 @@
+"""The rollout's decisions: its cases and guards in their order, and how a node's state changed, as seen in stories."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from unittest import mock
+
+from driver_manager.domain.fleet import holds, judge, obstacles, outlook, places
+from driver_manager.domain.fleet.acts import FleetDecision, MarkNode
+from driver_manager.domain.fleet.advance import advance, survey, view_of
+from driver_manager.domain.fleet.model import Fleet, Policy, PreflightMode, UpgradeState
+from driver_manager.domain.fleet.verdict import Standing, Terms
+from tests.support.docs.markdown import code, table
+from tests.support.fakes import fleet_world
+from tests.support.fakes.fleet_stories import WAVES, Story, live_through, some_rules, some_story
+
+SEED, AT_RANDOM = 1, 60
+
+
+def _story(seconds: float, *events: str) -> Story:
+    """What happens to the first node, with so much time in between."""
+    return [(event, "a", seconds, None) for event in events]
+
+
+EASY = Policy("driver", max_parallel=0, waves=WAVES[0], failure_threshold=100)
+TOLD: tuple[Story, ...] = (
+    _story(0.0, "nothing", "another"),
+    _story(700.0, "nothing", "nothing") + _story(6.0, "restart"),
+    _story(40.0, "reboot", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing", "nothing"),
+    _story(700.0, "nothing", "nothing") + _story(5.0, "nothing", "template", "undo", "nothing", "nothing", "template"),
+    _story(700.0, "nothing", "nothing") + _story(65.0, "pause", "template", "restart", "back", "nothing"),
+    _story(700.0, "broken", "nothing") + _story(5.0, "nothing"),
+    _story(40.0, "lock", *["nothing"] * 10, "unlock"),
+    _story(10.0, "pause", "lag", "template", "restart", "nothing", "catch-up", "resume"),
+)
+"""Stories of what the dice seldom bring about."""
+LOOKED_AT: Story = _story(40.0, "look-fails", "refuse", "vanish", "join", "nothing", "allow", "nothing", "look-passes")
+"""The same where every node is looked at before it begins."""
+STORIES = AT_RANDOM + len(TOLD) + 1
+
+NONE = "none"
+"""In the picture: a node without a state."""
+
+Found = dict[str, dict[str, str]]
+"""By guard: what came of it, each with the first reason that was seen."""
+
+
+@dataclass
+class Seen:
+    """What was decided in all stories, and which state of a node followed which."""
+
+    places: Found = field(default_factory=dict)
+    cases: Found = field(default_factory=dict)
+    obstacles: Found = field(default_factory=dict)
+    holds: Found = field(default_factory=dict)
+    phases: Found = field(default_factory=dict)
+    followers: dict[str, set[str]] = field(default_factory=dict)
+
+    def advance(self, fleet: Fleet, now_s: float) -> FleetDecision:
+        """The product's decision, noted."""
+        decision, seen = advance(fleet, now_s), survey(fleet, now_s)
+        for standing in seen.standings:
+            self._node(standing, seen.scene.terms)
+        for hold_guard in holds.GUARDS:
+            if (hold := hold_guard(seen.scene)) is not None:
+                _note(self.holds, hold_guard, f"{hold.phase.value}: {hold.reason}", hold.message)
+        view = view_of(seen)
+        phase_guard = next(guard for guard in outlook.GUARDS if guard(view) is not None)
+        shown = decision.outlook
+        _note(self.phases, phase_guard, f"{shown.phase.value}: {shown.reason}", shown.message)
+        states = {node.name: node.upgrade for node in fleet.nodes}
+        for act in decision.acts:
+            if isinstance(act, MarkNode):
+                after = act.state.value if act.state is not None else NONE
+                self.followers.setdefault(states[act.node] or NONE, set()).add(after)
+        return decision
+
+    def _node(self, standing: Standing, terms: Terms) -> None:
+        member, record, verdict = standing.member, standing.member.record, standing.verdict
+        guard = next(guard for guard in places.CASES if guard(member, terms) is not None)
+        _note(self.places, guard, verdict.place.value, verdict.reason)
+        for obstacle in (*obstacles.FOREIGN, *obstacles.UNFIT):
+            if why := obstacle(member):
+                _note(self.obstacles, obstacle, "", why)
+        if guard.__name__ == places.CASES[3].__name__ and record is not None:
+            case = next(case for case in judge.CASES if case(member, record, terms) is not None)
+            marks = [act.state.value for act in verdict.acts if isinstance(act, MarkNode) and act.state is not None]
+            _note(self.cases, case, code(marks[0]) if marks else "nothing", verdict.reason)
+
+
+def _note(found: Found, guard: Callable[..., object], result: str, reason: str) -> None:
+    results = found.setdefault(_name(guard), {})
+    results[result] = results.get(result) or reason
+
+
+def _name(guard: Callable[..., object]) -> str:
+    return guard.__name__.strip("_").replace("_", " ")
+
+
+@cache
+def seen() -> Seen:
+    """All stories, played once."""
+    found, dice = Seen(), random.Random(SEED)  # noqa: S311  # the same at every run
+    with mock.patch.object(fleet_world, "advance", found.advance):
+        for story in TOLD:
+            live_through(EASY, story)
+        live_through(replace(EASY, preflight=PreflightMode.REQUIRE), LOOKED_AT)
+        for _ in range(AT_RANDOM):
+            live_through(some_rules(dice), some_story(dice))
+    return found
+
+
+def picture() -> str:
+    """How the state on a Node changed, as a Mermaid state diagram."""
+    words = {NONE: "no state", **{state.value: state.value for state in UpgradeState}}
+    names = {word: word.replace("-", "_") for word in words}
+    lines = ["stateDiagram-v2", f"    [*] --> {names[NONE]}"]
+    lines += [f"    {names[word]}: {text}" for word, text in words.items()]
+    for word in words:
+        followers = seen().followers.get(word, set())
+        lines += [f"    {names[word]} --> {names[other]}" for other in words if other in followers]
+    return "\n".join(lines)
+
+
+def place_table() -> str:
+    """Where a node stands."""
+    return _table(("asked in this order", "the node is", "for example"), places.CASES, seen().places)
+
+
+def case_table() -> str:
+    """What a taken node is in."""
+    return _table(("asked in this order", "what is noted on it", "for example"), judge.CASES, seen().cases)
+
+
+def obstacle_table() -> str:
+    """Why a node is left out."""
+    rows = [
+        (kind, _name(one), next(iter(seen().obstacles.get(_name(one), {}).values()), ""))
+        for kind, all_of_it in (("always", obstacles.FOREIGN), ("when it would begin", obstacles.UNFIT))
+        for one in all_of_it
+    ]
+    return table(("asked", "in this order", "for example"), rows)
+
+
+def hold_table() -> str:
+    """Why nobody begins."""
+    return _table(("asked in this order", "phase and reason", "for example"), holds.GUARDS, seen().holds)
+
+
+def phase_table() -> str:
+    """How the rollout is shown."""
+    return _table(("asked in this order", "phase and reason", "for example"), outlook.GUARDS, seen().phases)
+
+
+def _table(head: tuple[str, str, str], guards: Iterable[Callable[..., object]], found: Found) -> str:
+    rows = []
+    for number, guard in enumerate(guards, 1):
+        results = found.get(_name(guard), {})
+        example = next((reason for reason in results.values() if reason), "")
+        rows.append((f"{number}. {_name(guard)}", ", ".join(sorted(results)), example))
+    return table(head, rows)

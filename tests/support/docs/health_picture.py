@@ -1,0 +1,57 @@
+"""health-watch's states: the table of its transitions as a picture, and the marks that each state calls for."""
+
+from __future__ import annotations
+
+import itertools
+
+from driver_manager.domain.health.machine import TRANSITIONS, HealthState, History
+from driver_manager.domain.health.marks import MarkChange, due
+from driver_manager.domain.health.surroundings import WRITER, Surroundings
+from driver_manager.domain.markers import RECOVERY, Marker
+from tests.support.docs.markdown import table
+
+BOOT = "boot-1"
+MARKERS = (
+    None,
+    Marker(RECOVERY, BOOT, writer=WRITER),
+    Marker(RECOVERY, "boot-0", writer=WRITER),
+    Marker("upgrade", BOOT),
+)
+
+
+def picture() -> str:
+    """The transitions as a Mermaid state diagram; what leads to the same state shares an arrow."""
+    lines = ["stateDiagram-v2", f"    [*] --> {HealthState.STARTING.value}"]
+    for state, found in TRANSITIONS.items():
+        for target in HealthState:
+            causes = [finding.value for finding, to in found.items() if to is target]
+            if causes and target is not state:
+                lines.append(f"    {state.value} --> {target.value}: {', '.join(causes)}")
+    return "\n".join(lines)
+
+
+def acts() -> dict[HealthState, list[MarkChange]]:
+    """What each state may do to the marks on the host: `due` asked about every mixture of surroundings."""
+    found: dict[HealthState, list[MarkChange]] = {}
+    flags = (True, False)
+    for state, failures in itertools.product(HealthState, (0, 3)):
+        for ready, withdrawn, loaded, busy, can, marker in itertools.product(
+            (None, True, False), flags, flags, flags, flags, MARKERS
+        ):
+            seen = Surroundings(
+                BOOT,
+                is_loaded=loaded,
+                is_reconciling=busy,
+                ready=ready,
+                is_withdrawn=withdrawn,
+                can_request=can,
+                marker=marker,
+            )
+            found.setdefault(state, []).extend(due(History(state, failures=failures), seen))
+    return {state: [act for act in MarkChange if act in done] for state, done in found.items()}
+
+
+def marks() -> str:
+    """The same as a table."""
+    rows = [(state.value, "; ".join(act.value for act in done) or "nothing") for state, done in acts().items()]
+    return table(("state", "what it may do to the marks on the host"), rows)

@@ -1,0 +1,381 @@
+"""What `scripts/reference` writes: docs/reference.md, tables of other pages, and manifests made from the code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from driver_manager import schemas, settings
+from driver_manager.adapters.kube.leases import LEASE
+from driver_manager.cli.help_screen import SettingOption
+from driver_manager.cli.lazy import LazyGroup
+from driver_manager.cli.main import cli
+from driver_manager.domain import run_figures
+from driver_manager.domain.errors import EXIT_MEANINGS
+from driver_manager.domain.events import EVENTS, ROLLOUT_EVENTS
+from driver_manager.domain.fleet import metrics as fleet_metrics
+from driver_manager.domain.fleet.acts import Phase
+from driver_manager.domain.fleet.figures import RolloutFigures
+from driver_manager.domain.fleet.metrics import FleetReport
+from driver_manager.domain.fleet.operator_metrics import operator_families
+from driver_manager.domain.health.machine import History
+from driver_manager.domain.health.metrics import HealthReport, families
+from driver_manager.domain.metrics import PREFIX, Family
+from driver_manager.domain.node_state import MEANINGS
+from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
+from driver_manager.domain.reboot import metrics as reboot_metrics
+from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.run_figures import RunFigures, RunReport
+from driver_manager.domain.setting import AnySetting, SettingKind
+from driver_manager.domain.swap.window_parts import PARTS
+from driver_manager.domain.window import MEANINGS as PART_MEANINGS
+from driver_manager.domain.window import Part, Window
+from driver_manager.profiles import builtin
+from tests.assurance.mutants.catalogue import MUTANTS
+from tests.support.docs import profile_keys, profile_schema, rollout_object
+from tests.support.docs.markdown import DOCS, ROOT, code, codes, main, table, with_block
+from tests.support.fakes.night import NIGHTS
+from tests.support.node import measured
+
+SCRIPT = "scripts/reference"
+NODE_BLOCK = f"{SCRIPT} from tests/support/node/measured.json"
+HEAD = f"""# Reference
+
+Made from the code by `{SCRIPT}`; a test fails when it differs from the code. What things mean in
+practice: [operate.md](operate.md). How to write a profile: [profiles.md](profiles.md).
+"""
+OPTIONS = """## Options
+
+Flag before environment before default; an empty variable counts as unset. Durations: `90`, `30s`, `5m`, `1h30m`.
+`--help` shows what people type, `--help-all` everything. A flag without a value switches on; its variable takes
+`true` or `1`.
+"""
+EXITS = """
+Every failure prints one line what and one line what to do; the same goes to the termination log, and to an Event on the
+Node once it was read and is known to be this host's. With `-o json` a command that fails prints `error`, `remedy` and
+`exitCode` as JSON.
+`plan` exits as the run would where it is blocked; `health-watch`, `rebooter` and `rollout controller` end with 0 when
+asked to terminate; `health-watch --once`: 5 unhealthy, 6 unknown. `rollout status` and `rollout plan` end with 12
+where the rollout is halted or stalled, and with 0 otherwise.
+"""
+KEYS = """## Labels and annotations
+
+On the Node, by profile. Nothing else on it is ever changed but `spec.unschedulable`, and no label key is created but
+that of the driver's state, those of a reboot, that of an upgrade's state by a rollout, `…driver=pre-installed` on
+a host with its own driver, and during a pause those of `deploy.on_unless_false`.
+"""
+STATES = """### The driver's state
+
+The label has one of these words, the annotation beside it how the last run ended: JSON with `v` (1), `state`,
+`exitCode`, `what`, `remedy`, `step`, `digest`, `version`, `ended` and `since`. Both are written in the patches that a
+run sends anyway; only a run that sends none, or holds the node, writes them in one of their own, where that
+changes something. `NODE_STATE=off` leaves both out; what is there already then stays.
+"""
+FORMS = """## JSON
+
+What commands print with `-o json`. The package has each form as a JSON Schema (draft-07) in `driver_manager/schemas`;
+every output in the tests is checked against it. `schemaVersion` changes where a field is removed or changes its
+meaning; a new field does not change it. Indented by dots: the fields of an object; `[]`: of each entry of a list.
+"""
+APART = ("sandbox", "completion", "profile ")
+"""Commands that no group of options is about."""
+
+SAID = " Default: "
+"""Where the text of a setting tells a default that is no constant."""
+
+DERIVED = {
+    "ready_withdrawn": "the ready marker, put aside by health-watch",
+    "work_lock": "held locked by a reconcile while it works on the driver",
+    "effect_lock": "held locked by a run during each change to the driver",
+    "owner_note": "names the run that may change the driver",
+    "reboot_wish": "remembers over a reboot which driver it was asked for",
+    "rebooter_lock": "held locked by the one rebooter that works on this host",
+    "failure_note": "note of a run that failed after it had disturbed pods; the next one waits because of it",
+    "health_record": "record of health-watch for this boot",
+    "run_figures": "durations of the runs of this boot, for metrics",
+    "bindings": "what the devices were bound to before a run of this boot gave them to virtual machines",
+    "client_record": "the driver generation, and what was done about its clients in this boot",
+    "client_lock": "held locked by whoever restarts clients of the driver",
+    "mute_file": "mutes health-watch on this host until the time in it",
+}
+"""Paths that follow from others, with their meanings."""
+
+METRICS = """## Metrics
+
+Prefix `{prefix}`. `METRICS_TEXTFILE` of health-watch, of a run and of the rebooter writes its own; `METRICS_ADDR` of
+health-watch serves all three. Those of `rollout controller` are served by its `ROLLOUT_STATUS_ADDR`. Names that begin
+with `gpu_operator_` or `rbln_operator_` have no such prefix: they are what the vendor's operator calls the same, and
+only the controller that leads serves them.
+
+"""
+METRICS_COMPONENT = DOCS.parent / "deploy/components/metrics"
+ROLLOUT_COMPONENT = DOCS.parent / "deploy/components/rollout"
+ALERTS_HEAD = f"""\
+# Made from rules.yaml by {SCRIPT}; a test fails when it differs.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: driver
+  labels:
+    app.kubernetes.io/name: driver
+    app.kubernetes.io/part-of: driver-manager
+spec:
+"""
+ONE_RUN = RunReport(0, 0.0, 0.0, {"unload modules": 0.0}, window=Window(0.0, 0.0, {Part.UNLOAD: 0.0}))
+ONE_REPORT = FleetReport(leads=True, rollouts={"": RolloutFigures(Phase.COMPLETE, {}, 0.0)})
+DEVICE_METRIC = ProbeResult(Health.HEALTHY, "", devices=(DeviceVerdict("0", Health.HEALTHY, ""),))
+
+
+assert isinstance(cli, LazyGroup)
+GROUP: LazyGroup = cli
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command by its name."""
+    return dict(GROUP.each())
+
+
+def takers(setting: AnySetting) -> list[str]:
+    """The commands that take `setting`."""
+    return [name for name, command in commands().items() if setting in _settings_of(command)]
+
+
+def _settings_of(command: click.Command) -> list[AnySetting]:
+    return [option.setting for option in command.params if isinstance(option, SettingOption)]
+
+
+def _commands() -> str:
+    rows = [(code(name), command.get_short_help_str(200)) for name, command in commands().items()]
+    return "## Commands\n\n" + table(("command", "what"), rows)
+
+
+def _own_options() -> str:
+    """Options that are no settings: they have no variable."""
+    own: dict[tuple[str, str], list[str]] = {}
+    for name, command in commands().items():
+        for option in command.params:
+            if isinstance(option, click.Option) and not isinstance(option, SettingOption) and not option.hidden:
+                own.setdefault((codes(option.opts), option.help or ""), []).append(name)
+    rows = [(flags, codes(names), text) for (flags, text), names in own.items()]
+    return "### Of single commands, without a variable\n\n" + table(("flag", "commands", "what"), rows)
+
+
+def _options() -> Iterator[str]:
+    yield OPTIONS
+    for heading, group in settings.HEADINGS:
+        rows = [
+            (codes((one.env, *one.also)), code(one.flag), _takes(one), _default(one), _of(takers(one)), _help(one))
+            for one in group
+        ]
+        yield f"### {heading}\n\n" + table(("environment", "flag", "takes", "default", "commands", "what"), rows)
+    yield _own_options()
+
+
+def _takes(setting: AnySetting) -> str:
+    return (
+        " or ".join(code(choice) for choice in setting.choices)
+        if setting.kind is SettingKind.CHOICE
+        else setting.kind.value
+    )
+
+
+def _default(setting: AnySetting) -> str:
+    if setting.kind is SettingKind.FLAG:
+        return "off"
+    if setting.default is not None:
+        return code(str(setting.default))
+    return setting.help.partition(SAID)[2].rstrip(".") or "none"
+
+
+def _help(setting: AnySetting) -> str:
+    """What it says but for the default, which has a column of its own."""
+    return setting.help if setting.default is not None else setting.help.partition(SAID)[0]
+
+
+def _of(names: list[str]) -> str:
+    """Names of commands; all but a few are told by those few."""
+    others = [name for name in commands() if name not in names and not name.startswith(APART)]
+    if not others:
+        return "all"
+    return codes(names) if len(names) <= len(others) else f"all but {codes(others)}"
+
+
+def _exits() -> str:
+    rows = [(str(exit_code.value), text) for exit_code, text in EXIT_MEANINGS.items()]
+    return f"## Exit codes\n\n{table(('code', 'what'), rows)}\n\n{EXITS.strip()}"
+
+
+def _node_keys() -> Iterator[str]:
+    yield KEYS
+    for name, profile in builtin().items():
+        rows = [
+            (code(value), profile_keys.MEANINGS[f"keys.{field}"])
+            for field, value in vars(profile.keys).items()
+            if value
+        ]
+        deploy = profile.deploy
+        if deploy.prefix:
+            rows.append(
+                (code(f"{deploy.prefix}*"), f"label: `true` places an operand; `{deploy.paused_value}` pauses it")
+            )
+            rows.append((code(deploy.driver_key), "label: places the driver itself; never paused"))
+        rows += [(code(label), "label: marks a node of this vendor") for label in profile.present_labels]
+        yield f"### {name}\n\n" + table(("key", "what"), rows)
+    yield f"Slots for reboots are in the Lease `{LEASE}` of the operator's namespace."
+    rows = [(code(state.value), text) for state, text in MEANINGS.items()]
+    yield f"{STATES.strip()}\n\n{table(('state', 'meaning'), rows)}"
+
+
+def _forms() -> Iterator[str]:
+    yield FORMS
+    for name in schemas.NAMES:
+        form = schemas.schema(name)
+        yield f"### {name}\n\n" + table(("field", "type", "what"), _fields(form, ""))
+
+
+def _fields(form: Mapping[str, Any], at: str) -> Iterator[tuple[str, str, str]]:
+    """Every field of an object in a schema, and of what is in it."""
+    for key, one in form["properties"].items():
+        path = f"{at}.{key}" if at else key
+        yield code(path), _type_of(one), one["description"]
+        for inner, end in _inside(one):
+            yield from _fields(inner, path + end)
+
+
+def _inside(one: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The objects with fields in a field's schema, with what their paths add to its own."""
+    for choice in one.get("anyOf", [one]):
+        if "properties" in choice:
+            yield choice, ""
+        elif choice.get("type") == "array":
+            yield from ((inner, f"[]{end}") for inner, end in _inside(choice["items"]))
+
+
+def _type_of(one: Mapping[str, Any]) -> str:
+    names = {"string": "text", "integer": "number", "array": "list", "boolean": "true or false"}
+    if "const" in one:
+        return code(str(one["const"]))
+    if "enum" in one:
+        return " or ".join("null" if word is None else code(word) for word in one["enum"])
+    kinds = [choice["type"] for choice in one["anyOf"]] if "anyOf" in one else one["type"]
+    listed = [kinds] if isinstance(kinds, str) else kinds
+    return " or ".join(dict.fromkeys(names.get(kind, kind) for kind in listed))
+
+
+def _events() -> str:
+    def rows(found: Mapping[str, str]) -> str:
+        return table(("reason", "what it means"), [(code(reason), text) for reason, text in found.items()])
+
+    on_nodes = f"## Events\n\nOn the Node, in the namespace `default`.\n\n{rows(EVENTS)}"
+    return f"{on_nodes}\n\nOn the DriverRollout, in its namespace.\n\n{rows(ROLLOUT_EVENTS)}"
+
+
+def every_family() -> dict[str, tuple[Family, ...]]:
+    """All metrics by the program that they are about."""
+    return {
+        "health-watch": families(HealthReport(History(), DEVICE_METRIC)),
+        "the runs of `reconcile-driver-state`": run_figures.families(RunFigures().with_run(ONE_RUN)),
+        "the rebooter": reboot_metrics.families(Record()),
+        "`rollout controller`": fleet_metrics.families(ONE_REPORT),
+        **{
+            f"`rollout controller`, profile {name}": operator_families(ONE_REPORT, profile.upgrade_metrics)
+            for name, profile in builtin().items()
+        },
+    }
+
+
+def _metrics() -> str:
+    rows = [
+        (code(one.name.removeprefix(PREFIX)), program, one.kind, _label_names(one), one.help)
+        for program, found in every_family().items()
+        for one in found
+    ]
+    return METRICS.format(prefix=PREFIX) + table(("metric", "about", "kind", "labels", "what"), rows)
+
+
+def _label_names(family: Family) -> str:
+    return codes(family.values[0][0]) if family.values else ""
+
+
+def _files() -> Iterator[str]:
+    yield "## Files on the host"
+    for name, profile in builtin().items():
+        paths = profile.paths
+        rows = [
+            (code(value), profile_keys.MEANINGS[f"paths.{field}"])
+            for field, value in vars(paths).items()
+            if isinstance(value, str) and value
+        ]
+        rows += [(code(getattr(paths, field)), text) for field, text in DERIVED.items() if getattr(paths, field)]
+        yield f"### {name}\n\n" + table(("path", "what"), rows)
+
+
+def _nights() -> str:
+    rows = [
+        (
+            one.name,
+            code(one.headline),
+            code(one.state),
+            f"{code(one.event[0])}: {code(one.event[1].strip() + '…')}",
+            code(one.alert),
+        )
+        for one in NIGHTS
+    ]
+    return table(("what happened", "`status` begins with", "the label", "the Event", "the alert"), rows)
+
+
+def _window_parts() -> str:
+    made = {part: codes(kind.__name__ for kind, one in PARTS.items() if one is part) for part in Part}
+    rows = [(code(part.value), PART_MEANINGS[part], made[part]) for part in Part]
+    return table(("part", "what its time goes to", "steps"), rows)
+
+
+def _mutants() -> str:
+    rows = [
+        (code(one.name), one.breaks, codes(test.rpartition("/")[2] for test in one.tests)) for one in MUTANTS.values()
+    ]
+    return table(("mutant", "the promise that it breaks", "killed by"), rows)
+
+
+def _alerts() -> str:
+    """The alerts as an object of the Prometheus operator: the plain rules file, and a head."""
+    rules = (METRICS_COMPONENT / "rules.yaml").read_text(encoding="utf-8").splitlines()
+    groups = rules[rules.index("groups:") :]
+    return ALERTS_HEAD + "".join(f"  {line}\n" if line else "\n" for line in groups)
+
+
+def pages() -> Mapping[Path, str]:
+    """Every page that is made here, with its text."""
+    parts = [HEAD, _commands(), *_options(), _exits(), *_node_keys(), _events(), _metrics(), *_files()]
+    parts += [*_forms(), *rollout_object.reference()]
+    profiles, reliability, operate = DOCS / "profiles.md", DOCS / "reliability.md", DOCS / "operate.md"
+    window, readme = DOCS / "window.md", ROOT / "README.md"
+    return {
+        readme: with_block(
+            readme.read_text(encoding="utf-8"), NODE_BLOCK, measured.upgrades_as_markdown(measured.recorded())
+        ),
+        DOCS / "reference.md": "\n\n".join(part.strip() for part in parts) + "\n",
+        profiles: with_block(profiles.read_text(encoding="utf-8"), SCRIPT, profile_keys.rows()),
+        operate: with_block(operate.read_text(encoding="utf-8"), SCRIPT, _nights()),
+        window: with_block(
+            with_block(window.read_text(encoding="utf-8"), SCRIPT, _window_parts()),
+            NODE_BLOCK,
+            measured.windows_as_markdown(measured.recorded()),
+        ),
+        METRICS_COMPONENT / "prometheusrule.yaml": _alerts(),
+        profile_schema.PATH: profile_schema.text(),
+        ROLLOUT_COMPONENT / "crd.yaml": rollout_object.manifest(SCRIPT),
+        reliability: with_block(
+            with_block(reliability.read_text(encoding="utf-8"), SCRIPT, _mutants()),
+            NODE_BLOCK,
+            measured.as_markdown(measured.recorded()),
+        ),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(SCRIPT, pages))

@@ -1,0 +1,121 @@
+"""Simulated time and the reporter that remembers: no test waits, none prints."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from driver_manager.domain.errors import Terminated
+from tests.support.fakes.killer import Killer
+
+
+class FakeClock:
+    """See `driver_manager.ports.base.Clock`. Sleeping advances the time and lets happen what was due meanwhile."""
+
+    def __init__(self, killer: Killer | None = None) -> None:
+        self.now = 1_000.0
+        self.drawn = 0.5
+        self.slept: list[float] = []
+        self.ended_at: float | None = None
+        self._killer = killer or Killer()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._shields = 0
+        self._said: tuple[float, float, Callable[[], None]] | None = None
+
+    def ask_to_end(self) -> None:
+        """SIGTERM arrives."""
+        self.ended_at = self.now if self.ended_at is None else self.ended_at
+
+    def forget_the_end(self) -> None:
+        """The next process has not been told to end."""
+        self.ended_at = None
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Let `action` happen `seconds` from now."""
+        self._due.append((self.now + seconds, next(self._order), action))
+
+    def to_next(self, end: float) -> bool:
+        """Go to the next scheduled moment; False where none comes before `end`, then it is `end` now."""
+        due = min((entry for entry in self._due if entry[0] <= end), default=None)
+        if due is None:
+            self._go(end)
+            return False
+        self._due.remove(due)
+        self._go(due[0])
+        due[2]()
+        return True
+
+    def _go(self, end: float) -> None:
+        while self._said is not None and self._said[0] <= end:
+            at, seconds, say = self._said
+            self.now = max(self.now, at)
+            self._said = (at + seconds, seconds, say)
+            say()
+        self.now = max(self.now, end)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now
+
+    def random(self) -> float:
+        return self.drawn
+
+    def sleep(self, seconds: float) -> None:
+        self.check()
+        self.slept.append(seconds)
+        end = self.now + max(0.0, seconds)
+        while self.to_next(end):
+            self.check()
+        self.check()
+
+    def check(self) -> None:
+        self._killer.guard()
+        if self.ended_at is not None and not self._shields:
+            raise Terminated("terminated by SIGTERM", "Nothing.")
+
+    def is_ending(self) -> bool:
+        return self.ended_at is not None
+
+    @contextmanager
+    def interruptible(self) -> Generator[None, None, None]:
+        self.check()
+        yield
+
+    @contextmanager
+    def every(self, seconds: float, say: Callable[[], None]) -> Generator[None, None, None]:
+        outer, self._said = self._said, (self.now + seconds, seconds, say)
+        try:
+            yield
+        finally:
+            self._said = outer
+
+    @contextmanager
+    def shielded(self) -> Generator[None, None, None]:
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+
+
+class RecordingReporter:
+    """See `driver_manager.ports.base.Reporter`."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.infos: list[str] = []
+        self.warnings: list[str] = []
+
+    def step(self, number: int, total: int, text: str) -> None:
+        assert 1 <= number <= total
+        self.steps.append(text)
+
+    def info(self, text: str) -> None:
+        self.infos.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)

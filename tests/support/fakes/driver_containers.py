@@ -1,0 +1,142 @@
+"""Owns an entry program of images/ on a tree of its own: what it is told, how it is run, and a stand-in modprobe.
+
+Must not import the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.docs.markdown import ROOT
+
+KERNEL = os.uname().release
+LIMIT_S = 150.0
+STAYS = ("is current", " is loaded from ", "was loaded by")
+"""Of what a program says last, before it stays until it is asked to end."""
+
+
+@dataclass(frozen=True)
+class EntryProgram:
+    """The entry program of images/`kind`, on the tree in `folder`."""
+
+    kind: str
+    folder: Path
+    module_name: str = "rebellions"
+
+    @property
+    def state(self) -> Path:
+        """The state file."""
+        return self.folder / "run/driver.state"
+
+    @property
+    def marker(self) -> Path:
+        """The ready marker."""
+        return self.folder / "run/validations/.ready"
+
+    @property
+    def root(self) -> Path:
+        """The driver root."""
+        return self.folder / "run/driver"
+
+    @property
+    def module(self) -> Path:
+        """The module's folder in the tree's /sys."""
+        return self.folder / "sys/module" / self.module_name
+
+    @property
+    def script(self) -> str:
+        """Its path in the checkout."""
+        return str(ROOT / "images" / self.kind / self.kind)
+
+    def environment(self, **env: str) -> dict[str, str]:
+        """Its environment, with what the test has to add."""
+        given = {
+            "PATH": f"{self.folder}/bin:/usr/bin:/bin",
+            "DRIVER_TREE": str(self.folder / "tree"),
+            "DRIVER_ROOT": str(self.root),
+            "DRIVER_VERSION": "2.0.1",
+            "DRIVER_CONFIG_DIGEST": "new",
+            "STATE_FILE": str(self.state),
+            "READY_MARKER": str(self.marker),
+            "SYS_ROOT": str(self.folder / "sys"),
+        }
+        return {**given, **env}
+
+    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """One of its words, to its end."""
+        argv = [self.script, *arguments]
+        return subprocess.run(
+            argv, env=self.environment(**env), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+
+    def start(self, **env: str) -> subprocess.Popen[str]:
+        """The program as its container starts it; what it says goes to `said`."""
+        with (self.folder / "said").open("w") as said:
+            # A session of its own: its sleep ends with it.
+            return subprocess.Popen(
+                [self.script], env=self.environment(**env), stderr=said, text=True, start_new_session=True
+            )
+
+    def said(self) -> str:
+        """What the program that was started last has said so far."""
+        return (self.folder / "said").read_text()
+
+    def load(self, version: str) -> None:
+        """The module is loaded in this version."""
+        self.module.mkdir(parents=True)
+        (self.module / "initstate").write_text("live\n")
+        (self.module / "version").write_text(f"{version}\n")
+
+    def record(self, digest: str) -> None:
+        """The state file has this digest."""
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        self.state.write_text(f"{digest}\n")
+
+    def tool(self, name: str, body: str) -> None:
+        """A stand-in for a program, as a shell script."""
+        path = self.folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}")
+        path.chmod(0o755)
+
+    def tree(self, folder: Path) -> None:
+        """A driver's tree for this kernel in `folder`, and a modprobe that loads 2.0.1 where it is not loaded yet."""
+        modules = folder / "lib/modules" / KERNEL
+        modules.mkdir(parents=True)
+        (modules / "modules.dep").write_text(f"updates/{self.module_name}.ko.xz:\n")
+        last = f"for name; do :; done\nmodule={self.module.parent}/$name\n[ -d $module ] && exit 0\n"
+        load = f"mkdir -p $module\necho live >$module/initstate\necho $name >>{self.folder}/loaded\n"
+        self.tool("modprobe", f"{last}{load}echo 2.0.1 >$module/version\n")
+
+    def loaded(self) -> list[str]:
+        """The modules that this modprobe has loaded, in that order."""
+        return (self.folder / "loaded").read_text().split()
+
+    def ended(self, process: subprocess.Popen[str], **env: str) -> int:
+        """Ask it to end once it stays and is ready; its exit status."""
+        self.wait(process, lambda: any(words in self.said() for words in STAYS))
+        self.wait(process, lambda: not self.run("ready", **env).returncode)
+        return self.end(process)
+
+    def wait(self, process: subprocess.Popen[str], check: Callable[[], bool]) -> None:
+        """Until `check` holds, as long as the program runs."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while not check():
+            assert process.poll() is None, self.said()
+            assert time.monotonic() < deadline_s, self.said()
+            time.sleep(0.02)
+
+    def end(self, process: subprocess.Popen[str]) -> int:
+        """Ask it to end; its exit status."""
+        os.killpg(process.pid, signal.SIGTERM)
+        status = process.wait(LIMIT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return status

@@ -1,0 +1,441 @@
+"""A fleet in memory: the sandbox's objects with their conflicts, and those who act on them on a simulated clock.
+
+`StoreFleet` is the FleetCluster of one controller on it, with the product's own readers; each of its calls passes a
+killer, and what it is told can be held back.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from driver_manager.adapters.kube.bodies import node_patch
+from driver_manager.adapters.kube.fleet_objects import REVISION_LABEL, readers
+from driver_manager.adapters.kube.fleet_paths import qualified
+from driver_manager.cli.zones import zone
+from driver_manager.domain.errors import ApiUnavailable, Conflict
+from driver_manager.domain.fleet.fields import PLURAL
+from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
+from driver_manager.domain.fleet.task_pods import TASKS
+from driver_manager.domain.node import NodeChange
+from driver_manager.ports.fleet import (
+    Answered,
+    Change,
+    EventAbout,
+    FactKind,
+    Found,
+    Gone,
+    Item,
+    Listed,
+    Lost,
+    Seen,
+    Subject,
+)
+from driver_manager.sandbox.patches import merge_patch
+from driver_manager.sandbox.store import ApiError, Obj, Store, selection
+from tests.support.fakes.builders import PROFILE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.killer import Killer
+
+NAMESPACE = "rbln-system"
+DRIVER = "driver"
+KEYS = PROFILE.keys
+
+STOP_S, START_S, READY_S = 2.0, 1.0, 20.0
+"""Of a driver pod: to leave, until the next one is there, until that one is ready."""
+
+LOOKS_S = 6.0
+"""How long a preflight takes."""
+
+
+@dataclass
+class FleetScene:
+    """The cluster. `broken` are nodes on which no new pod gets ready, `restarts` counts pods by node and revision.
+
+    `preflights` is what a preflight ends with on a node, exit code and message, None where it never ends; well on all
+    others. `looks` counts preflight pods by node.
+    """
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    store: Store = field(default_factory=Store)
+    broken: set[str] = field(default_factory=set)
+    restarts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    preflights: dict[str, tuple[int, str] | None] = field(default_factory=dict)
+    looks: Counter[str] = field(default_factory=Counter)
+
+    def add_nodes(self, *names: str, labels: Mapping[str, str] | None = None) -> None:
+        """Ready nodes, with a ready pod of the newest revision where there is one."""
+        for name in names:
+            info, ready = {"bootID": f"boot-{name}"}, {"type": "Ready", "status": "True"}
+            body = {
+                "metadata": {"name": name, "labels": dict(labels or {})},
+                "status": {"nodeInfo": info, "conditions": [ready]},
+            }
+            self.store.create("nodes", body)
+            if self.revisions():
+                self._make_pod(name, is_ready=True)
+        if self.revisions():
+            self._count()
+
+    def set_driver(self, image: str) -> str:
+        """The DaemonSet's template has this image from now on; the hash of its revision."""
+        template = {
+            "metadata": {"labels": {"app": DRIVER}},
+            "spec": {
+                "initContainers": [{"name": "manager", "image": "manager", "args": ["reconcile-driver-state"]}],
+                "containers": [{"name": "driver", "image": image}],
+            },
+        }
+        found = self.store.list_objects("daemonsets")[0]
+        if not found:
+            spec = {
+                "selector": {"matchLabels": {"app": DRIVER}},
+                "updateStrategy": {"type": "OnDelete"},
+                "template": template,
+            }
+            self.store.create("daemonsets", {"metadata": {"name": DRIVER, "namespace": NAMESPACE}, "spec": spec})
+        else:
+            self._change("daemonsets", DRIVER, lambda one: one | {"spec": one["spec"] | {"template": template}})
+        return self.observe()
+
+    def observe(self) -> str:
+        """The DaemonSet controller sees the template: there is a revision of it, the newest; its hash."""
+        daemon_set = self.store.get("daemonsets", DRIVER, NAMESPACE)
+        template = daemon_set["spec"]["template"]
+        number = max((one["revision"] for one in self.revisions()), default=0) + 1
+        known = [
+            one for one in self.revisions() if one["data"]["spec"]["template"] == {**template, "$patch": "replace"}
+        ]
+        if known:
+            hashed = str(known[0]["metadata"]["labels"][REVISION_LABEL])
+            if known[0]["revision"] < number - 1:
+                name = known[0]["metadata"]["name"]
+                self._change("controllerrevisions", name, lambda one: one | {"revision": number})
+        else:
+            hashed = f"r{number}"
+            owner = {"kind": "DaemonSet", "name": DRIVER, "uid": daemon_set["metadata"]["uid"], "controller": True}
+            metadata = {
+                "name": f"{DRIVER}-{hashed}",
+                "namespace": NAMESPACE,
+                "labels": {REVISION_LABEL: hashed},
+                "ownerReferences": [owner],
+            }
+            data = {"spec": {"template": {**template, "$patch": "replace"}}}
+            self.store.create("controllerrevisions", {"metadata": metadata, "data": data, "revision": number})
+        self._count()
+        return hashed
+
+    def _count(self) -> None:
+        """As the controller shows the template that it has seen, and on how many nodes it wants a pod of it: on all."""
+        generation = self.store.get("daemonsets", DRIVER, NAMESPACE)["metadata"]["generation"]
+        desired = len(self.store.list_objects("nodes")[0])
+        status = {"observedGeneration": generation, "desiredNumberScheduled": desired}
+        self._change("daemonsets", DRIVER, lambda one: one | {"status": status}, status=True)
+
+    def see_template(self) -> None:
+        """The same, of the DaemonSet controller's own accord."""
+        self.observe()
+
+    def revisions(self) -> list[Obj]:
+        """All ControllerRevisions."""
+        return self.store.list_objects("controllerrevisions")[0]
+
+    def newest(self) -> str:
+        """The hash of the newest."""
+        return str(max(self.revisions(), key=lambda one: one["revision"])["metadata"]["labels"][REVISION_LABEL])
+
+    def add_rollout(self, name: str = "driver", **spec: Any) -> None:
+        """A DriverRollout of the DaemonSet."""
+        body = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": {"daemonSet": DRIVER, **spec}}
+        self.store.create(PLURAL, body)
+
+    def edit_rollout(self, name: str = "driver", **spec: Any) -> None:
+        """Change its spec as `kubectl edit` does."""
+        self._change(PLURAL, name, lambda one: one | {"spec": one["spec"] | spec})
+
+    def rollout(self, name: str = "driver") -> Obj:
+        """The object."""
+        return self.store.get(PLURAL, name, NAMESPACE)
+
+    def is_complete(self, revision: str) -> bool:
+        """Whether the object says that the rollout of this revision is complete."""
+        status = self.rollout().get("status") or {}
+        return status.get("phase") == "Complete" and status["targetRevision"] == revision
+
+    def phase(self, name: str = "driver") -> str:
+        """Its phase, "" while it has none."""
+        return str((self.rollout(name).get("status") or {}).get("phase", ""))
+
+    def node(self, name: str) -> Obj:
+        """A Node."""
+        return self.store.get("nodes", name)
+
+    def edit_node(self, name: str, patch: Obj) -> None:
+        """Change a Node as somebody else does."""
+        self._change("nodes", name, lambda one: merge_patch(one, patch), namespace="")
+
+    def upgrades(self) -> dict[str, str]:
+        """The word of each Node's state label, of those that have one."""
+        nodes = self.store.list_objects("nodes")[0]
+        found = {node["metadata"]["name"]: node["metadata"].get("labels", {}) for node in nodes}
+        return {name: labels[KEYS.upgrade_state] for name, labels in found.items() if KEYS.upgrade_state in labels}
+
+    def pods(self) -> dict[str, Obj]:
+        """The driver pod of each node that has one."""
+        return {pod["spec"]["nodeName"]: pod for pod in self.store.list_objects("pods", labels=f"app={DRIVER}")[0]}
+
+    def task_pods(self) -> list[Obj]:
+        """The short-lived pods that there are."""
+        return self.store.list_objects("pods", labels=TASKS)[0]
+
+    def create_pod(self, body: Obj) -> Obj:
+        """As the API server does, and the kubelet once it has run it. Raises ApiError."""
+        made = self.store.create("pods", body)
+        node = made["spec"]["nodeName"]
+        self.looks[node] += 1
+        result = self.preflights.get(node, (0, ""))
+        if result is not None:
+            code, message = result
+            self.clock.after(LOOKS_S, lambda: self._ended(made, code, message))
+        return made
+
+    def _ended(self, pod: Obj, code: int, message: str) -> None:
+        meta, terminated = pod["metadata"], {"exitCode": code, "message": message}
+        states = [{"name": "manager", "state": {"terminated": terminated}}]
+        status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": states}
+        if any(one["metadata"]["uid"] == meta["uid"] for one in self.task_pods()):
+            self._change("pods", meta["name"], lambda one: one | {"status": status}, status=True)
+
+    def serving(self) -> dict[str, str]:
+        """The revision of each node's pod."""
+        return {node: pod["metadata"]["labels"][REVISION_LABEL] for node, pod in self.pods().items()}
+
+    def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """As the API server does; the kubelet and the DaemonSet controller follow."""
+        try:
+            pod = self.store.get("pods", name, namespace)
+            is_first = "deletionTimestamp" not in pod["metadata"]
+            is_task = pod in self.task_pods()
+            self.store.delete("pods", name, namespace=namespace, uid=uid, grace_s=0 if is_task else None)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+            return
+        if is_first and not is_task:
+            self.restarts[pod["spec"]["nodeName"], self.newest()] += 1
+            self.clock.after(STOP_S, lambda: self._end_pod(pod))
+
+    def catch_up(self) -> None:
+        """All that kubelets and the DaemonSet controller have to do, at once, whoever deleted a pod."""
+        for pod in self.store.list_objects("pods")[0]:
+            meta = pod["metadata"]
+            if "deletionTimestamp" in meta:
+                self.restarts[pod["spec"]["nodeName"], self.newest()] += 1
+                self.store.delete("pods", meta["name"], namespace=NAMESPACE, grace_s=0, uid=meta["uid"])
+        for node in {one["metadata"]["name"] for one in self.store.list_objects("nodes")[0]} - self.pods().keys():
+            self._make_pod(node, is_ready=True)
+
+    def _end_pod(self, pod: Obj) -> None:
+        meta = pod["metadata"]
+        self.store.delete("pods", meta["name"], namespace=NAMESPACE, grace_s=0, uid=meta["uid"])
+        node = pod["spec"]["nodeName"]
+        self.clock.after(START_S, lambda: self._make_pod(node))
+
+    def _make_pod(self, node: str, *, is_ready: bool = False) -> None:
+        daemon_set = self.store.get("daemonsets", DRIVER, NAMESPACE)
+        owner = {"kind": "DaemonSet", "name": DRIVER, "uid": daemon_set["metadata"]["uid"], "controller": True}
+        metadata = {
+            "generateName": f"{DRIVER}-",
+            "namespace": NAMESPACE,
+            "labels": {"app": DRIVER, REVISION_LABEL: self.newest()},
+            "ownerReferences": [owner],
+        }
+        made = self.store.create("pods", {"metadata": metadata, "spec": {"nodeName": node}})
+        if is_ready:
+            self._ready(made)
+        elif node not in self.broken:
+            self.clock.after(READY_S, lambda: self._ready(made))
+
+    def _ready(self, pod: Obj) -> None:
+        meta = pod["metadata"]
+        if all(one["metadata"]["uid"] != meta["uid"] for one in self.store.list_objects("pods")[0]):
+            return
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self._change("pods", meta["name"], lambda one: one | {"status": status}, status=True)
+
+    def _change(
+        self,
+        resource: str,
+        name: str,
+        change: Callable[[Obj], Obj],
+        *,
+        status: bool = False,
+        namespace: str = NAMESPACE,
+    ) -> None:
+        self.store.patch(resource, name, change, namespace=namespace, status=status)
+
+
+PLURALS = {kind: qualified(kind).partition(".")[0] for kind in FactKind}
+
+
+class StoreFleet:
+    """See `driver_manager.ports.fleet.FleetCluster`. While `is_held` nothing is told, as by a watch that lags.
+
+    `refuse` gives an error that a call with an effect on this thing is answered with, None for none.
+    """
+
+    def __init__(self, scene: FleetScene, killer: Killer | None = None) -> None:
+        self.scene = scene
+        self.killer = killer or Killer()
+        self.is_held = False
+        self.writes: list[str] = []
+        self.events: list[tuple[str, str]] = []
+        self.refuse: Callable[[str], Exception | None] = lambda _: None
+        self._read = readers(KEYS, zone)
+        self._since: dict[Subject, int] = {}
+        self._told: list[Change] = []
+
+    @property
+    def subjects(self) -> frozenset[Subject]:
+        """What is followed."""
+        return frozenset(self._since)
+
+    def follow(self, subjects: frozenset[Subject]) -> None:
+        self.killer.guard()
+        for subject in self._since.keys() - subjects:
+            del self._since[subject]
+        for subject in subjects - self._since.keys():
+            self.list_again(subject)
+
+    def list_again(self, subject: Subject) -> None:
+        """What a feed does first, and after a 410."""
+        plural = PLURALS[subject.kind]
+        found, revision = self.scene.store.list_objects(plural, namespace=subject.namespace, labels=subject.selector)
+        self._since[subject] = revision
+        items = tuple(self._read[subject.kind](one) for one in found)
+        self._told.append(Listed(subject, items, str(revision)))
+
+    def lose(self, kind: FactKind, why: str = "the API server did not answer") -> None:
+        """A subject cannot be seen any more."""
+        self._told += [Lost(subject, why) for subject in self._since if subject.kind is kind]
+
+    def find(self, kind: FactKind) -> None:
+        """It can be seen again."""
+        self._told += [Found(subject) for subject in self._since if subject.kind is kind]
+
+    def answer(self, question: MetricQuestion, value: float | None, problem: str = "") -> None:
+        """A server answers a question that was asked just now."""
+        self._told.append(Answered(question, MetricAnswer(self.scene.clock.wall(), value, problem)))
+
+    def changes(self, until_s: float) -> tuple[Change, ...]:
+        with self.killer.call("changes"):
+            clock = self.scene.clock
+            clock.check()
+            found = self._drained()
+            while not found and clock.monotonic() < until_s:
+                clock.to_next(until_s)
+                clock.check()
+                found = self._drained()
+            return found
+
+    def patch_node(self, name: str, change: NodeChange, resource_version: str) -> Item:
+        body = node_patch(change, resource_version)
+        return self._patched("patch node", FactKind.NODES, name, lambda one: merge_patch(one, body), namespace="")
+
+    def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        with self._effect("delete pod", name):
+            self.scene.delete_pod(namespace, name, uid)
+
+    def create_pod(self, namespace: str, body: Mapping[str, Any]) -> Item | None:
+        made: Item | None = None
+        with self._effect("create pod", body["metadata"]["name"]):
+            try:
+                made = self._read[FactKind.TASK_PODS](self.scene.create_pod(dict(body)))
+            except ApiError as error:
+                if error.code != 409:
+                    raise
+        return made
+
+    def set_template(self, namespace: str, name: str, template: str, resource_version: str) -> Item:
+        def change(one: Obj) -> Obj:
+            metadata = one["metadata"] | {"resourceVersion": resource_version}
+            return one | {"metadata": metadata, "spec": one["spec"] | {"template": json.loads(template)}}
+
+        item = self._patched("set template", FactKind.DAEMON_SETS, name, change)
+        self.scene.clock.after(1.0, self.scene.see_template)
+        return item
+
+    def patch_status(self, namespace: str, name: str, change: Mapping[str, Any], resource_version: str) -> Item:
+        body = {"metadata": {"resourceVersion": resource_version}, "status": dict(change)}
+        return self._patched(
+            "patch status", FactKind.ROLLOUTS, name, lambda one: merge_patch(one, body), is_status=True
+        )
+
+    def post_event(self, about: EventAbout, reason: str, message: str, *, warning: bool, key: str) -> None:
+        with self._effect("post event", about.name):
+            self.events.append((about.name, reason))
+
+    def _effect(self, what: str, name: str) -> _Effect:
+        return _Effect(self, what, name)
+
+    def _patched(
+        self,
+        what: str,
+        kind: FactKind,
+        name: str,
+        change: Callable[[Obj], Obj],
+        *,
+        namespace: str = NAMESPACE,
+        is_status: bool = False,
+    ) -> Item:
+        with self._effect(what, name):
+            try:
+                body = self.scene.store.patch(PLURALS[kind], name, change, namespace=namespace, status=is_status)
+            except ApiError as error:
+                raise Conflict(f"{name}: {error.message}", "Look again.") from error
+        return self._read[kind](body)
+
+    def _drained(self) -> tuple[Change, ...]:
+        if self.is_held:
+            return ()
+        told, self._told = self._told, []
+        for subject, since in list(self._since.items()):
+            told += self._news(subject, since)
+        return tuple(told)
+
+    def _news(self, subject: Subject, since: int) -> Iterable[Change]:
+        plural, read = PLURALS[subject.kind], self._read[subject.kind]
+        matches = selection(plural, namespace=subject.namespace, labels=subject.selector)
+        events, self._since[subject] = self.scene.store.wait(since, [plural], timeout_s=0.0, stop=threading.Event())
+        for event in events:
+            if event.type != "DELETED" and matches(event.obj):
+                yield Seen(subject, read(event.obj))
+            elif event.previous is not None and matches(event.previous):
+                yield Gone(subject, event.obj["metadata"]["name"], str(event.revision))
+
+
+class _Effect:
+    """One call with an effect: refused, killed before or after, and noted."""
+
+    def __init__(self, fleet: StoreFleet, what: str, name: str) -> None:
+        self._fleet, self._what, self._name = fleet, what, name
+        self._call = fleet.killer.call(what, effect=True)
+
+    def __enter__(self) -> None:
+        self._call.__enter__()
+        error = self._fleet.refuse(f"{self._what} {self._name}")
+        if error is not None:
+            raise error
+
+    def __exit__(self, kind: Any, error: Any, at: Any) -> bool:
+        if error is None:
+            self._fleet.writes.append(f"{self._what} {self._name}")
+        return bool(self._call.__exit__(kind, error, at))
+
+
+UNAVAILABLE = ApiUnavailable("the API server gave no usable answer", "Check it.")
+"""What an act meets whose answer is lost, or never came."""

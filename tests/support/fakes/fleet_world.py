@@ -1,0 +1,496 @@
+"""A cluster with a rollout in it: nodes, the driver's pods, a DaemonSet's controller, and a controller that may die.
+
+Owns what happens to objects, and asserts at every act what must never happen, whatever the decision was made from: a
+pod deleted twice for one revision, a foreign node acted on, limits exceeded, waves out of order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from driver_manager.domain.fleet import record as records
+from driver_manager.domain.fleet.acts import (
+    Act,
+    Announce,
+    CreatePod,
+    DeletePod,
+    FleetDecision,
+    MarkNode,
+    Phase,
+    Place,
+    RestartPod,
+    SetTemplate,
+)
+from driver_manager.domain.fleet.advance import advance
+from driver_manager.domain.fleet.holds import UNSEEN_S
+from driver_manager.domain.fleet.metric_gates import MetricAnswer, MetricQuestion
+from driver_manager.domain.fleet.model import (
+    UNDER_WAY,
+    DaemonSetFacts,
+    DriverPod,
+    Fleet,
+    FleetNode,
+    GatePod,
+    Memory,
+    Policy,
+    Revision,
+    Task,
+    UnitMode,
+    UpgradeState,
+    Wishes,
+)
+from driver_manager.domain.node_state import NodeState
+from tests.support.fakes.fleet_builders import DAEMON_SET, NOW_S, ROLLOUT, matching
+from tests.support.fakes.fleet_looks import TEMPLATE, Looks, check_looks
+
+LEAVES_S, COMES_S, LOADS_S, BOOTS_S = 5.0, 3.0, 40.0, 90.0
+WORDS = {state.value: state for state in UpgradeState}
+
+
+@dataclass
+class Machine:
+    """A Node, its pod, and how its next runs go: `fate` is good, broken, silent or reboot.
+
+    `is_locked`: the API server refuses every patch of the Node.
+    """
+
+    facts: FleetNode
+    fate: str = "good"
+    pod: DriverPod | None = None
+    due_s: float = 0.0
+    pods: int = 0
+    restarted: Counter[tuple[str, int]] = field(default_factory=Counter)
+    retries: int = 0
+    is_locked: bool = False
+
+    @property
+    def state(self) -> UpgradeState | None:
+        """The state that its label shows."""
+        return WORDS.get(self.facts.upgrade)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it is under way, as everybody can see."""
+        return self.state in UNDER_WAY and self.facts.record is not None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the DaemonSet wants a pod on it."""
+        return self.facts.labels.get("driver") != "false"
+
+
+class World:
+    """The objects and their clocks: `now_s` may jump, `up_s` is what kubelets count by.
+
+    `shown` are the revisions that a feed which lags shows, None where it does not. `tick` lets everybody but the
+    rollout act, `act` does what a decision asks for.
+    """
+
+    def __init__(
+        self, names: Iterable[str], policy: Policy, wave_labels: dict[str, dict[str, str]] | None = None
+    ) -> None:
+        """All nodes serve revision r1, and the DaemonSet has r2."""
+        self.policy, self.memory, self.wishes = policy, Memory(), Wishes()
+        self.now_s, self.up_s = NOW_S, 0.0
+        self.revisions = [Revision("driver-r1", "r1", 1, TEMPLATE), Revision("driver-r2", "r2", 2, TEMPLATE)]
+        self.looks = Looks()
+        self.era = 0
+        self.shown: list[Revision] | None = None
+        self.machines: dict[str, Machine] = {}
+        self.gates_open = True
+        self.questions: frozenset[MetricQuestion] = frozenset()
+        self.daemon_set_at_first = replace(DAEMON_SET, places=matching("driver!=false"))
+        self.daemon_set: DaemonSetFacts | None = self.daemon_set_at_first
+        self.rivals: tuple[str, ...] = ()
+        for name in names:
+            self.join(name, (wave_labels or {}).get(name, {}), "r1")
+        self.deaths = 0
+
+    @property
+    def template(self) -> str:
+        """The revision that new pods get."""
+        return max(self.revisions, key=lambda revision: revision.number).hash
+
+    def join(self, name: str, labels: dict[str, str], revision: str = "") -> None:
+        """A node comes; a pod of the newest revision is made on it, or one of `revision` is ready there."""
+        if name in self.machines:
+            return
+        machine = Machine(FleetNode(name, f"uid-{name}-{self.now_s:.0f}", "1", labels, boot_id="boot-1"))
+        self.machines[name] = machine
+        if revision:
+            self._make_pod(machine, revision, is_ready=True)
+
+    def help(self, machine: Machine) -> None:
+        """What an administrator does for a node that has failed."""
+        self.change(machine, wants_retry=True)
+
+    def change(self, machine: Machine, **said: object) -> None:
+        """Somebody changes the Node: it has a new resourceVersion."""
+        version = str(int(machine.facts.resource_version) + 1)
+        machine.facts = replace(machine.facts, resource_version=version, **said)  # type: ignore[arg-type]  # its fields
+
+    def upgrade_to(self, revision: str) -> None:
+        """Somebody changes the template; one that was there before gets the highest number again."""
+        if revision == self.template:
+            return
+        number = max(one.number for one in self.revisions) + 1
+        self.revisions = [one for one in self.revisions if one.hash != revision]
+        self.revisions.append(Revision(f"driver-{revision}", revision, number, TEMPLATE))
+        self.era += 1
+
+    def fleet(self) -> Fleet:
+        """What the watches show now; records as they are read from their annotations."""
+        pods = [machine.pod for machine in self.machines.values() if machine.pod is not None]
+        gate_pods = [GatePod("npu", name, {"app": "v"}, is_ready=self.gates_open) for name in self.machines]
+        return Fleet(
+            policy=self.policy,
+            memory=self.memory,
+            wishes=self.wishes,
+            nodes=tuple(_as_read(machine.facts) for machine in self.machines.values()),
+            pods=tuple(pods),
+            revisions=tuple(self.revisions if self.shown is None else self.shown),
+            daemon_set=replace(self.daemon_set, desired=self._desired()) if self.daemon_set is not None else None,
+            gate_pods=tuple(gate_pods),
+            rivals=self.rivals,
+            rollout=ROLLOUT,
+            rollout_uid="uid-rollout",
+            task_pods=tuple(self.looks.pods.values()),
+            unmade=self.looks.refusal,
+            blocked={name: "may not patch nodes" for name, machine in self.machines.items() if machine.is_locked},
+            metric_answers={one: MetricAnswer(self.now_s, float(not self.gates_open)) for one in self.questions},
+        )
+
+    def _desired(self) -> int:
+        return sum(machine.is_placed for machine in self.machines.values())
+
+    def tick(self, seconds: float) -> None:
+        """Time passes, in steps in which pods leave and come, runs end and hosts boot."""
+        while seconds > 0:
+            step_s = min(seconds, 5.0)
+            self.now_s += step_s
+            self.up_s += step_s
+            seconds -= step_s
+            self.looks.tick(self.now_s, self.machines)
+            for machine in self.machines.values():
+                self._live(machine)
+
+    def _live(self, machine: Machine) -> None:
+        pod = machine.pod
+        if not machine.is_placed:
+            self.restart_by_hand(machine)
+        if pod is None:
+            if machine.is_placed and self.up_s >= machine.due_s + COMES_S:
+                self._make_pod(machine, self.template, is_ready=False)
+            return
+        if self.up_s < machine.due_s:
+            return
+        if pod.is_deleting:
+            machine.pod, machine.due_s = None, self.up_s
+        elif not pod.is_ready:
+            self._run(machine, pod)
+
+    def _run(self, machine: Machine, pod: DriverPod) -> None:
+        """The node's own run ends: it cordons the node while it works, and keeps it where the driver is gone."""
+        node = machine.facts
+        match machine.fate:
+            case "good":
+                machine.pod = replace(pod, is_ready=True)
+                cordoned = node.unschedulable and not node.is_cordoned_by_run
+                self._tell(machine, NodeState.READY, unschedulable=cordoned, is_cordoned_by_run=False)
+            case "broken":
+                kept = {"unschedulable": True, "is_cordoned_by_run": True} if not node.unschedulable else {}
+                self._tell(machine, NodeState.HELD, outcome="broken", **kept)
+                machine.due_s = self.up_s + LOADS_S
+            case "reboot" if node.driver_state is not NodeState.REBOOT_REQUIRED:
+                self._tell(machine, NodeState.REBOOT_REQUIRED)
+                machine.due_s = self.up_s + BOOTS_S
+            case "reboot" if node.is_ready:
+                self.change(machine, is_ready=False)
+                machine.due_s = self.up_s + BOOTS_S
+            case "reboot":
+                self.change(machine, is_ready=True, boot_id=f"boot-{self.now_s:.0f}")
+                machine.fate, machine.due_s = "good", self.up_s + LOADS_S
+
+    def _tell(self, machine: Machine, state: NodeState, **said: object) -> None:
+        self.change(machine, driver_state=state, outcome_s=self.clock_of(machine), **said)
+
+    def clock_of(self, machine: Machine) -> float:
+        """What the node's own clock shows: most are an hour off."""
+        return self.now_s + 3600.0 * (ord(machine.facts.name[0]) % 3 - 1)
+
+    def _make_pod(self, machine: Machine, revision: str, is_ready: bool) -> None:
+        machine.pods += 1
+        uid = f"{machine.facts.name}-{machine.pods}"
+        name = machine.facts.name
+        machine.pod = DriverPod("npu", f"driver-{uid}", uid, name, revision, is_ready, made_s=self.now_s)
+        machine.due_s = self.up_s + LOADS_S
+
+    def restart_by_hand(self, machine: Machine) -> None:
+        """Somebody deletes the pod."""
+        if machine.pod is not None and not machine.pod.is_deleting:
+            machine.pod = replace(machine.pod, is_deleting=True)
+            machine.due_s = self.up_s + LEAVES_S
+
+    def decide(self, kill_after: int | None = None) -> FleetDecision:
+        """One decision and its acts; the controller dies after so many of them, before it has kept its memory."""
+        facts = self.fleet()
+        decision = advance(facts, self.now_s)
+        self.questions = decision.questions
+        check(facts, decision, self.now_s)
+        self.carry_out(decision, kill_after)
+        return decision
+
+    def carry_out(self, decision: FleetDecision, kill_after: int | None = None) -> None:
+        """Do what was decided, as far as the objects are still those that it was decided from."""
+        for number, act in enumerate(decision.acts):
+            if number == kill_after:
+                return
+            self.act(act)
+        if kill_after is None:
+            self.memory = _as_stored(decision.memory)
+
+    def act(self, act: Act) -> bool:
+        """One act, as an API server does it; whether it was done."""
+        match act:
+            case MarkNode():
+                return self._mark(act)
+            case RestartPod():
+                return self._restart(act)
+            case CreatePod():
+                return self.looks.create(act, self.now_s)
+            case DeletePod():
+                return self.looks.delete(act)
+            case SetTemplate():
+                self.upgrade_to(act.revision)
+            case Announce():
+                pass
+        return True
+
+    def _mark(self, act: MarkNode) -> bool:
+        machine = self.machines.get(act.node)
+        if machine is None or machine.is_locked or machine.facts.resource_version != act.resource_version:
+            return False
+        kept = records.decode(records.encode(act.record)) if act.record is not None else None
+        if act.consumes_retry:
+            machine.retries += 1
+        asked = machine.facts.wants_retry and not act.consumes_retry
+        self.change(machine, upgrade=act.state.value if act.state else "", record=kept, wants_retry=asked)
+        return True
+
+    def _restart(self, act: RestartPod) -> bool:
+        machine = self.machines.get(act.node)
+        pod = machine.pod if machine is not None else None
+        if machine is None or pod is None or pod.uid != act.uid or pod.is_deleting:
+            return False
+        record = machine.facts.record
+        assert record is not None, f"{act.node}: its pod is deleted without a record"
+        machine.restarted[record.revision, self.era] += 1
+        times = machine.restarted[record.revision, self.era]
+        assert times <= 1 + machine.retries, f"{act.node}: restarted {times} times for {record.revision}"
+        machine.pod, machine.due_s = replace(pod, is_deleting=True), self.up_s + LEAVES_S
+        return True
+
+    def is_through(self) -> bool:
+        """Whether every node that is to be upgraded serves the template's revision, and says so."""
+        return all(
+            machine.pod is not None
+            and machine.pod.revision == self.template
+            and machine.pod.is_ready
+            and machine.state in (None, UpgradeState.DONE)
+            for machine in self.machines.values()
+            if not machine.facts.is_skipped
+        )
+
+
+def _as_read(node: FleetNode) -> FleetNode:
+    """What cannot be read is no record."""
+    return replace(node, record=None) if node.record_problem else node
+
+
+def _as_stored(memory: Memory) -> Memory:
+    """A status keeps whole seconds."""
+    history = tuple(
+        replace(past, began_s=float(int(past.began_s)), ended_s=past.ended_s and float(int(past.ended_s)))
+        for past in memory.history
+    )
+    return replace(memory, history=history)
+
+
+def check(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
+    """What holds for every decision."""
+    again = advance(facts, now_s)
+    assert again == decision, "the same facts, another decision"
+    assert decision.again_s is None or decision.again_s > now_s
+    nodes = {node.name: node for node in facts.nodes}
+    pods = {pod.node: pod for pod in facts.pods}
+    marks = [act for act in decision.acts if isinstance(act, MarkNode)]
+    assert len({act.node for act in decision.acts if isinstance(act, MarkNode | RestartPod)}) == len(
+        [act for act in decision.acts if isinstance(act, MarkNode | RestartPod)]
+    ), "two acts on one node"
+    begun = [act for act in marks if act.state is UpgradeState.RESTART and not _is_taken(nodes[act.node])]
+    _check_foreign(decision.acts, nodes)
+    _check_seen(facts, decision.acts, now_s)
+    _check_fit(facts, decision.acts, begun, nodes)
+    _check_limits(facts, begun, nodes, pods)
+    _check_held(facts, decision, begun, nodes, now_s)
+    _check_waves(facts, decision, begun, now_s)
+    check_looks(facts, decision, begun, now_s)
+    _check_together(facts, decision, begun, nodes)
+    for act in marks:
+        assert act.record is None or act.record.rollout == ROLLOUT
+    for view in decision.outlook.nodes:
+        assert view.reason, f"{view.name} is {view.place.value}, and nobody says why"
+
+
+def _is_taken(node: FleetNode) -> bool:
+    return WORDS.get(node.upgrade) in UNDER_WAY and node.record is not None and node.record.rollout == ROLLOUT
+
+
+def _check_foreign(acts: tuple[Act, ...], nodes: dict[str, FleetNode]) -> None:
+    for act in acts:
+        if not isinstance(act, MarkNode | RestartPod):
+            continue
+        node = nodes[act.node]
+        assert not node.is_operated, f"{act.node}: an act on an operator's node"
+        assert not node.record_problem, f"{act.node}: an act on a node whose record cannot be read"
+        is_others = node.record is not None and node.record.rollout != ROLLOUT
+        assert not is_others or WORDS.get(node.upgrade) not in UNDER_WAY, f"{act.node}: an act on another's node"
+        if isinstance(act, RestartPod):
+            assert _is_taken(node), f"{act.node}: its pod is deleted, and it is not under way"
+            assert node.record is not None, f"{act.node}: its pod is deleted without a record"
+            assert node.record.pod == act.uid, f"{act.node}: another pod is deleted than its record names"
+
+
+def _check_seen(facts: Fleet, acts: tuple[Act, ...], now_s: float) -> None:
+    """Where a pod is newer than all that is known of the template, nobody is disturbed and nothing is undone."""
+    known = {revision.hash for revision in facts.revisions}
+    if any(pod.revision not in known and now_s < pod.made_s + UNSEEN_S for pod in facts.pods):
+        done = [act for act in acts if isinstance(act, RestartPod | CreatePod | SetTemplate)]
+        assert not done, f"done without knowing the newest template: {done}"
+
+
+def _check_fit(facts: Fleet, acts: tuple[Act, ...], begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
+    """Nobody is disturbed on a node that is not to begin, up to the moment when somebody was; a pod that its kubelet
+    cannot end is never deleted.
+    """
+    for act in acts:
+        is_clear = isinstance(act, CreatePod) and act.task is Task.CLEAR
+        if not isinstance(act, MarkNode | RestartPod | CreatePod):
+            continue
+        node = nodes[act.node]
+        if isinstance(act, RestartPod):
+            assert node.is_ready, f"{act.node}: its pod is deleted although it is not Ready"
+        has_begun = facts.clears_first and node.is_taken_by_run
+        if act in begun or ((is_clear or isinstance(act, RestartPod)) and not has_begun):
+            assert not node.is_skipped, f"{act.node}: begins although it is skipped"
+            assert node.is_ready, f"{act.node}: begins although it is not Ready"
+            assert not node.unschedulable or node.is_cordoned_by_run, f"{act.node}: begins although it is cordoned"
+        if act in begun:
+            assert node.upgrade in {"", "upgrade-done", "upgrade-failed"}, f"{act.node}: has a word of somebody else"
+
+
+def _check_limits(facts: Fleet, begun: list[MarkNode], nodes: dict[str, FleetNode], pods: dict[str, DriverPod]) -> None:
+    policy = facts.policy
+    if not begun:
+        return
+    taken = [node for node in facts.nodes if _is_taken(node) and not node.is_operated]
+    assert not policy.max_parallel or len(taken) + len(begun) <= policy.max_parallel, "maxParallel exceeded"
+    if policy.max_unavailable is not None:
+        those = {node.name for node in facts.nodes if node.name in pods or _is_taken(node)}
+        away = {name for name in those if _is_away(nodes[name], pods.get(name)) or nodes[name] in taken}
+        after = away | {act.node for act in begun}
+        assert after == away or len(after) <= policy.max_unavailable.of(len(those)), "maxUnavailable exceeded"
+    if policy.units is not None:
+        of = {name: node.labels.get(policy.units.key, "") for name, node in nodes.items()}
+        busy = Counter(of[node.name] for node in taken) + Counter(of[act.node] for act in begun)
+        if policy.units.mode is UnitMode.ONE_AT_A_TIME:
+            for act in begun:
+                assert not of[act.node] or busy[of[act.node]] == 1, f"two nodes of unit {of[act.node]}"
+
+
+def _check_together(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], nodes: dict[str, FleetNode]) -> None:
+    """Of a unit that goes together nobody stays behind; one more attempt on a node is not the unit going."""
+    units, names = facts.policy.units, {act.node for act in begun}
+    if units is None or units.mode is not UnitMode.TOGETHER:
+        return
+    first = [nodes[name] for name in names if nodes[name].upgrade != UpgradeState.FAILED.value]
+    going = {node.labels[units.key] for node in first if units.key in node.labels}
+    for view in decision.outlook.nodes:
+        if view.place is Place.WAITING and nodes[view.name].labels.get(units.key) in going:
+            assert view.name in names, f"{view.name} stays behind its unit"
+
+
+def _is_away(node: FleetNode, pod: DriverPod | None) -> bool:
+    return node.unschedulable or not node.is_ready or pod is None or pod.is_deleting or not pod.is_ready
+
+
+def _check_held(
+    facts: Fleet, decision: FleetDecision, begun: list[MarkNode], nodes: dict[str, FleetNode], now_s: float
+) -> None:
+    fresh = [act for act in begun if not nodes[act.node].wants_retry]
+    if facts.policy.paused or not facts.policy.schedule.is_open(now_s):
+        assert not begun, "a node begins although nothing may"
+    target = decision.outlook.target
+    failed = [
+        node
+        for node in facts.nodes
+        if node.upgrade == UpgradeState.FAILED.value and node.record and node.record.revision == target
+        if not node.is_operated and node.name in {view.name for view in decision.outlook.nodes}
+        if next(view for view in decision.outlook.nodes if view.name == node.name).place is Place.FAILED
+    ]
+    if len(failed) >= facts.policy.failure_threshold:
+        assert not fresh, "a node begins although too many have failed"
+    if decision.outlook.phase in (Phase.HALTED, Phase.STALLED, Phase.PAUSED):
+        assert not fresh, f"a node begins in phase {decision.outlook.phase}"
+
+
+def _check_waves(facts: Fleet, decision: FleetDecision, begun: list[MarkNode], now_s: float) -> None:
+    """A wave begins after all earlier ones, their soak time and the approval."""
+    target, waves = decision.outlook.target, facts.policy.waves
+    ours = {view.name for view in decision.outlook.nodes if view.place is not Place.LEFT_OUT}
+    found = [node.record for node in facts.nodes if node.name in ours]
+    kept = [one for one in found if one is not None and one.revision == target and one.rollout == ROLLOUT]
+    reached = max((min(one.wave, len(waves)) for one in kept), default=0)
+    for act in begun:
+        assert act.record is not None
+        wave = act.record.wave
+        assert 1 <= wave <= len(waves)
+        if wave <= reached:
+            continue
+        for view in decision.outlook.nodes:
+            is_before = 0 < view.wave < wave
+            assert not is_before or view.place not in (Place.WAITING, Place.UNDER_WAY), "a wave begins too early"
+        if reached:
+            end_s = max(one.since_s for one in kept if min(one.wave, len(waves)) == reached)
+            soak_s = waves[reached - 1].soak_s
+            assert not soak_s or now_s >= end_s + soak_s, "a wave begins before the soak time is over"
+            if waves[reached - 1].needs_approval:
+                assert facts.wishes.approved_for == target, "a wave begins without the approval of this revision"
+                assert facts.wishes.approved > reached, "a wave begins without its approval"
+
+
+def check_quiet(world: World) -> None:
+    """Nothing is done and nothing changes while nothing does."""
+    decision = advance(world.fleet(), world.now_s)
+    assert decision.acts == ()
+    assert _as_stored(decision.memory) == world.memory
+
+
+def check_wake(facts: Fleet, decision: FleetDecision, now_s: float) -> None:
+    """Before the moment that the decision names, time alone changes nothing of what it does and shows."""
+    end_s = decision.again_s if decision.again_s is not None else now_s + 1e6
+    for part in (0.001, 0.5, 0.999):
+        later = advance(facts, math.nextafter(now_s + (end_s - now_s) * part, now_s))
+        assert _kinds(later.acts) == _kinds(decision.acts)
+        assert replace(later.outlook) == decision.outlook
+
+
+def _kinds(acts: tuple[Act, ...]) -> list[tuple[str, str, str]]:
+    found = []
+    for act in acts:
+        state = act.state.value if isinstance(act, MarkNode) and act.state else ""
+        found.append((type(act).__name__, getattr(act, "node", ""), state))
+    return found

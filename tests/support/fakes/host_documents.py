@@ -1,0 +1,71 @@
+"""What the programs keep in files of the host, each with how it is written. Owns no assertion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from driver_manager.adapters.host.health_marks import HostMarks
+from driver_manager.adapters.host.reboot import HostRebooter
+from driver_manager.adapters.host.reboot_files import RebootFiles
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.domain import markers, reboot_wish
+from driver_manager.domain.markers import Marker
+from driver_manager.domain.reboot.record import Record
+from driver_manager.domain.reboot_wish import RebootWish
+from driver_manager.profiles import builtin
+from tests.support.fakes.clock import FakeClock
+
+PROFILE = builtin()["ascend"]
+PATHS = PROFILE.paths
+
+
+@dataclass(frozen=True)
+class HostDocument:
+    """A file on the host, and the program's own way to write a text of about `length` characters into it."""
+
+    path: str
+    write: Callable[[HostRoots, str], None]
+
+
+def roots_of(host: Path) -> HostRoots:
+    """The roots of a host whose tree is at `host`."""
+    return HostRoots(root=host, proc=host / "proc", sys=host / "sys", dev=host / "dev")
+
+
+def _text(path: str) -> Callable[[HostRoots, str], None]:
+    return lambda roots, text: LinuxHost(roots, PROFILE, FakeClock()).write_text(path, text)
+
+
+def _marker(roots: HostRoots, text: str) -> None:
+    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_marker, markers.encode(Marker("upgrade", text)))
+
+
+def _wish(roots: HostRoots, text: str) -> None:
+    wish = RebootWish("boot-1", "node-1", text)
+    LinuxHost(roots, PROFILE, FakeClock()).write_text(PATHS.reboot_wish, reboot_wish.encode(wish))
+
+
+def _record(roots: HostRoots, text: str) -> None:
+    RebootFiles(roots, PATHS.reboot_marker, PATHS.rebooter_record).keep(Record(reason=text))
+
+
+def _health(roots: HostRoots, text: str) -> None:
+    HostMarks(roots, PROFILE, FakeClock()).remember(text)
+
+
+def _evidence(roots: HostRoots, text: str) -> None:
+    HostRebooter(roots, PROFILE, FakeClock(), ("true",)).save_evidence("1", (text,))
+
+
+DOCUMENTS = {
+    "the state file": HostDocument(PATHS.state_file, _text(PATHS.state_file)),
+    "the load record": HostDocument(PATHS.load_record, _text(PATHS.load_record)),
+    "the reboot-required marker": HostDocument(PATHS.reboot_marker, _marker),
+    "what a reboot was asked for": HostDocument(PATHS.reboot_wish, _wish),
+    "the rebooter's record": HostDocument(PATHS.rebooter_record, _record),
+    "health-watch's record": HostDocument(PATHS.health_record, _health),
+    "the evidence": HostDocument(f"{PATHS.reboot_evidence}/1.txt", _evidence),
+}

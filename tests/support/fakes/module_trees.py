@@ -1,0 +1,80 @@
+"""A host tree with driver roots of any modules, and a record of what was loaded and unloaded, in its order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.adapters.host.facts import read_host
+from driver_manager.adapters.host.modules import kmod
+from driver_manager.adapters.host.roots import HostRoots
+from driver_manager.adapters.host.system import LinuxHost
+from driver_manager.adapters.process.run import Result, run
+from driver_manager.domain.host import Host
+from driver_manager.domain.profile import Profile
+from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from tests.support.fakes.clock import FakeClock
+
+
+class ModuleHost:
+    """A host whose tools act on a tree. `did` are the words of every rmmod, modprobe and insmod that changed it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile) -> None:
+        self.profile = profile
+        self.tree = HostTree(folder / "host", folder / "bin", profile)
+        self.tree.build()
+        self.did: list[tuple[str, str]] = []
+        self.options: dict[str, str] = {}
+        monkeypatch.setenv("PATH", str(self.tree.bin), prepend=":")
+        monkeypatch.setattr(kmod, "run", self._run)
+        self.roots = HostRoots(self.tree.root, self.tree.root / "proc", self.tree.root / "sys", self.tree.root / "dev")
+        self.system = LinuxHost(self.roots, profile, FakeClock())
+
+    def _run(self, argv: Sequence[str], **options: Any) -> Result:
+        if argv[0] in ("rmmod", "insmod") or (argv[0] == "modprobe" and not {"--show-depends"} & set(argv)):
+            self.did.append((argv[0], Path(argv[1] if argv[0] == "insmod" else argv[-1]).name))
+        for at, word in enumerate(argv):
+            if word == "--config" and argv[at + 1].startswith("/proc/self/fd/"):
+                self._note_options(Path(argv[at + 1]).read_text())
+        return run(argv, **options)
+
+    def _note_options(self, text: str) -> None:
+        for line in text.splitlines():
+            _, name, options = line.split(None, 2)
+            self.options[name] = options
+
+    def add(self, root: str, version: str, kernel: str = KERNEL, **modules: Sequence[str]) -> None:
+        """A driver root that offers `modules` for a kernel, each with what it needs."""
+        folder = self.tree.root / root.lstrip("/") / "lib/modules" / kernel / "extra"
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for name, needs in modules.items():
+            facts = {"version": version, "vermagic": f"{kernel} SMP mod_unload", "depends": list(needs)}
+            (folder / f"{name}.ko").write_text(json.dumps(facts))
+            lines.append(f"extra/{name}.ko: {' '.join(f'extra/{need}.ko' for need in needs)}")
+        (folder.parent / "modules.dep").write_text("\n".join(lines) + "\n")
+
+    def loaded(self, name: str, *, users: int = 0, holders: Sequence[str] = (), **parameters: str) -> None:
+        """A module that is in the kernel already, with these values of its parameters."""
+        folder = self.tree.root / "sys/module" / name
+        (folder / "holders").mkdir(parents=True)
+        (folder / "initstate").write_text("live\n")
+        (folder / "refcnt").write_text(f"{users + len(holders)}\n")
+        for holder in holders:
+            (folder / "holders" / holder).touch()
+        for parameter, value in parameters.items():
+            (folder / "parameters").mkdir(exist_ok=True)
+            (folder / "parameters" / parameter).write_text(f"{value}\n")
+
+    @property
+    def names(self) -> set[str]:
+        """What the kernel has."""
+        return {path.name for path in (self.tree.root / "sys/module").iterdir()}
+
+    def facts(self, root: str = "", *, loads: bool = True) -> Host:
+        """As a run would see the host."""
+        return read_host(self.roots, self.profile, root, None, loads=loads)

@@ -1,0 +1,139 @@
+"""A server on loopback that gives scripted answers in order, and the Cluster port's adapter talking to it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from kubernetes import client as kube_client
+
+from driver_manager.adapters.kube.cluster import KubeCluster
+from driver_manager.adapters.kube.library import Library
+from driver_manager.adapters.kube.transport import Transport
+from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.fakes.plain_pod import PlainInPod, make_account, variables
+
+LIBRARY, IN_POD = "library", "in-pod"
+TRANSPORTS = (LIBRARY, IN_POD)
+"""What runs over both is promised for both."""
+
+SECRET = "secret-token"  # of nothing
+NODE = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "7", "labels": {"a": "b"}}, "spec": {}}
+BUDGET_S = 30.0
+
+
+def transport_to(kind: str, port: int, folder: Path, token: str = SECRET) -> Transport:
+    """The way to a loopback server without TLS; `folder` becomes the service account."""
+    if kind == IN_POD:
+        return PlainInPod(make_account(folder, token), variables(port))
+    return Library(api_client(f"http://127.0.0.1:{port}", f"Bearer {token}"))
+
+
+def api_client(url: str, authorization: str = "") -> Any:
+    """A client of the kubernetes package."""
+    configuration = kube_client.Configuration(host=url)
+    configuration.proxy = None
+    configuration.retries = False
+    configuration.api_key = {"authorization": authorization} if authorization else {}
+    return kube_client.ApiClient(configuration)
+
+
+@dataclass
+class Answer:
+    """One scripted answer; `body` is sent as JSON unless it is bytes. `cut` ends the connection before its end."""
+
+    status: int = 200
+    body: Any = field(default_factory=lambda: dict(NODE))
+    headers: dict[str, str] = field(default_factory=dict)
+    cut: bool = False
+
+
+@dataclass
+class Request:
+    """One request as it came."""
+
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+    body: Any
+
+
+class Scripted:
+    """A server that gives its answers in order, then the last one again, and the port that talks to it."""
+
+    def __init__(self, kind: str = LIBRARY) -> None:
+        self.answers: list[Answer] = []
+        self.requests: list[Request] = []
+        self.keeps_connections = False
+        self.connections: list[int] = []
+        scripted = self
+
+        class Handler(BaseHTTPRequestHandler):
+            @property
+            def protocol_version(self) -> str:  # type: ignore[override]  # asked for anew for each request
+                return "HTTP/1.1" if scripted.keeps_connections else "HTTP/1.0"
+
+            def do_GET(self) -> None:
+                scripted.serve(self)
+
+            def do_PATCH(self) -> None:
+                scripted.serve(self)
+
+            def do_POST(self) -> None:
+                scripted.serve(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+        self.kind = kind
+        self.folder = tempfile.TemporaryDirectory(prefix="account-")
+        self.api = transport_to(kind, self.server.server_port, Path(self.folder.name))
+        self.start_over()
+
+    def serve(self, handler: BaseHTTPRequestHandler) -> None:
+        url = urlsplit(handler.path)
+        self.connections.append(handler.client_address[1])
+        length = int(handler.headers.get("Content-Length") or 0)
+        body = json.loads(handler.rfile.read(length)) if length else None
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        self.requests.append(Request(handler.command, url.path, parse_qs(url.query), headers, body))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        data = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
+        handler.send_response(answer.status)
+        for name, value in answer.headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(data) + 100 if answer.cut else len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+        # A 304 has no body, whatever was written.
+        handler.close_connection = handler.close_connection or answer.cut or answer.status == 304
+
+    def answer(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+
+    def close(self) -> None:
+        self.api.renew()
+        self.folder.cleanup()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def start_over(self) -> None:
+        """Forget what was asked, answer with the Node again, and talk through a new port."""
+        self.keeps_connections = False
+        self.requests.clear()
+        self.connections.clear()
+        self.answer(Answer())
+        self.clock, self.reporter = FakeClock(), RecordingReporter()
+        self.cluster = KubeCluster(self.api, "n", self.clock, self.reporter, BUDGET_S)

@@ -1,0 +1,268 @@
+"""Owns the image that the tests look at: its base, its build, its containers. Everything is below build/image.
+
+As a program: `python -m tests.support.image.builder --check` says what the machine lacks, `--prepare` builds the image.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.tiers import TierError, answer
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+FOLDER = CHECKOUT / "build" / "image"
+CODENAME = "bookworm"  # Debian 12, the Containerfile's base
+BASE = f"localhost/debian:{CODENAME}"
+TAG = "localhost/driver-manager"
+INPUTS = ("Containerfile", ".containerignore", "pyproject.toml", "README.md", "LICENSE", "scripts/image")
+INPUT_FOLDERS = ("driver_manager", "images", "requirements")
+EPOCH = "1700000000"  # the time of everything in the image, so that it does not depend on the last commit's
+BUILD_TIMEOUT_S = 1_500.0
+RUN_TIMEOUT_S = 600.0
+SAID_FOLDER = "/mnt"
+"""Where a container has the files for what its command says; every image has this folder."""
+
+PACKAGE_OF = {
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "apt-get": "apt",
+    "dpkg-deb": "dpkg",
+    "wget": "wget",
+    "unshare": "util-linux",
+    "qemu-aarch64-static": "qemu-user-static",
+}
+
+
+class ImageTierError(TierError):
+    """The image could not be built, or a container not be run; the message says why."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built image: its name in the tests' own storage, and how long the build took (0: it was there)."""
+
+    name: str
+    took_s: float
+
+    def inspect(self) -> dict[str, Any]:
+        """Its OCI configuration."""
+        found: dict[str, Any] = json.loads(_buildah("inspect", "--type", "image", self.name))["OCIv1"]
+        return found
+
+    def layers(self) -> dict[str, int]:
+        """The digest of each layer's content, and the bytes of its tar archive, lowest layer first."""
+        known = json.loads((FOLDER / "storage/vfs-layers/layers.json").read_text())
+        sizes = {layer["diff-digest"]: int(layer["diff-size"]) for layer in known if "diff-digest" in layer}
+        return {digest: sizes[digest] for digest in self.inspect()["rootfs"]["diff_ids"]}
+
+    @contextmanager
+    def container(self) -> Iterator[Container]:
+        """A fresh container, removed at the end."""
+        made = Container(_buildah("from", "--pull=never", self.name).strip())
+        try:
+            yield made
+        finally:
+            _buildah("rm", made.name)
+
+    def root(self) -> Path:
+        """A folder with the image's files, which nobody may change. It stays for later runs."""
+        name = f"{self.name.rpartition(':')[2]}-pristine"
+        known = _buildah("containers", "--format", "{{.ContainerName}}").split()
+        if name not in known:
+            _buildah("from", "--pull=never", "--name", name, self.name)
+        return Container(name).root()
+
+
+@dataclass(frozen=True)
+class Container:
+    """A working container of buildah."""
+
+    name: str
+
+    def root(self) -> Path:
+        """Where its files are."""
+        return Path(_buildah("mount", self.name).strip())
+
+    def run(self, *argv: str, env: Mapping[str, str] | None = None, volumes: Sequence[str] = ()) -> Said:
+        """Run a command in it with the image's environment, `env` and `volumes` (as buildah takes them).
+
+        What it says goes into files: with its isolation by chroot buildah ends when the command does, and drops what it
+        has not copied by then (buildah, chroot/run_common.go, runUsingChrootMain).
+        """
+        options = [f"--env={name}={value}" for name, value in (env or {}).items()]
+        words = ["sh", "-c", f'exec "$@" >{SAID_FOLDER}/out 2>{SAID_FOLDER}/err', "sh", *argv]
+        with tempfile.TemporaryDirectory() as folder:
+            options += [f"--volume={volume}" for volume in (*volumes, f"{folder}:{SAID_FOLDER}")]
+            done = run(["buildah", "run", *options, self.name, "--", *words], timeout_s=RUN_TIMEOUT_S)
+            files = (Path(folder, name) for name in ("out", "err"))
+            out, err = (path.read_text() if path.exists() else "" for path in files)
+        return Said(done.status, out + done.out, err + done.err)
+
+
+def missing() -> list[str]:
+    """What the tier lacks on this machine, one readable line each; empty where it can run."""
+    lines = [
+        f"{command} (Debian package {package})"
+        for command, package in PACKAGE_OF.items()
+        if shutil.which(command, path=_environment()["PATH"]) is None
+    ]
+    if not Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists():
+        lines.append("Debian's keys (Debian package debian-archive-keyring)")
+    if os.geteuid() != 0:
+        lines.append("root (debootstrap, and containers without user namespaces)")
+    return lines
+
+
+def built() -> Image:
+    """The image of this checkout as it is now, built unless its inputs are unchanged. Raises ImageTierError."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (FOLDER / "storage.conf").write_text(
+            f'[storage]\ndriver = "vfs"\ngraphroot = "{FOLDER}/storage"\nrunroot = "{FOLDER}/run"\n'
+        )
+        name = f"{TAG}:{_inputs_hash()}"
+        known = _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
+        if name in known:
+            return Image(name, 0.0)
+        _remove_old(known)
+        if BASE not in known:
+            _bootstrap()
+        return build(name)
+
+
+def build(name: str) -> Image:
+    """Run scripts/image. Raises ImageTierError."""
+    began = time.monotonic()
+    checked([str(CHECKOUT / "scripts/image"), "--tag", name, "--base", BASE], BUILD_TIMEOUT_S)
+    return Image(name, time.monotonic() - began)
+
+
+def build_sample_driver(name: str, base: Image, driver: Path) -> Image:
+    """Build the sample driver container with the tree `driver`. Raises ImageTierError."""
+    return build_driver_container("sample-driver", name, base, driver=driver)
+
+
+def build_driver_container(kind: str, name: str, base: Image, **contexts: Path) -> Image:
+    """Build the driver container images/`kind`, whose further build contexts are these. Raises ImageTierError."""
+    began = time.monotonic()
+    contexts = {"common": CHECKOUT / "images/common", **contexts}
+    words = ["buildah", "build", "--quiet", "--layers=false"]
+    words += [f"--build-context={context}={folder}" for context, folder in contexts.items()]
+    words += [f"--build-arg=BASE={base.name}", f"--tag={name}", str(CHECKOUT / "images" / kind)]
+    checked(words, BUILD_TIMEOUT_S)
+    return Image(name, time.monotonic() - began)
+
+
+def remove(image: Image) -> None:
+    """Remove an image that was built for one test."""
+    _buildah("rmi", "--force", image.name)
+
+
+def mirror() -> str:
+    """The address of the Debian mirror that this machine's apt uses. Raises ImageTierError."""
+    form = "$(ORIGIN) $(COMPONENT) $(CODENAME) $(REPO_URI)"
+    listed = checked(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], 30).splitlines()
+    for line in listed:
+        origin, component, codename, address = line.split()
+        if (origin, component) == ("Debian", "main") and "-" not in codename:
+            return address
+    raise ImageTierError("apt on this machine has no Debian mirror in its sources; run apt-get update")
+
+
+def checked(argv: Sequence[str], timeout_s: float, folder: Path = CHECKOUT) -> str:
+    """What a command printed, run in `folder`. Raises ImageTierError, also where it fails."""
+    said = run(argv, timeout_s=timeout_s, folder=folder)
+    if said.status:
+        tail = "\n".join(f"{said.out}\n{said.err}".strip().splitlines()[-30:])
+        raise ImageTierError(f"{' '.join(argv[:5])} … exited {said.status}:\n{tail}")
+    return said.out
+
+
+def run(argv: Sequence[str], *, timeout_s: float, folder: Path = CHECKOUT) -> Said:
+    """Run a command with buildah's settings. Raises ImageTierError where it is absent or takes over `timeout_s`."""
+    try:
+        done = subprocess.run(
+            list(argv), env=_environment(), capture_output=True, text=True, timeout=timeout_s, check=False, cwd=folder
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ImageTierError(f"{' '.join(argv[:4])}: {error}") from error
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def _bootstrap() -> None:
+    """Put a bare Debian into the storage, as the base. Raises ImageTierError."""
+    tree = FOLDER / "base"
+    if tree.exists():
+        shutil.rmtree(tree)
+    # The cache keeps what was downloaded, should only the last step fail.
+    cache = FOLDER / "debs"
+    cache.mkdir(exist_ok=True)
+    words = ["debootstrap", "--variant=minbase", f"--cache-dir={cache}", CODENAME, str(tree), mirror()]
+    checked(words, BUILD_TIMEOUT_S)
+    name = _buildah("from", "scratch").strip()
+    root = _buildah("mount", name).strip()
+    checked(["cp", "-a", f"{tree}/.", root], RUN_TIMEOUT_S)
+    _buildah("config", "--cmd", "/bin/sh", name)
+    _buildah("commit", "--quiet", "--rm", name, BASE)
+    shutil.rmtree(tree)
+
+
+def _remove_old(known: Sequence[str]) -> None:
+    """Remove what earlier states of the checkout left."""
+    for name in _buildah("containers", "--format", "{{.ContainerName}}").split():
+        _buildah("rm", name)
+    for name in known:
+        if name.startswith(f"{TAG}:"):
+            _buildah("rmi", "--force", name)
+
+
+def _inputs_hash() -> str:
+    content = hashlib.sha256()
+    files = [CHECKOUT / name for name in INPUTS]
+    for folder in INPUT_FOLDERS:
+        files += [path for path in (CHECKOUT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    for path in sorted(files):
+        content.update(f"{path.relative_to(CHECKOUT)}\0".encode() + path.read_bytes())
+    return content.hexdigest()[:16]
+
+
+def _buildah(*arguments: str) -> str:
+    return checked(["buildah", *arguments], RUN_TIMEOUT_S)
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"]),
+        "BUILDAH_ISOLATION": "chroot",
+        "SOURCE_DATE_EPOCH": EPOCH,
+        "CONTAINERS_STORAGE_CONF": str(FOLDER / "storage.conf"),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(answer("image", missing(), lambda: built().name))

@@ -1,0 +1,260 @@
+"""Owns a guest's life: its cache, its processes and its end. `run()` is one boot with one list of tests.
+
+As a program: `python -m tests.support.kernel.guest --check` says what the machine lacks, `--prepare` fills the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.kernel import driver_roots, initramfs, kernel_image, results, silence, tools
+from tests.support.kernel.mounts import read_only_view
+from tests.support.kernel.tools import CHECKOUT, SOURCES, KernelTierError
+from tests.support.tiers import answer
+
+HOST_ADDRESS = "10.0.2.2"  # where the guest finds the host's 127.0.0.1 (qemu's user network)
+MEMORY_MIB = 3072  # a node keeps its images in it; the host gives only what is used
+RESTARTING = "reboot: Restarting system"  # the kernel's last words before it resets the machine (kernel/reboot.c)
+DISK_TAG = "disk"  # what the guest mounts at /disk and keeps over a reboot
+DRIVER_ROOTS_VARIABLE = "GUEST_DRIVER_ROOTS"
+# The kernel measures the TSC's rate while it boots, and on a busy machine wrongly: its seconds were 22 times too short.
+# The HPET's rate is told by the machine.
+# Nor is the timer's interrupt tried out: the kernel counts ticks in a loop, of which a machine that is starved for that
+# moment shows none, and panics ("timer doesn't work").
+CLOCK = "tsc=reliable clocksource=hpet no_timer_check"
+# An emulated IOMMU and devices that can be given to virtual machines: two in groups of their own, and one that shares
+# its group with a virtio device, as both are behind a bridge to conventional PCI. See guest_vfio.py.
+DEVICES = (
+    "intel-iommu",
+    "edu,addr=10",
+    "edu,addr=11",
+    "pcie-pci-bridge,id=conventional,addr=12",
+    "edu,bus=conventional,addr=1",
+    "virtio-rng-pci,bus=conventional,addr=2",
+)
+COMMAND_LINE = f"console=ttyS0 quiet nokaslr {CLOCK} mitigations=off panic=-1 driver_manager.guest=1"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a boot needs: kernel, initramfs and the folder of driver roots."""
+
+    image: kernel_image.KernelImage
+    initramfs: Path
+    drivers: Path
+
+
+@dataclass(frozen=True)
+class GuestReport:
+    """What came out of a run: cases by node id, what the console said, what it took, and the files left on its disk."""
+
+    cases: dict[str, results.GuestCase]
+    console: str
+    prepare_s: float
+    boot_and_run_s: float
+    disk: dict[str, str] = field(default_factory=dict)
+
+
+def cache_folder() -> Path:
+    """Where everything downloaded and built is kept, outside git."""
+    return CHECKOUT / "build" / "kernel"
+
+
+def prepare() -> Prepared:
+    """Kernel, modules and initramfs from the cache, made where they are not there or out of date.
+
+    Raises KernelTierError. Only one process prepares at a time.
+    """
+    cache = cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        image = kernel_image.prepare(cache)
+        return Prepared(image, initramfs.prepare(cache, image), driver_roots.prepare(cache, image))
+
+
+def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequence[Path] = ()) -> GuestReport:
+    """One boot that runs the tests `node_ids`, with `environment` added to theirs, and one more if they ask for it.
+
+    The guest sees the `needed` files of the host, too, should they be on a mount of their own.
+    Raises KernelTierError, with the end of the console, where the guest ends without its end marker, or falls silent.
+    """
+    started = time.monotonic()
+    prepared = prepare()
+    booting = time.monotonic()
+    with _run_folder() as folder:
+        _write_orders(folder, prepared, node_ids, environment)
+        disk = folder / DISK_TAG
+        disk.mkdir()
+        outcome, console = _boot(folder, prepared, needed)
+        sent = (folder / "results").read_bytes()
+        if (disk / "asked.json").exists() and RESTARTING in console:
+            # The machine has reset itself, at which qemu ends: it gets its power back, and its disk.
+            outcome, second = _boot(folder, prepared, needed)
+            console += second
+        files_log = (folder / "view.log").read_text(errors="replace")
+        left = {path.name: path.read_text(errors="replace") for path in disk.iterdir() if path.is_file()}
+    try:
+        cases = results.parsed(results.unframed(sent))
+    except KernelTierError as error:
+        said = f"{error}\n{outcome}\nconsole:\n{tools.tail(console, 90)}\nvirtiofsd:\n{tools.tail(files_log, 10)}"
+        raise KernelTierError(said) from error
+    return GuestReport(cases, console, booting - started, time.monotonic() - booting, left)
+
+
+def _boot(folder: Path, prepared: Prepared, needed: Sequence[Path]) -> tuple[str, str]:
+    """One life of the machine, from power on to power off or reset: how it ended, and its console."""
+    with _host_files(folder, needed) as files, _disk(folder) as disk:
+        outcome = _qemu(folder, prepared, {"host": files, DISK_TAG: disk})
+    return outcome, (folder / "console").read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def _run_folder() -> Iterator[Path]:
+    """A folder for one boot, private because the environment may hold credentials. The guest sees it at the same path.
+
+    Below the checkout and not in /tmp, which may be a mount of its own that the guest does not see.
+    """
+    cache = cache_folder()
+    if any(character.isspace() or character == '"' for character in str(cache)):
+        raise KernelTierError(f"the path is part of a kernel command line and may hold no space or quote: {cache}")
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=cache))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def _write_orders(folder: Path, prepared: Prepared, node_ids: Sequence[str], environment: Mapping[str, str]) -> None:
+    (folder / "node_ids").write_text("".join(f"{node_id}\n" for node_id in node_ids))
+    exported = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), tools.SEARCH_PATH]),
+        "HOME": "/tmp",
+        "PYTHONPATH": str(CHECKOUT),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # each plugin costs seconds under emulation, and none is used
+        DRIVER_ROOTS_VARIABLE: str(prepared.drivers),
+        **environment,
+    }
+    (folder / "environment").write_text(_assignments(exported, "export "))
+    variables = {
+        "BUSYBOX": shutil.which("busybox", path=tools.SEARCH_PATH) or "/bin/busybox",
+        "RELEASE": prepared.image.release,
+        "KERNEL_MODULES": str(prepared.image.modules),
+        "GUEST_ENVIRONMENT": str(folder / "environment"),
+        "PYTHON": sys.executable,
+        "CHECKOUT": str(CHECKOUT),
+        "NODE_IDS": str(folder / "node_ids"),
+    }
+    (folder / "init.sh").write_text(_assignments(variables) + (SOURCES / "guest_init.sh").read_text())
+
+
+def _assignments(variables: Mapping[str, str], prefix: str = "") -> str:
+    return "".join(f"{prefix}{name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+@contextlib.contextmanager
+def _host_files(folder: Path, needed: Sequence[Path]) -> Iterator[Path]:
+    """Serves a read-only view of / on a socket, as long as the context lasts."""
+    view = folder / "view"
+    view.mkdir(exist_ok=True)
+    with _virtiofsd(view, "cache=always") as (path, serve, run_as):
+        run_as(read_only_view(view, [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *needed], serve))
+        yield path
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[Path]:
+    """Serves a folder that the guest may write, and that is still there after it has rebooted."""
+    with _virtiofsd(folder / DISK_TAG, "cache=none") as (path, serve, run_as):
+        run_as(serve)
+        yield path
+
+
+@contextlib.contextmanager
+def _virtiofsd(source: Path, cache: str) -> Iterator[tuple[Path, list[str], Callable[[list[str]], None]]]:
+    """A socket, the command that serves `source` on it, and what starts that command; it ends with the context."""
+    binary = tools.find_virtiofsd()
+    if binary is None:
+        raise KernelTierError("virtiofsd is not installed")
+    # A socket's path may have 107 bytes, and a checkout can lie deeper than that.
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:
+        path = Path(short) / "virtiofsd"
+        # Listening before the daemon starts: qemu's connect then needs no waiting for a socket to appear.
+        listening.bind(str(path))
+        listening.listen(1)
+        started: list[subprocess.Popen[bytes]] = []
+
+        def run_as(argv: list[str]) -> None:
+            with source.with_suffix(".log").open("wb") as log:
+                started.append(subprocess.Popen(argv, pass_fds=[listening.fileno()], stdout=log, stderr=log))
+
+        try:
+            options = f"source={source},{cache},sandbox=chroot"
+            yield path, [str(binary), f"--fd={listening.fileno()}", "-o", options], run_as
+        finally:
+            for process in started:
+                _stop(process)
+
+
+def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:
+    """How qemu ended, in words; the console and the results are files in `folder`.
+
+    It ends with this process too, so nothing inside has to bound the guest.
+    """
+    for name in ("console", "results"):
+        (folder / name).write_bytes(b"")
+    argv = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"]
+    argv += ["-accel", "tcg", "-machine", "q35", "-cpu", "max", "-smp", "1"]
+    argv += [word for device in DEVICES for word in ("-device", device)]
+    argv += ["-m", f"{MEMORY_MIB}M", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
+    argv += ["-object", f"memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on", "-numa", "node,memdev=memory"]
+    for tag, path in shared.items():
+        argv += ["-chardev", f"socket,id={tag},path={path}", "-device", f"vhost-user-fs-pci,chardev={tag},tag={tag}"]
+    argv += ["-netdev", "user,id=network", "-device", "virtio-net-pci,netdev=network,romfile="]
+    argv += ["-serial", f"file:{folder / 'console'}", "-serial", f"file:{folder / 'results'}"]
+    argv += ["-kernel", str(prepared.image.vmlinuz), "-initrd", str(prepared.initramfs)]
+    argv += ["-append", f"{COMMAND_LINE} driver_manager.run={folder}"]
+    with (folder / "qemu").open("wb") as log:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            status = silence.wait_while_told(process, lambda: _told(folder))
+        finally:
+            _stop(process)
+    if status is None:
+        return f"the guest said nothing for {silence.LIMIT_S:.0f} s and was ended"
+    return f"qemu exited {status}: {(folder / 'qemu').read_text(errors='replace').strip()}"
+
+
+def _told(folder: Path) -> tuple[int, ...]:
+    """What grows or changes while the guest lives: its console, its results, its disk."""
+    disk = folder / DISK_TAG
+    return (
+        *((folder / name).stat().st_size for name in ("console", "results")),
+        *(path.stat().st_mtime_ns for path in (disk, *disk.iterdir())),
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait(60)
+
+
+def _prepared() -> str:
+    return f"prepared {prepare().image.release} in {cache_folder()}"
+
+
+if __name__ == "__main__":
+    sys.exit(answer("kernel", tools.missing(), _prepared))

@@ -1,0 +1,55 @@
+"""Owns the images of the guest's node: as they were built, with a module for its kernel, loaded already.
+
+kmod is the image's own. Loading takes an emulated containerd minutes, so one on the host does it, and the guest's gets
+what that one then has. Must not import the product.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from pathlib import Path
+
+from tests.support.kernel.driver_roots import NEW_VERSION
+from tests.support.kernel.guest import Prepared
+from tests.support.node import images
+from tests.support.node.containers import Containers
+from tests.support.node.images import Laid
+from tests.support.node.namespaces import Namespaces
+from tests.support.node.place import FOLDER
+
+
+def stock(prepared: Prepared) -> Path:
+    """What the guest's containerd has from its start; made once for each state of what is in it. Raises TierError."""
+    folder = FOLDER / "guest-images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (tiny,) = images.tiny_archives()
+        driver = images.driver_archive(with_modules(prepared))
+        made = folder / f"{driver.stem}-{hashlib.sha256(tiny.read_bytes()).hexdigest()[:8]}.tar"
+        if not made.exists():
+            for old in folder.glob("*.tar"):
+                old.unlink()
+            _pack([tiny, driver], made)
+    return made
+
+
+def with_modules(prepared: Prepared) -> Laid:
+    """A driver tree with real modules, of the version that deploy/ names."""
+    return Laid("guest", {NEW_VERSION: _tree(prepared.drivers / "v2")})
+
+
+def _pack(archives: list[Path], made: Path) -> None:
+    fresh = made.with_suffix(".fresh")
+    with Namespaces() as namespaces:
+        containers = Containers(namespaces)
+        containers.start()
+        containers.load(archives)
+        containers.packed_to(fresh)
+    fresh.rename(made)
+
+
+def _tree(root: Path) -> dict[str, bytes]:
+    """The files of a driver root by their paths in it."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

@@ -1,0 +1,94 @@
+"""What both boots of the guest share: the disk that outlives the reboot, the node it is, the rebooter's environment.
+
+Runs in the guest only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.control_plane.api import MERGE_PATCH, Api
+from tests.support.kernel.inside import require_guest
+
+DISK = Path("/disk")
+ASKED, OUTCOME = DISK / "asked.json", DISK / "outcome.json"
+MARKER, RECORD = DISK / "marker", DISK / "record.json"
+INTERVAL = "0.1s"
+VIRTIO_PCI_VENDOR = "1af4"
+SHIPPED = Path("driver_manager/profiles/ascend.toml")
+CHANGES = {
+    'pci_vendor = "19e5"': f'pci_vendor = "{VIRTIO_PCI_VENDOR}"',
+    'roots = ["drv_pcie_host"]': 'roots = ["rebellions"]',
+    '"/dev/davinci[0-9]*", "/dev/davinci_manager"': '"/dev/rbln[0-9]*"',
+    '"/var/lib/ascend/.reboot-required"': f'"{MARKER}"',
+    '"/var/lib/ascend/.rebooter.json"': f'"{RECORD}"',
+    '"/var/lib/ascend/reboot-evidence"': f'"{DISK}"',
+}
+
+
+def boot_id() -> str:
+    """This boot's id."""
+    require_guest()
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True)
+class GuestNode:
+    """The guest as a node of the host's API server."""
+
+    name: str
+    api: Api
+
+    @property
+    def path(self) -> str:
+        """Of the Node."""
+        return f"/api/v1/nodes/{self.name}"
+
+    def tell_ready(self) -> None:
+        """What a kubelet tells after a boot."""
+        info = self.api.get(self.path)["status"]["nodeInfo"] | {"bootID": boot_id()}
+        status = {"nodeInfo": info, "conditions": [{"type": "Ready", "status": "True"}]}
+        self.api.request("PATCH", f"{self.path}/status", {"status": status}, content_type=MERGE_PATCH)
+
+
+def guest_node(name: str) -> GuestNode:
+    """The node, with an administrator's client."""
+    url, ca, token = (os.environ[key] for key in ("GUEST_API_URL", "GUEST_API_CA", "GUEST_ADMIN_TOKEN"))
+    return GuestNode(name, Api(url, Path(ca), token))
+
+
+def environment(node: str) -> dict[str, str]:
+    """The rebooter's; its profile is the shipped one with this guest's device, module and disk."""
+    profile = Path("/tmp/reboots.toml")
+    text = SHIPPED.read_text()
+    for old, new in CHANGES.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("pci_devices"))
+    assert tomllib.loads(text)["strategy"] == "reboot"
+    profile.write_text(text)
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": os.environ["PYTHONPATH"],
+        "KUBECONFIG": os.environ["GUEST_REBOOTER_KUBECONFIG"],
+        "NODE_NAME": node,
+        "HOST_ROOT": "/",
+        "DRIVER_PROFILE": "ascend",
+        "PROFILE_FILE": str(profile),
+        "OPERATOR_NAMESPACE": "default",
+        "REBOOTER_INTERVAL": INTERVAL,
+        "REBOOT_MIN_UPTIME": "1s",
+        "REBOOT_COMMAND": f"{shutil.which('busybox')} reboot -f",
+        "LOG_FORMAT": "text",
+    }
+
+
+def write_json(path: Path, body: dict[str, Any]) -> None:
+    """A file on the disk."""
+    path.write_text(json.dumps(body))

@@ -1,0 +1,102 @@
+"""A node whose devices go to virtual machines, and whose machine reboots in the middle: what each boot does of it.
+
+Runs in the guest only. The command is a fork of this process, which has its imports, and finds itself in a pod.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from driver_manager.adapters.kube.in_pod import ACCOUNT, AUTHORITY, HOST, PORT, TOKEN
+from driver_manager.cli import main, reconcile  # noqa: F401  # the command's imports, for its forks
+from tests.support.control_plane.objects import node_body
+from tests.support.kernel.guest_fixtures import DriverRoots, is_loaded, modprobe
+from tests.support.kernel.guest_profile import EDU_PCI_VENDOR, write_profile
+from tests.support.kernel.guest_vfio import JOURNAL, LABELS, NATIVE, all_on, drivers, override_of, release
+from tests.support.kernel.reboots import DISK, boot_id, guest_node, write_json
+
+ASKED = DISK / "vfio.json"
+PATIENCE_S = 150.0
+
+
+def leave_half_done(roots: DriverRoots) -> None:
+    """A run is killed once the driver is unloaded; what the node was like is on the disk."""
+    release()
+    modprobe(roots["v1"], NATIVE)
+    name = f"guest-vfio-{uuid.uuid4().hex[:8]}"
+    node = guest_node(name)
+    node.api.post("/api/v1/nodes", node_body(name, LABELS, {}, boot_id()))
+    had = drivers()
+    pid = _start(name)
+    end_s = time.monotonic() + PATIENCE_S
+    while is_loaded(NATIVE) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    metadata = node.api.get(node.path)["metadata"]
+    kept = [override_of(one) for one in had]
+    facts = {"had": had, "code": os.waitstatus_to_exitcode(status), "kept": kept}
+    write_json(ASKED, {"node": name, **facts, "isTaken": JOURNAL in metadata.get("annotations", {})})
+    release()
+
+
+def finish() -> dict[str, Any]:
+    """What the first boot left of it, and what the next run makes of it in this one."""
+    asked: dict[str, Any] = json.loads(ASKED.read_text())
+    release()
+    node = guest_node(asked["node"])
+    node.tell_ready()
+    _, status = os.waitpid(_start(node.name), 0)
+    found = node.api.get(node.path)
+    labels = {key: found["metadata"]["labels"].get(key) for key in LABELS}
+    return {
+        "before": asked,
+        "code": os.waitstatus_to_exitcode(status),
+        "isOnVfio": drivers() == all_on("vfio-pci"),
+        "hasLabels": labels == LABELS,
+        "isTaken": JOURNAL in found["metadata"].get("annotations", {}) or "unschedulable" in found["spec"],
+    }
+
+
+def _start(node: str) -> int:
+    """The pid of `reconcile-vfio-state` for the node."""
+    url = _enter_pod(Path(os.environ["GUEST_AGENT_KUBECONFIG"]))
+    profile = Path("/tmp/vfio-reboot.toml")
+    write_profile(profile, EDU_PCI_VENDOR)
+    env = {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        HOST: str(url.hostname),
+        PORT: str(url.port),
+        "NODE_NAME": node,
+        "HOST_ROOT": "/",
+        "PROFILE_FILE": str(profile),
+        "LOG_FORMAT": "text",
+    }
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.environ.clear()
+            os.environ.update(env)
+            code = main.run(["reconcile-vfio-state"])
+        finally:
+            os._exit(code)
+    return pid
+
+
+def _enter_pod(kubeconfig: Path) -> Any:
+    """The server and the user of a kubeconfig as a pod finds them; the server's address."""
+    body = json.loads(kubeconfig.read_text())
+    cluster, user = body["clusters"][0]["cluster"], body["users"][0]["user"]
+    ACCOUNT.mkdir(parents=True, exist_ok=True)
+    (ACCOUNT / AUTHORITY).write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
+    (ACCOUNT / TOKEN).write_text(user["token"])
+    return urlsplit(cluster["server"])

@@ -1,0 +1,427 @@
+"""Owns the driver on a test node: deploy/ as it is, its operands, users' pods, and the questions that tests ask.
+
+Only image names' tags, the node's own label and, for an upgrade, the DaemonSet's driver version are not deploy/'s.
+Must not import the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+
+from scripts.releasing.kustomize import only, render_with_namespace
+from tests.support.control_plane.api import JSON_PATCH, Json, gone
+from tests.support.deploy.apply import apply
+from tests.support.node.control_plane import NAMESPACE
+from tests.support.node.daemon_sets import daemon_set, remove_ended, running, shell
+from tests.support.node.images import OPERAND, TAGS
+from tests.support.node.machine import Machine
+from tests.support.node.patience import wait_until
+
+PREFIX = "rebellions.ai/npu.deploy."
+PAUSED = "paused-for-driver-upgrade"
+JOURNAL = "rebellions.ai/npu-driver-manager.journal"
+RESOURCE = "rebellions.ai/ATOM"
+MODULE = "rebellions"
+DIGEST = "driver-config-digest"
+MANAGER = "k8s-driver-manager"
+WATCH = "health-watch"
+OPERANDS = (
+    "device-plugin",
+    "dra-kubelet-plugin",
+    "metrics-exporter",
+    "rbln-daemon",
+    "npu-feature-discovery",
+    "operator-validator",
+)
+GATE = "/run/gate"
+"""A folder of the node: a pod of `gated` does not stop before the file `open` is in it."""
+
+READY_MARKER = "rbln/validations/.driver-ctr-ready"
+"""Below /run."""
+
+LAST_OUTCOME = "rebellions.ai/npu-driver-manager.last-outcome"
+STOP_S = 3
+INSTALL = "install"
+INSTALL_S = 5
+"""Of a driver image that installs, as `load_by` has it. Vendors' take longer: they unpack, and many compile."""
+
+_PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
+_USERS = "/apis/apps/v1/namespaces/default/replicasets"
+_BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+
+
+def stopping_after(seconds: int) -> str:
+    """A shell's line that runs until SIGTERM, and so long after it."""
+    return f"trap 'sleep {seconds}; exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+
+
+STOPPING_AT_GATE = (
+    f"trap 'while [ ! -e {GATE}/open ]; do sleep 0.1; done; exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The driver's pod at one moment; `restarts` are those of the init container."""
+
+    name: str
+    uid: str
+    restarts: int
+
+
+class Loads(Enum):
+    """Who loads the driver, in the order of the table of windows."""
+
+    CONTAINER = "the driver's container loads"
+    MANAGER = "driver-manager loads, installed by an init container"
+    STAGED = "driver-manager loads, from a staged slot"
+
+
+class Drivers:
+    """The driver DaemonSet of deploy/overlays/rebellions on the node, and what lives beside it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.api = machine.api
+        self._run = machine.namespaces.root / "run"
+        self.modules = machine.place.modules(machine.namespaces.root)
+        self.version = ""
+        self._extra: frozenset[str] = frozenset()
+        self._objects = render_with_namespace("rebellions")
+        self._set = only(self._objects, "DaemonSet", "rebellions-driver")
+        self._template = copy.deepcopy(self._set["spec"]["template"]["spec"])
+
+    def install(self) -> None:
+        """Apply deploy/ in its first version, label the node, and wait until the driver is ready."""
+        self.deploy()
+        self.place_pod()
+        self.wait_ready()
+
+    def deploy(self) -> None:
+        """Apply deploy/ in its first version, whose pod does not come before `place_pod()`."""
+        for one in self._objects:
+            apply(self.api, one)
+        self.version = next(iter(TAGS))
+
+    def place_pod(self) -> None:
+        """Label the node for the driver's pod."""
+        self.label({f"{PREFIX}driver": "true"})
+
+    def label(self, labels: dict[str, str | None]) -> None:
+        """Change labels of the Node."""
+        self.api.patch(self.machine.kubelet.path, {"metadata": {"labels": labels}})
+
+    def labels(self) -> dict[str, str]:
+        """The deploy labels of the Node, by component."""
+        found = self.machine.kubelet.node()["metadata"]["labels"]
+        return {key.removeprefix(PREFIX): value for key, value in found.items() if key.startswith(PREFIX)}
+
+    def is_paused(self) -> bool:
+        """Whether a run holds the node, which its journal tells."""
+        return JOURNAL in self.machine.kubelet.node()["metadata"].get("annotations", {})
+
+    def want(self, version: str, **env: str) -> None:
+        """Change the DaemonSet to another driver, with `env` this time for the containers that are ours.
+
+        Nothing happens before its pod is deleted.
+        """
+        self.version = version
+        self._set["spec"]["template"]["metadata"]["annotations"][DIGEST] = f"sample-{version}"
+        spec = self._set["spec"]["template"]["spec"]
+        for container in (*spec["initContainers"], *spec["containers"]):
+            values = {one["name"]: one for one in container.get("env", [])}
+            if "DRIVER_VERSION" in values:
+                values["DRIVER_VERSION"]["value"] = version
+            if container["name"] in ("driver", INSTALL):
+                container["image"] = f"driver-manager-sample-driver:{TAGS[version]}"
+            if container["name"] in (MANAGER, WATCH):
+                kept = [one for one in container["env"] if one["name"] not in self._extra]
+                container["env"] = [*kept, *({"name": name, "value": value} for name, value in env.items())]
+        self._extra = frozenset(env)
+        apply(self.api, self._set)
+
+    def load_by(self, how: Loads) -> None:
+        """The driver is loaded so, as docs/operate.md writes it, by an image that takes `INSTALL_S` to install."""
+        spec = self._set["spec"]["template"]["spec"] = copy.deepcopy(self._template)
+        if how is Loads.CONTAINER:
+            (driver,) = [one for one in spec["containers"] if one["name"] == "driver"]
+            driver["command"] = ["/bin/sh", "-c", f"sleep {INSTALL_S}; exec sample-driver"]
+        else:
+            self._load_by_manager(spec, how)
+        self._replace_containers()
+
+    def _load_by_manager(self, spec: Json, how: Loads) -> None:
+        (manager,) = [one for one in spec["initContainers"] if one["name"] == MANAGER]
+        manager["env"] = [*manager["env"], {"name": "DRIVER_LOAD", "value": "manager"}]
+        volume, at, into = (
+            (INSTALL, "/install", "/install") if how is Loads.STAGED else ("run-rbln", "/run/rbln", "/run/rbln/driver")
+        )
+        mounts = [{"name": volume, "mountPath": at}]
+        command = ["/bin/sh", "-c", f"sleep {INSTALL_S}; mkdir -p {into} && cp -a /opt/driver/. {into}/"]
+        image = f"driver-manager-sample-driver:{TAGS[self.version]}"
+        install = {"name": INSTALL, "image": image, "command": command, "volumeMounts": mounts}
+        install["imagePullPolicy"] = "IfNotPresent"
+        first: list[Json] = [install]
+        if how is Loads.STAGED:
+            stage = copy.deepcopy(manager)
+            stage |= {"name": "stage", "command": ["driver-manager", "stage", "--from=/install"]}
+            stage["volumeMounts"] = [*manager["volumeMounts"], {"name": INSTALL, "mountPath": "/install"}]
+            del stage["args"]
+            first.append(stage)
+            spec["volumes"] = [*spec["volumes"], {"name": INSTALL, "emptyDir": {}}]
+        spec["initContainers"] = [*first, *spec["initContainers"]]
+
+    def load_as_deployed(self) -> None:
+        """The driver is loaded as deploy/ has it again."""
+        self._set["spec"]["template"]["spec"] = copy.deepcopy(self._template)
+        self._replace_containers()
+
+    def _replace_containers(self) -> None:
+        """Applying merges by name, keeps the order of those that are there, and what was added."""
+        spec = self._set["spec"]["template"]["spec"]
+        patch = [
+            {"op": "replace", "path": f"/spec/template/spec/{key}", "value": spec[key]}
+            for key in ("initContainers", "containers", "volumes")
+        ]
+        self.api.patch(f"{_SETS}/{self._set['metadata']['name']}", patch, JSON_PATCH)
+
+    def window(self) -> Json | None:
+        """The last window that the Node shows, None without one."""
+        text = self.machine.kubelet.node()["metadata"].get("annotations", {}).get(LAST_OUTCOME, "{}")
+        found: Json | None = json.loads(text).get("window")
+        return found
+
+    def other_version(self) -> str:
+        """Not the present one."""
+        return next(one for one in TAGS if one != self.version)
+
+    def pod(self) -> Seen | None:
+        """The driver's pod that is not on its way out."""
+        pods = self.api.list(_PODS, labelSelector="app.kubernetes.io/component=rbln-driver")
+        alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        if not alive:
+            return None
+        status = alive[0]["status"]
+        restarts = sum(one["restartCount"] for one in status.get("initContainerStatuses", []))
+        meta = alive[0]["metadata"]
+        return Seen(meta["name"], meta["uid"], restarts)
+
+    def a_pod(self) -> Seen:
+        """The driver's pod, waited for."""
+        return wait_until(self.pod, "a driver pod")
+
+    def delete_pod(self, *, grace_s: int | None = None) -> Seen:
+        """Delete the driver's pod; which it was."""
+        pod = self.a_pod()
+        gone(lambda: self.api.delete(f"{_PODS}/{pod.name}", grace_s=grace_s, uid=pod.uid))
+        return pod
+
+    def replace_pod(self) -> None:
+        """Delete the driver's pod, and wait for its successor."""
+        old = self.delete_pod()
+
+        def replaced() -> bool:
+            self.remove_ended()
+            now = self.pod()
+            return now is not None and now.uid != old.uid
+
+        self._wait(replaced, "another driver pod")
+
+    def remove_ended(self) -> None:
+        """`daemon_sets.remove_ended`: what is measured waits for the kubelet, what only prepares a test does not."""
+        remove_ended(self.machine, NAMESPACE)
+
+    def wait_ready(self) -> None:
+        """Wait until the driver is loaded in the wanted version and its ready marker is there.
+
+        Not for the pod's condition: a kubelet before 1.21 sets it to a startup probe's success only when it next looks
+        at the pod, up to a minute later (kubernetes/kubernetes#95140, the change is #98376).
+        """
+        self._wait(self.is_ready, f"driver {self.version} is ready")
+
+    def is_ready(self) -> bool:
+        """Whether the driver serves, as operands see it: the startup probe of its container has made the marker."""
+        with contextlib.suppress(OSError):
+            return (self._run / READY_MARKER).read_text().strip() == self.version == self.loaded()
+        return False
+
+    def recorded_at(self) -> float:
+        """When the driver container recorded the driver that it loaded, in seconds since the epoch."""
+        return (self._run / "rbln/rbln-driver.state").stat().st_mtime
+
+    def ready_at(self) -> float:
+        """When the ready marker was made, in seconds since the epoch."""
+        return (self._run / READY_MARKER).stat().st_mtime
+
+    def wait_paused(self) -> Seen:
+        """Wait until a run has taken the node and its pod; which pod it is."""
+        self._wait(self.is_paused, "a run has taken the node")
+        return self.a_pod()
+
+    def loaded(self) -> str:
+        """The version of the module that is loaded, "" without one."""
+        with contextlib.suppress(OSError):
+            return (self.modules / MODULE / "version").read_text().strip()
+        return ""
+
+    def wait_given_back(self) -> None:
+        """Wait until driver and Node are as after an undisturbed upgrade, and nothing is left on the Node."""
+        self.wait_ready()
+        self._wait(lambda: not self.is_paused(), "the node is given back")
+        node = self.machine.kubelet.node()
+        assert not node["spec"].get("unschedulable"), node["spec"]
+        assert set(self.labels().values()) == {"true"}, self.labels()
+
+    def wait_serving(self) -> None:
+        """Wait until all is as after an undisturbed upgrade: driver, Node and operands."""
+        self.wait_given_back()
+        self._wait(self.operands_run, "all operands run")
+
+    def operands_run(self) -> bool:
+        """Whether every operand that is there has its pod, running; what hinders only by its object is removed."""
+        if all(self.running(name) for name in self.operand_names()):
+            return True
+        self.remove_ended()
+        return False
+
+    def operand_names(self) -> list[str]:
+        """The operands that are there."""
+        sets = self.api.list(_SETS, labelSelector="node-tests=operand")
+        return [one["metadata"]["name"] for one in sets]
+
+    def pods(self, name: str) -> list[Json]:
+        """The pods of a DaemonSet, those on their way out too."""
+        return self.api.list(_PODS, labelSelector=f"app={name}")
+
+    def running(self, name: str) -> list[Json]:
+        """The pods of a DaemonSet that run and are not on their way out."""
+        return running(self.pods(name))
+
+    def add_operand(self, name: str, line: str, *, grace_s: int = 30, is_privileged: bool = False) -> None:
+        """A DaemonSet that a deploy label places, whose containers run this line of shell; waits for its pod."""
+        labels = {"app": name, "node-tests": "operand"}
+        container = shell(name, line, is_privileged=is_privileged)
+        container["volumeMounts"] = [{"name": "gate", "mountPath": GATE}]
+        spec: Json = {
+            "nodeSelector": {f"{PREFIX}{name}": "true"},
+            "tolerations": [{"operator": "Exists"}],
+            "terminationGracePeriodSeconds": grace_s,
+            "containers": [container],
+            "volumes": [{"name": "gate", "hostPath": {"path": GATE, "type": "DirectoryOrCreate"}}],
+        }
+        apply(self.api, daemon_set(name, NAMESPACE, labels, spec))
+        self.label({f"{PREFIX}{name}": "true"})
+        self._wait(lambda: bool(self.running(name)), f"{name} runs")
+
+    def remove_operands(self) -> None:
+        """All of them and their labels, at once."""
+        self.open_gate()
+        names = self.operand_names()
+        for name in names:
+            gone(lambda name=name: self.api.delete(f"{_SETS}/{name}"))  # type: ignore[misc]
+        self.label({f"{PREFIX}{name}": None for name in names})
+
+        def none_left() -> bool:
+            self.remove_ended()
+            return not self.api.list(_PODS, labelSelector="node-tests=operand")
+
+        self._wait(none_left, "no operand is left")
+
+    def put_right(self) -> None:
+        """After a test, whatever it left: the driver is ready, and no run is under way."""
+        self.open_gate()
+        if self.is_paused() or not self.is_ready():
+            self.want(self.version)
+            self.delete_pod(grace_s=0)
+            self.wait_serving()
+
+    def offer_devices(self, count: int) -> None:
+        """Let the Node have so many accelerators, as a device plugin would."""
+        key = RESOURCE.replace("/", "~1")
+        patch = [{"op": "add", "path": f"/status/capacity/{key}", "value": str(count)}]
+        self.api.patch(f"{self.machine.kubelet.path}/status", patch, JSON_PATCH)
+        status = f"{RESOURCE} can be had"
+        self._wait(lambda: RESOURCE in self.machine.kubelet.node()["status"]["allocatable"], status)
+
+    def add_users(self, name: str, *, replicas: int, min_available: int, stop_s: int = 0) -> str:
+        """A ReplicaSet whose pods use an accelerator each, with a disruption budget, running; the budget's path."""
+        labels = {"app": name}
+        container: Json = {"name": name, "image": OPERAND, "imagePullPolicy": "Never", "args": [stopping_after(stop_s)]}
+        container["resources"] = {"limits": {RESOURCE: "1"}}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+        selector = {"matchLabels": labels}
+        spec = {"replicas": replicas, "selector": selector, "template": template}
+        self.api.post(_USERS, {"metadata": {"name": name}, "spec": spec})
+        self._wait(lambda: len(self.users(name)) == replicas, f"{name} runs")
+        path = f"{_BUDGETS}/{name}"
+        self.api.post(
+            _BUDGETS, {"metadata": {"name": name}, "spec": {"minAvailable": min_available, "selector": selector}}
+        )
+        self._wait(lambda: "disruptionsAllowed" in self.api.get(path).get("status", {}), "the budget is in force")
+        return path
+
+    def users(self, name: str) -> list[Json]:
+        """The users' pods that run and are not on their way out."""
+        return running(self.api.list("/api/v1/namespaces/default/pods", labelSelector=f"app={name}"))
+
+    def remove_users(self) -> None:
+        """All of them, with their budgets."""
+        names = [one["metadata"]["name"] for one in self.api.list(_USERS)]
+        for path in (f"{base}/{name}" for name in names for base in (_USERS, _BUDGETS)):
+            gone(lambda path=path: self.api.delete(path))  # type: ignore[misc]
+        for name in names:
+            self._wait(lambda name=name: not self.users(name), f"no pod of {name} runs")  # type: ignore[misc]
+
+    def log(self) -> list[Json]:
+        """What the run of the driver's pod has said, each line with its `time`."""
+        said = self.machine.kubectl("logs", "-n", NAMESPACE, self.a_pod().name, "-c", MANAGER).stdout
+        return [json.loads(line) for line in said.splitlines()]
+
+    def wait_said(self, text: str) -> None:
+        """Wait until the run under way has said so."""
+        self._wait(lambda: any(text in line["message"] for line in self.log()), f"the run says {text!r}")
+
+    def unloaded_at(self) -> float:
+        """When the run of the driver's pod began to unload the old driver, in seconds since the epoch."""
+        (line,) = [line for line in self.log() if "] unload " in line["message"]]
+        return datetime.fromisoformat(line["time"]).timestamp()
+
+    def open_gate(self) -> None:
+        """Let the gated pods stop."""
+        self.gate().mkdir(exist_ok=True)
+        (self.gate() / "open").touch()
+
+    def close_gate(self) -> None:
+        """From here on a gated pod that is told to end stays."""
+        self.gate().mkdir(exist_ok=True)
+        (self.gate() / "open").unlink(missing_ok=True)
+
+    def gate(self) -> Path:
+        """The folder, as this process reaches it."""
+        return self.machine.namespaces.root / GATE.lstrip("/")
+
+    def _wait(self, check: Callable[[], bool], what: str) -> None:
+        try:
+            wait_until(check, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from error
+        self.machine.place.say(what)
+
+    def story(self) -> str:
+        """What there is to see, for a test that failed."""
+        lines = [self.machine.kubectl("get", "pods,events", "--all-namespaces").stdout]
+        node = self.machine.kubelet.node()
+        lines += [f"annotations {node['metadata'].get('annotations')}", f"labels {self.labels()}"]
+        # Not by kubectl: the API server may have no way to the kubelet.
+        for log in sorted(self.machine.namespaces.root.glob(f"var/log/pods/*/{MANAGER}/*.log")):
+            lines += [str(log), *log.read_text(errors="replace").splitlines()[-20:]]
+        lines += ["kubelet:", self.machine.kubelet.daemon.tail()]
+        return "\n".join([*lines, f"logs are in {self.machine.namespaces.logs}"])

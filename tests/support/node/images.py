@@ -1,0 +1,183 @@
+"""Owns the images of a test node, as docker archives in build/node/images: made once for each state of their inputs.
+
+The driver's images are those that the image tier builds, with what a node needs laid on top: driver trees, and
+stand-ins where its kernel takes no modules. The operands' and the sandbox's hold one static program. Must not import
+the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.support.image import builder
+from tests.support.node import archives
+from tests.support.node.namespaces import NodeTierError
+from tests.support.node.place import CHECKOUT, FOLDER
+
+PAUSE = "docker.io/library/node-pause:test"
+OPERAND = "docker.io/library/operand:test"
+REPOSITORY = "docker.io/library"
+MANAGER = f"{REPOSITORY}/driver-manager:0.1.0"
+DRIVER = f"{REPOSITORY}/driver-manager-sample-driver"
+SAMPLE = "localhost/driver-manager-sample-driver"
+TAGS = {"2.0.1": "0.1.0", "2.0.2": "0.1.1"}
+"""Of the sample driver's images, by the version of the driver in them; the first is the one that deploy/ names."""
+
+KERNEL = os.uname().release
+
+STAND_INS = Path(__file__).with_name("stand_ins.py")
+FAKE_TOOLS = CHECKOUT / "driver_manager/sandbox/fake_tools.py"
+TOOLS = ("rmmod", "modprobe", "modinfo", "insmod")
+
+_PAUSE_SOURCE = """\
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void leave(int number) { (void)number; _exit(0); }
+static void reap(int number) { (void)number; while (waitpid(-1, 0, WNOHANG) > 0) {} }
+int main(void) { signal(SIGTERM, leave); signal(SIGINT, leave); signal(SIGCHLD, reap); for (;;) pause(); }
+"""
+
+
+def tiny_archives() -> list[Path]:
+    """The sandbox's image, and one whose containers do what they are told by a busybox shell."""
+    archive = FOLDER / "images/tiny.tar"
+    busybox = shutil.which("busybox")
+    assert busybox
+    with alone(archive.parent), tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        source, program = folder / "pause.c", folder / "pause"
+        source.write_text(_PAUSE_SOURCE)
+        _checked(["gcc-12", "-static", "-Os", "-o", str(program), str(source)])
+        pause = archives.of_program(PAUSE, folder, program, ["/pause"])
+        shell = archives.of_program(OPERAND, folder, Path(busybox), ["/busybox", "sh", "-c"], ("sh", "sleep"))
+        archives.write(archive, [pause, shell])
+    return [archive]
+
+
+@dataclass(frozen=True)
+class Laid:
+    """What is laid on the driver's images as they were built.
+
+    `trees` has the driver of each version, `files` what comes on every image beside it, `programs` what comes on the
+    drivers' alone, `env` what the driver's container is told. `kind` begins the archive's name; `managers`, `driver`
+    and `tags` are the images' names, by the version of the driver the last.
+    """
+
+    kind: str
+    trees: Mapping[str, Mapping[str, bytes]]
+    files: Mapping[str, bytes | archives.Link] = field(default_factory=dict)
+    env: tuple[str, ...] = ()
+    programs: Mapping[str, bytes | archives.Link] = field(default_factory=dict)
+    managers: tuple[str, ...] = (MANAGER,)
+    driver: str = DRIVER
+    tags: Mapping[str, str] = field(default_factory=lambda: TAGS)
+
+    def key(self) -> str:
+        """Of everything in it, and of how it is laid."""
+        sources = Path(__file__).read_bytes() + Path(archives.__file__).read_bytes()
+        return hashlib.sha256(sources + repr(self).encode()).hexdigest()[:8]
+
+
+def with_stand_ins() -> Laid:
+    """What a node on a kernel of others needs: kmod's tools are stand-ins, and so are the drivers."""
+    trees = {version: driver_tree(version) for version in TAGS}
+    # Its own /sys is a fresh one, and the host's is not there.
+    return Laid("driver", trees, stand_ins(), ("SYS_ROOT=/run/rbln/.stand-ins/sys",))
+
+
+def driver_archive(laid: Laid) -> Path:
+    """The built image and a sample driver for each version, named as the overlays of deploy/ name them by default.
+
+    Raises TierError.
+    """
+    image = builder.built()
+    state = image.name.rpartition(":")[2]
+    archive = FOLDER / "images" / f"{laid.kind}-{state}-{laid.key()}.tar"
+    with alone(archive.parent):
+        if not archive.exists():
+            for old in archive.parent.glob(f"{laid.kind}-*.tar"):
+                old.unlink()
+            plain = archive.parent / f"plain-{state}"
+            if not plain.exists():
+                _export(image, plain)
+            _write_archive(plain, laid, archive)
+    return archive
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """In this folder; two tiers that need images may run beside each other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _export(image: builder.Image, plain: Path) -> None:
+    """The image, and the sample driver's without a driver, from buildah's storage to `plain`."""
+    for old in plain.parent.glob("plain-*"):
+        shutil.rmtree(old)
+    fresh = plain.with_name("fresh")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    with tempfile.TemporaryDirectory() as tree:
+        Path(tree, "lib/modules").mkdir(parents=True)
+        sample = builder.build_sample_driver(f"{SAMPLE}:node", image, Path(tree))
+    for name, one in (("manager", image), ("driver", sample)):
+        words = ["buildah", "push", "--quiet", one.name, f"docker-archive:{fresh / name}.tar"]
+        builder.checked(words, builder.BUILD_TIMEOUT_S)
+    builder.remove(sample)
+    fresh.rename(plain)
+
+
+def _write_archive(plain: Path, laid: Laid, archive: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=archive.parent) as made:
+        folder = Path(made)
+        manager = archives.read(plain / "manager.tar", MANAGER, folder)
+        driver = archives.read(plain / "driver.tar", DRIVER, folder)
+        manager = manager.on_top(MANAGER, folder, laid.files) if laid.files else manager
+        packed = [replace(manager, name=name) for name in laid.managers]
+        for version, tree in laid.trees.items():
+            files = {f"opt/driver/{path}": content for path, content in tree.items()}
+            name = f"{laid.driver}:{laid.tags[version]}"
+            packed.append(driver.on_top(name, folder, {**laid.files, **laid.programs, **files}, laid.env))
+        archives.write(archive, packed)
+
+
+def stand_ins() -> dict[str, bytes | archives.Link]:
+    """Stand-ins for kmod's tools, in the place of the image's own."""
+    program = '#!/bin/sh\nexec python3 -I -S /opt/stand-ins/stand_ins.py {} "$@"\n'
+    tools = {f"usr/sbin/{tool}": program.format(tool).encode() for tool in TOOLS}
+    return {
+        "opt/stand-ins/stand_ins.py": STAND_INS.read_bytes(),
+        "opt/stand-ins/fake_tools.py": FAKE_TOOLS.read_bytes(),
+        **tools,
+    }
+
+
+def driver_tree(version: str, name: str = "rebellions") -> dict[str, bytes]:
+    """A driver as the stand-in modprobe reads it: a module on another one."""
+    folder = f"lib/modules/{KERNEL}"
+    facts = {"version": version, "vermagic": f"{KERNEL} SMP"}
+    return {
+        f"{folder}/{name}_core.ko": json.dumps(facts).encode(),
+        f"{folder}/{name}.ko": json.dumps(facts | {"depends": [f"{name}_core"]}).encode(),
+        f"{folder}/modules.dep": f"{name}.ko: {name}_core.ko\n{name}_core.ko:\n".encode(),
+    }
+
+
+def _checked(argv: Sequence[str]) -> None:
+    done = subprocess.run(list(argv), capture_output=True, text=True, timeout=builder.RUN_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise NodeTierError(f"{' '.join(argv[:3])} … ended with {done.returncode}:\n{done.stderr}")

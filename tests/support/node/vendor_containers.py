@@ -1,0 +1,201 @@
+"""Owns the vendors' driver containers on a test node: their images, and the examples that name them.
+
+Must not import the product.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import yaml
+
+from tests.support.control_plane.api import Json
+from tests.support.docs.console import commands_below
+from tests.support.docs.markdown import DOCS
+from tests.support.fakes.driver_packages import run_file, write_deb
+from tests.support.image import builder
+from tests.support.node import archives, images
+from tests.support.node.clone import Clone
+from tests.support.node.daemon_sets import remove_ended
+from tests.support.node.machine import Machine
+from tests.support.node.patience import wait_until
+from tests.support.node.place import FOLDER
+
+PAGE = DOCS / "driver-containers.md"
+NVIDIA = "nvcr.io/nvidia/driver"
+ASCEND_MODULE = "drv_pcie_host"
+APART = "/run/stand-ins"
+VERSIONS = ("2.0.1", "2.0.2")
+
+_NVIDIA_DRIVER = """\
+#!/bin/sh
+# As NVIDIA's container is known to do: unloads what is loaded, loads, and unloads at SIGTERM if nobody uses the device.
+gone() { [ ! -d "$SYS_ROOT/module/nvidia" ] || rmmod nvidia; }
+root=/run/nvidia/driver
+finish() { gone && umount --lazy $root; exit 0; }
+trap finish TERM
+gone || exit 1
+mkdir -p $root
+! mountpoint -q $root || umount --lazy $root
+mount --bind /opt/driver $root
+modprobe -d $root nvidia || exit 1
+while :; do sleep 3600 & wait $!; done
+"""
+_NVIDIA_SMI = '#!/bin/sh\n[ -d "$SYS_ROOT/module/nvidia" ]\n'
+
+
+def archive() -> list[Path]:
+    """The built images of both vendors in two versions, and one that does what NVIDIA's does. Raises TierError."""
+    image = builder.built()
+    target = FOLDER / "images/vendors.tar"
+    with images.alone(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as made:
+        folder = Path(made)
+        packed = [*_rebellions(image, folder), *_ascend(image, folder)]
+        archives.write(target, packed)
+    return [target]
+
+
+def _built(kind: str, image: builder.Image, folder: Path, package: Path) -> archives.Packed:
+    """The image of images/`kind`, with the package in it."""
+    made = builder.build_driver_container(kind, f"localhost/{kind}:node", image, package=package)
+    file = folder / f"{kind}.tar"
+    builder.checked(["buildah", "push", "--quiet", made.name, f"docker-archive:{file}"], builder.BUILD_TIMEOUT_S)
+    builder.remove(made)
+    return archives.read(file, kind, folder)
+
+
+def _rebellions(image: builder.Image, folder: Path) -> list[archives.Packed]:
+    """The second is the first with another tree in its place; NVIDIA's has a tree of its own and its own program."""
+    package = folder / "rebellions"
+    write_deb(package, "rebellions", VERSIONS[0], images.driver_tree(VERSIONS[0]))
+    plain = _built("rebellions-driver", image, folder, package)
+    packed = []
+    for version in VERSIONS:
+        name = f"{images.REPOSITORY}/rebellions-driver:{version}"
+        tree = _tree(images.driver_tree(version)) if version != VERSIONS[0] else {}
+        packed.append(plain.on_top(name, folder, {**images.stand_ins(), **tree}, _told("/run/rbln/.stand-ins")))
+        vendor = _tree(images.driver_tree(version, "nvidia"))
+        programs = {"usr/bin/nvidia-driver": _NVIDIA_DRIVER.encode(), "usr/bin/nvidia-smi": _NVIDIA_SMI.encode()}
+        files = {**images.stand_ins(), **vendor, **programs}
+        packed.append(plain.on_top(f"{NVIDIA}:{version}-ubuntu22.04", folder, files, _told(APART)))
+    return packed
+
+
+def _ascend(image: builder.Image, folder: Path) -> list[archives.Packed]:
+    """The second is the first with another .run in its place."""
+    package = folder / "ascend"
+    package.mkdir()
+    runs = {version: run_file(images.driver_tree(version, ASCEND_MODULE)) for version in VERSIONS}
+    (package / "npu-driver.run").write_bytes(runs[VERSIONS[0]])
+    plain = _built("ascend-driver", image, folder, package)
+    packed = []
+    for version, content in runs.items():
+        name = f"{images.REPOSITORY}/ascend-driver:{version}"
+        later = {"opt/package/npu-driver.run": content} if version != VERSIONS[0] else {}
+        packed.append(plain.on_top(name, folder, {**images.stand_ins(), **later}, _told(APART)))
+    return packed
+
+
+def _tree(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {f"opt/driver/{path}": content for path, content in files.items()}
+
+
+def _told(stand_ins: str) -> tuple[str, ...]:
+    """A container's own /sys is a fresh one, and the host's is not there."""
+    return (f"SYS_ROOT={stand_ins}/sys",)
+
+
+class ExampleClone(Clone):
+    """A clone in which the page's examples are used.
+
+    What is not public has the versions of the stand-ins: `2.0.1` first.
+    """
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        super().__init__(machine, folder)
+        for example in ("nvidia-driver", "ascend-driver"):
+            self._reach_stand_ins(example)
+        self.replace("nvidia-driver", "550.90.07", VERSIONS[0])
+        self.replace("ascend-driver", "25.5.0", VERSIONS[0])
+
+    def _reach_stand_ins(self, example: str) -> None:
+        """Pods without the host's /run/rbln get what is in it for kmod's stand-ins; all else is deploy/'s."""
+        path = self.folder / "deploy/examples" / example
+        body = yaml.safe_load((path / "daemonset.yaml").read_text())
+        mounts = [{"name": "stand-ins", "mountPath": APART}]
+        pod = {
+            "initContainers": [{"name": "k8s-driver-manager", "volumeMounts": mounts}],
+            "containers": [{"name": "driver", "volumeMounts": mounts}],
+            "volumes": [{"name": "stand-ins", "hostPath": {"path": "/run/rbln/.stand-ins"}}],
+        }
+        patch = {key: body[key] for key in ("apiVersion", "kind", "metadata")} | {"spec": {"template": {"spec": pod}}}
+        (path / "stand-ins.yaml").write_text(yaml.safe_dump(patch))
+        with (path / "kustomization.yaml").open("a") as file:
+            file.write("  - path: stand-ins.yaml\n")
+
+    def replace(self, example: str, old: str, new: str) -> None:
+        """Write another version, or another kernel, into an example."""
+        for name in ("daemonset.yaml", "kustomization.yaml"):
+            path = self.folder / "deploy/examples" / example / name
+            path.write_text(path.read_text().replace(old, new))
+
+
+def said_in(section: str) -> list[str]:
+    """The kubectl commands below one heading of the page, up to the next."""
+    return [line for line in commands_below(PAGE, section) if line.startswith("kubectl")]
+
+
+class Vendor:
+    """One vendor's driver on the node: what its pods, its modules and its files show."""
+
+    def __init__(self, machine: Machine, namespace: str, module: str) -> None:
+        self.machine, self.module = machine, module
+        self.namespace = namespace
+        self.root = machine.namespaces.root
+        self._pods = f"/api/v1/namespaces/{namespace}/pods"
+
+    @property
+    def folder(self) -> Path:
+        """The module's, in the node's /sys."""
+        return self.machine.place.modules(self.root) / self.module
+
+    def loaded(self) -> str:
+        """The version that is loaded, "" without one."""
+        path = self.folder / "version"
+        return path.read_text().strip() if path.exists() else ""
+
+    def pods(self) -> list[Json]:
+        """Those of the driver that are not on their way out; what hinders only by its object is removed."""
+        remove_ended(self.machine, self.namespace)
+        found = self.machine.api.list(self._pods, labelSelector="app.kubernetes.io/name=driver")
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def pod(self) -> str:
+        """The name of the only one."""
+        return str(wait_until(self.pods, "a driver pod")[0]["metadata"]["name"])
+
+    def mounts(self, path: str) -> int:
+        """How many are at this path of the host."""
+        lines = self.machine.namespaces.checked("cat", "/proc/1/mountinfo").splitlines()
+        return sum(line.split(" ")[4] == path for line in lines)
+
+    def wait(self, check: Callable[[], object], what: str) -> None:
+        """Until `check` holds; what there is to see comes with a failure."""
+        try:
+            wait_until(check, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from error
+
+    def said(self) -> str:
+        """What the runs of driver-manager have said in the pods that are there."""
+        logs = sorted(self.root.glob(f"var/log/pods/{self.namespace}_*/k8s-driver-manager/*.log"))
+        return "\n".join(log.read_text(errors="replace") for log in logs)
+
+    def story(self) -> str:
+        """What there is to see, for a test that failed."""
+        lines = [self.machine.kubectl("get", "pods,events", "--all-namespaces").stdout]
+        for log in sorted(self.root.glob("var/log/pods/*driver*/*/*.log")):
+            lines += [str(log), *log.read_text(errors="replace").splitlines()[-15:]]
+        return "\n".join(lines)

@@ -1,0 +1,321 @@
+"""Each overlay of deploy/ on the real API server: valid to the last field, and its pods' containers do their work.
+
+The DaemonSet controller makes the pods; a container is a process with exactly the pod's command, environment, mounts,
+host name and a token of its service account, whose rights are those that the overlay ships.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from driver_manager.domain.profile import Strategy
+from driver_manager.profiles import builtin
+from scripts.releasing.kustomize import OVERLAYS, only, render_with_namespace
+from tests.support.control_plane.api import Api, Json, refusal, wait_until
+from tests.support.control_plane.driver_node import OLD, DriverNode, old_driver, settled
+from tests.support.control_plane.kubelet import NodeFactory
+from tests.support.control_plane.objects import create_operands
+from tests.support.control_plane.pod_process import PodRunner, wait_pod
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, Running
+from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.servers import ControlPlane
+from tests.support.control_plane.shown import of_others, shown
+from tests.support.control_plane.workloads import Shape, WorkloadsFactory
+from tests.support.deploy.apply import applied, apply
+
+pytestmark = pytest.mark.long
+
+
+NEW = "2.0.1"
+NPU = "npu.openfuyao.com/"
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+MANAGER = "k8s-driver-manager"
+
+
+@pytest.fixture
+def settle(
+    control_plane: ControlPlane, containers: None, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
+) -> Iterator[Callable[[str], DriverNode]]:
+    """Put an overlay in force on a node with an old driver."""
+    with ExitStack() as stack:
+
+        def build(overlay: str) -> DriverNode:
+            objects = stack.enter_context(applied(admin_api, render_with_namespace(overlay)))
+            daemon_set = only(objects, "DaemonSet", f"{overlay}-driver")
+            tree = old_driver(tmp_path, builtin()[overlay], "sample-1.2.92")
+            runner = PodRunner(control_plane, admin_api, tree, tmp_path, proxy.url)
+            return settled(node(boot_id=tree.boot_id), daemon_set, tree, runner)
+
+        yield build
+
+
+def podmonitors() -> Json:
+    """The Prometheus operator's definition, as far as deploy/ uses it (prometheus-operator, Documentation/api.md)."""
+    text = {"type": "string"}
+    names = {"type": "array", "items": text}
+    relabeling = {"type": "object", "properties": {"sourceLabels": names, "targetLabel": text, "replacement": text}}
+    endpoint = {
+        "type": "object",
+        "properties": {
+            "port": text,
+            "path": text,
+            "interval": {"type": "string", "pattern": "^(0|([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?)$"},
+            "relabelings": {"type": "array", "items": relabeling},
+        },
+    }
+    labels = {"type": "object", "additionalProperties": text}
+    selector = {"type": "object", "properties": {"matchLabels": labels}}
+    endpoints = {"type": "array", "items": endpoint}
+    spec = {
+        "type": "object",
+        "required": ["selector"],
+        "properties": {"selector": selector, "podMetricsEndpoints": endpoints},
+    }
+    return defined("PodMonitor", spec)
+
+
+def prometheusrules() -> Json:
+    """The same for alerts."""
+    text = {"type": "string"}
+    texts = {"type": "object", "additionalProperties": text}
+    rule = {
+        "type": "object",
+        "required": ["expr"],
+        "properties": {"alert": text, "expr": text, "for": text, "labels": texts, "annotations": texts},
+    }
+    rules = {"type": "array", "items": rule}
+    group = {"type": "object", "required": ["name"], "properties": {"name": text, "rules": rules}}
+    return defined("PrometheusRule", {"type": "object", "properties": {"groups": {"type": "array", "items": group}}})
+
+
+def defined(kind: str, spec: Json) -> Json:
+    """The definition of one of the Prometheus operator's kinds, whose `spec` has this schema."""
+    schema = {"type": "object", "required": ["spec"], "properties": {"spec": spec}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    plural = f"{kind.lower()}s"
+    named = {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+        "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": named, "versions": [version]},
+    }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_api_server_knows_every_field_and_takes_every_value(admin_api: Api, overlay: str) -> None:
+    reboots = builtin()[overlay].strategy is Strategy.REBOOT
+    objects = render_with_namespace(overlay, "clients", "rebooter-eviction" if reboots else "safe-load")
+    with applied(admin_api, objects):
+        for one in objects:
+            again = apply(admin_api, one)
+            assert (again["kind"], again["metadata"]["name"]) == (one["kind"], one["metadata"]["name"])
+
+
+def test_the_pod_monitors_fit_their_definition_and_find_their_port(admin_api: Api) -> None:
+    admin_api.post(CRD, podmonitors())
+    wait_until(lambda: admin_api.answers("/apis/monitoring.coreos.com/v1/podmonitors"), "PodMonitors are served")
+    objects = render_with_namespace("rebellions", "metrics", "rollout")
+    monitors = [one for one in objects if one["kind"] == "PodMonitor"]
+    with applied(admin_api, [*(one for one in objects if one["kind"] == "Namespace"), *monitors]):
+        watched = {}
+        for one in objects:
+            if one["kind"] in ("DaemonSet", "Deployment"):
+                template, name = one["spec"]["template"], one["metadata"]["name"]
+                watched[name] = [
+                    port["name"] for each in template["spec"]["containers"] for port in each.get("ports", [])
+                ]
+                chosen = [
+                    [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+                    for monitor in monitors
+                    if monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+                ]
+                assert chosen == [watched[name]], name
+        assert len(watched) == len(monitors) == 2
+        broken = copy.deepcopy(monitors[0])
+        broken["spec"]["podMetricsEndpoints"][0]["prot"] = "metrics"
+        assert "prot" in str(refusal(lambda: apply(admin_api, broken)))
+
+
+def test_the_alerts_fit_their_definition(admin_api: Api) -> None:
+    admin_api.post(CRD, prometheusrules())
+    wait_until(
+        lambda: admin_api.answers("/apis/monitoring.coreos.com/v1/prometheusrules"), "PrometheusRules are served"
+    )
+    objects = render_with_namespace("rebellions", "metrics")
+    with applied(admin_api, [one for one in objects if one["kind"] in ("Namespace", "PrometheusRule")]):
+        broken = copy.deepcopy(only(objects, "PrometheusRule"))
+        broken["spec"]["groups"][0]["rules"][0]["exrp"] = "1"
+        assert "exrp" in str(refusal(lambda: apply(admin_api, broken)))
+
+
+@pytest.mark.parametrize("where", ["initContainers", "containers"])
+def test_a_field_that_does_not_exist_is_refused(admin_api: Api, where: str) -> None:
+    objects = render_with_namespace("rebellions")
+    with applied(admin_api, [one for one in objects if one["kind"] == "Namespace"]):
+        broken = copy.deepcopy(only(objects, "DaemonSet"))
+        broken["spec"]["template"]["spec"][where][0]["volumeMount"] = []
+        assert "volumeMount" in str(refusal(lambda: apply(admin_api, broken)))
+
+
+@pytest.mark.parametrize(
+    ("overlay", "resource", "components"),
+    [
+        ("rebellions", "rebellions.ai/ATOM", ("device-plugin", "operator-validator")),
+        ("nvidia", "nvidia.com/gpu", ("device-plugin", "dcgm-exporter")),
+    ],
+)
+def test_the_init_container_clears_the_way_for_the_driver_container_and_gives_the_node_back(
+    settle: Callable[[str], DriverNode],
+    workloads: WorkloadsFactory,
+    admin_api: Api,
+    overlay: str,
+    resource: str,
+    components: tuple[str, ...],
+) -> None:
+    driver_node = settle(overlay)
+    tree, node = driver_node.tree, driver_node.node
+    prefix = tree.profile.deploy.prefix
+    with ExitStack() as stack:
+        operands = create_operands(stack, admin_api, node, components, deploy_prefix=prefix)
+        (tenant,) = workloads(node).managed(1, Shape(resource=resource))
+        labels, pod = node.labels(), driver_node.pod
+
+        ended = driver_node.runner.run(pod, MANAGER)
+
+        assert ended.code == 0, ended.err
+        assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+        assert '"warning"' not in ended.err
+        assert (tree.driver_version, tree.digest, tenant.state()) == ("not loaded", "", "gone")
+        assert not driver_node.is_mounted()
+        after = node.read()
+        assert (of_others(after["metadata"]["labels"]), after["spec"].get("unschedulable")) == (labels, None)
+        assert not [key for key in of_others(after["metadata"].get("annotations", {})) if "driver-manager" in key]
+        assert shown(after) == ("ready", 0)
+        operands.wait_running()
+
+    driver_node.install(NEW, "sample-2.0.1")
+    node.kubelet.report_running(pod)
+    watched(driver_node, pod)
+    again = driver_node.runner.run(pod, MANAGER)
+    assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
+    assert tree.driver_version == NEW
+
+
+def watched(driver_node: DriverNode, pod: Json) -> None:
+    """The pod's health-watch takes its first sample, and ends with 0 when told to."""
+    watch = driver_node.runner.start(pod, "health-watch")
+    record = driver_node.tree.root / driver_node.tree.profile.paths.health_record.lstrip("/")
+    wait_until(record.exists, "health-watch remembers a sample", RUN_TIMEOUT_S)
+    ended = watch.terminate()
+    assert ended.code == 0, ended.err
+    assert f"watching the {driver_node.tree.profile.name} driver every 60 s" in ended.err
+    assert '"error"' not in ended.err
+    assert "wedges are not reported on the Node" not in ended.err, "it has the token of the overlay"
+    warned = [line for line in ended.err.splitlines() if '"warning"' in line and "suspect(1)" not in line]
+    assert not warned, "it reaches its Node with that token; the stand-in of a vendor's tool may be none"
+
+
+def test_a_driver_that_must_not_be_unloaded_is_replaced_by_a_reboot_that_somebody_approves(
+    settle: Callable[[str], DriverNode],
+) -> None:
+    driver_node = settle("ascend")
+    tree, node = driver_node.tree, driver_node.node
+    labels, pod, rebooters = node.labels(), driver_node.pod, wait_pod(node.api, node.name, "ascend-driver-rebooter")
+    (tree.root / "var/lib/ascend").mkdir()
+    watched(driver_node, pod)
+    idle = driver_node.runner.start(rebooters, "rebooter")
+    wait_until(
+        (tree.root / "var/lib/ascend/.rebooter.json").exists, "the rebooter has looked at its Node", RUN_TIMEOUT_S
+    )
+
+    waiting = driver_node.runner.start(pod, MANAGER)
+    wait_until(lambda: node.labels().get(f"{NPU}reboot-required") == "true", "a reboot is asked for", RUN_TIMEOUT_S)
+    marker = json.loads((tree.root / "var/lib/ascend/.reboot-required").read_text())
+    assert (marker["reason"], marker["to"], tree.driver_version) == ("upgrade", "sample-2.0.1", OLD)
+    assert idle.terminate().code == 0
+    rebooter = driver_node.runner.start(rebooters, "rebooter")
+    node.api.patch(node.path, {"metadata": {"annotations": {f"{NPU}approve-reboot": "true"}}})
+    wait_until(lambda: tree.is_told_to_reboot, "the reboot command is given", RUN_TIMEOUT_S)
+    assert f"{NPU}approve-reboot" not in node.annotations()
+    lease = "/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"
+    assert node.api.get(lease)["spec"]["holderIdentity"] == node.name
+    boot(driver_node, waiting, rebooter)
+
+    fresh = driver_node.runner.run(pod, MANAGER)
+    assert fresh.code == 0, fresh.err
+    driver_node.install(NEW, "sample-2.0.1")
+    back = driver_node.runner.start(rebooters, "rebooter")
+    wait_until(lambda: node.labels() == labels, "the label goes", RUN_TIMEOUT_S)
+    wait_until(lambda: not node.api.get(lease)["spec"].get("holderIdentity"), "the slot is given back")
+    wait_until(lambda: not [key for key in node.annotations() if key.startswith(NPU)], "the annotations go")
+    wait_until(lambda: node.shown()[0] == "ready", "the driver's state is shown")
+    ended = back.terminate()
+    assert ended.code == 0, ended.err
+    assert not (tree.root / "var/lib/ascend/.reboot-required").exists()
+    reasons = {event["reason"] for event in node.api.list("/api/v1/namespaces/default/events")}
+    assert {"RebootRequired", "RebootCompleted"} <= reasons
+
+
+def boot(driver_node: DriverNode, *running: Running) -> None:
+    """The machine goes down with all that runs on it, and comes up again."""
+    for one in running:
+        one.kill()
+    driver_node.tree.reboot()
+    (driver_node.tree.root / "run/ascend").mkdir()
+    info = driver_node.node.read()["status"]["nodeInfo"] | {"bootID": driver_node.tree.boot_id}
+    driver_node.node.api.patch(f"{driver_node.node.path}/status", {"status": {"nodeInfo": info}})
+
+
+def test_what_is_mounted_read_only_is_read_only(settle: Callable[[str], DriverNode]) -> None:
+    driver_node = settle("rebellions")
+    pod = copy.deepcopy(driver_node.pod)
+    (container,) = pod["spec"]["initContainers"]
+    (driver_node.tree.bin / "try").write_text('#!/bin/sh\n: >"$1" && : >"$2"\n')
+    (driver_node.tree.bin / "try").chmod(0o755)
+    container |= {"command": ["try"], "args": ["/run/rbln/written", "/host/refused"]}
+    ended = driver_node.runner.run(pod, MANAGER)
+    assert ended.code != 0
+    assert "/host/refused: Read-only file system" in ended.err
+    assert (driver_node.tree.root / "run/rbln/written").exists()
+    assert not (driver_node.tree.root / "refused").exists()
+
+
+def test_the_watch_finds_a_device_node_that_is_younger_than_itself(settle: Callable[[str], DriverNode]) -> None:
+    driver_node = settle("rebellions")
+    pod = copy.deepcopy(driver_node.pod)
+    (container,) = [one for one in pod["spec"]["containers"] if one["name"] == "health-watch"]
+    script = "#!/bin/sh\necho waiting >&2\nuntil [ -e /dev/rbln-late ]; do /bin/sleep 0.05; done\n"
+    (driver_node.tree.bin / "await").write_text(script)
+    (driver_node.tree.bin / "await").chmod(0o755)
+    container["command"] = ["await"]
+    running = driver_node.runner.start(pod, "health-watch")
+    wait_until(lambda: "waiting" in running.said(), "the container has started", RUN_TIMEOUT_S)
+    (driver_node.tree.root / "dev/rbln-late").touch()
+    assert running.end().code == 0
+
+
+@pytest.mark.parametrize(
+    ("mount", "code", "said"),
+    [
+        ("/host", 2, "cannot read /sys/module"),
+        ("/run/rbln", 6, "/run/rbln/rbln-driver.state cannot be written: Read-only file system"),
+        ("/var/run/secrets/kubernetes.io/serviceaccount", 2, "cannot connect to the cluster"),
+    ],
+)
+def test_the_init_container_needs_each_of_its_mounts(
+    settle: Callable[[str], DriverNode], mount: str, code: int, said: str
+) -> None:
+    driver_node = settle("rebellions")
+    pod = copy.deepcopy(driver_node.pod)
+    (container,) = pod["spec"]["initContainers"]
+    container["volumeMounts"] = [one for one in container["volumeMounts"] if one["mountPath"] != mount]
+    ended = driver_node.runner.run(pod, MANAGER)
+    assert (ended.code, said in ended.err) == (code, True), ended.err
+    assert driver_node.tree.driver_version == OLD

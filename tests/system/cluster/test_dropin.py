@@ -1,0 +1,378 @@
+"""Manifests of others run our command unchanged: both generations of the operator's contract, and NVIDIA's.
+
+The manifests in tests/support/deploy/dropin are written from the vendors' documents; a container gets their command,
+environment, mounts and rights, and nothing more.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox import fake_tools
+from driver_manager.sandbox.host_tree import KERNEL, HostTree
+from driver_manager.sandbox.pci_tree import PciTree
+from scripts.releasing.kustomize import only
+from tests.support.control_plane.api import Api, Json
+from tests.support.control_plane.driver_node import OLD, DriverNode, old_driver, settled
+from tests.support.control_plane.kubelet import Node, NodeFactory, OperandsFactory
+from tests.support.control_plane.old_server import PodClaim
+from tests.support.control_plane.pod_process import PodRunner
+from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.runner import JOURNAL, PREFIX
+from tests.support.control_plane.servers import ControlPlane
+from tests.support.control_plane.workloads import Shape, WorkloadsFactory
+from tests.support.deploy.apply import applied
+
+pytestmark = pytest.mark.long
+
+
+FOLDER = Path(__file__).parents[2] / "support/deploy/dropin"
+MANAGER = "k8s-driver-manager"
+OLD_DIGEST, DIGEST, NEW = "digest-of-1.2.92", "digest-of-2.0.1", "2.0.1"
+WARNING = '"level": "warning"'
+GENERATIONS = ("generation-1", "generation-2")
+DRA_PLUGIN = "nvidia.com/dra-kubelet-plugin"
+
+SettleDropin = Callable[..., DriverNode]
+
+
+@pytest.fixture
+def settle(
+    control_plane: ControlPlane, containers: None, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy
+) -> Iterator[SettleDropin]:
+    """Put a manifest in force on a node with an old driver of a profile; `renamed` is a word in it, and another one."""
+    with ExitStack() as stack:
+
+        def build(name: str, profile: str, renamed: tuple[str, str] = ("\0", "")) -> DriverNode:
+            text = (FOLDER / f"{name}.yaml").read_text().replace(*renamed)
+            objects = stack.enter_context(applied(admin_api, yaml.safe_load_all(text)))
+            tree = old_driver(tmp_path, builtin()[profile], OLD_DIGEST)
+            # As the kernel shows it: the way to the host's own view, which is not read-only.
+            (tree.root / "proc/1/root").symlink_to(tree.root)
+            (tree.root / "tmp").mkdir()
+            runner = PodRunner(control_plane, admin_api, tree, tmp_path, proxy.url)
+            return settled(node(boot_id=tree.boot_id), only(objects, "DaemonSet"), tree, runner)
+
+        yield build
+
+
+def warnings(text: str) -> list[str]:
+    """The messages of the warnings in a log."""
+    return [json.loads(line)["message"] for line in text.splitlines() if WARNING in line]
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_an_operators_init_container_runs_unchanged(
+    settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory, generation: str
+) -> None:
+    driver_node = settle(generation, "rebellions")
+    tree, node = driver_node.tree, driver_node.node
+    made = operands(node, ("device-plugin", "metrics-exporter"))
+    tenants = workloads(node).managed(1)
+    if generation == "generation-2":
+        tenants += workloads(node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+        workloads(node).claim("mine", tenants[1])
+    labels = node.labels()
+
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
+
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+    assert (tree.driver_version, tree.digest, driver_node.is_mounted()) == ("not loaded", "", False)
+    assert {pod.state() for pod in tenants} == {"gone"}
+    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+    (warning,) = warnings(ended.err)
+    assert "no event was recorded" in warning
+    made.wait_running()
+
+    driver_node.install(NEW, DIGEST)
+    node.kubelet.report_running(driver_node.pod)
+    again = driver_node.runner.run(driver_node.pod, MANAGER)
+    assert (again.code, "nothing to do: driver is current" in again.last_line) == (0, True)
+
+
+def test_a_first_generation_run_that_cannot_reach_the_hosts_own_view_says_what_to_mount(settle: SettleDropin) -> None:
+    driver_node = settle("generation-1", "rebellions")
+    (driver_node.tree.root / "proc/1/root").unlink()
+    labels = driver_node.node.labels()
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
+    assert ended.code == 6, ended.err
+    assert "Read-only file system" in ended.last_line
+    assert "/run/rbln" in ended.last_line
+    assert (driver_node.tree.driver_version, driver_node.node.labels()) == (OLD, labels)
+
+
+def test_a_first_generation_run_that_would_have_to_read_claims_names_the_right(
+    settle: SettleDropin, workloads: WorkloadsFactory
+) -> None:
+    driver_node = settle("generation-1", "rebellions")
+    (holder,) = workloads(driver_node.node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+    labels = driver_node.node.labels()
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
+    assert (ended.code, "list resourceclaims.resource.k8s.io" in ended.last_line) == (7, True), ended.err
+    assert (driver_node.tree.driver_version, driver_node.node.labels(), holder.state()) == (OLD, labels, "Running")
+
+
+@pytest.mark.parametrize(
+    ("generation", "names"),
+    [
+        ("generation-1", {"DRAIN_USE_FORCE", "DRAIN_DELETE_EMPTYDIR_DATA"}),
+        ("generation-2", {"NPU_POD_EVICTION_FORCE", "NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA"}),
+    ],
+)
+def test_a_generations_own_names_give_the_consents(
+    settle: SettleDropin, workloads: WorkloadsFactory, generation: str, names: set[str]
+) -> None:
+    driver_node = settle(generation, "rebellions")
+    pod = workloads(driver_node.node).pod(Shape(empty_dir=True))
+    refused = driver_node.runner.run(driver_node.pod, MANAGER)
+    assert (refused.code, pod.key in refused.last_line, pod.state()) == (3, True, "Running")
+    consenting = copy.deepcopy(driver_node.pod)
+    (container,) = consenting["spec"]["initContainers"]
+    changed = [one for one in container["env"] if one["name"] in names]
+    assert {one["name"] for one in changed} == names
+    for one in changed:
+        one["value"] = "true"
+    ended = driver_node.runner.run(consenting, MANAGER)
+    assert (ended.code, pod.state()) == (0, "gone"), ended.err
+
+
+def add_module(tree: HostTree, name: str, *below: str) -> None:
+    """Load a module that uses those `below` it."""
+    folder = tree.root / "sys/module" / name
+    (folder / "holders").mkdir(parents=True)
+    for file, text in (("refcnt", "0"), ("initstate", "live")):
+        (folder / file).write_text(f"{text}\n")
+    for used in below:
+        (tree.root / "sys/module" / used / "holders" / name).touch()
+        fake_tools.count(tree.root / "sys/module" / used, 1)
+
+
+def nvidia(settle: SettleDropin) -> DriverNode:
+    """NVIDIA's manifest on a node with all of its modules, and what its driver container leaves."""
+    driver_node = settle("nvidia", "nvidia")
+    for name in ("nvidia_uvm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv"):
+        add_module(driver_node.tree, name, "nvidia")
+    add_module(driver_node.tree, "nvidia_drm", "nvidia_modeset")
+    (driver_node.tree.root / "run/nvidia/nvidia-driver.pid").write_text("4242\n")
+    return driver_node
+
+
+def modules(driver_node: DriverNode) -> set[str]:
+    """Names of the loaded modules, but for the one that the stand-in's driver is based on."""
+    return {entry.name for entry in (driver_node.tree.root / "sys/module").iterdir()} - {"nvidia_core"}
+
+
+def test_nvidias_uninstall_driver_runs_unchanged(
+    settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory
+) -> None:
+    driver_node = nvidia(settle)
+    tree, node = driver_node.tree, driver_node.node
+    made = operands(node, ("device-plugin", "dcgm-exporter"), deploy_prefix="nvidia.com/gpu.deploy.")
+    node.set_labels({DRA_PLUGIN: "true", "nvidia.com/gpu.deploy.mig-manager": "false"})
+    (tenant,) = workloads(node).managed(1, Shape(resource="nvidia.com/gpu"))
+    (mig,) = workloads(node).managed(1, Shape(resource="nvidia.com/mig-1g.5gb"))
+    labels = node.labels()
+
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
+
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done: the old driver was unloaded")
+    assert modules(driver_node) == set()
+    assert (tree.digest, driver_node.is_mounted()) == ("", False)
+    assert not (tree.root / "run/nvidia/nvidia-driver.pid").exists()
+    assert (tenant.state(), mig.state()) == ("gone", "gone")
+    # Not one label more than before, and none with an empty value.
+    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+    rdma, *polled, event = warnings(ended.err)
+    assert rdma.startswith("GPU_DIRECT_RDMA_ENABLED is set but has no effect here")
+    assert polled
+    assert all("watch pods" in one and one.endswith("polling every 2 s instead") for one in polled)
+    assert "no event was recorded" in event
+    made.wait_running()
+
+    driver_node.install(NEW, DIGEST)
+    node.kubelet.report_running(driver_node.pod)
+    current = driver_node.runner.run(driver_node.pod, MANAGER)
+    assert (current.code, "nothing to do: driver is current" in current.last_line) == (0, True)
+    forced = copy.deepcopy(driver_node.pod)
+    (one,) = [one for one in forced["spec"]["initContainers"][0]["env"] if one["name"] == "FORCE_REINSTALL"]
+    one["value"] = "true"
+    again = driver_node.runner.run(forced, MANAGER)
+    assert (again.code, "a reinstall was forced" in again.last_line, modules(driver_node)) == (0, True, set())
+
+
+def test_nvidias_preflight_check_looks_and_changes_nothing(settle: SettleDropin) -> None:
+    driver_node = nvidia(settle)
+    checking: Json = copy.deepcopy(driver_node.pod)
+    checking["spec"]["initContainers"][0]["args"] = ["preflight_check"]
+    before = driver_node.node.read()["metadata"]["resourceVersion"], modules(driver_node)
+    ended = driver_node.runner.run(checking, MANAGER)
+    assert ended.code == 0, ended.err
+    assert "✓ may create pods/eviction" in ended.out
+    checking["spec"]["initContainers"][0]["args"] += ["-o", "json"]
+    checks = {
+        check["name"]: check["ok"] for check in json.loads(driver_node.runner.run(checking, MANAGER).out)["checks"]
+    }
+    assert checks["may create pods/eviction"] is True
+    assert (checks["may create events"], checks["may watch pods"]) == (None, None)
+    assert False not in checks.values()
+    assert (driver_node.node.read()["metadata"]["resourceVersion"], modules(driver_node)) == before
+    (driver_node.tree.root / "sys/module/nouveau").mkdir()
+    (driver_node.tree.root / "sys/module/nouveau/initstate").write_text("live\n")
+    refused = driver_node.runner.run(checking, MANAGER)
+    assert refused.code == 6
+    assert "nouveau" in refused.out
+
+
+VFIO_LABEL = f"{PREFIX}vfio-manager"
+
+
+@pytest.mark.parametrize("of_the_host", [False, True], ids=["container-driver", "host-driver"])
+def test_a_vfio_managers_init_container_uninstalls_and_leaves_its_own_label_alone(
+    settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory, of_the_host: bool
+) -> None:
+    driver_node = settle("vfio-manager", "rebellions")
+    tree, node = driver_node.tree, driver_node.node
+    if of_the_host:
+        tree.add_driver("/", OLD)
+        (tree.root / tree.profile.paths.state_file.lstrip("/")).unlink()
+    made = operands(node, ("sandbox-device-plugin",))
+    (elsewhere,) = workloads(node).managed(1, Shape(npus=0))
+    labels = node.labels()
+    assert labels[VFIO_LABEL] == "true"
+
+    ended = driver_node.runner.run(driver_node.pod, MANAGER)
+
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done: the driver was unloaded (pod rbln-system/rbln-vfio-manager-")
+    assert f"which is placed by {VFIO_LABEL}, needs the driver uninstalled" in ended.last_line
+    assert (tree.driver_version, driver_node.is_mounted()) == ("not loaded", False)
+    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+    assert JOURNAL not in node.annotations()
+    assert "deletionTimestamp" not in node.api.get(pod_path(driver_node.pod))["metadata"], "it paused its own label"
+    assert elsewhere.state() == "Running"
+    narrow, event = warnings(ended.err)
+    assert narrow.startswith("this account may list pods in namespace rbln-system only")
+    assert "no event was recorded" in event
+    made.wait_running()
+    again = driver_node.runner.run(driver_node.pod, MANAGER)
+    assert (again.code, ": there is nothing to uninstall" in again.last_line) == (0, True), again.err
+
+
+DEVICE = "0000:c1:00.0"
+
+
+def test_a_vfio_managers_own_command_gives_the_devices_to_virtual_machines(
+    settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory
+) -> None:
+    driver_node = settle("vfio-state", "rebellions")
+    tree, node = driver_node.tree, driver_node.node
+    bus = PciTree(tree.root, "rebellions")
+    bus.add(DEVICE, group="10", driver="rebellions", module="rebellions")
+    bus.add_vfio(KERNEL)
+    made = operands(node, ("device-plugin",))
+    tenants = workloads(node).managed(1)
+    tenants += workloads(node).managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+    workloads(node).claim("mine", tenants[1])
+    labels = node.labels()
+
+    with bus.running():
+        ended = driver_node.runner.run(driver_node.pod, MANAGER)
+
+        assert ended.code == 0, ended.err
+        assert ended.last_line.startswith("exit 0: done: the devices are on vfio")
+        assert (bus.driver_of(DEVICE), tree.driver_version, driver_node.is_mounted()) == (
+            "vfio-pci",
+            "not loaded",
+            False,
+        )
+        assert {pod.state() for pod in tenants} == {"gone"}, "the claim's holder too, though claims may not be listed"
+        assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+        assert JOURNAL not in node.annotations()
+        assert "deletionTimestamp" not in node.api.get(pod_path(driver_node.pod))["metadata"], "it paused its own label"
+        (event,) = warnings(ended.err)
+        assert "no event was recorded" in event
+        made.wait_running()
+        before = node.read()["metadata"]["resourceVersion"]
+        again = driver_node.runner.run(driver_node.pod, MANAGER)
+        assert (again.code, "on vfio already" in again.last_line) == (0, True), again.err
+        assert node.read()["metadata"]["resourceVersion"] == before
+
+
+GIVEN = "0000:c2:00.0"
+
+
+@pytest.mark.parametrize(
+    ("component", "given"), [("vgpu-manager", ("", "")), ("vfio-manager", ("vfio-pci", "vfio-pci"))]
+)
+def test_nvidias_uninstall_driver_takes_from_vfio_what_the_pods_own_driver_needs_and_nothing_else(
+    settle: SettleDropin, operands: OperandsFactory, component: str, given: tuple[str, str]
+) -> None:
+    driver_node = settle("nvidia-vgpu-manager", "nvidia", ("vgpu-manager", component))
+    tree, node = driver_node.tree, driver_node.node
+    bus = PciTree(tree.root, "nvidia")
+    bus.add(DEVICE, vendor="10de", kind="030200", group="10", driver="nvidia", module="nvidia")
+    bus.add(GIVEN, vendor="10de", kind="030200", group="11", driver="vfio-pci", module="vfio_pci", override="vfio-pci")
+    made = operands(node, ("sandbox-device-plugin",), deploy_prefix="nvidia.com/gpu.deploy.")
+    labels = node.labels()
+    assert labels[f"nvidia.com/gpu.deploy.{component}"] == "true"
+
+    with bus.running():
+        ended = driver_node.runner.run(driver_node.pod, MANAGER)
+
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done: the driver was unloaded")
+    assert (modules(driver_node), bus.driver_of(DEVICE)) == (set(), "")
+    assert (bus.driver_of(GIVEN), bus.read(GIVEN, "driver_override")) == given
+    assert (node.labels(), node.read()["spec"].get("unschedulable")) == (labels, None)
+    assert "nvidia.com/gpu-driver-manager.journal" not in node.annotations()
+    made.wait_running()
+
+
+def test_a_process_in_a_pod_that_a_vfio_manager_may_not_see_disturbs_nobody(
+    settle: SettleDropin, operands: OperandsFactory
+) -> None:
+    driver_node = settle("vfio-manager", "rebellions")
+    tree, node = driver_node.tree, driver_node.node
+    operands(node, ("sandbox-device-plugin",))
+    tree.hold_device_by(4242, "trainer")
+    uid = "0b0d7f0e-1111-4222-8333-000000000002"
+    (tree.root / "proc/4242/cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{'c' * 64}\n")
+    before = undisturbed(node)
+    quick: Json = copy.deepcopy(driver_node.pod)
+    quick["spec"]["initContainers"][0]["args"] += ["--device-free-timeout=1s"]
+    ended = driver_node.runner.run(quick, MANAGER)
+    assert ended.code == 4, ended.err
+    assert f"trainer (pid 4242) in pod {uid}" in ended.last_line
+    assert "let this account list all pods" in ended.err
+    assert (undisturbed(node), tree.driver_version) == (before, OLD)
+
+
+def undisturbed(node: Node) -> Json:
+    """The Node but for what it shows of runs."""
+    return {"labels": node.labels(), "annotations": node.annotations(), "spec": node.read()["spec"]}
+
+
+def test_who_may_evict_has_to_see_all_pods(settle: SettleDropin) -> None:
+    driver_node = settle("vfio-manager", "rebellions")
+    evicting: Json = copy.deepcopy(driver_node.pod)
+    (one,) = [one for one in evicting["spec"]["initContainers"][0]["env"] if one["name"] == "ENABLE_NPU_POD_EVICTION"]
+    one["value"] = "true"
+    ended = driver_node.runner.run(evicting, MANAGER)
+    assert (ended.code, "list pods" in ended.last_line) == (7, True), ended.err
+    assert driver_node.tree.driver_version == OLD
+
+
+def pod_path(pod: Json) -> str:
+    """Where the pod is on the API server."""
+    meta = pod["metadata"]
+    return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"

@@ -1,0 +1,543 @@
+"""Users' pods through the real command line: who is evicted, who is waited for, who blocks, and what is left then."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from driver_manager.adapters.kube.cluster import EVICTIONS_AT_ONCE
+from tests.support.control_plane.api import Json, wait_until
+from tests.support.control_plane.exchanges import Exchange
+from tests.support.control_plane.faults import ALWAYS, Answer, Delay, Fault, Hold
+from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.support.control_plane.old_server import PodClaim
+from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.runner import (
+    CORDON,
+    NEW,
+    NEW_ROOT,
+    OLD,
+    PREFIX,
+    CommandRunner,
+    assert_untouched,
+    node_of,
+    start_and_take,
+)
+from tests.support.control_plane.servers import ControlPlane, User
+from tests.support.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
+from tests.support.fakes.pace import patient
+
+pytestmark = pytest.mark.long
+
+
+EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
+KEY = "rebellions.ai/npu-driver-upgrade"
+STATE, REQUESTED, ENABLED, SAFE_LOAD = (
+    f"{KEY}-state",
+    f"{KEY}-requested",
+    f"{KEY}-enabled",
+    f"{KEY}.driver-wait-for-safe-load",
+)
+DRA_PLUGIN = f"{PREFIX}dra-kubelet-plugin"
+PAUSED = "paused-for-driver-upgrade"
+LAST_OUTCOME = "rebellions.ai/npu-driver-manager.last-outcome"
+
+EVICTION_S = 0.1
+"""What the API server takes for one eviction, by the proxy's doing."""
+
+
+def is_rehearsal(exchange: Exchange) -> bool:
+    return bool(exchange.request.body["deleteOptions"].get("dryRun"))
+
+
+class Case:
+    """A node with an old driver, a command runner that replaces it through the proxy, and users' pods."""
+
+    def __init__(self, command_runner: CommandRunner, made: Workloads, proxy: Proxy) -> None:
+        self.command_runner = command_runner
+        self.made = made
+        self.proxy = proxy
+        self.labels = node_of(command_runner).labels()
+
+    def assert_given_back(self, driver: str, code: int = 3) -> None:
+        """Node and driver are as they have to be; with the old driver the run failed with exit code `code`."""
+        shows = ("ready", 0) if driver == NEW else ("failed", code)
+        assert_untouched(self.command_runner, self.labels, shows=shows)
+        assert self.command_runner.tree.driver_version == driver
+
+    def evictions(self) -> list[str]:
+        """Names of the pods that an eviction was asked for, dry runs apart."""
+        asked = [exchange.request.body for exchange in self.proxy.exchanges("create", "pods/eviction")]
+        return [body["metadata"]["name"] for body in asked if not body["deleteOptions"].get("dryRun")]
+
+
+@pytest.fixture
+def case(
+    control_plane: ControlPlane,
+    agent_for_workloads: User,
+    tmp_path: Path,
+    node: NodeFactory,
+    workloads: WorkloadsFactory,
+    proxy: Proxy,
+) -> Case:
+    """A node that nothing but a driver is on."""
+    command_runner = CommandRunner(control_plane, agent_for_workloads, tmp_path, proxy=proxy).with_upgrade()
+    command_runner.node = node({f"{PREFIX}driver": "true"}, boot_id=command_runner.tree.boot_id)
+    return Case(command_runner, workloads(command_runner.node), proxy)
+
+
+def test_workloads_of_every_kind_are_evicted_and_everything_else_stays(case: Case) -> None:
+    made = case.made
+    by_name, by_template = PodClaim("npu", claim="by-name"), PodClaim("npu", template="any", claim="made-from-it")
+    leave = [
+        *made.managed(2),
+        *made.managed(1, Shape(npus=0, init_npus=1)),
+        *made.managed(1, namespace="team-b"),
+        *made.managed(1, Shape(npus=0, claims=(by_name,))),
+        *made.managed(1, Shape(npus=0, claims=(by_template,))),
+    ]
+    made.claim("by-name", leave[4])
+    made.claim("made-from-it", leave[5], first_available=True)
+    vfio = made.managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="passed-through"),)))
+    made.claim("passed-through", vfio[0], device_class="vfio-npu.rebellions.ai")
+    stay = [
+        *vfio,
+        made.mirror(),
+        made.succeeded(owner=made.replica_set()),
+        *made.managed(1, Shape(npus=0)),
+        *made.managed(1, Shape(resource="nvidia.com/gpu")),
+    ]
+    planned = case.command_runner.run("plan", "-o", "json", **EVICT)
+    assert planned.code == 0, planned.err
+    fates = {one["pod"]: one["fate"] for one in json.loads(planned.out)["workloads"]}
+    assert fates == {
+        **{pod.key: "evict" for pod in leave},
+        **{pod.key: "stay" for pod in stay[1:3]},
+    }
+    assert {pod.state() for pod in leave} == {"Running"}
+
+    ended = case.command_runner.reconcile(**EVICT)
+
+    assert ended.code == 0, ended.err
+    assert {pod.state() for pod in leave} == {"gone"}
+    assert [pod.state() for pod in stay] == ["Running", "Running", "Succeeded", "Running", "Running"]
+    assert sorted(case.evictions()) == sorted(pod.name for pod in leave)
+    case.assert_given_back(NEW)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda made: made.pod(), "--npu-pod-eviction-force"),
+        (lambda made: made.managed(1, Shape(empty_dir=True))[0], "--npu-pod-eviction-delete-emptydir-data"),
+        (lambda made: made.daemon_set_pod(), "nodeSelector"),
+    ],
+    ids=["unmanaged", "emptydir", "daemonset"],
+)
+def test_a_blocker_is_named_before_the_first_eviction(case: Case, make: Callable[[Workloads], Pod], word: str) -> None:
+    (other,) = case.made.managed()
+    blocker = make(case.made)
+    node = node_of(case.command_runner)
+    before = node.labels(), node.annotations(), node.read()["spec"]
+    ended = case.command_runner.reconcile(**EVICT)
+    assert ended.code == 3, ended.err
+    assert blocker.key in ended.last_line
+    assert word in ended.last_line
+    assert case.evictions() == []
+    assert (blocker.state(), other.state()) == ("Running", "Running")
+    assert (node.labels(), node.annotations(), node.read()["spec"]) == before
+    assert node.shown() == ("failed", 3)
+    assert len(case.proxy.exchanges("patch", "nodes")) == 1, "that shows the failure, and no more"
+    version = node.read()["metadata"]["resourceVersion"]
+    assert case.command_runner.reconcile(**EVICT).code == 3
+    assert node.read()["metadata"]["resourceVersion"] == version, "a kubelet's retries write nothing"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"NPU_POD_EVICTION_FORCE": "true", "NPU_POD_EVICTION_DELETE_EMPTYDIR_DATA": "true"},
+        {"DRAIN_USE_FORCE": "true", "DRAIN_DELETE_EMPTYDIR_DATA": "true"},
+    ],
+    ids=["generation-2", "generation-1"],
+)
+def test_with_consent_they_are_evicted_too(case: Case, env: dict[str, str]) -> None:
+    pods = [case.made.pod(), *case.made.managed(1, Shape(empty_dir=True))]
+    ended = case.command_runner.reconcile(**EVICT, **env)
+    assert ended.code == 0, ended.err
+    assert {pod.state() for pod in pods} == {"gone"}
+    case.assert_given_back(NEW)
+
+
+def test_nvidias_names_mean_the_same(case: Case) -> None:
+    (pod,) = case.made.managed()
+    assert case.command_runner.reconcile(ENABLE_GPU_POD_EVICTION="true").code == 0
+    assert pod.state() == "gone"
+
+
+def test_without_being_asked_nobody_is_evicted(case: Case) -> None:
+    (pod,) = case.made.managed()
+    ended = case.command_runner.reconcile()
+    assert ended.code == 3, ended.err
+    assert "--enable-npu-pod-eviction" in ended.last_line
+    assert pod.state() == "Running"
+    case.assert_given_back(OLD)
+
+
+def test_a_budget_is_waited_for(case: Case) -> None:
+    (pod,) = case.made.managed(1, Shape(labels={"app": "guarded"}))
+    budget = case.made.budget({"app": "guarded"}, min_available=1)
+    run = case.command_runner.start("reconcile-driver-state", **EVICT)
+    wait_until(case.evictions, "the first eviction is asked for")
+    assert pod.state() == "Running"
+    budget.set_min_available(0)
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert pod.state() == "gone"
+    assert len(case.evictions()) > 1
+    case.assert_given_back(NEW)
+
+
+def test_a_budget_that_never_allows_it_ends_with_exit_code_3_and_the_node_as_before(case: Case) -> None:
+    (pod,) = case.made.managed(1, Shape(labels={"app": "guarded"}, grace_s=1))
+    case.made.budget({"app": "guarded"}, min_available=1)
+    ended = case.command_runner.reconcile(**EVICT, POD_EVICTION_TIMEOUT="2s")
+    assert ended.code == 3, ended.err
+    assert pod.key in ended.last_line
+    assert "The disruption budget" in ended.last_line
+    assert pod.state() == "Running"
+    case.assert_given_back(OLD)
+
+
+def test_what_plan_says_of_a_budget(case: Case) -> None:
+    (pod,) = case.made.managed(1, Shape(labels={"app": "guarded"}))
+    case.made.budget({"app": "guarded"}, min_available=1)
+    planned = case.command_runner.run("plan", **EVICT)
+    assert f"the eviction of {pod.key} would be refused now" in planned.out
+    checked = case.command_runner.run("preflight", "-o", "text", **EVICT)
+    assert f"? workloads: the eviction of {pod.key} would be refused now" in checked.out
+
+
+def test_a_terminating_pod_is_waited_for_and_its_finalizer_named(case: Case) -> None:
+    pod = case.made.pod(Shape(finalizer=True, grace_s=1), owner=case.made.replica_set())
+    pod.api.delete(pod.path)
+    ended = case.command_runner.reconcile(**EVICT, POD_EVICTION_TIMEOUT="1s")
+    assert ended.code == 3, ended.err
+    assert f"{pod.key}: terminating, held by finalizer" in ended.last_line
+    assert case.evictions() == []
+    case.assert_given_back(OLD)
+
+
+def test_sixty_pods_cost_at_most_two_requests_each_and_a_constant(case: Case) -> None:
+    pods = case.made.managed(60)
+    mark = case.proxy.mark()
+    ended = case.command_runner.reconcile(**EVICT)
+    assert ended.code == 0, ended.err
+    assert {pod.state() for pod in pods} == {"gone"}
+    assert len(case.proxy.exchanges(since=mark)) <= 2 * 60 + 16
+    case.assert_given_back(NEW)
+
+
+def test_the_requests_for_sixty_pods_overlap(case: Case) -> None:
+    pods = case.made.managed(60, Shape(labels={"app": "users"}))
+    node_of(case.command_runner).kubelet.stop_after("users", 1.0)
+    delay_s = patient(EVICTION_S)  # what a request costs beside it grows with it
+    case.proxy.add(Fault(Delay(delay_s), "create", "pods/eviction", times=ALWAYS))
+    ended = case.command_runner.reconcile(**EVICT)
+    assert ended.code == 0, ended.err
+    assert {pod.state() for pod in pods} == {"gone"}
+    asked = [one for one in case.proxy.exchanges("create", "pods/eviction") if not is_rehearsal(one)]
+    assert len(asked) == 60, "each once"
+    moments = [(one.at_s, one.ended_at_s or one.at_s) for one in asked]
+    at_once = max(sum(begun <= at < ended for begun, ended in moments) for at, _ in moments)
+    assert 4 <= at_once <= EVICTIONS_AT_ONCE
+    span_s = max(ended for _, ended in moments) - min(begun for begun, _ in moments)
+    assert span_s < 60 * delay_s / 2
+    window = json.loads(node_of(case.command_runner).read()["metadata"]["annotations"][LAST_OUTCOME])["window"]
+    assert span_s / 2 < window["parts"]["evict"] < window["seconds"]
+    print(f"60 evictions of {delay_s:g} s each took {span_s:.2f} s, {at_once} at once; window: {window}")
+    case.assert_given_back(NEW)
+
+
+def test_a_new_pod_of_the_same_name_is_never_evicted(case: Case) -> None:
+    (pod,) = case.made.managed(1, Shape(labels={"app": "guarded"}))
+    budget = case.made.budget({"app": "guarded"}, min_available=1)
+    run = case.command_runner.start("reconcile-driver-state", **EVICT)
+    wait_until(case.evictions, "the first eviction is asked for")
+    new = case.made.replace(pod)
+    budget.set_min_available(0)
+    ended = run.end()
+    assert (new.name, new.state()) == (pod.name, "Running")
+    assert ended.code == 0, ended.err
+
+
+def test_a_pod_replaced_between_list_and_eviction_is_never_evicted(case: Case) -> None:
+    (pod,) = case.made.managed()
+    fault = Fault(Answer(503, retry_after_s=1), "create", "pods/eviction", nth=2)  # the first is the dry run
+    case.proxy.add(fault)
+    run = case.command_runner.start("reconcile-driver-state", **EVICT)
+    case.proxy.wait_fired(fault)
+    new = case.made.replace(pod)
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert new.state() == "Running"
+
+
+def test_the_dra_plugin_stays_until_the_last_claim_holder_is_gone(case: Case, operands: OperandsFactory) -> None:
+    node = node_of(case.command_runner)
+    operands(node, ("device-plugin", "dra-kubelet-plugin"))
+    case.labels = node.labels()
+    holder = case.made.pod(
+        Shape(npus=0, claims=(PodClaim("npu", claim="mine"),), labels={"app": "holder"}),
+        owner=case.made.replica_set(),
+    )
+    case.made.claim("mine", holder)
+    node.kubelet.stop_after("holder", NEVER)
+    run = case.command_runner.start("reconcile-driver-state", **EVICT)
+    holder.wait_state("terminating")
+    now = node.labels()
+    assert (now[f"{PREFIX}device-plugin"], now[DRA_PLUGIN]) == (PAUSED, "true")
+    node.kubelet.release("holder")
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    case.assert_given_back(NEW)
+
+
+def test_with_no_driver_loaded_nobody_is_evicted(case: Case) -> None:
+    (pod,) = case.made.managed()
+    case.command_runner.tree.reboot()
+    case.command_runner.tree.add_driver(NEW_ROOT, NEW)
+    node = node_of(case.command_runner)
+    node.api.patch(f"{node.path}/status", {"status": {"nodeInfo": {"bootID": case.command_runner.tree.boot_id}}})
+    ended = case.command_runner.reconcile(**EVICT)
+    assert ended.code == 0, ended.err
+    assert pod.state() == "Running"
+    assert case.evictions() == []
+
+
+def test_an_administrators_cordon_before_during_and_after_the_run_survives(case: Case) -> None:
+    node = node_of(case.command_runner)
+    cordon: Json = {"spec": {"unschedulable": True}}
+    (pod,) = case.made.managed(1, Shape(labels={"app": "slow"}))
+    node.kubelet.stop_after("slow", NEVER)
+    run = start_and_take(case.command_runner, **EVICT)
+    pod.wait_state("terminating")
+    assert node.read()["spec"]["unschedulable"] is True
+    node.api.patch(node.path, {"spec": {"unschedulable": None}})
+    node.api.patch(node.path, cordon)
+    node.kubelet.release("slow")
+    assert run.end().code == 0
+    assert node.read()["spec"]["unschedulable"] is True
+    assert CORDON not in node.annotations()
+    again = case.command_runner.reconcile("--force-reinstall", **EVICT)
+    assert again.code == 0, again.err
+    assert node.read()["spec"]["unschedulable"] is True
+
+
+def test_our_own_cordon_is_lifted_after_success_failure_and_sigterm(case: Case) -> None:
+    node = node_of(case.command_runner)
+    (pod,) = case.made.managed(1, Shape(labels={"app": "slow"}, grace_s=1))
+    node.kubelet.stop_after("slow", NEVER)
+    run = start_and_take(case.command_runner, **EVICT)
+    pod.wait_state("terminating")
+    assert run.terminate().code == 10
+    assert "unschedulable" not in node.read()["spec"]
+    assert case.command_runner.reconcile(**EVICT, POD_EVICTION_TIMEOUT="1s").code == 3
+    assert "unschedulable" not in node.read()["spec"]
+    node.kubelet.release("slow")
+    assert case.command_runner.reconcile(**EVICT).code == 0
+    case.assert_given_back(NEW)
+
+
+def test_a_drain_moves_what_eviction_may_not(case: Case) -> None:
+    made = case.made
+    npu, plain, daemon = made.pod(), made.managed(1, Shape(npus=0))[0], made.daemon_set_pod(Shape(npus=0))
+    drain = {"ENABLE_AUTO_DRAIN": "true", "DRAIN_USE_FORCE": "true", "DRAIN_TIMEOUT_SECONDS": "20"}
+    ended = case.command_runner.reconcile(**drain)
+    assert ended.code == 0, ended.err
+    assert [pod.state() for pod in (npu, plain, daemon)] == ["gone", "gone", "Running"]
+    case.assert_given_back(NEW)
+
+
+def test_a_drain_moves_only_what_its_selector_says(case: Case) -> None:
+    made = case.made
+    npu = made.managed(1, Shape(labels={"tier": "batch"}))[0]
+    plain = made.managed(1, Shape(npus=0, labels={"tier": "web"}))[0]
+    ended = case.command_runner.reconcile(ENABLE_AUTO_DRAIN="true", DRAIN_POD_SELECTOR_LABEL="tier=batch")
+    assert ended.code == 0, ended.err
+    assert [pod.state() for pod in (npu, plain)] == ["gone", "Running"]
+
+
+def test_pods_that_complete_are_waited_for_with_the_node_cordoned_and_its_operands_in_place(
+    case: Case, operands: OperandsFactory
+) -> None:
+    node = node_of(case.command_runner)
+    operands(node, ("device-plugin",))
+    case.labels = node.labels()
+    job = case.made.pod(Shape(labels={"kind": "job"}), owner=case.made.replica_set())
+    run = start_and_take(case.command_runner, **EVICT, WAIT_FOR_COMPLETION_SELECTOR="kind=job")
+    assert node.read()["spec"]["unschedulable"] is True
+    assert node.labels() == case.labels
+    job.api.patch(f"{job.path}/status", {"status": {"phase": "Succeeded"}})
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert job.state() == "Succeeded"
+    assert case.evictions() == []
+    case.assert_given_back(NEW)
+
+
+def test_a_managed_node_is_neither_cordoned_nor_evicted_and_its_operator_asked(case: Case) -> None:
+    node = node_of(case.command_runner)
+    node.api.patch(node.path, {"metadata": {"annotations": {ENABLED: "true"}}})
+    (pod,) = case.made.managed()
+    run = case.command_runner.start("reconcile-driver-state", **EVICT)
+    wait_until(lambda: node.annotations().get(REQUESTED) == "true", "the operator is asked")
+    assert "unschedulable" not in node.read()["spec"]
+    node.set_labels({STATE: "pod-deletion-required"})
+    pod.api.delete(pod.path)
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    assert case.evictions() == []
+    assert case.command_runner.tree.driver_version == NEW
+    assert node.labels() == {**case.labels, STATE: "pod-deletion-required"}
+
+
+def test_an_operator_that_does_nothing_ends_it_with_exit_code_3(case: Case) -> None:
+    node = node_of(case.command_runner)
+    node.api.patch(node.path, {"metadata": {"annotations": {ENABLED: "true"}}})
+    (pod,) = case.made.managed()
+    ended = case.command_runner.reconcile(**EVICT, OPERATOR_TIMEOUT="1s")
+    assert ended.code == 3, ended.err
+    assert pod.key in ended.last_line
+    assert pod.state() == "Running"
+    assert node.labels() == case.labels
+    assert case.command_runner.tree.driver_version == OLD
+
+
+def test_a_safe_load_waits_for_the_operators_word(case: Case, operands: OperandsFactory) -> None:
+    node = node_of(case.command_runner)
+    made = operands(node, ("driver",))
+    case.labels = node.labels()
+    name = made.pods()["driver"][0]["metadata"]["name"]
+    run = case.command_runner.start("reconcile-driver-state", "--safe-load", POD_NAME=name)
+    wait_until(lambda: node.annotations().get(SAFE_LOAD) == name, "the wait is announced")
+    assert case.command_runner.tree.driver_version == OLD
+    node.api.patch(node.path, {"metadata": {"annotations": {SAFE_LOAD: None}}})
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    case.assert_given_back(NEW)
+
+
+def test_by_hand_a_skipped_node_is_left_alone(case: Case) -> None:
+    node_of(case.command_runner).set_labels({f"{KEY}.skip": "true"})
+    ended = case.command_runner.reconcile()
+    assert (ended.code, "--ignore-skip" in ended.last_line) == (10, True)
+    assert case.command_runner.tree.driver_version == OLD
+    assert case.command_runner.reconcile("--ignore-skip").code == 0
+
+
+def test_a_run_killed_while_it_evicts_is_finished_by_the_next(case: Case) -> None:
+    node = node_of(case.command_runner)
+    (pod,) = case.made.managed(1, Shape(labels={"app": "slow"}))
+    node.kubelet.stop_after("slow", NEVER)
+    run = start_and_take(case.command_runner, **EVICT)
+    pod.wait_state("terminating")
+    run.kill()
+    node.kubelet.release("slow")
+    ended = case.command_runner.reconcile(**EVICT)
+    assert ended.code == 0, ended.err
+    case.assert_given_back(NEW)
+
+
+def test_claims_that_may_not_be_listed_are_an_error_and_not_taken_for_none(
+    control_plane: ControlPlane, agent_with_events: User, case: Case
+) -> None:
+    case.made.managed(1, Shape(npus=0, claims=(PodClaim("npu", claim="mine"),)))
+    case.made.claim("mine")
+    kubeconfig = control_plane.kubeconfig(agent_with_events.token, case.proxy.url)
+    ended = case.command_runner.reconcile(**EVICT, KUBECONFIG=str(kubeconfig))
+    assert ended.code == 7, ended.err
+    assert "list resourceclaims.resource.k8s.io" in ended.last_line
+    case.assert_given_back(OLD, 7)
+
+
+def test_a_drain_that_would_leave_a_workload_on_its_device_ends_with_exit_code_3(case: Case) -> None:
+    (npu,) = case.made.managed(1, Shape(labels={"app": "guarded"}, grace_s=1))
+    (plain,) = case.made.managed(1, Shape(npus=0, labels={"tier": "web"}))
+    case.made.budget({"app": "guarded"}, min_available=1)
+    drain = {"ENABLE_AUTO_DRAIN": "true", "DRAIN_POD_SELECTOR_LABEL": "tier=web", "DRAIN_TIMEOUT_SECONDS": "2"}
+    ended = case.command_runner.reconcile(**EVICT, **drain, POD_EVICTION_TIMEOUT="1s")
+    assert ended.code == 3, ended.err
+    assert npu.key in ended.last_line
+    assert (npu.state(), plain.state()) == ("Running", "gone")
+    case.assert_given_back(OLD)
+
+
+def test_a_node_made_again_from_its_copy_is_given_back_uncordoned(case: Case) -> None:
+    node = node_of(case.command_runner)
+    (pod,) = case.made.managed(1, Shape(labels={"app": "slow"}))
+    node.kubelet.stop_after("slow", NEVER)
+    run = start_and_take(case.command_runner, **EVICT)
+    pod.wait_state("terminating")
+    copy = node.read()
+    node.api.delete(node.path)
+    kept = {key: copy["metadata"][key] for key in ("name", "labels", "annotations")}
+    node.api.post("/api/v1/nodes", {"metadata": kept, "spec": copy["spec"], "status": copy["status"]})
+    node.kubelet.release("slow")
+    ended = run.end()
+    assert ended.code == 0, ended.err
+    case.assert_given_back(NEW)
+
+
+def test_a_safe_load_is_withdrawn_though_the_kubelet_changes_the_node_meanwhile(
+    case: Case, operands: OperandsFactory
+) -> None:
+    node = node_of(case.command_runner)
+    made = operands(node, ("driver",))
+    name = made.pods()["driver"][0]["metadata"]["name"]
+    conflict = Fault(Answer(409), "patch", "nodes", nth=2, times=2)  # the first patch asks
+    case.proxy.add(conflict)
+    ended = case.command_runner.reconcile("--safe-load", POD_NAME=name, OPERATOR_TIMEOUT="1s")
+    assert ended.code == 3, ended.err
+    case.proxy.assert_all_fired()
+    assert SAFE_LOAD not in node.annotations()
+
+
+def test_an_admission_webhook_that_denies_an_eviction_is_quoted(case: Case) -> None:
+    (pod,) = case.made.managed()
+    denied = Answer(403, 'admission webhook "guard.example.com" denied the request: not on a Saturday')
+    case.proxy.add(Fault(denied, "create", "pods/eviction", times=ALWAYS))
+    ended = case.command_runner.reconcile(**EVICT, POD_EVICTION_TIMEOUT="1s")
+    assert ended.code == 3, ended.err
+    assert "not on a Saturday" in ended.last_line
+    assert pod.state() == "Running"
+    case.assert_given_back(OLD)
+
+
+def test_sigterm_during_an_eviction_that_hangs_ends_within_five_seconds(case: Case) -> None:
+    case.made.managed()
+    held = Fault(Hold(), "create", "pods/eviction", nth=2)  # the first is the dry run
+    case.proxy.add(held)
+    run = start_and_take(case.command_runner, **EVICT)
+    case.proxy.wait_fired(held)
+    began = time.monotonic()
+    ended = run.terminate()
+    assert ended.code == 10, ended.err
+    assert ended.at_s - began < patient(5.0)
+    case.assert_given_back(OLD, 10)
+
+
+def test_first_generation_rights_do_not_stop_a_run_that_evicts_nobody(
+    control_plane: ControlPlane, agent_with_events: User, case: Case
+) -> None:
+    (pod,) = case.made.managed(1, Shape(npus=0, claims=(PodClaim("nic", claim="somebody-elses"),)))
+    kubeconfig = control_plane.kubeconfig(agent_with_events.token, case.proxy.url)
+    ended = case.command_runner.reconcile(KUBECONFIG=str(kubeconfig))
+    assert ended.code == 0, ended.err
+    assert "resourceclaims may not be listed" in ended.err
+    assert pod.state() == "Running"
+    case.assert_given_back(NEW)

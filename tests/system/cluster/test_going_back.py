@@ -1,0 +1,376 @@
+"""docs/going-back.md on a real API server: its commands in their order, with kubectl, and what it says of the runs.
+
+Where the page says `-k mine`, what kustomize makes of that is given by `-f`: tests must not need a new kubectl.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from driver_manager.profiles import builtin
+from scripts.releasing.kustomize import only, render, render_with_namespace
+from tests.support.control_plane.api import Api, Json, gone, wait_until
+from tests.support.control_plane.driver_node import DriverNode, old_driver, settled
+from tests.support.control_plane.fixtures import skip_or_fail
+from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.support.control_plane.pod_process import PodRunner, wait_pod
+from tests.support.control_plane.processes import RUN_TIMEOUT_S
+from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
+from tests.support.control_plane.runner import (
+    JOURNAL,
+    NEW,
+    OLD,
+    OLD_DIGEST,
+    OLD_ROOT,
+    PREFIX,
+    CommandRunner,
+    assert_untouched,
+    node_of,
+    start_and_take,
+)
+from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.support.deploy.apply import applied, path_of
+from tests.support.docs.console import commands, commands_below
+from tests.support.docs.markdown import DOCS
+from tests.support.docs.rollout_object import definition
+
+pytestmark = pytest.mark.long
+
+PAGE = DOCS / "going-back.md"
+MANAGER = "k8s-driver-manager"
+BAD = "3.0.0"
+SKIP = "rebellions.ai/npu-driver-upgrade.skip"
+NPU = "npu.openfuyao.com/"
+
+
+def said_in(section: str) -> tuple[str, ...]:
+    """The commands below one heading of the page, up to the next heading."""
+    return tuple(commands_below(PAGE, section))
+
+
+SECTIONS = (
+    "First, stop it from spreading",
+    "One node",
+    "Only this node",
+    "The fleet",
+    "The manager",
+    "Remove everything",
+)
+
+
+def test_no_command_of_the_page_is_left_out() -> None:
+    assert sum((said_in(section) for section in SECTIONS), ()) == tuple(one.text for one in commands(PAGE))
+
+
+class Laptop:
+    """A person with an administrator's kubeconfig, who types what the page says."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self._mine = folder / "mine.json"
+        self._env = {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "HOME": str(folder),
+            "KUBECONFIG": str(plane.kubeconfig(plane.admin.token)),
+            "DRIVER_PROFILE": "rebellions",
+            "TERMINATION_LOG": str(folder / "last-line"),
+        }
+
+    def edit(self, objects: list[Json]) -> None:
+        """What the overlay renders to from now on."""
+        self._mine.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def tries(self, line: str, **names: str) -> subprocess.CompletedProcess[str]:
+        """Type one line; `names` are what its single capital letters stand for."""
+        for name, meant in names.items():
+            line = re.sub(rf"\b{name}\b", meant, line)
+        line = line.replace("-k mine", f"-f {self._mine}")
+        argv = ["bash", "--norc", "--noprofile", "-c", line]
+        return subprocess.run(
+            argv,
+            env=self._env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def types(self, line: str, **names: str) -> str:
+        """As `tries`, for a line that ends well; what it prints."""
+        done = self.tries(line, **names)
+        assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def laptop(control_plane: ControlPlane, tmp_path: Path) -> Laptop:
+    """With kubectl on it."""
+    if shutil.which("kubectl") is None:
+        skip_or_fail("kubectl is not on PATH")
+    (tmp_path / "home").mkdir()
+    return Laptop(control_plane, tmp_path / "home")
+
+
+def drivers(digest: str) -> Json:
+    """The DaemonSet of the overlay `rebellions`, for the driver of this digest."""
+    found = copy.deepcopy(only(render("rebellions"), "DaemonSet"))
+    found["spec"]["template"]["metadata"]["annotations"]["driver-config-digest"] = digest
+    return found
+
+
+@pytest.fixture
+def bad_driver(
+    control_plane: ControlPlane,
+    containers: None,
+    admin_api: Api,
+    tmp_path: Path,
+    node: NodeFactory,
+    operands: OperandsFactory,
+    laptop: Laptop,
+) -> Iterator[DriverNode]:
+    """The overlay was applied with the former driver and then with a bad one, which one node has got."""
+    tree = old_driver(tmp_path, builtin()["rebellions"], OLD_DIGEST)
+    with ExitStack() as stack:
+        stack.enter_context(
+            applied(admin_api, (one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"))
+        )
+        laptop.edit([drivers(OLD_DIGEST)])
+        laptop.types("kubectl apply --server-side -k mine")
+        stack.callback(gone, partial(admin_api.delete, path_of(drivers(""))))
+        runner = PodRunner(control_plane, admin_api, tree, tmp_path)
+        first = settled(node(boot_id=tree.boot_id), drivers(OLD_DIGEST), tree, runner)
+        operands(first.node, ("device-plugin",))
+        assert runner.run(first.pod, MANAGER).code == 0
+
+        laptop.edit([drivers("bad")])
+        laptop.types("kubectl apply --server-side -k mine")
+        second = DriverNode(tree, first.node, runner, successor(first, first.pod))
+        assert runner.run(second.pod, MANAGER).code == 0
+        second.install(BAD, "bad")
+        yield second
+
+
+def successor(driver_node: DriverNode, pod: Json) -> Json:
+    """The driver pod that comes after this one, which is deleted if it is still there."""
+    meta = pod["metadata"]
+    gone(partial(driver_node.node.api.delete, f"/api/v1/namespaces/{NAMESPACE}/pods/{meta['name']}"))
+    found: list[Json] = []
+
+    def is_there() -> bool:
+        found[:] = [wait_pod(driver_node.node.api, driver_node.node.name, "rebellions-driver")]
+        return bool(found[0]["metadata"]["uid"] != meta["uid"])
+
+    wait_until(is_there, "the next driver pod")
+    return found[0]
+
+
+def test_one_node_goes_back_by_the_page(bad_driver: DriverNode, laptop: Laptop) -> None:
+    node, labels = bad_driver.node, bad_driver.node.labels()
+    states, pods = said_in("First, stop it from spreading")
+    undo, apply, delete, look, status = said_in("One node")
+    pod = bad_driver.pod["metadata"]["name"]
+    assert re.search(rf"{node.name} .* ready$", laptop.types(states), re.MULTILINE)
+    revision = bad_driver.pod["metadata"]["labels"]["controller-revision-hash"]
+    assert re.search(rf"{pod} .* {revision}$", laptop.types(pods), re.MULTILINE)
+
+    laptop.types(undo)
+    assert node.api.get(path_of(drivers("")))["metadata"]["generation"] == 3
+    assert wait_pod(node.api, node.name, "rebellions-driver")["metadata"]["name"] == pod, "no pod is restarted by it"
+    without_force = laptop.tries(apply.replace(" --force-conflicts", ""))
+    assert 'conflict with "kubectl' in without_force.stderr, "what was bad is not applied by mistake"
+    laptop.edit([drivers(OLD_DIGEST)])
+    laptop.types(apply)
+    laptop.types(delete, P=pod)
+    after = successor(bad_driver, bad_driver.pod)
+    ended = bad_driver.runner.run(after, MANAGER)
+    assert ended.code == 0, ended.err
+    assert bad_driver.tree.driver_version == "not loaded", "its container loads it"
+    bad_driver.install(OLD, OLD_DIGEST)
+    assert re.search(r" ready$", laptop.types(look, N=node.name), re.MULTILINE)
+    assert laptop.types(status, N=node.name).startswith("ready")
+    assert (node.labels(), JOURNAL in node.annotations()) == (labels, False)
+
+
+@pytest.fixture
+def runner(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory) -> CommandRunner:
+    """A node on which the former driver is loaded, and the new one at hand."""
+    made = CommandRunner(control_plane, agent_with_events, tmp_path).with_upgrade()
+    made.node = node({f"{PREFIX}driver": "true", f"{PREFIX}device-plugin": "true"}, boot_id=made.tree.boot_id)
+    return made
+
+
+def rolled_back(runner: CommandRunner) -> str:
+    """The new driver did not load."""
+    runner.tree.add_driver("/opt/rbln/bad", BAD, fails=True)
+    ended = runner.reconcile(DRIVER_ROOT="/opt/rbln/bad")
+    assert "is loaded again" in ended.last_line, ended.last_line
+    return "failed"
+
+
+def given_back(runner: CommandRunner) -> str:
+    """Something has the device open."""
+    runner.tree.hold_device_by(4711, "old-daemon")
+    assert runner.reconcile(DEVICE_FREE_TIMEOUT="0s").code == 4
+    runner.tree.end_process(4711)
+    return "failed"
+
+
+def held(runner: CommandRunner) -> str:
+    """Neither did load, and the former one is repaired since."""
+    for root in ("/opt/rbln/bad", OLD_ROOT):
+        runner.tree.add_driver(root, BAD, fails=True)
+    assert runner.reconcile(DRIVER_ROOT="/opt/rbln/bad").code == 5
+    runner.tree.add_driver(OLD_ROOT, OLD)
+    return "held"
+
+
+def loaded(runner: CommandRunner) -> str:
+    """The new driver is loaded."""
+    assert runner.reconcile().code == 0
+    assert runner.tree.driver_version == NEW
+    return "ready"
+
+
+def killed(runner: CommandRunner) -> str:
+    """A run was killed that had taken the node."""
+    node_of(runner).kubelet.stop_after("device-plugin", NEVER)
+    start_and_take(runner).kill()
+    node_of(runner).kubelet.release()
+    return "upgrading"
+
+
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        (rolled_back, "nothing to do: driver is current"),
+        (given_back, "nothing to do: driver is current"),
+        (held, f"done: driver {OLD} loaded"),
+        (loaded, f"done: driver {OLD} loaded"),
+        (killed, ""),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_the_run_of_the_former_driver_does_what_the_table_says(
+    runner: CommandRunner, operands: OperandsFactory, leave: Callable[[CommandRunner], str], said: str
+) -> None:
+    node = node_of(runner)
+    operands(node, ("device-plugin",))
+    labels = node.labels()
+    word = leave(runner)
+    assert node.shown()[0] == word
+    ended = runner.reconcile(DRIVER_CONFIG_DIGEST=OLD_DIGEST, DRIVER_ROOT=OLD_ROOT)
+    assert (ended.code, said in ended.last_line) == (0, True), ended.err
+    assert "wait until" not in ended.err, "another wanted driver is a change"
+    assert (runner.tree.driver_version, runner.tree.digest) == (OLD, OLD_DIGEST)
+    assert_untouched(runner, labels)
+
+
+def test_a_reboot_that_the_former_driver_does_not_need_is_taken_back(
+    control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, node: NodeFactory
+) -> None:
+    runner = CommandRunner(control_plane, agent_with_events, tmp_path, "ascend")
+    root = "/var/lib/Ascend/driver"
+    runner.tree.add_driver(root, OLD)
+    runner.tree.load(root)
+    runner.tree.record(OLD_DIGEST, root, OLD)
+    made = runner.node = node({"openfuyao.com/npu.present": "true"}, boot_id=runner.tree.boot_id)
+    assert runner.reconcile("--no-wait", DRIVER_LOAD="container").code == 9
+    assert made.labels()[f"{NPU}reboot-required"] == "true"
+    ended = runner.reconcile("--no-wait", DRIVER_LOAD="container", DRIVER_CONFIG_DIGEST=OLD_DIGEST)
+    assert ended.code == 0, ended.err
+    assert f"{NPU}reboot-required" not in made.labels()
+    assert not (runner.tree.root / "var/lib/ascend/.reboot-required").exists()
+
+
+def test_a_node_that_a_killed_run_has_left_is_released_from_a_laptop(
+    runner: CommandRunner, operands: OperandsFactory, laptop: Laptop
+) -> None:
+    node = node_of(runner)
+    operands(node, ("device-plugin",))
+    labels = node.labels()
+    taken, look, restore = said_in("The manager")
+    assert re.search(rf"^{node.name} +<none>$", laptop.types(taken), re.MULTILINE)
+    killed(runner)
+    assert re.search(rf'^{node.name} +{{.*"owner"', laptop.types(taken), re.MULTILINE)
+    assert "would restore" in laptop.types(look, N=node.name)
+    assert JOURNAL in node.annotations()
+    laptop.types(restore, N=node.name)
+    assert re.search(rf"^{node.name} +<none>$", laptop.types(taken), re.MULTILINE)
+    assert node.labels() == labels
+
+
+@pytest.fixture
+def fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[RolloutFleet]:
+    """Four nodes that serve a driver that was good everywhere, and a controller."""
+    serve_rollouts(admin_api, definition())
+    with RolloutFleet(control_plane, admin_api, tmp_path, 4) as made:
+        made.start()
+        made.make_rollout(waves=[{"name": "canary", "count": 1, "approval": True}, {"name": "rest"}])
+        wait_until(lambda: made.status().get("phase") == "Complete", "the first revision", 120)
+        yield made
+
+
+def test_the_fleet_goes_back_and_everything_is_removed_by_the_page(
+    fleet: RolloutFleet, admin_api: Api, laptop: Laptop
+) -> None:
+    (good,) = set(fleet.serving().values())
+    (leave_out,) = said_in("Only this node")
+    out = fleet.nodes[3]
+    laptop.types(leave_out, N=out)
+    bad = fleet.set_driver("driver:bad")
+    wait_until(lambda: bad in fleet.serving().values(), "the canary", 60)
+    wait_until(lambda: fleet.status().get("phase") == "WaitingForApproval", "the canary is done", 60)
+
+    pause, status, history, undo, resume = said_in("The fleet")
+    laptop.types(pause)
+    assert laptop.types(status).startswith("Paused")
+    assert bad in laptop.types(history)
+    laptop.types(undo)
+    wait_until(lambda: fleet.status().get("targetRevision") == good, "the template goes back", 60)
+    assert bad in fleet.serving().values(), "no node does, while it is paused"
+    laptop.types(resume)
+    wait_until(lambda: fleet.is_complete(good), f"{fleet.status()}", 120)
+    assert fleet.serving() == dict.fromkeys(fleet.nodes, good)
+    fleet.set_driver("driver:bad")
+    wait_until(lambda: "FailedBefore" in laptop.types(f"{status} || true"), "it is not tried again", 60)
+
+    delete, under_way, uninstall, labels, notes = said_in("Remove everything")
+    laptop.types(delete)
+    wait_until(lambda: not [word for word in fleet.states().values() if word != "upgrade-done"], "nobody is under way")
+    assert laptop.types(under_way).count("upgrade-done") == len(fleet.states())
+    rendered = (*render("rebellions"), *render("rebellions/rollout"))
+    objects = [one for one in rendered if one["kind"] not in APART]
+    laptop.edit(objects)
+    laptop.types("kubectl apply --server-side --force-conflicts -k mine")
+    laptop.types(uninstall)
+    assert not [path_of(one) for one in objects if admin_api.answers(path_of(one))]
+    for name in fleet.nodes:
+        kept = {"labels": dict.fromkeys(LABELS, "x"), "annotations": dict.fromkeys(KEYS.names - LABELS - RELEASED, "x")}
+        admin_api.patch(f"/api/v1/nodes/{name}", {"metadata": kept})
+    laptop.types(labels)
+    laptop.types(notes)
+    for name in fleet.nodes:
+        meta = admin_api.get(f"/api/v1/nodes/{name}")["metadata"]
+        assert not KEYS.names & {*meta.get("labels", {}), *meta.get("annotations", {})}
+        assert f"{PREFIX}driver" not in meta["labels"]
+
+
+APART = ("Namespace", "PodDisruptionBudget")
+"""The control plane's own, and what this API server is too old for."""
+
+KEYS = builtin()["rebellions"].keys
+LABELS = {KEYS.state, KEYS.upgrade_state, KEYS.skip, f"{PREFIX}driver"}
+RELEASED = {KEYS.journal, KEYS.cordon, KEYS.upgrade_enabled, KEYS.safe_load}
+"""What a run removes when it releases the node, and what is an operator's."""

@@ -1,0 +1,118 @@
+"""Every kind of request of the controller meets every fault, on its way through a rollout that fails and goes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.control_plane.api import Api, gone, wait_until
+from tests.support.control_plane.faults import Action, Answer, CutLine, Drop, ErrorEvent, Fault, Gone, Hold
+from tests.support.control_plane.fleet_witness import Witness
+from tests.support.control_plane.forked_commands import ForkServer
+from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
+from tests.support.control_plane.rollout_tasks import TaskPods
+from tests.support.control_plane.servers import ControlPlane
+from tests.support.docs.rollout_object import definition
+
+pytestmark = pytest.mark.long
+
+NODES = 3
+ATTEMPT_S = 2.0
+"""What the controller waits for an answer that hangs."""
+
+FOLLOWED = ("driverrollouts", "daemonsets", "controllerrevisions", "nodes", "pods")
+LISTS = tuple(("list", resource) for resource in FOLLOWED)
+WATCHES = tuple(("watch", resource) for resource in FOLLOWED)
+LEASES = (("get", "leases"), ("create", "leases"), ("patch", "leases"))
+WRITES = (
+    ("patch", "nodes"),
+    ("create", "pods"),
+    ("delete", "pods"),
+    ("patch", "driverrollouts/status"),
+    ("patch", "daemonsets"),
+    ("create", "events"),
+)
+FOLLOWING = (*LISTS, *WATCHES)
+EVERY = (*FOLLOWING, *LEASES, *WRITES)
+BUSY = (Answer(500), Answer(503), Answer(429, retry_after_s=1))
+CUT = (Drop(), Drop(applied=True))
+"""What the server has done is not asked for again, so that is the last fault of a request."""
+
+ENDED = (Answer(410), ErrorEvent(), ErrorEvent(Answer(500)))
+"""Of a watch; where lines come soon, it is cut in one, too."""
+
+Cells = Mapping[tuple[str, str], tuple[Action, ...]]
+
+MATRIX: dict[str, Cells] = {
+    "busy": {**dict.fromkeys((*FOLLOWING, *WRITES), BUSY), **dict.fromkeys(LEASES, (Answer(503),))},
+    "cut": {**dict.fromkeys(EVERY, CUT), **dict.fromkeys(WRITES, (Drop(), Gone(0.1), Drop(applied=True)))},
+    "other": {
+        **dict.fromkeys(LISTS, (Answer(410), Answer(504))),
+        **dict.fromkeys(WATCHES, ENDED),
+        **dict.fromkeys((("watch", "nodes"), ("watch", "pods")), (*ENDED, CutLine(), CutLine(clean=True))),
+        **dict.fromkeys((*LEASES, *WRITES), (Answer(409), Answer(504))),
+        ("delete", "pods"): (Answer(504),),  # a 409 says that the pod of that uid is gone, and is believed
+    },
+    "hanging": {**dict.fromkeys(EVERY, (Hold(),)), **dict.fromkeys(WRITES, (Hold(applied=True),))},
+}
+"""Each kind of request with the faults that meet it one after the other: one of it each."""
+
+
+@pytest.fixture
+def fleet(control_plane: ControlPlane, admin_api: Api, tmp_path: Path) -> Iterator[RolloutFleet]:
+    """Nodes that serve the first driver, as a complete rollout says; the second will not serve on the second node."""
+    serve_rollouts(admin_api, definition())
+    with ExitStack() as stack:
+        made = stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, NODES))
+        stack.enter_context(TaskPods(admin_api, "preflight"))
+        made.kubelets.wedging.add((made.nodes[1], "driver:2"))
+        controller = made.start()
+        waves = [{"name": "canary", "count": 1}, {"name": "rest"}]
+        made.make_rollout(waves=waves, maxParallel=1, maxUnavailable=2, onHalt="undo", preflight="require")
+        wait_until(lambda: made.status().get("phase") == "Complete", f"the first revision: {made.status()}", 120)
+        assert controller.terminate().code == 0
+        gone(lambda: admin_api.delete(made.lease_path))
+        yield made
+
+
+def faults_of(cells: Cells) -> list[Fault]:
+    """All of them, for the requests in their order; the first look at the Lease is left to find that there is none."""
+    return [
+        Fault(action, verb, resource, nth=2 if (verb, resource) == LEASES[0] else 1)
+        for (verb, resource), actions in cells.items()
+        for action in actions
+    ]
+
+
+@pytest.mark.parametrize("group", MATRIX)
+def test_every_kind_of_request_meets_every_fault_and_the_rollout_ends(
+    fleet: RolloutFleet, admin_api: Api, tmp_path: Path, group: str
+) -> None:
+    (good,) = set(fleet.serving().values())
+    faults = faults_of(MATRIX[group])
+    (tmp_path / "runs").mkdir()
+    with (
+        ForkServer(tmp_path / "runs") as fork_server,
+        Witness(admin_api, fleet.name) as witness,
+        Proxy.before(fleet.plane, *faults) as proxy,
+    ):
+        bad = fleet.set_driver("driver:2")
+        run = fleet.fork(fork_server, proxy.url, attempt_s=ATTEMPT_S if group == "hanging" else None)
+        try:
+            for fault in faults:
+                proxy.wait_fired(fault, timeout_s=240)
+            wait_until(lambda: fleet.is_complete(good), "the rollout ends", 240, every_s=0.2)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{fleet.status()}\n{run.log}\n{proxy.report()}") from error
+        assert run.terminate().code == 0, run.log
+        witness.caught_up()
+    canary, broken, last = fleet.nodes
+    assert witness.served() == {canary: [good, bad, good], broken: [good, bad, good], last: [good]}
+    assert fleet.serving() == dict.fromkeys(fleet.nodes, good)
+    assert witness.labels_lost({"fleet": fleet.name}) == []
+    assert witness.most_under_way() == 1
+    assert witness.most_unavailable() <= 2

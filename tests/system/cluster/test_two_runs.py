@@ -1,0 +1,254 @@
+"""Two runs on one node, as real processes: at every moment one has it, and who was superseded does nothing more.
+
+A run is stopped (SIGSTOP) at each of its calls to the outside, as recorded from an undisturbed run. Meanwhile a second
+one is refused, and a third one takes over; then the first is continued (SIGCONT).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from driver_manager.profiles import builtin
+from driver_manager.sandbox import fake_tools
+from tests.support.control_plane.api import Api, wait_until
+from tests.support.control_plane.call_names import EFFECTS
+from tests.support.control_plane.forked_commands import ForkedCommand
+from tests.support.control_plane.processes import Ended
+from tests.support.control_plane.runner import NEW, NEW_DIGEST, OLD
+from tests.support.control_plane.scene import Left, NodeScene, World, make_stage, open_world
+from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
+from tests.support.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
+from tests.support.control_plane.workloads import Shape
+
+pytestmark = pytest.mark.long
+
+
+SERVICE = "rbln_daemon.service"
+AGAIN = ("--force-reinstall", "--stop-host-services")
+BY_HAND = {"POD_NAME": ""}
+FENCED = frozenset(EFFECTS) - {"start_service"}
+"""Effects in whose middle nobody takes over. A service is started right after a look at the Node."""
+
+SHORT_TURN_S = 0.3
+AT_ONCE = 4
+ROUNDS = 8
+
+
+@pytest.fixture(scope="module")
+def world(
+    control_plane: ControlPlane,
+    agent_for_workloads: User,
+    admin_api: Api,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[World]:
+    with open_world(control_plane, agent_for_workloads, admin_api, tmp_path_factory.mktemp("world")) as made:
+        yield made
+
+
+@pytest.fixture
+def scene(world: World, request: pytest.FixtureRequest) -> Iterator[NodeScene]:
+    """A node with an old driver and a host service."""
+    with contextlib.ExitStack() as stack:
+        yield new_stage(stack, world, request.node.name)
+
+
+def new_stage(stack: contextlib.ExitStack, world: World, name: str) -> NodeScene:
+    made = make_stage(stack, world, name)
+    made.command_runner.tree.start_service(SERVICE)
+    return made
+
+
+def driver_load(scene: NodeScene) -> tuple[str, int]:
+    """What no two loads of the driver have in common."""
+    path = scene.command_runner.tree.root / "sys/module/rebellions"
+    return scene.command_runner.tree.driver_version, path.stat().st_mtime_ns if path.exists() else 0
+
+
+def assert_given_back(scene: NodeScene) -> None:
+    assert Left.of(scene) == Left(scene.labels, driver=NEW)
+    assert (scene.command_runner.tree.digest, scene.command_runner.tree.services) == (NEW_DIGEST, [SERVICE])
+
+
+@dataclass(frozen=True)
+class Blow:
+    """The exit codes of three runs: one refused, one that took over, and the first, which was stopped at `point`.
+
+    `done_after` are the first one's effects on the driver once it was continued.
+    """
+
+    point: str
+    refused: int
+    taken_over: int
+    first: int
+    was_touched: bool
+    done_after: tuple[str, ...]
+
+
+def moments(scene: NodeScene) -> tuple[list[str], list[tuple[int, str]]]:
+    """The calls of an undisturbed run, and the moments at which it has the node: a call's number, before or after."""
+    run = scene.start(*AGAIN)
+    assert run.end().code == 0, run.log
+    calls = run.calls
+    first = calls.index("patch_node")
+    last = max(number for number, call in enumerate(calls) if call.startswith("patch_node"))
+    points = [(first, "after"), *((number, "before") for number in range(first + 1, last + 1))]
+    return calls, points
+
+
+def blow(scene: NodeScene, calls: list[str], number: int, when: str) -> Blow:
+    """Stop a run there; a second, a third, and then the first goes on."""
+    first = scene.start(*AGAIN, stops=(f"{number} {when}",))
+    assert first.wait_stopped(), first.log
+    assert first.calls == calls[: number + 1], "another run than the one recorded"
+    second = scene.start(*AGAIN, env=BY_HAND).end()
+    third = scene.start(*AGAIN, "--take-over", env=BY_HAND, turn_s=SHORT_TURN_S).end()
+    before = driver_load(scene)
+    first.go_on()
+    ended = first.end()
+    was_touched = driver_load(scene) != before
+    done = tuple(call for call in first.calls[number + 1 :] if call in FENCED)
+    assert_given_back(scene)
+    return Blow(f"{when} {calls[number]} ({number})", second.code, third.code, ended.code, was_touched, done)
+
+
+def test_at_every_moment_a_second_run_is_refused_and_one_that_takes_over_is_not_disturbed_by_the_first(
+    world: World,
+) -> None:
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(AT_ONCE) as pool:
+        stages = [new_stage(stack, world, f"moment-{number}") for number in range(AT_ONCE)]
+        calls, points = moments(stages[0])
+        for scene in stages[1:]:
+            assert moments(scene) == (calls, points)
+
+        def deal(one: int) -> list[Blow]:
+            return [blow(stages[one], calls, *point) for point in points[one::AT_ONCE]]
+
+        blows = [found for dealt in pool.map(deal, range(AT_ONCE)) for found in dealt]
+    print(f"moments at which a run was stopped: {len(blows)}")
+    assert len(blows) >= 15
+    for one in blows:
+        assert one.refused == 11, one
+        if one.point.split()[1] in FENCED or one.point.startswith("after"):  # in the middle of an effect
+            assert (one.taken_over, one.first) == (11, 0), one
+        else:
+            assert (one.taken_over, one.first) in ((0, 11), (0, 0)), one
+            assert (one.was_touched, one.done_after) == (False, ()), one
+    assert {one.first for one in blows if not one.taken_over} == {0, 11}
+
+
+def test_two_that_start_at_the_same_instant_never_both_take_the_node(scene: NodeScene) -> None:
+    winners = set()
+    for _ in range(ROUNDS):
+        scene.command_runner.tree.hold_device()
+        pair = [scene.start(*AGAIN, env=env, stops=("0 before",)) for env in ({}, BY_HAND)]
+        assert all(run.wait_stopped() for run in pair)
+        for run in pair:
+            run.go_on()
+        wait_until(lambda pair=pair: any(run.has_ended for run in pair), "one is refused")  # type: ignore[misc]
+        (loser,) = [run for run in pair if run.has_ended]
+        (winner,) = [run for run in pair if run is not loser]
+        assert loser.end().code == 11, loser.log
+        winner.wait_log("device in use")
+        fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
+        assert winner.end().code == 0, winner.log
+        assert_given_back(scene)
+        winners.add(pair.index(winner))
+    print(f"races: {ROUNDS}, won by {sorted(winners)}")
+
+
+def test_a_driver_that_only_a_reboot_changes_is_loaded_by_one_run_at_a_time(world: World) -> None:
+    with contextlib.ExitStack() as stack:
+        scene = make_stage(stack, world, "boot", "ascend")
+        tree, env = scene.command_runner.tree, {"DRIVER_ROOT": ASCEND_ROOT}
+        tree.add_driver(ASCEND_ROOT, ASCEND_OLD)
+        first = scene.start(env=env, stops=("load before",))
+        assert first.wait_stopped(), first.log
+        refused = scene.start(env={**env, **BY_HAND}).end()
+        taking_over = scene.start("--take-over", env={**env, **BY_HAND}, turn_s=SHORT_TURN_S).end()
+        assert (refused.code, taking_over.code) == (11, 11), (refused.err, taking_over.err)
+        assert "another run is changing the driver" in taking_over.err
+        assert tree.driver_version == "not loaded"
+        first.go_on()
+        assert first.end().code == 0, first.log
+        assert (tree.driver_version, tree.digest) == (ASCEND_OLD, NEW_DIGEST)
+        assert scene.node.labels() == scene.labels
+        assert builtin()["ascend"].keys.journal not in scene.node.annotations()
+
+
+def superseded_by_a_force_deleted_pod(scene: NodeScene, mutant: str = "") -> tuple[Ended, Ended, bool]:
+    """The first run's pod is gone by force, and the process is not; the run of the next pod takes the node."""
+    scene.command_runner.tree.hold_device()
+    first = scene.start(*AGAIN, mutant=mutant)
+    first.wait_log("device in use")
+    first.stop()
+    scene.own.api.delete(scene.own.path, grace_s=0)
+    scene.own.wait_state("gone")
+    heir = scene.pods.pod(Shape(npus=0), namespace=NAMESPACE)
+    fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
+    second = scene.start(*AGAIN, env={"POD_NAME": heir.name}).end()
+    before = driver_load(scene)
+    first.go_on()
+    return first.end(), second, driver_load(scene) != before
+
+
+def test_the_process_of_a_pod_deleted_by_force_does_nothing_more_once_the_next_pod_has_the_node(
+    scene: NodeScene,
+) -> None:
+    first, second, was_touched = superseded_by_a_force_deleted_pod(scene)
+    assert (first.code, second.code, was_touched) == (11, 0, False), first.err
+    assert "was taken over by" in first.err or "taken over" in first.last_line
+    assert_given_back(scene)
+
+
+def test_a_run_that_sleeps_while_its_node_is_given_back_by_hand_leaves_the_driver_alone(scene: NodeScene) -> None:
+    first = scene.start(*AGAIN, stops=("unload before",))
+    assert first.wait_stopped(), first.log
+    refused = scene.start("--take-over", command="restore", env=BY_HAND, turn_s=SHORT_TURN_S).end()
+    assert (refused.code, "another run is changing the driver" in refused.err) == (11, True)
+    first.kill()
+    scene.command_runner.tree.hold_device()
+    second = scene.start(*AGAIN)
+    second.wait_log("device in use")
+    second.stop()
+    assert scene.start("--take-over", command="restore", env=BY_HAND).end().code == 0
+    fake_tools.count(scene.command_runner.tree.root / "sys/module/rebellions", -1)
+    second.go_on()
+    assert second.end().code == 11, second.log
+    assert Left.of(scene) == Left(scene.labels, driver=OLD, state="failed")
+
+
+def test_a_run_without_the_fence_is_caught(scene: NodeScene) -> None:
+    _, second, was_touched = superseded_by_a_force_deleted_pod(scene, "no fence")
+    assert (second.code, was_touched) == (0, True)
+
+
+def test_a_run_that_asks_for_no_owner_is_caught(scene: NodeScene) -> None:
+    scene.command_runner.tree.hold_device()
+    first = scene.start(*AGAIN)
+    first.wait_log("device in use")
+    second = scene.start(*AGAIN, env={**BY_HAND, "DEVICE_FREE_TIMEOUT": "0s"}, mutant="no owner check").end()
+    assert second.code != 11
+    os.kill(first.pid, signal.SIGKILL)
+
+
+def test_an_operators_state_machine_and_the_run_change_the_node_at_the_same_moments(scene: NodeScene) -> None:
+    """Each of our patches meets a change of the operator's; its labels and its cordon are as it left them."""
+    key, states = "rebellions.ai/npu-driver-upgrade-state", iter(("cordon-required", "drain-required", "upgrade-done"))
+    run: ForkedCommand = scene.start(*AGAIN, stops=("patch_node before",))
+    last = ""
+    while run.wait_stopped():
+        last = next(states, last)
+        scene.node.set_labels({key: last})
+        if last == "drain-required":
+            scene.patch({"spec": {"unschedulable": True}})
+        run.go_on()
+    assert run.end().code == 0, run.log
+    assert last == "upgrade-done"
+    assert Left.of(scene) == Left({**scene.labels, key: last}, is_cordoned=True, driver=NEW)

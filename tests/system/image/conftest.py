@@ -1,0 +1,68 @@
+"""Owns the fixtures of the image tier: the built image, a container of it, its files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.control_plane.fixtures import (  # noqa: F401  # fixtures, used by their names
+    admin_api,
+    agent_with_events,
+    control_plane,
+    node,
+    operands,
+)
+from tests.support.image import builder, distributions
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lives in this folder; the hook gets the whole session's items."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.image)
+
+
+@pytest.fixture(scope="session")
+def able() -> None:
+    """Skips where the machine lacks what the tier needs; with CI=true that is a failure."""
+    lacking = builder.missing()
+    if lacking:
+        reason = "image tier: missing " + "; ".join(lacking)
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def releases(able: None) -> None:
+    """Other releases of Debian are at hand."""
+    try:
+        for release in (distributions.OLDER, distributions.NEWER):
+            distributions.tree(release)
+    except builder.ImageTierError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def image(able: None) -> builder.Image:
+    """The image of this checkout."""
+    try:
+        return builder.built()
+    except builder.ImageTierError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def root(image: builder.Image) -> Path:
+    """The image's files, which nobody may change."""
+    return image.root()
+
+
+@pytest.fixture(scope="session")
+def container(image: builder.Image) -> Iterator[builder.Container]:
+    """A container to run commands in."""
+    with image.container() as made:
+        yield made

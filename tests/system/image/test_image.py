@@ -1,0 +1,189 @@
+"""What the built image consists of: size, user, files, what is not in it, and that it comes out the same again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import stat
+import sys
+import tarfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from images import prune, sbom
+from tests.support.image import builder
+from tests.support.image.bom_form import refuse_malformed
+
+MAX_BYTES_OVER_BASE = 150 * 1024 * 1024
+TREE = "opt/driver-manager"
+UNCHECKED_HASH = 0b01  # the flags of a .pyc that is used without a look at its source (PEP 552)
+PROJECT = tomllib.loads((builder.CHECKOUT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="session")
+def base() -> builder.Image:
+    """The bare Debian below the image."""
+    return builder.Image(builder.BASE, 0.0)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    return (path for path in root.rglob("*") if not path.is_symlink() and path.is_file())
+
+
+def _special(root: Path) -> set[tuple[str, int]]:
+    """The files below `root` that give rights: setuid and setgid, with their modes."""
+    return {
+        (path.relative_to(root).as_posix(), mode)
+        for path in _files(root)
+        if (mode := path.stat().st_mode) & (stat.S_ISUID | stat.S_ISGID)
+    }
+
+
+def test_it_is_small_over_its_base(image: builder.Image, base: builder.Image) -> None:
+    layers = image.layers()
+    assert list(layers)[:1] == list(base.layers())
+    own = sum(layers.values()) - sum(base.layers().values())
+    print(f"{own / 1024 / 1024:.1f} MiB over the base, in {len(layers) - 1} layers")
+    assert own <= MAX_BYTES_OVER_BASE
+
+
+def test_it_runs_as_root_and_starts_the_program(image: builder.Image) -> None:
+    config = image.inspect()["config"]
+    assert (config["User"], config["Entrypoint"], config["Cmd"]) == ("0:0", ["driver-manager"], ["--help"])
+    assert config["Env"] == ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+
+
+def test_its_labels_are_those_of_the_package(image: builder.Image, container: builder.Container) -> None:
+    labels = image.inspect()["config"]["Labels"]
+    given = {key.removeprefix("org.opencontainers.image."): value for key, value in labels.items()}
+    assert (given["title"], given["version"], given["licenses"]) == (
+        PROJECT["name"],
+        PROJECT["version"],
+        PROJECT["license"],
+    )
+    assert PROJECT["description"].startswith(given["description"])
+    assert container.run("driver-manager", "--version").out == f"driver-manager, version {PROJECT['version']}\n"
+
+
+def test_no_compiler_no_pip_no_cache_and_no_log_is_in_it(root: Path) -> None:
+    names = {path.name for path in (*root.glob("usr/*bin/*"), *root.glob(f"{TREE}/bin/*"))}
+    assert not {name for name in names if name.startswith(("pip", "gcc", "cc", "g++", "clang", "make", "x86_64-"))}
+    assert {"modprobe", "rmmod", "insmod", "depmod", "nsenter"} <= names
+    assert {path.name for path in root.glob(f"{TREE}/bin/*")} == {"driver-manager", "python", "python3", "python3.11"}
+    packages = {path.name for path in root.glob("usr/lib/python3*/*")} | {
+        path.name for path in root.glob(f"{TREE}/lib/python3*/site-packages/*")
+    }
+    assert not packages & {"pip", "setuptools", "wheel", "ensurepip", "pytest"}
+    for empty in ("var/lib/apt/lists", "var/cache/apt"):
+        assert list(_files(root / empty)) == []
+    assert {path.name for path in _files(root / "var/log")} <= {"bootstrap.log", "faillog", "lastlog", "btmp", "wtmp"}
+
+
+def test_no_file_gives_rights_that_its_base_does_not_give(root: Path, base: builder.Image) -> None:
+    assert _special(root) == _special(base.root())
+
+
+def test_the_build_leaves_no_mount_point(root: Path, base: builder.Image) -> None:
+    assert {path.name for path in root.iterdir()} == {path.name for path in base.root().iterdir()}
+
+
+def test_what_is_left_out_is_not_in_it(root: Path) -> None:
+    (site_packages,) = root.glob(f"{TREE}/lib/python3*/site-packages")
+    wanted = prune.patterns(prune.LIST.read_text())
+    assert [pattern for pattern in wanted if list(site_packages.glob(pattern))] == []
+    assert (site_packages / "kubernetes/config/kube_config.py").exists()
+    assert (site_packages / "prometheus_client").is_dir()
+
+
+@pytest.mark.parametrize("folder", [TREE, "usr/lib/python3.11"])
+def test_every_module_is_compiled_and_its_source_is_not_asked(root: Path, folder: str) -> None:
+    sources = [path for path in _files(root / folder) if path.suffix == ".py"]
+    assert len(sources) > 500
+    for path in sources:
+        compiled = Path(importlib.util.cache_from_source(str(path)))
+        assert compiled.exists(), path
+        assert int.from_bytes(compiled.read_bytes()[4:8], "little") == UNCHECKED_HASH, path
+
+
+def test_its_bill_of_materials_names_what_is_in_it(root: Path) -> None:
+    told = json.loads((root / "usr/share/sbom/driver-manager.cdx.json").read_text())
+    refuse_malformed(told)
+    assert told == sbom.bill(root, builder.CHECKOUT / "requirements", int(builder.EPOCH))
+    names = [component["purl"].partition("@")[0] for component in told["components"]]
+    assert {"pkg:deb/debian/kmod", "pkg:deb/debian/python3.11", "pkg:deb/debian/libudev1", "pkg:pypi/click"} <= set(
+        names
+    )
+    installed = list(root.glob(f"{TREE}/lib/python3*/site-packages/*.dist-info"))
+    assert len([name for name in names if name.startswith("pkg:pypi/")]) == len(installed) - 1
+
+
+def test_public_authorities_are_where_programs_look_for_them(root: Path, container: builder.Container) -> None:
+    (bundle,) = root.glob(f"{TREE}/lib/python3*/site-packages/certifi/cacert.pem")
+    assert (root / "etc/ssl/certs/ca-certificates.crt").readlink() == Path("/") / bundle.relative_to(root)
+    assert (root / "usr/lib/ssl/cert.pem").readlink() == Path("/etc/ssl/certs/ca-certificates.crt")
+    code = "import ssl; print(len(ssl.create_default_context().get_ca_certs()))"
+    said = container.run(f"/{TREE}/bin/python3", "-c", code)
+    assert int(said.out) > 100, said.err
+
+
+def test_it_carries_the_licence_that_it_is_under(root: Path) -> None:
+    (found,) = root.glob(f"{TREE}/lib/python3*/site-packages/driver_manager-*.dist-info/licenses/LICENSE")
+    assert found.read_bytes() == (builder.CHECKOUT / "LICENSE").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def again(image: builder.Image) -> Iterator[builder.Image]:
+    """The same built once more."""
+    made = builder.build(f"{builder.TAG}-again:test")
+    yield made
+    builder.remove(made)
+
+
+def test_a_second_build_gives_the_same_layers(image: builder.Image, again: builder.Image) -> None:
+    assert list(again.layers()) == list(image.layers())
+    assert again.inspect()["created"] == image.inspect()["created"]
+
+
+def test_a_release_with_images_of_two_builds_is_the_same_to_the_byte(
+    image: builder.Image, again: builder.Image, tmp_path: Path
+) -> None:
+    archive = f"driver-manager-{PROJECT['version']}-amd64.oci.tar"
+    for name, one in (("first", image), ("second", again)):
+        words = [sys.executable, "-m", "scripts.releasing.folder", f"--image=amd64={one.name}", str(tmp_path / name)]
+        assert archive in builder.checked(words, builder.BUILD_TIMEOUT_S)
+    sums = [(tmp_path / name / "SHA256SUMS").read_text() for name in ("first", "second")]
+    assert sums[0] == sums[1]
+    for name in ("first", "second"):
+        builder.checked(["sha256sum", "--check", "--strict", "SHA256SUMS"], builder.RUN_TIMEOUT_S, tmp_path / name)
+    told = json.loads((tmp_path / f"first/{archive.replace('.oci.tar', '.cdx.json')}").read_text())
+    assert told == json.loads((image.root() / "usr/share/sbom/driver-manager.cdx.json").read_text())
+    # What a registry would have of it is what was built.
+    with tarfile.open(tmp_path / "first" / archive) as tar:
+        (manifest,) = json.load(_member(tar, "index.json"))["manifests"]
+        assert manifest["annotations"]["org.opencontainers.image.ref.name"] == f"driver-manager:{PROJECT['version']}"
+        config = json.load(_member(tar, _blob(manifest)))["config"]
+        assert json.load(_member(tar, _blob(config)))["rootfs"]["diff_ids"] == list(image.layers())
+
+
+def _blob(descriptor: dict[str, str]) -> str:
+    return f"blobs/{descriptor['digest'].replace(':', '/')}"
+
+
+def _member(tar: tarfile.TarFile, name: str) -> IO[bytes]:
+    found = tar.extractfile(name)
+    assert found is not None, name
+    return found
+
+
+def test_the_locks_have_wheels_for_arm64_and_nothing_in_the_build_names_an_architecture() -> None:
+    said = builder.run(["scripts/image", "--arch", "arm64", "--wheels-only"], timeout_s=120)
+    assert said.status == 0, said.err
+    wheels = [path.name for path in (builder.FOLDER / "wheels-arm64").iterdir()]
+    assert len(wheels) > 30
+    assert [name for name in wheels if not name.endswith(("-none-any.whl", "_aarch64.whl"))] == []
+    text = (builder.CHECKOUT / "Containerfile").read_text().replace("wheels-amd64", "")
+    assert not [word for word in ("amd64", "x86", "aarch64", "arm64") if word in text]

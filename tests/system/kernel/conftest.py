@@ -1,0 +1,143 @@
+"""Owns how guest results become pytest results on the host: each guest test is an item here that replays its case.
+
+The guest boots once, when the first of its tests is about to be reported, and runs just the tests that were selected.
+In the guest this file is not loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.control_plane.fixtures import control_plane  # noqa: F401  # a fixture, used by its name
+from tests.support.control_plane.servers import ControlPlane
+from tests.support.image import builder
+from tests.support.kernel import far_plane, guest, guest_images, guest_node, tools
+from tests.support.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
+from tests.support.kernel.inside import REBOOT_VARIABLE
+from tests.support.kernel.replay import GuestModule, ReplayedCase, refuse
+from tests.support.node import machine
+from tests.support.tiers import TierError
+
+IN_IMAGE = "test_image_in_guest.py"
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Guest tests become replayed cases; every other file is left to pytest."""
+    if module_path.is_relative_to(tools.GUEST_TESTS):
+        module: pytest.Module = GuestModule.from_parent(parent, path=module_path)
+        return module
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the whole tier, before `-m` selects."""
+    for item in items:
+        if item.path.is_relative_to(tools.TESTS):
+            item.add_marker(pytest.mark.kernel)
+        if item.path.is_relative_to(tools.ON_NODE):
+            item.add_marker(pytest.mark.node)
+
+
+@pytest.fixture
+def guest_kernel(request: pytest.FixtureRequest) -> None:
+    """Stands in for the guest's fixture of this name where a case is only replayed; anything else must not run here."""
+    if not isinstance(request.node, ReplayedCase):
+        pytest.fail("a guest test was about to run on the host", pytrace=False)
+
+
+class _Probe(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"host" if self.path == "/" else str(time.monotonic()).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: one request of our own needs no log."""
+
+
+@pytest.fixture(scope="session")
+def probe_address() -> Iterator[str]:
+    """Where the guest finds a tiny server on the host's loopback that answers `host`, and at /clock its seconds."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Probe) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"{guest.HOST_ADDRESS}:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def guest_environment(probe_address: str, control_plane: ControlPlane) -> dict[str, str]:  # noqa: F811  # the fixture
+    """What the guest's tests find in their environment beside the driver roots; it may hold credentials.
+
+    What they are to reach on the host must be up when this returns, and listen on 127.0.0.1: the guest knows it as
+    guest.HOST_ADDRESS.
+    """
+    url = control_plane.url.replace("127.0.0.1", guest.HOST_ADDRESS)
+    return {
+        "GUEST_PROBE_ADDRESS": probe_address,
+        "GUEST_API_URL": url,
+        "GUEST_API_CA": str(control_plane.ca),
+        "GUEST_ADMIN_TOKEN": control_plane.admin.token,
+        "GUEST_AGENT_KUBECONFIG": str(control_plane.kubeconfig(control_plane.agent_with_events.token, server=url)),
+        "GUEST_REBOOTER_KUBECONFIG": str(control_plane.kubeconfig(control_plane.rebooter.token, server=url)),
+    }
+
+
+@pytest.fixture(scope="session")
+def guest_report(request: pytest.FixtureRequest) -> guest.GuestReport:
+    """The one boot of this session, with the selected guest tests. Skips or fails as replay.refuse() says."""
+    refuse(tools.missing(), is_ci=os.environ.get("CI") == "true")
+    # Only now: what the environment starts on the host is of no use without a guest.
+    environment = request.getfixturevalue("guest_environment")
+    items = request.session.items
+    replayed = [item for item in items if isinstance(item, ReplayedCase)]
+    if any(item.path.name == "test_reboot.py" for item in items):
+        environment = {**environment, REBOOT_VARIABLE: "true"}
+    needed: list[Path] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            if any(item.path.name == IN_IMAGE for item in replayed):
+                environment = {**environment, **_image_environment()}
+            if any(item.path.is_relative_to(tools.ON_NODE) for item in replayed):
+                environment = {**environment, **_node_environment(stack)}
+                needed = [machine.kubelet_program().parent]
+            return guest.run([item.nodeid for item in replayed], environment, needed)
+    except TierError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def _image_environment() -> dict[str, str]:
+    """Where the guest finds the image's files, which it sees with the rest of the host's; or why there are none."""
+    lacking = builder.missing()
+    if lacking:
+        return {WITHOUT_IMAGE_VARIABLE: _reason("image", lacking)}
+    return {IMAGE_VARIABLE: str(builder.built().root())}
+
+
+def _node_environment(stack: contextlib.ExitStack) -> dict[str, str]:
+    """Where the guest finds what its node is made of, its control plane until `stack` ends; or why there is nothing."""
+    lacking = machine.missing()
+    if lacking:
+        return {guest_node.WITHOUT_VARIABLE: _reason("node", lacking)}
+    return {
+        guest_node.STOCK_VARIABLE: str(guest_images.stock(guest.prepare())),
+        far_plane.VARIABLE: stack.enter_context(far_plane.on_host(Path(os.environ[machine.ASSETS_VARIABLE]))),
+        machine.KUBELET_VARIABLE: str(machine.kubelet_program().parent),
+    }
+
+
+def _reason(tier: str, lacking: list[str]) -> str:
+    """Why a part of the guest's tests is skipped; where nothing may be, they fail with it."""
+    reason = f"{tier} tier: missing {'; '.join(lacking)}"
+    refuse([reason] if os.environ.get("CI") == "true" else [], is_ci=True)
+    return reason

@@ -1,0 +1,88 @@
+"""Staged drivers on a real kernel and real file systems: swaps between two slots, and a disk that is really full."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from driver_manager.domain.staged import RECORD, decode, slot_name
+from tests.support.control_plane.objects import create_operands
+from tests.support.kernel.driver_roots import NEW_VERSION, OLD_VERSION
+from tests.support.kernel.guest_command import STATE, Command, assert_given_back, boot_id
+from tests.support.kernel.guest_fixtures import DriverRoots, modprobe, module_fact
+
+pytestmark = pytest.mark.usefixtures("guest_kernel")
+
+SWAPS = 10
+DIGESTS = {OLD_VERSION: "sha256:" + "0" * 64, NEW_VERSION: "sha256:" + "f" * 64}
+VARIANTS = {OLD_VERSION: "v1", NEW_VERSION: "v2"}
+ROOT = Path("/run/rbln-staged/driver")
+SLOTS = ROOT.with_name("driver.slots")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != RECORD
+    }
+
+
+def test_ten_swaps_back_and_forth_keep_every_label_and_every_byte(command: Command, roots: DriverRoots) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, ROOT.parent, ignore_errors=True)
+        # The old driver runs from a folder, as a container's installer left it.
+        shutil.copytree(roots["v1"], ROOT, symlinks=True)
+        assert modprobe(ROOT, "rebellions").status == 0
+        STATE.parent.mkdir(exist_ok=True)
+        STATE.write_text(f"{DIGESTS[OLD_VERSION]}\n")
+        note = {"schema": 1, "bootId": boot_id(), "root": str(ROOT), "version": OLD_VERSION}
+        (STATE.parent / "driver-manager.json").write_text(json.dumps(note))
+        staged = command.run(
+            "stage", "--from", str(roots["v2"]), DRIVER_ROOT=str(ROOT), DRIVER_CONFIG_DIGEST=DIGESTS[NEW_VERSION]
+        )
+        assert staged.code == 0, staged.err
+        assert module_fact("rebellions", "version") == OLD_VERSION
+        create_operands(stack, command.api, command.node, ("device-plugin",))
+        labels = command.node.labels()
+        for number in range(SWAPS):
+            version = (NEW_VERSION, OLD_VERSION)[number % 2]
+            done = command.reconcile(ROOT, DRIVER_CONFIG_DIGEST=DIGESTS[version])
+            assert done.code == 0, done.err
+            assert module_fact("rebellions", "version") == version
+            assert module_fact("rebellions_core", "version") == version
+            assert STATE.read_text() == f"{DIGESTS[version]}\n"
+            assert str(ROOT.readlink()) == f"driver.slots/{slot_name(DIGESTS[version])}"
+            assert content(ROOT) == content(roots[VARIANTS[version]])
+            assert command.node.labels() == labels
+            assert_given_back(command)
+        for version, digest in DIGESTS.items():
+            record = decode((SLOTS / slot_name(digest) / RECORD).read_text())
+            assert (record.digest, record.version) == (digest, version)
+        verified = command.run(
+            "stage",
+            *("--from", str(roots["v2"]), "--verify"),
+            DRIVER_ROOT=str(ROOT),
+            DRIVER_CONFIG_DIGEST=DIGESTS[NEW_VERSION],
+        )
+        assert (verified.code, "already staged" in verified.err) == (0, True), verified.err
+
+
+def test_a_full_disk_leaves_nothing_and_the_driver_as_it_is(command: Command, roots: DriverRoots) -> None:
+    ROOT.parent.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(ROOT.parent)], check=True, timeout=150)
+    try:
+        (ROOT.parent / "filler").write_bytes(bytes(1536 * 1024))
+        done = command.run(
+            "stage", "--from", str(roots["v2"]), DRIVER_ROOT=str(ROOT), DRIVER_CONFIG_DIGEST=DIGESTS[NEW_VERSION]
+        )
+        assert (done.code, "not enough space for another driver" in done.err) == (6, True), done.err
+        assert [one.name for one in SLOTS.iterdir()] in ([], [".lock"])
+    finally:
+        subprocess.run(["umount", str(ROOT.parent)], check=True, timeout=150)
+        ROOT.parent.rmdir()

@@ -1,0 +1,171 @@
+"""The harness's own facts, on the host: what counts as a result, what does not, and that the host stays untouched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernel import driver_roots, guest_fixtures, inside, mounts, results, silence, tools
+from tests.support.kernel.guest import GuestReport
+from tests.support.kernel.replay import ReplayedCase, refuse, replaying
+
+NODE_ID = "tests/system/kernel/guest_tests/test_x.py::test_it"
+PROPERTY = f'<properties><property name="{results.NODE_ID_PROPERTY}" value="{NODE_ID}"/></properties>'
+
+
+def _report(*cases: results.GuestCase) -> GuestReport:
+    return GuestReport({case.node_id: case for case in cases}, console="Kernel panic", prepare_s=0, boot_and_run_s=0)
+
+
+def _suite(*testcases: str) -> bytes:
+    return f"<testsuites><testsuite>{''.join(testcases)}</testsuite></testsuites>".encode()
+
+
+def test_a_frame_comes_out_as_it_went_in() -> None:
+    assert results.unframed(b"boot noise" + results.framed(b"<x/>\n")) == b"<x/>\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"", "no results"),
+        (b"Kernel panic", "no results"),
+        (results.BEGIN + b"<testsuites/>", "no end marker"),
+        (results.framed(b"<testsuites/>")[:-1], "checksum"),
+        (results.framed(b"<testsuites/>").replace(b"<testsuites", b"<testsu"), "checksum"),
+    ],
+)
+def test_results_without_begin_end_or_checksum_are_refused(sent: bytes, said: str) -> None:
+    with pytest.raises(tools.KernelTierError, match=said):
+        results.unframed(sent)
+
+
+def test_an_error_in_teardown_fails_the_case_that_passed() -> None:
+    passed = f'<testcase time="1.5">{PROPERTY}</testcase>'
+    errored = f'<testcase time="0.5">{PROPERTY}<error>left loaded</error></testcase>'
+    case = results.parsed(_suite(passed, errored))[NODE_ID]
+    assert case == results.GuestCase(NODE_ID, 2.0, failure="left loaded")
+
+
+def test_a_module_that_the_guest_cannot_import_is_an_error_with_its_text() -> None:
+    with pytest.raises(tools.KernelTierError, match=r"(?s)test_x.*ImportError"):
+        results.parsed(_suite('<testcase classname="test_x"><error>ImportError</error></testcase>'))
+
+
+def test_a_case_that_the_guest_passed_passes() -> None:
+    replaying(NODE_ID)(_report(results.GuestCase(NODE_ID, 1.0)))
+
+
+def test_a_failed_case_fails_with_the_guests_text_and_no_other_case_does() -> None:
+    report = _report(results.GuestCase(NODE_ID, 1.0, failure="assert 1 == 2"), results.GuestCase("other", 1.0))
+    replaying("other")(report)
+    with pytest.raises(pytest.fail.Exception, match="assert 1 == 2"):
+        replaying(NODE_ID)(report)
+
+
+def test_a_case_that_the_guest_did_not_report_fails() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)did not report.*Kernel panic"):
+        replaying(NODE_ID)(_report())
+
+
+def test_a_case_that_the_guest_skipped_is_skipped() -> None:
+    with pytest.raises(pytest.skip.Exception, match="no device"):
+        replaying(NODE_ID)(_report(results.GuestCase(NODE_ID, 0.0, skipped="no device")))
+
+
+def test_a_missing_tool_skips_and_fails_in_ci() -> None:
+    with pytest.raises(pytest.skip.Exception, match="cpio"):
+        refuse(["cpio"], is_ci=False)
+    with pytest.raises(pytest.fail.Exception, match="cpio"):
+        refuse(["cpio"], is_ci=True)
+    refuse([], is_ci=True)
+
+
+def test_a_missing_tool_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "SEARCH_PATH", "")
+    monkeypatch.setattr(tools, "VIRTIOFSD_PLACES", ())
+    lines = "\n".join(tools.missing())
+    for package in ("qemu-system-x86", "kmod", "cpio", "busybox-static", "qemu-system-common"):
+        assert package in lines
+
+
+class Machine:
+    """A process and a clock: it says a word at each second in `words` and ends at `ends_s`, or never."""
+
+    def __init__(self, words: Sequence[int], ends_s: float = float("inf")) -> None:
+        self.now_s = 0.0
+        self._words, self._ends_s = words, ends_s
+
+    def wait(self, timeout: float) -> int:
+        self.now_s = min(self.now_s + timeout, self._ends_s)
+        if self.now_s < self._ends_s:
+            raise subprocess.TimeoutExpired("qemu", timeout)
+        return 0
+
+    def told(self) -> int:
+        return sum(at_s <= self.now_s for at_s in self._words)
+
+    def outcome(self) -> int | None:
+        return silence.wait_while_told(self, self.told, 100.0, lambda: self.now_s)
+
+
+def test_a_guest_that_says_something_is_never_ended_however_long_it_takes() -> None:
+    machine = Machine(range(0, 100_000, 99), ends_s=100_000.5)
+    assert (machine.outcome(), machine.now_s) == (0, 100_000.5)
+
+
+@pytest.mark.parametrize("last_word_s", [0, 5_000])
+def test_a_guest_that_falls_silent_is_given_up_after_the_limit(last_word_s: int) -> None:
+    machine = Machine(range(0, last_word_s + 1, 50))
+    assert machine.outcome() is None
+    assert 100.0 < machine.now_s - last_word_s <= 100.0 + 2 * silence.LOOKS_EVERY_S
+
+
+def test_guest_code_refuses_to_touch_this_kernel(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="not the test guest"):
+        guest_fixtures.rmmod("rebellions")
+    with pytest.raises(RuntimeError, match="not the test guest"):
+        guest_fixtures.delete_module("rebellions")
+    command_line = tmp_path / "cmdline"
+    command_line.write_text("quiet driver_manager.guest=10\n")
+    with pytest.raises(RuntimeError, match="not the test guest"):
+        inside.require_guest(command_line)
+    command_line.write_text("quiet driver_manager.guest=1\n")
+    inside.require_guest(command_line)
+
+
+def test_guest_tests_are_replayed_here_and_never_run(request: pytest.FixtureRequest) -> None:
+    of_guest = [item for item in request.session.items if item.path.is_relative_to(tools.GUEST_TESTS)]
+    assert all(isinstance(item, ReplayedCase) for item in of_guest)
+    # pytest needs a line to report a skip.
+    assert all(item.reportinfo()[1] is not None for item in of_guest)
+
+
+def test_what_runs_on_the_guests_node_belongs_to_both_tiers(request: pytest.FixtureRequest) -> None:
+    for item in request.session.items:
+        if item.path.is_relative_to(tools.TESTS):
+            on_node = item.path.is_relative_to(tools.ON_NODE)
+            assert {mark.name for mark in item.iter_markers()} >= {"kernel", *(["node"] if on_node else [])}
+            assert on_node or item.get_closest_marker("node") is None
+
+
+def test_another_kernels_release_has_the_same_length() -> None:
+    assert driver_roots.foreign_release("6.1.0-56-cloud-amd64") == "7.1.0-56-cloud-amd64"
+    assert driver_roots.foreign_release("7.0.1") == "8.0.1"
+
+
+def test_the_guests_view_of_the_host_cannot_be_written(tmp_path: Path) -> None:
+    refuse(tools.missing(), is_ci=os.environ.get("CI") == "true")
+    view = tmp_path / "view"
+    view.mkdir()
+    seen = view / tmp_path.relative_to("/")
+    (tmp_path / "written-on-the-host").touch()
+    shown = tools.run(mounts.read_only_view(view, [tmp_path], ["ls", str(seen)]), timeout_s=60)
+    assert b"written-on-the-host" in shown
+    with pytest.raises(tools.KernelTierError, match="Read-only file system"):
+        tools.run(mounts.read_only_view(view, [tmp_path], ["touch", str(seen / "written")]), timeout_s=60)
+    assert list(view.iterdir()) == []

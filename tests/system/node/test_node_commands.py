@@ -1,0 +1,157 @@
+"""The commands of docs/operate.md that need a cluster, run on one as they are written."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.support.control_plane.api import Json, gone
+from tests.support.docs.console import commands
+from tests.support.docs.markdown import DOCS
+from tests.support.node.control_plane import NAMESPACE
+from tests.support.node.drivers import Drivers
+from tests.support.node.machine import Machine
+from tests.support.node.node_init import ADDRESS, NAME
+from tests.support.node.patience import wait_until
+from tests.support.node.runs import waiting_run
+
+IMAGE = "driver-manager:0.1.0"
+
+
+def documented(pattern: str) -> str:
+    """The one command of the page that matches."""
+    (found,) = {one.text for one in commands(DOCS / "operate.md") if re.search(pattern, one.text)}
+    return found
+
+
+def words_of(command: str, pod: str = "") -> list[str]:
+    """The words after kubectl, with the names that the page leaves to the reader."""
+    names = {"P": pod, "N": NAME, "node/N": f"node/{NAME}", "--node-name=N": f"--node-name={NAME}"}
+    names["--image=driver-manager"] = f"--image={IMAGE}"
+    program, *words = shlex.split(command)
+    assert program == "kubectl"
+    return [names.get(word, word) for word in words if word not in ("-it", "-i")]
+
+
+def test_status_in_the_container_of_a_run_that_waits(held: Drivers) -> None:
+    waiting_run(held)
+    command = documented(r"exec P -c k8s-driver-manager")
+    done = held.machine.kubectl(*words_of(command, held.a_pod().name))
+    assert done.returncode == 0, done.stderr
+    assert "paused" in done.stdout
+    assert held.a_pod().name in done.stdout
+
+
+def test_status_in_the_sidecar_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
+    reading, _, executing = documented(r"exec -i P -c health-watch").partition(" | ")
+    config = drivers.machine.kubectl(*words_of(reading))
+    assert config.returncode == 0, config.stderr
+    # From a pod the server has another address than from the node itself.
+    given = config.stdout.replace("127.0.0.1", ADDRESS)
+    words = words_of(executing, drivers.a_pod().name)
+    done = drivers.machine.kubectl(words[0], words[1], "exec", "-i", *words[3:], given=given)
+    assert done.returncode == 0, done.stderr
+    assert drivers.version in done.stdout
+
+
+def test_status_in_a_debug_pod_with_a_kubeconfig_through_a_pipe(drivers: Drivers) -> None:
+    words = words_of(documented(r"debug node/N .*sleep"))
+    pod = debug_pod(drivers.machine, words)
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
+    try:
+        wait_until(lambda: drivers.api.get(path)["status"]["phase"] == "Running", "the debug pod runs")
+        reading, _, executing = documented(r"^kubectl config view --raw .*exec -i D").partition(" | ")
+        given = drivers.machine.kubectl(*words_of(reading)).stdout.replace("127.0.0.1", ADDRESS)
+        words = [pod if word == "D" else word for word in words_of(executing)]
+        done = drivers.machine.kubectl(words[0], words[1], "exec", "-i", *words[3:], given=given)
+        assert done.returncode == 0, done.stderr
+        assert drivers.version in done.stdout
+    finally:
+        gone(lambda: drivers.api.delete(path, grace_s=0))
+
+
+def test_what_a_run_said_last_is_in_the_pods_status(held: Drivers) -> None:
+    """`logs --previous` may be gone; the page names the field."""
+    held.want(held.version, POD_TERMINATION_TIMEOUT="1s")
+    pod = held.delete_pod(grace_s=0)
+    command = documented(r"lastState")
+
+    def message() -> str:
+        found = held.pod()
+        if found is None or found.uid == pod.uid:
+            return ""
+        return held.machine.kubectl(*words_of(command, found.name)).stdout
+
+    said = wait_until(message, "a termination message", every_s=0.5)
+    assert said.startswith("exit 3: "), said
+    assert "gated" in said
+
+
+@pytest.fixture
+def admin_config(machine: Machine) -> Iterator[None]:
+    """A node with a kubeconfig in it, as a control plane's node has one."""
+    path = machine.namespaces.root / "etc/kubernetes/admin.conf"
+    config = machine.plane.kubeconfig("admin", f"https://{ADDRESS}:6443")
+    path.write_text((machine.namespaces.root / config.lstrip("/")).read_text())
+    yield
+    path.unlink()
+
+
+def test_status_in_a_debug_pod(drivers: Drivers, admin_config: None) -> None:
+    words = words_of(documented(r"debug node/N .*admin.conf"))
+    pod = debug_pod(drivers.machine, words)
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
+    try:
+        ended = partial(lambda: drivers.api.get(path)["status"]["phase"] in ("Succeeded", "Failed"))
+        wait_until(ended, "the end of the debug pod")
+        said = drivers.machine.kubectl("logs", "-n", NAMESPACE, pod).stdout
+        assert drivers.api.get(path)["status"]["phase"] == "Succeeded", said
+        assert drivers.version in said
+        assert NAME in said
+    finally:
+        gone(lambda: drivers.api.delete(path, grace_s=0))
+
+
+def debug_pod(machine: Machine, words: list[str]) -> str:
+    """The name of the pod that `kubectl debug` makes, or of the same one where this kubectl knows no profiles."""
+    if "--profile" in machine.kubectl("debug", "--help").stdout:
+        done = machine.kubectl(*words)
+        assert done.returncode == 0, done.stderr
+        (name,) = re.findall(r"node-debugger-\S+", done.stdout + done.stderr)
+        return str(name)
+    body = sysadmin_pod(words[words.index("--") + 1 :])
+    return str(machine.api.post(f"/api/v1/namespaces/{NAMESPACE}/pods", body)["metadata"]["name"])
+
+
+def sysadmin_pod(command: list[str]) -> Json:
+    """What `kubectl debug node/… --profile=sysadmin` of 1.27 and later makes (kubectl/pkg/cmd/debug)."""
+    container: Json = {"name": "debugger", "image": IMAGE, "command": command, "imagePullPolicy": "IfNotPresent"}
+    container["securityContext"] = {"privileged": True}
+    container["volumeMounts"] = [{"name": "host-root", "mountPath": "/host"}]
+    spec: Json = {"nodeName": NAME, "hostNetwork": True, "hostPID": True, "hostIPC": True, "restartPolicy": "Never"}
+    spec |= {"tolerations": [{"operator": "Exists"}], "containers": [container]}
+    spec["volumes"] = [{"name": "host-root", "hostPath": {"path": "/"}}]
+    return {"metadata": {"generateName": f"node-debugger-{NAME}-"}, "spec": spec}
+
+
+def test_the_pod_that_stands_for_kubectls_is_the_one_that_it_makes(drivers: Drivers) -> None:
+    """Where kubectl knows profiles; an older one has nothing to compare with."""
+    machine = drivers.machine
+    if "--profile" not in machine.kubectl("debug", "--help").stdout:
+        return
+    pod = debug_pod(machine, ["-n", NAMESPACE, "debug", f"node/{NAME}", f"--image={IMAGE}", "--profile=sysadmin"])
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
+    try:
+        made, ours = drivers.api.get(path)["spec"], sysadmin_pod([])["spec"]
+        for key in ("nodeName", "hostNetwork", "hostPID", "hostIPC", "restartPolicy"):
+            assert made[key] == ours[key], key
+        (container,) = made["containers"]
+        assert container["securityContext"] == ours["containers"][0]["securityContext"]
+        assert json.dumps(ours["containers"][0]["volumeMounts"][0])[1:-1] in json.dumps(container["volumeMounts"])
+    finally:
+        gone(lambda: drivers.api.delete(path, grace_s=0))

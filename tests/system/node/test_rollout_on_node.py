@@ -1,0 +1,55 @@
+"""One node through a rollout on a real kubelet: the controller in its pods, `kubectl set env`, and nothing by hand."""
+
+from __future__ import annotations
+
+from tests.support.node.drivers import Drivers, stopping_after
+from tests.support.node.measured import Action, Table
+from tests.support.node.patience import wait_until
+from tests.support.node.rollouts import DAEMON_SET, Rollouts, rollouts
+
+STATE = "rebellions.ai/npu-driver-upgrade-state"
+OPERAND = "device-plugin"
+CLEARS, LOOKS = "driver-clear-", "driver-preflight-"
+ACTS = ["create pods", "patch nodes", "create pods", "delete pods", "patch nodes"]
+"""Looked at, taken, cleared, restarted, done."""
+
+
+def test_kubectl_set_env_takes_a_node_through_a_rollout(drivers: Drivers, table: Table) -> None:
+    drivers.add_operand(OPERAND, stopping_after(0))
+    drivers.offer_devices(1)
+    drivers.add_users("job", replicas=1, min_available=0)
+    with rollouts(drivers) as rollout:
+        try:
+            rollout.make(waves=[{"name": "all"}], preflight="require")
+            goes_through(drivers, rollout, table)
+        finally:
+            rollout.set_env("DRIVER_CONFIG_DIGEST-")
+    drivers.want(drivers.version)
+    drivers.replace_pod()
+    drivers.wait_serving()
+
+
+def goes_through(drivers: Drivers, rollout: Rollouts, table: Table) -> None:
+    """From `kubectl set env` to `Ready=True`."""
+    (operand,), (user,), driver = drivers.running(OPERAND), drivers.users("job"), drivers.a_pod()
+    old, since = rollout.status()["targetRevision"], drivers.machine.plane.audit_mark()
+    with table.row(Action.ROLLOUT) as row:
+        rollout.set_env("DRIVER_CONFIG_DIGEST=sample-by-rollout")
+        new = rollout.wait_new_target(old)
+        rollout.wait_complete(new)
+        row.kubelet, row.end = "pod that clears, new driver pod", "Ready=True, phase Complete"
+    drivers.wait_serving()
+    wait_until(lambda: drivers.users("job"), "the user's pod runs again")
+    for before, after in ((operand, drivers.running(OPERAND)), (user, drivers.users("job"))):
+        assert [one["metadata"]["uid"] for one in after] != [before["metadata"]["uid"]]
+    served = drivers.a_pod()
+    assert (served.uid != driver.uid, served.restarts) == (True, 0)
+    node = drivers.machine.kubelet.node()["metadata"]
+    assert node["labels"][STATE] == "upgrade-done"
+    asked = [one for one in rollout.requests(since) if one.resource in ("nodes", "pods")]
+    acts = [one for one in asked if not one.name.startswith((CLEARS, LOOKS))]
+    assert [f"{one.verb} {one.resource}" for one in acts] == ACTS, [str(one) for one in asked]
+    assert (acts[3].name, len(asked)) == (driver.name, len(ACTS) + 2), "and its short-lived pods are removed"
+    shown = rollout.shown()
+    assert f"{DAEMON_SET}" in shown, shown
+    assert "Complete" in shown, shown
