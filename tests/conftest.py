@@ -9,10 +9,10 @@ from pathlib import Path
 import kubernetes.client
 import pytest
 
-from tests.support import examples
+from tests.support import selection
 from tests.support.failures import Failures
 
-UNCOUNTED = ("fuzz", "mutants", "repo")
+UNCOUNTED = ("fuzz", "mutants", "checks")
 """Folders whose tests look at many inputs, or at the repository itself."""
 
 
@@ -29,15 +29,21 @@ def whole_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that choose what to run."""
+    selection.add_options(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """What failed is named at once; properties are tried as often as this run has time for."""
+    """Report each failure at once, and read the options."""
     config.pluginmanager.register(Failures())
-    examples.configure(config)
+    selection.configure(config)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Coverage is not counted where the same lines are run thousands of times: counting takes longer than running."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take what this run takes. Tests with many inputs are not counted for coverage, as that takes longer than they."""
+    selection.select(config, items)
     for item in items:
-        sweeps = item.path.stem.endswith("_properties") or item.path.parent.name in UNCOUNTED
-        if sweeps or item.get_closest_marker("long"):
+        if item.path.stem.endswith("_properties") or item.path.parent.name in UNCOUNTED:
             item.add_marker(pytest.mark.no_cover)

@@ -172,7 +172,7 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
 # promtool
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_promtool_understands_the_rules() -> None:
     argv = [tool("promtool"), "check", "rules", str(COMPONENT / "rules.yaml")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=BOUND_S, check=False)
@@ -188,7 +188,7 @@ def unit_tested(folder: Path, rules: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=BOUND_S, check=False)
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_the_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
     done = unit_tested(tmp_path, (COMPONENT / "rules.yaml").read_text())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -202,7 +202,7 @@ def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_
         assert fires == {True, False}, name
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -332,13 +332,13 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         watch.wait(BOUND_S)
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @pytest.mark.parametrize(("title", "expression"), queries())
 def test_every_query_of_the_dashboard_has_an_answer(scraped: Scraped, title: str, expression: str) -> None:
     scraped.wait(lambda: bool(scraped.prometheus.query(expression)), f"{title}: {expression}")
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_the_stats_of_the_dashboard_say_what_is_so(scraped: Scraped) -> None:
     def stat(title: str) -> float:
         (expression,) = [text for name, text in queries() if name == title]
@@ -352,14 +352,14 @@ def test_the_stats_of_the_dashboard_say_what_is_so(scraped: Scraped) -> None:
     scraped.wait(lambda: {name: stat(name) for name in wanted} == wanted, "the stats")
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_every_alert_that_is_due_is_raised_by_a_real_prometheus(scraped: Scraped) -> None:
     due = ALERTS.keys() - TAKES_TIME
     scraped.wait(lambda: scraped.prometheus.alerts() == due, "all alerts are pending or firing")
     assert scraped.prometheus.unhealthy_rules() == []
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_every_metric_of_the_reference_is_scraped(scraped: Scraped) -> None:
     def names() -> set[str]:
         found: list[Any] = scraped.prometheus.query('{__name__=~"(driver_manager|.+_operator)_.+"}')

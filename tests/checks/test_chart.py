@@ -53,7 +53,7 @@ def sets() -> list[Any]:
         found += [(vendor, (), (), False), (vendor, tuple(more), (), True)]
         rest: list[Any] = [(vendor, (), (), True), (vendor, (), tuple(own), False)]
         rest += [(vendor, (name,), (), False) for name in alone if name != "openshift"]
-        found += [pytest.param(*one, marks=pytest.mark.long) for one in rest]
+        found += [pytest.param(*one, marks=pytest.mark.submission) for one in rest]
     return found
 
 

@@ -95,7 +95,7 @@ def digests(template: Json) -> dict[str, str]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @pytest.mark.parametrize(
     ("overlay", "further"), SETS + FLEETS + SPACES, ids=lambda part: "+".join(part) if part else ""
 )

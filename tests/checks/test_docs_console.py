@@ -14,7 +14,7 @@ from tests.support.docs.console import EXITS, PAGES, Command, Unknown, commands,
 from tests.support.docs.markdown import ROOT
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 TIMEOUT_S = 300.0

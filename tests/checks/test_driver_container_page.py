@@ -41,7 +41,7 @@ def env(container: Json) -> dict[str, str]:
     return {one["name"]: one["value"] for one in container["env"] if "value" in one}
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_what_the_tests_render_of_an_example_is_what_kubectl_renders(example: str) -> None:
     tool = shutil.which("kubectl")

@@ -38,7 +38,7 @@ from tests.support.docs.markdown import Drift
 
 
 @pytest.mark.parametrize(
-    "make", [reference.pages, pytest.param(pictures.pages, marks=pytest.mark.long)], ids=["reference", "pictures"]
+    "make", [reference.pages, pytest.param(pictures.pages, marks=pytest.mark.submission)], ids=["reference", "pictures"]
 )
 def test_the_pages_say_what_the_code_says(make: typing.Callable[[], typing.Mapping[Path, str]]) -> None:
     markdown.check(make())
@@ -50,14 +50,14 @@ def test_a_default_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         markdown.check(reference.pages())
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_a_transition_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(machine.TRANSITIONS[HealthState.SUSPECT], Finding.UNKNOWN, HealthState.WEDGED)
     with pytest.raises(Drift, match=r"docs/states\.md"):
         markdown.check(pictures.pages())
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_guards_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reboot_picture, "GUARDS", tuple(reversed(GUARDS)))
     with pytest.raises(Drift, match=r"docs/states\.md"):
@@ -70,7 +70,7 @@ def test_steps_in_an_order_that_no_plan_may_have_are_noticed() -> None:
         plan_picture.merged(Strategy.IN_PLACE, Decision.REPLACE, plans)
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_the_order_of_steps_is_kept_by_every_plan() -> None:
     profiles = {profile.strategy: profile for profile in plan_picture.DRAWN}
     for order in plan_picture.orders():
@@ -79,7 +79,7 @@ def test_the_order_of_steps_is_kept_by_every_plan() -> None:
             assert not found or order.always <= set(found)
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     drawn = {name.split()[0] for order in plan_picture.orders() for name in order.steps}
     assert drawn == {kind.__name__ for kind in typing.get_args(plan.AnyStep)}
@@ -94,7 +94,7 @@ def test_the_pictures_have_every_step_state_guard_and_act() -> None:
     }
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> None:
     seen = fleet_picture.seen()
     assert len(seen.places) == len(places.CASES)
@@ -109,7 +109,7 @@ def test_the_tables_of_the_rollout_have_every_case_guard_place_and_phase() -> No
     assert {word for found in seen.followers.values() for word in found} - {fleet_picture.NONE} == words
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_cases_of_the_rollout_in_another_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holds, "GUARDS", tuple(reversed(holds.GUARDS)))
     with pytest.raises(Drift, match=r"docs/states\.md"):

@@ -131,7 +131,7 @@ def kept_modules() -> list[str]:
     return [".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in (*own, *files)]
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_no_import_of_what_is_kept_leads_to_what_is_left_out() -> None:
     kept = kept_modules()
     assert leading(kept) == set(NEVER_CALLED)

@@ -134,7 +134,7 @@ def by_supervisor() -> str:
     return Supervisor(clock).run([sys.executable, "-I", "-S", "-c", CHILD], {"OWN": "1"}, 20.0).out
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @pytest.mark.parametrize("start", [by_commands, by_supervisor])
 def test_an_environment_that_is_handed_on_whole_would_be_seen(
     start: Callable[[], str], monkeypatch: pytest.MonkeyPatch

@@ -39,7 +39,7 @@ def helm() -> Iterator[Helm]:
         yield running
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_a_release_made_twice_is_the_same_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = made(tmp_path / "first")
     # Another checkout, made at another time by somebody with another umask.
@@ -56,7 +56,7 @@ def test_a_release_made_twice_is_the_same_to_the_byte(tmp_path: Path, monkeypatc
     assert first == second
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_it_has_every_overlay_the_chart_and_the_changes_and_sums_that_hold(tmp_path: Path) -> None:
     files = made(tmp_path / "release")
     overlays = {f"{name.replace('/', '-')}.yaml": name for name in (*OVERLAYS, *ROLLOUTS, *NAMESPACES)}
@@ -69,7 +69,7 @@ def test_it_has_every_overlay_the_chart_and_the_changes_and_sums_that_hold(tmp_p
     assert (checked.returncode, checked.stdout.count(": OK")) == (0, len(files) - 1), checked.stderr
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_the_packed_chart_is_the_chart(helm: Helm, tmp_path: Path) -> None:
     files = made(tmp_path / "release")
     packed = tmp_path / f"release/driver-manager-{VERSION}.tgz"
@@ -121,7 +121,7 @@ def test_the_script_refuses_what_is_not_committed(tmp_path: Path) -> None:
     assert "changes that are not committed" in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_the_help_of_the_script_names_every_file_of_a_release(tmp_path: Path) -> None:
     told = subprocess.run([CHECKOUT / "scripts/release", "--help"], capture_output=True, text=True, check=True).stdout
     for name in made(tmp_path / "release"):

@@ -96,7 +96,7 @@ def test_an_image_without_the_program_is_refused(root: Path) -> None:
         sbom.bill(root, LOCKS, EPOCH_S)
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @pytest.mark.parametrize(
     "change",
     [{"bomFormat": "SPDX"}, {"serialNumber": "7"}, {"components": [{"name": "x"}]}, {"metadata": {"timestamp": 1}}],

@@ -25,7 +25,7 @@ def npm() -> None:
         skip_or_fail("npm is not on PATH")
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_the_site_has_every_page_and_asks_nobody_else_for_anything(npm: None, tmp_path: Path) -> None:
     html = site.build(tmp_path)
     built = {path.name: path.read_text(encoding="utf-8") for path in html.glob("*.html")}
@@ -38,7 +38,7 @@ def test_the_site_has_every_page_and_asks_nobody_else_for_anything(npm: None, tm
     assert drawn == sum(text.count("```mermaid") for text in TEXTS.values()) > 10
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_a_link_or_an_anchor_that_leads_nowhere_is_refused(npm: None, tmp_path: Path) -> None:
     broken = TEXTS[GLOSSARY] + "\n[a](nowhere.md#b) [c](install.md#no-such-head)\n"
     with pytest.raises(SiteError) as refused:
@@ -46,7 +46,7 @@ def test_a_link_or_an_anchor_that_leads_nowhere_is_refused(npm: None, tmp_path: 
     assert re.search(r"(?s)(?=.*page does not exist)(?=.*anchor does not exist)", str(refused.value))
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_a_picture_that_cannot_be_drawn_is_refused(npm: None, tmp_path: Path) -> None:
     broken = TEXTS[GLOSSARY] + "\n```mermaid\nsequenceDiagram\n    a->>b: one; two\n```\n"
     with pytest.raises(SiteError, match=r"glossary\.md: a picture \(sequenceDiagram\) cannot be drawn: Parse error"):

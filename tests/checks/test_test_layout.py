@@ -24,7 +24,7 @@ def borrowed(file: Path) -> set[str]:
     return {name for name, path in files.items() if path.is_file() and path.name.startswith(("test_", "conftest"))}
 
 
-@pytest.mark.long
+@pytest.mark.submission
 def test_no_module_imports_a_test_module_or_a_conftest() -> None:
     found = {str(file.relative_to(TESTS)): borrowed(file) for file in sorted(TESTS.rglob("*.py"))}
     assert not {file: names for file, names in found.items() if names}

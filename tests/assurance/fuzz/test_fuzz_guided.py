@@ -38,7 +38,7 @@ for path in found.saved:
 """
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.submission,
     pytest.mark.skipif(bool(guided.why_not()) and not os.environ.get("CI"), reason=guided.why_not() or "it is there"),
 ]
 

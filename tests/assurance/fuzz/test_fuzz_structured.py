@@ -22,7 +22,7 @@ from tests.assurance.fuzz.mutation import amplified, mutated
 from tests.assurance.fuzz.target import Form, Target, TooSlowError, check
 from tests.assurance.fuzz.targets import TARGETS
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 HANG_S = 100.0

@@ -20,7 +20,7 @@ from tests.assurance.mutants.fork_server import BROKEN
 from tests.assurance.mutants.laboratory import FORK_SERVER, SOME_FAILED, End, Laboratory, Verdict
 from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 FITTING = MUTANTS["value-overflow"]

@@ -25,7 +25,7 @@ from tests.support.control_plane.sweep.recording import Effect, Place
 from tests.support.control_plane.sweep.scene import Kill, SweepNode
 from tests.support.control_plane.sweep.sweeping import Judged, Point, Recording, Workers, points, strike
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 Record = Callable[[Path], Recording]

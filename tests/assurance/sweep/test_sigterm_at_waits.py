@@ -22,7 +22,7 @@ from tests.support.control_plane.sweep.paths import MANAGED, PATHS, Path
 from tests.support.control_plane.sweep.scene import OPERAND, REQUESTED, Scene, SweepNode
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 LIMIT_S = 5.0

@@ -95,7 +95,7 @@ class WorkloadsContract:
         with pytest.raises(NodeMissing, match=name):
             list(cluster.watch_node(version, 30))
 
-    @pytest.mark.long
+    @pytest.mark.submission
     def test_a_watch_of_the_node_with_nothing_to_tell_ends_quietly_in_time(self, target: Target) -> None:
         cluster = target.cluster(target.make_node())
         assert list(cluster.watch_node(cluster.node().resource_version, 1)) == []
@@ -163,7 +163,7 @@ class WorkloadsContract:
         assert cluster.evict(pod, dry_run=True).outcome is ACCEPTED
         assert only_pod(cluster) == pod
 
-    @pytest.mark.long
+    @pytest.mark.submission
     def test_a_pod_that_is_gone_is_told_so_and_its_namesake_is_left_alone(self, target: Target) -> None:
         name = target.make_node()
         same = target.make_pod(name)

@@ -29,7 +29,7 @@ from tests.support.control_plane.fault_routes import ROUTES
 from tests.support.control_plane.fault_runner import Bench, FaultSetup, Verdict
 from tests.support.control_plane.servers import ControlPlane, User
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 PROCESSES = 6

@@ -21,7 +21,7 @@ from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.support.control_plane.servers import ControlPlane
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)

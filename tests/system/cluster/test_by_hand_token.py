@@ -28,7 +28,7 @@ from tests.support.deploy.apply import applied
 from tests.support.docs.console import commands
 from tests.support.docs.markdown import DOCS
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 FILE = "by-hand.kubeconfig"
 ACCOUNT = "rebellions-driver"

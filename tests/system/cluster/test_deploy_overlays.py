@@ -29,7 +29,7 @@ from tests.support.control_plane.shown import of_others, shown
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied, apply
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 NEW = "2.0.1"

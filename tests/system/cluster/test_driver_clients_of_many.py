@@ -23,7 +23,7 @@ from tests.support.control_plane.shown import shown
 from tests.support.control_plane.sweep.light_tools import lighten
 from tests.support.control_plane.watched_node import PROFILE
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 NODES = 20
 AT_ONCE = 4

@@ -31,7 +31,7 @@ from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 FOLDER = Path(__file__).parents[2] / "support/deploy/dropin"

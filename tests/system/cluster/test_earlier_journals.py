@@ -27,7 +27,7 @@ from tests.support.control_plane.runner import (
 )
 from tests.support.control_plane.servers import ControlPlane, User
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 GOLDEN = sorted((Path(__file__).parents[2] / "unit/golden").glob("journal-v*.json"))
 PAUSED = "paused-for-driver-upgrade"

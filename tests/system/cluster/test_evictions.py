@@ -31,7 +31,7 @@ from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}

@@ -19,7 +19,7 @@ from tests.support.control_plane.scene import Left, World, make_stage, open_worl
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.waits import WAITS, Wait
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 AT_ONCE = 8

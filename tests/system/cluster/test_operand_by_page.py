@@ -21,7 +21,7 @@ from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.support.docs.console import commands, files
 from tests.support.docs.markdown import DOCS
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 PAGE = DOCS / "operands.md"
 KEY = f"{PREFIX}device-plugin"

@@ -26,7 +26,7 @@ from tests.support.control_plane.raw_streams import opened, read_on, watch_path
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 PODS = "/api/v1/pods"

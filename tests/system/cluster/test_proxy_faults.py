@@ -38,7 +38,7 @@ from tests.support.control_plane.runner import JOURNAL, NEW, PREFIX, CommandRunn
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 @pytest.fixture

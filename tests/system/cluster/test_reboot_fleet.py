@@ -24,7 +24,7 @@ from tests.support.control_plane.runner import CommandRunner
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.fakes.killer import Killer
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 NODES = 50

@@ -18,7 +18,7 @@ from tests.support.control_plane.rollout_tasks import TaskPods
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 NODES = 3
 ATTEMPT_S = 2.0

@@ -13,7 +13,7 @@ from tests.support.control_plane.rollout_fleet import RolloutFleet, most_under_w
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 NODES, TENTH = 200, 20
 PEAK_MIB = 64.0

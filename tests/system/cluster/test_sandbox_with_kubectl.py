@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.control_plane.fixtures import skip_or_fail
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 TIMEOUT_S = 900.0
 MARK = "=== "

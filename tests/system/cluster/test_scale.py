@@ -12,7 +12,7 @@ from tests.support.control_plane.many_nodes import PREFIX, Crowd
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.shown import LAST_OUTCOME, STATE, of_others
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 NODES = 100

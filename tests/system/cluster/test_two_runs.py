@@ -27,7 +27,7 @@ from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.support.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
 from tests.support.control_plane.workloads import Shape
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 SERVICE = "rbln_daemon.service"

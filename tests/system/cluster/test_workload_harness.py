@@ -29,7 +29,7 @@ from tests.support.control_plane.workloads import (
     pod_body,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 DRA = "/apis/resource.k8s.io"

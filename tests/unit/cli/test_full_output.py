@@ -12,7 +12,7 @@ import pytest
 from driver_manager.domain.errors import ExitCode
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 REPOSITORY = Path(__file__).parents[3]
 TIMEOUT_S = 150.0

@@ -14,7 +14,7 @@ from tests.support.deploy.prometheus import Prometheus, free_port, prometheus
 from tests.support.fakes.fleet_processes import Processes
 from tests.support.fakes.fleet_scene import FleetScene
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 EXPOSED = b"""\
 # TYPE npu_errors gauge

@@ -20,9 +20,9 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.profiles.reading import read
 from driver_manager.profiles.words import meaning
 from tests.support.docs.profile_keys import Key, every_key
-from tests.support.examples import examples
 from tests.support.fakes.builders import PROFILES
 from tests.support.fakes.schemas import conforms as is_of_form
+from tests.support.selection import examples
 
 conforms = fastjsonschema.compile(schemas.schema("profile"), use_default=False)
 SHIPPED = {path.stem: path.read_text() for path in sorted(Path(profiles.__file__).parent.glob("*.toml"))}

@@ -17,7 +17,6 @@ from driver_manager.domain.fleet.clearing import AGAIN_S
 from driver_manager.domain.fleet.model import Fleet, FleetNode, OnHalt, Policy, Revision, Task, TaskPod, UpgradeState
 from driver_manager.domain.fleet.task_pods import PodMaker
 from driver_manager.domain.node_state import NodeState
-from tests.support.examples import examples
 from tests.support.fakes.fleet_builders import NEW, NOW_S, OLD, OTHER, fleet, new_pod, node, pod, policy, record, views
 from tests.support.fakes.fleet_clears import CLEAR_EVENTS, ClearingWorld
 from tests.support.fakes.fleet_stories import (
@@ -36,6 +35,7 @@ from tests.support.fakes.fleet_stories import (
     heal,
 )
 from tests.support.fakes.fleet_world import check_wake
+from tests.support.selection import examples
 
 RESTART, FAILED, DONE = UpgradeState.RESTART, UpgradeState.FAILED, UpgradeState.DONE
 TEMPLATE = json.dumps({"spec": {"initContainers": [{"name": "m", "image": "i", "args": ["reconcile-driver-state"]}]}})
@@ -310,7 +310,7 @@ def all_is_well(world: ClearingWorld) -> None:
     assert not [name for name, one in world.machines.items() if one.facts.is_taken_by_run]
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @given(policies, events)
 @settings(max_examples=60)
 def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from driver_manager.domain.fleet.acts import CreatePod, DeletePod
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.model import OnHalt, Policy, PreflightMode, Wishes
-from tests.support.examples import examples
 from tests.support.fakes.fleet_looks import LOOK_EVENTS
 from tests.support.fakes.fleet_stories import (
     EVENTS,
@@ -29,6 +28,7 @@ from tests.support.fakes.fleet_stories import (
     heal,
 )
 from tests.support.fakes.fleet_world import World, check_quiet, check_wake
+from tests.support.selection import examples
 
 policies = st.builds(
     Policy,
@@ -68,7 +68,7 @@ def all_is_well(world: World) -> None:
     assert world.looks.pods == {}
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @given(policies, events)
 @settings(max_examples=60)
 def test_whatever_happens_nobody_begins_without_a_result_and_everybody_is_done_in_the_end(

@@ -25,7 +25,7 @@ def test_three(): os._exit(3)
     [
         pytest.param((), id="alone"),
         # A worker that died is waited for, some ten seconds.
-        pytest.param(("-n", "1", "--max-worker-restart", "0"), id="by-a-worker", marks=pytest.mark.long),
+        pytest.param(("-n", "1", "--max-worker-restart", "0"), id="by-a-worker", marks=pytest.mark.submission),
     ],
 )
 def test_a_failure_is_named_before_the_end_and_also_without_one(tmp_path: Path, options: tuple[str, ...]) -> None:

@@ -20,8 +20,8 @@ from driver_manager.domain.pods import workloads as module
 from driver_manager.domain.pods.operands import asks_by_itself
 from driver_manager.domain.pods.workloads import NodePods, PodAction, Workload, drained, workloads
 from driver_manager.domain.policy import EvictionRules
-from tests.support.examples import examples
 from tests.support.fakes.builders import DRIVER, PLUGIN, PROFILE, workload
+from tests.support.selection import examples
 
 (CLASS,) = PROFILE.device_classes
 CONSENTS = ("is_enabled", "forces", "deletes_empty_dirs", "evicts_holders")
@@ -191,7 +191,7 @@ def first_claim_only(pod: Pod, claims: Any, *rest: Any) -> list[str]:
     return list(pod.claims)
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [

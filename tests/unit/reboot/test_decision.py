@@ -19,8 +19,8 @@ from driver_manager.domain.reboot.slots import SlotHolder, Slots, SlotsSeen
 from driver_manager.domain.reboot.snapshot import Snapshot, is_idle
 from driver_manager.domain.reboot.state import RebootPolicy, RebootState
 from driver_manager.domain.reboot.windows import parse
-from tests.support.examples import examples
 from tests.support.fakes.builders import ASCEND, node
+from tests.support.selection import examples
 
 KEYS = ASCEND.keys
 NOW_S = 1_700_000_000.0
@@ -410,7 +410,7 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
         assert not seen.driver_problem
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @settings(max_examples=300)
 @given(STATES)
 def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: RebootState) -> None:
@@ -418,7 +418,7 @@ def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: Re
         assert is_idle(seen.snapshot, seen.record, "node-1")
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @settings(max_examples=300)
 @given(STATES)
 def test_a_dry_run_has_no_effect_whatever_it_sees(seen: RebootState) -> None:

@@ -11,7 +11,7 @@ from driver_manager.sandbox.scenarios import SCENARIOS
 
 STORY = SCENARIOS["clients"]
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.submission
 
 
 class Listener:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from driver_manager.domain.errors import ExitCode
 from driver_manager.domain.host import Holder
 from driver_manager.domain.policy import Loader
-from tests.support.examples import examples
 from tests.support.fakes.builders import OLD_DIGEST, PAUSED, PLUGIN
 from tests.support.fakes.clear_world import OLD, REVISION, ClearWorld
 from tests.support.fakes.scenarios import LABELS
+from tests.support.selection import examples
 
 TENANTS = {"tenant/job", "tenant/served", "tenant/bare"}
 

@@ -107,7 +107,7 @@ def test_a_host_without_room_for_the_note_is_asked_for_by_the_node_and_said() ->
     assert [line for line in world.reporter.warnings if "re-reading the Node" in line]
 
 
-@pytest.mark.long
+@pytest.mark.submission
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
     [

@@ -43,7 +43,6 @@ from driver_manager.domain.swap.steps.operator import AskOperator, WaitForSafeLo
 from driver_manager.domain.swap.steps.pods import DrainNode, EvictWorkloads, WaitForCompletion
 from driver_manager.domain.swap.steps.reboot import EndWithoutReboot, HoldForReboot, RequestReboot
 from driver_manager.domain.swap.steps.waits import WaitAfterFailure, WaitForHolders, WaitForStuckPods, WaitStep
-from tests.support.examples import examples
 from tests.support.fakes.builders import (
     LABELS,
     LONG_AFTER_S,
@@ -69,6 +68,7 @@ from tests.support.fakes.builders import (
 )
 from tests.support.fakes.kmm import MODULE
 from tests.support.fakes.plans import ASCEND_LOADED, READY, STATE, TAKEN
+from tests.support.selection import examples
 
 DRA = {key("dra-kubelet-plugin"): "true"}
 CONFLICTING = {"generic_npu": Module("generic_npu", "", 0)}

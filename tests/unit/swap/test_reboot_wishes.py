@@ -18,12 +18,12 @@ from driver_manager.domain.swap.situation import Situation
 from driver_manager.domain.swap.steps.mounts import RemoveArtifacts
 from driver_manager.domain.swap.steps.node import GiveBack, StandDown
 from driver_manager.domain.swap.steps.reboot import ClearRebootRequest, EndWithoutReboot, RequestReboot
-from tests.support.examples import examples
 from tests.support.fakes.builders import ASCEND, NEW_DIGEST, NODE, OLD_DIGEST, host, journal, node, observation, source
 from tests.support.fakes.executions import ascend, run
 from tests.support.fakes.plans import ASCEND_LOADED, CONTAINER, MANAGER, one
 from tests.support.fakes.scenarios import NEW_ROOT
 from tests.support.fakes.world import World
+from tests.support.selection import examples
 
 PATHS, KEYS = ASCEND.paths, ASCEND.keys
 OWN = "/lib/modules/6.1.0-fake/updates/drv_pcie_host.ko"

@@ -1,0 +1,154 @@
+"""Which tests, cases and examples a run of pytest takes: the options --run, --share and --cases.
+
+`--run` names the run:
+
+- `quick`: without the tests that are marked `submission` or `release`, at most three cases of a parametrised function,
+  and a fifth of each property's examples.
+- `submission`: without those that are marked `release`. Of what is divided into shares, one share.
+- `release`, the default: everything.
+
+What takes long is divided into shares, and a run takes one of them. The number of the checkout's commits decides
+which, so that consecutive submissions take all of them in turn. `--share K/N` chooses by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+RUNS = ("quick", "submission", "release")
+QUICK_CASES = 3
+FEWEST_EXAMPLES = 10
+"""A property is tried with at least this many examples, unless it asks for fewer."""
+
+T = TypeVar("T")
+CHECKOUT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part `index` of `count`, counted from 1. Raises ValueError where there is no such part."""
+
+    index: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count:
+            raise ValueError(f"a share is K/N with K from 1 to N, not {self}")
+
+    def of(self, items: Sequence[T]) -> list[T]:
+        """Every `count`-th item, from item `index` on. The shares of a sequence are disjoint and together all of it."""
+        return list(items[self.index - 1 :: self.count])
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a run takes: its name, the share chosen by hand, and the most cases of a parametrised function."""
+
+    run: str = "release"
+    by_hand: Share | None = None
+    cases: int | None = None
+
+    def share(self, count: int) -> Share:
+        """The share of what is divided into `count` parts in a submission."""
+        if self.by_hand:
+            return self.by_hand
+        return Share() if self.run == "release" else Share(commits() % count + 1, count)
+
+    def examples(self, count: int) -> int:
+        """How often to try a property that is worth `count` examples."""
+        return max(count // 5, min(count, FEWEST_EXAMPLES)) if self.run == "quick" else count
+
+    def takes(self, marked: set[str]) -> bool:
+        """True if the run has tests with these markers."""
+        return not marked & {"quick": {"submission", "release"}, "submission": {"release"}, "release": set()}[self.run]
+
+    def chosen(self, cases: Sequence[T], shares: int, name: str) -> list[T]:
+        """The cases to run of the function `name`, which is divided into `shares`.
+
+        A limited number of cases is spread over the list. It begins at another case in the next commit.
+        """
+        taken = self.share(shares).of(cases) if shares > 1 else list(cases)
+        if self.cases is None or len(taken) <= self.cases:
+            return taken
+        first = zlib.crc32(name.encode()) + commits()
+        return [taken[(first + len(taken) * at // self.cases) % len(taken)] for at in range(self.cases)]
+
+
+class _Current:
+    """The selection of this process. Test modules read it while they are imported."""
+
+    selection = Selection()
+
+
+def share(count: int) -> Share:
+    """The share of this run of what is divided into `count` parts in a submission."""
+    return _Current.selection.share(count)
+
+
+def examples(count: int) -> int:
+    """`max_examples` of a property that is worth `count` of them."""
+    return _Current.selection.examples(count)
+
+
+@cache
+def commits() -> int:
+    """The number of commits of the checkout; 0 outside of git, and in a copy without history."""
+    argv = ["git", "-C", str(CHECKOUT), "rev-list", "--count", "HEAD"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    except OSError:
+        return 0
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+def parsed(text: str) -> Share:
+    """A share from its text, such as 2/3. Raises ValueError."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None:
+        raise ValueError(f"a share is K/N, such as 2/3, not {text}")
+    return Share(int(found[1]), int(found[2]))
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """The options of this module."""
+    group = parser.getgroup("selection")
+    group.addoption("--run", choices=RUNS, default="release", help="which tests to take (default: all of them)")
+    group.addoption("--share", metavar="K/N", help="the part to take of what is divided into shares")
+    group.addoption("--cases", type=int, metavar="N", help="the most cases to run of a parametrised function")
+
+
+def configure(config: pytest.Config) -> None:
+    """Read the options. Raises UsageError."""
+    run, cases = config.getoption("--run"), config.getoption("--cases")
+    try:
+        by_hand = parsed(config.getoption("--share")) if config.getoption("--share") else None
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    _Current.selection = Selection(run, by_hand, QUICK_CASES if run == "quick" and cases is None else cases)
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what the run does not take."""
+    selection = _Current.selection
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if selection.takes({marker.name for marker in item.iter_markers()}):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = set()
+    for name, cases in functions.items():
+        marker = cases[0].get_closest_marker("shares")
+        chosen |= set(selection.chosen(cases, marker.args[0] if marker else 1, name))
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]

@@ -1,0 +1,116 @@
+"""What a run takes: by its name, by shares, by the number of cases and examples."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import selection
+from tests.support.selection import FEWEST_EXAMPLES, Selection, Share
+
+REPOSITORY = Path(__file__).parents[3]
+
+TESTS = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.submission
+def test_later(): pass
+
+@pytest.mark.release
+def test_last(): pass
+
+@pytest.mark.parametrize("case", range(10))
+def test_table(case): pass
+
+@pytest.mark.shares(3)
+@pytest.mark.parametrize("case", range(9))
+def test_divided(case): pass
+"""
+
+
+@given(st.lists(st.integers()), st.integers(1, 9))
+def test_the_shares_together_are_everything(items: list[int], count: int) -> None:
+    parts = [Share(index, count).of(items) for index in range(1, count + 1)]
+    assert sorted(item for part in parts for item in part) == sorted(items)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "3", "a/b", "-1/3", "1/3/5"])
+def test_a_share_that_does_not_exist_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a share is K/N"):
+        selection.parsed(text)
+
+
+def test_consecutive_commits_take_all_shares_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    for commits in (7, 8, 9):
+        monkeypatch.setattr(selection, "commits", lambda at=commits: at)
+        taken.append(Selection("submission").share(3))
+    assert sorted(taken, key=str) == [Share(1, 3), Share(2, 3), Share(3, 3)]
+    assert Selection("release").share(3) == Share()
+    assert Selection("release", Share(2, 3)).share(5) == Share(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("run", "wanted"),
+    [
+        ("release", {1: 1, 25: 25, 60: 60, 500: 500}),
+        ("submission", {1: 1, 25: 25, 60: 60, 500: 500}),
+        ("quick", {1: 1, 25: FEWEST_EXAMPLES, 60: 12, 500: 100}),
+    ],
+)
+def test_how_many_examples_there_are(run: str, wanted: dict[int, int]) -> None:
+    assert {count: Selection(run).examples(count) for count in wanted} == wanted
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.text(), st.integers(0, 9))
+def test_a_limited_number_of_cases_is_spread_and_never_repeated(length: int, most: int, name: str, at: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "commits", lambda: at)
+        taken = Selection(cases=most).chosen(range(length), 1, name)
+    assert len(taken) == len(set(taken)) == min(length, most)
+
+
+def test_this_run_tries_as_many_examples_as_it_says(request: pytest.FixtureRequest) -> None:
+    tried = 0
+
+    @settings(max_examples=selection.examples(100), database=None)
+    @given(st.integers())
+    def holds(_: int) -> None:
+        nonlocal tried
+        tried += 1
+
+    holds()
+    assert tried == (20 if request.config.getoption("--run") == "quick" else 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ([], {"test_plain": 1, "test_later": 1, "test_last": 1, "test_table": 10, "test_divided": 9}),
+        (["--run", "submission"], {"test_plain": 1, "test_later": 1, "test_table": 10, "test_divided": 3}),
+        (["--run", "quick"], {"test_plain": 1, "test_table": 3, "test_divided": 3}),
+        (["--run", "quick", "--cases", "1"], {"test_plain": 1, "test_table": 1, "test_divided": 1}),
+        (["--share", "2/9"], {"test_plain": 1, "test_later": 1, "test_last": 1, "test_table": 10, "test_divided": 1}),
+    ],
+)
+def test_a_run_takes_what_its_options_say(options: list[str], wanted: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(REPOSITORY / "pyproject.toml")]
+    argv += ["-p", "tests.conftest", "--rootdir", str(tmp_path), "--collect-only", *options, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    names = [line.partition("::")[2].partition("[")[0] for line in done.stdout.splitlines() if "::" in line]
+    assert {name: names.count(name) for name in names} == wanted, done.stdout
+
+
+def test_a_share_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--share", "4/3", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert (done.returncode, "a share is K/N" in done.stderr) == (4, True), done.stderr
