@@ -1,0 +1,433 @@
+"""Runs the parts of `scripts/test`, `--all` and `--release` beside each other and reports each part and the sum.
+
+A part is one process, mostly pytest, with a log in build/test. Parts of one lane run one after the other; lanes run at
+the same time, so that one part works while another one waits. `lanes` has the parts of each run.
+
+Standard library only, as it must say what the machine lacks before anything else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from tests.support import assets, selection
+from tests.support.image import builder
+from tests.support.kernel import tools
+from tests.support.node import machine
+from tests.support.tiers import TierError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LOGS = CHECKOUT / "build/test"
+RECORD = LOGS / "release.json"
+QUICK_CLUSTER = (
+    "test_reconcile.py::test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests",
+    "test_rollout_controller.py::test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards",
+)
+"""One reconcile and one rollout, for the quick run."""
+COVERED_BY = "3.13"
+"""The release of Python that coverage is measured on: its interpreter counts lines at nearly no cost."""
+LINES_FLOOR = 90
+PROGRESS_EVERY_S = 60.0
+GRACE_S = 60.0
+INTERRUPTED = 130  # 128 + SIGINT
+OUTCOMES = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|xpassed)\b")
+CLOSING = re.compile(r"^(?:=+ )?((?:\d+ [a-z]+, )*\d+ [a-z]+ in [\d.]+s.*?)(?: =+)?$", re.MULTILINE)
+PERCENT = re.compile(r"\[ *(\d+)%\]")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of a run: its name, and the tiers that it needs.
+
+    `paths` and `options` are pytest's; a part with `argv` is another command. `niceness` lets others go first.
+    """
+
+    name: str
+    paths: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ()
+    python: str = ".venv/bin/python"
+    environment: tuple[tuple[str, str], ...] = ()
+    niceness: int = 0
+
+    def command(self, run: str, passed_on: Sequence[str]) -> list[str]:
+        """The command line of the part; `passed_on` are further options for pytest."""
+        if self.argv:
+            return list(self.argv)
+        return [self.python, "-m", "pytest", "-q", "--run", run, *self.options, *passed_on, *self.paths]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a part ended: exit status, counts of tests by outcome, and seconds by the clock and of processor time."""
+
+    part: str
+    status: int
+    counts: dict[str, int] = field(default_factory=dict)
+    wall_s: float = 0.0
+    processor_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return self.status != 0
+
+
+QUICK, SUBMISSION, RELEASE = selection.RUNS
+
+
+def workers(more: int = 0) -> tuple[str, ...]:
+    """pytest's options for as many workers as there are processors, at most four, and `more`."""
+    return ("-n", str(min(os.cpu_count() or 1, 4) + more), "--dist", "worksteal")
+
+
+def covered(run: str) -> tuple[str, ...]:
+    """Options for a unit tier that measures coverage: in a release of branches too, else with one case of a function.
+
+    Python counts branches at low cost only from 3.14 on.
+    """
+    floor = ("--cov", "--cov-report=", f"--cov-fail-under={LINES_FLOOR}")
+    return (*workers(), *floor, "--cov-branch") if run == RELEASE else ("--run", QUICK, "--cases", "1", *floor)
+
+
+def other_pythons(run: str) -> dict[str, str]:
+    """Interpreters of the other Python releases that the run needs, by release. Makes their environments."""
+    if run == QUICK:
+        return {}
+    argv = ["scripts/setup", "--others", *([COVERED_BY] if run == SUBMISSION else [])]
+    done = subprocess.run(argv, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=True)
+    return {re.sub(r"^\.venv-|/bin/python$", "", line): line for line in done.stdout.split()}
+
+
+def first_parts() -> list[Part]:
+    """What has to end before the tests begin: lint, and bytecode, which each process would else make for itself."""
+    collect = (".venv/bin/python", "-m", "pytest", "--collect-only", "-q", "tests")
+    is_compiled = any((CHECKOUT / "tests/__pycache__").glob("conftest.*-pytest-*.pyc"))
+    return [Part("lint", argv=("scripts/lint",)), *([] if is_compiled else [Part("bytecode", argv=collect)])]
+
+
+def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
+    """The parts of a run's tests, in lanes that begin together. `pythons` are other interpreters by their release."""
+    unit = Part("unit", ("tests/unit", "tests/checks", "tests/assurance/fuzz"), workers())
+    mutants = Part("mutants", ("tests/assurance/mutants",), workers() if run == RELEASE else ())
+    cluster = Part("cluster", ("tests/system/cluster",), ("-n", "2", "--dist", "loadfile"), tiers=("cluster",))
+    if run == QUICK:
+        return [
+            [replace(unit, paths=(*unit.paths, *mutants.paths))],
+            [replace(cluster, paths=tuple(f"tests/system/cluster/{test}" for test in QUICK_CLUSTER), options=())],
+        ]
+    counting = Part(
+        f"unit on {COVERED_BY}" if COVERED_BY in pythons else "coverage",
+        ("tests/unit",),
+        covered(run),
+        python=pythons.get(COVERED_BY, ".venv/bin/python"),
+        environment=(("COVERAGE_CORE", "ctrace" if run == RELEASE else "sysmon"),),
+    )
+    others = [
+        replace(unit, name=f"unit on {release}", paths=("tests/unit",), python=python)
+        for release, python in pythons.items()
+        if run == RELEASE and release != COVERED_BY
+    ]
+    sweep = Part("sweep", ("tests/assurance/sweep",), tiers=("cluster",))
+    node = Part("node", ("tests/system/node",), tiers=("node",))
+    image = Part("image", ("tests/system/image",), tiers=("image", "cluster"))
+    kernel = Part("kernel", ("tests/system/kernel",), tiers=("kernel", "image", "cluster"), niceness=10)
+    return [[unit, *others, mutants], [cluster, sweep], [node, counting], [image, kernel]]
+
+
+class Interrupted(Exception):
+    """The user has ended the run."""
+
+
+class Running:
+    """The processes of a run. Each has a process group of its own, so that an interrupt ends all of it."""
+
+    def __init__(
+        self, run: str, passed_on: Sequence[str] = (), keep: Callable[[Sequence[Result]], None] | None = None
+    ) -> None:
+        self._run = run
+        self._passed_on = passed_on
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._is_over = False
+        self.results: list[Result] = []
+
+    def lane(self, parts: Sequence[Part]) -> None:
+        """Run the parts one after the other, until the run is over."""
+        for part in parts:
+            self._part(part)
+
+    def _part(self, part: Part) -> None:
+        log = log_of(part.name)
+        began_s = time.monotonic()
+        with log.open("wb") as out, self._lock:
+            if self._is_over:
+                return
+            argv = part.command(self._run, self._passed_on)
+            argv = ["nice", "-n", str(part.niceness), *argv] if part.niceness else argv
+            process = subprocess.Popen(
+                argv,
+                cwd=CHECKOUT,
+                env={**os.environ, **dict(part.environment)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._started[part.name] = process
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has left behind
+        with self._lock:
+            del self._started[part.name]
+            if self._is_over:
+                return
+            result = Result(
+                part.name,
+                process.returncode,
+                counted(log.read_text(errors="replace")),
+                time.monotonic() - began_s,
+                usage.ru_utime + usage.ru_stime,
+            )
+            self.results.append(result)
+            if self._keep:
+                self._keep(self.results)
+        say(row(result))
+
+    def stop(self) -> None:
+        """Interrupt what runs, and start nothing any more. What has not ended after a minute is killed."""
+        with self._lock:
+            self._is_over = True
+            left = list(self._started.values())
+        for number, limit_s in ((signal.SIGINT, GRACE_S), (signal.SIGKILL, GRACE_S)):
+            for process in left:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+            until_s = time.monotonic() + limit_s
+            while self._are_running(left) and time.monotonic() < until_s:
+                time.sleep(0.1)
+
+    def _are_running(self, processes: Sequence[subprocess.Popen[bytes]]) -> bool:
+        with self._lock:
+            return any(process in self._started.values() for process in processes)
+
+    def progress(self) -> str:
+        """How far each running part is, as its log says."""
+        with self._lock:
+            names = list(self._started)
+        shown = []
+        for name in names:
+            found = PERCENT.findall(log_of(name).read_text(errors="replace"))
+            shown.append(f"{name} {found[-1]} %" if found else name)
+        return ", ".join(shown)
+
+
+def log_of(name: str) -> Path:
+    """The log of the part with this name."""
+    return LOGS / f"{name.replace(' ', '-')}.log"
+
+
+def counted(text: str) -> dict[str, int]:
+    """The counts in pytest's closing line; empty where there is none."""
+    lines = CLOSING.findall(text)
+    return {word.removesuffix("s"): int(number) for number, word in OUTCOMES.findall(lines[-1])} if lines else {}
+
+
+def row(result: Result) -> str:
+    """One line about a part that has ended."""
+    how = "failed" if result.failed else "ok"
+    counts = ", ".join(f"{number} {word}" for word, number in result.counts.items())
+    return (
+        f"{result.part:<14} {how:<7} {minutes(result.wall_s):>6} min {minutes(result.processor_s):>6} processor min"
+        f"   {counts}"
+    ).rstrip()
+
+
+def minutes(seconds: float) -> str:
+    """Seconds as minutes and seconds, such as 3:05."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def say(line: str) -> None:
+    """Print a line at once: who waits for a long run reads it while it goes."""
+    print(f"test: {line}", flush=True)
+
+
+def lacking() -> dict[str, str]:
+    """The tiers that cannot run on this machine, each with the reason."""
+    reasons: dict[str, Callable[[], list[str]]] = {
+        "cluster": _cluster,
+        "image": builder.missing,
+        "kernel": tools.missing,
+        "node": machine.missing,
+    }
+    found = {tier: "; ".join(missing()) for tier, missing in reasons.items()}
+    return {tier: reason for tier, reason in found.items() if reason}
+
+
+def _cluster() -> list[str]:
+    try:
+        os.environ["KUBEBUILDER_ASSETS"] = str(assets.control_plane())
+    except TierError as error:
+        return [str(error)]
+    return []
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what `scripts/test` was asked for. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="scripts/test", allow_abbrev=False, add_help=False)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--release", action="store_true")
+    parser.add_argument("--part", action="append", default=[])
+    parser.add_argument("--share")
+    told, rest = parser.parse_known_args(argv)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    run = RELEASE if told.release or told.part else SUBMISSION if told.all else QUICK
+    if run == QUICK and (rest or told.share):
+        return named([*(["--share", told.share] if told.share else []), *rest])
+    if rest or (told.all and run == RELEASE):
+        print(f"test: --all and --release take no tests: {' '.join(rest)}", file=sys.stderr)
+        return 2
+    return whole(run, told.part, told.share)
+
+
+def named(arguments: Sequence[str]) -> NoReturn:
+    """Become pytest with the arguments, without the tiers that cannot run here."""
+    absent = lacking()
+    words = [sys.executable, "-m", "pytest"]
+    if absent:
+        words += ["-m", " and ".join(f"not {tier}" for tier in absent)]
+    os.execv(sys.executable, [*words, *arguments])  # noqa: S606  # pytest takes this process' place, terminal and signals
+
+
+def whole(run: str, names: Sequence[str], share: str | None) -> int:
+    """Run all parts of a run, or those with the names. Returns 0 if every part passed."""
+    absent = lacking()
+    for tier in ("cluster", "image", "kernel", "node") if run != QUICK else ("cluster",):
+        say(f"tier {tier}: {'does not run, ' + absent[tier] if tier in absent else 'runs'}")
+    planned = lanes(run, other_pythons(run))
+    known = [part for lane in planned for part in lane]
+    if unknown := sorted(set(names) - {part.name for part in known}):
+        print(
+            f"test: no part {', '.join(unknown)}; there are {', '.join(part.name for part in known)}", file=sys.stderr
+        )
+        return 2
+    impossible = {part.name for part in known if set(part.tiers) & absent.keys()}
+    if os.environ.get("CI") == "true" and impossible:
+        print(f"test: CI=true requires every tier, and these cannot run: {', '.join(absent)}", file=sys.stderr)
+        return 1
+    passed = earlier() if run == RELEASE and not names and not share else {}
+    for result in passed.values():
+        say(f"{result.part}: passed at this commit before; --part '{result.part}' repeats it")
+    chosen = [
+        [part for part in lane if part.name not in impossible | passed.keys() and (not names or part.name in names)]
+        for lane in planned
+    ]
+    is_kept = run == RELEASE and not share
+    running = Running(run, ["--share", share] if share else [], record if is_kept else None)
+    began_s = time.monotonic()
+    try:
+        together(running, [[part] for part in first_parts()])
+        if not any(result.failed for result in running.results):
+            together(running, chosen)
+    except Interrupted:
+        running.stop()
+        print("test: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return report([*passed.values(), *running.results], time.monotonic() - began_s)
+
+
+def together(running: Running, chosen: Sequence[Sequence[Part]]) -> None:
+    """Run the lanes at the same time, and report progress. Raises Interrupted."""
+
+    def interrupt(_: int, __: FrameType | None) -> NoReturn:
+        raise Interrupted
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    threads = [threading.Thread(target=running.lane, args=(lane,), daemon=True) for lane in chosen]
+    began_s = said_s = time.monotonic()
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(0.1)
+            if time.monotonic() - said_s >= PROGRESS_EVERY_S:
+                said_s = time.monotonic()
+                say(f"after {minutes(said_s - began_s)}: {running.progress()}")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def report(results: Sequence[Result], took_s: float) -> int:
+    """Print the logs of failed parts, each part's row and the sum. Returns 0 if every part passed."""
+    failed = [result for result in results if result.failed]
+    skipped = [result for result in results if result.counts.get("skipped") and os.environ.get("CI") == "true"]
+    for result in failed or skipped:
+        print(f"\n{result.part}:\n{log_of(result.part).read_text(errors='replace')}")
+    for result in results:
+        closing = (
+            CLOSING.findall(log_of(result.part).read_text(errors="replace")) if log_of(result.part).exists() else []
+        )
+        if closing:
+            print(f"{result.part}: {closing[-1]}")
+    for result in results:
+        say(row(result))
+    total: Counter[str] = sum((Counter(result.counts) for result in results), Counter())
+    processor_s = sum(result.processor_s for result in results)
+    say(
+        f"all parts: {minutes(took_s)} min, {minutes(processor_s)} processor min; logs in {LOGS.relative_to(CHECKOUT)}/"
+    )
+    if skipped:
+        say(f"CI=true allows no skipped test: {', '.join(result.part for result in skipped)}")
+    for result in failed:
+        say(f"{result.part} failed with status {result.status}")
+    print(f"{total['passed']} passed, {total['failed'] + total['error']} failed")
+    return 1 if failed or skipped else 0
+
+
+def state() -> str:
+    """The commit, "" where the checkout has changes: a result then holds for nothing that has a name."""
+    done = subprocess.run(["git", "status", "--porcelain"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    return "" if done.stdout or done.returncode else head.stdout.strip()
+
+
+def earlier() -> dict[str, Result]:
+    """The parts of a release that have passed at this commit."""
+    try:
+        known = json.loads(RECORD.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not state() or known["commit"] != state():
+        return {}
+    return {body["part"]: Result(**body) for body in known["results"]}
+
+
+def record(results: Sequence[Result]) -> None:
+    """Keep which parts of a release have passed."""
+    kept = {**earlier(), **{result.part: result for result in results if not result.failed}}
+    body = {"commit": state(), "results": [asdict(result) for result in kept.values()]}
+    RECORD.write_text(json.dumps(body, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,219 @@
+"""The runner of `scripts/test`: every test belongs to one part, a failure is never lost, and an interrupt ends all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support import runner
+from tests.support.runner import QUICK, RELEASE, SUBMISSION, Part, Result, Running
+
+TESTS = Path(__file__).parents[2]
+PYTHONS = {"3.12": ".venv-3.12/bin/python", "3.13": ".venv-3.13/bin/python"}
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the parts of a test have their logs."""
+    monkeypatch.setattr(runner, "LOGS", tmp_path)
+    monkeypatch.setattr(runner, "RECORD", tmp_path / "release.json")
+    monkeypatch.setattr(runner, "CHECKOUT", tmp_path)
+    return tmp_path
+
+
+def shell(name: str, script: str) -> Part:
+    """A part that is a line of shell."""
+    return Part(name, argv=("sh", "-c", script))
+
+
+@pytest.mark.parametrize("run", [SUBMISSION, RELEASE])
+def test_every_test_belongs_to_one_part(run: str) -> None:
+    parts = [part for lane in runner.lanes(run, PYTHONS) for part in lane if part.python == ".venv/bin/python"]
+    for file in TESTS.rglob("test_*.py"):
+        found = [part.name for part in parts for path in part.paths if file.is_relative_to(TESTS.parent / path)]
+        assert len(found) == 1, f"{file.relative_to(TESTS)} belongs to {found}"
+
+
+def test_a_release_has_every_python_and_a_submission_the_one_that_counts_lines() -> None:
+    def pythons(run: str) -> set[str]:
+        return {part.python for lane in runner.lanes(run, PYTHONS) for part in lane}
+
+    assert pythons(RELEASE) == {".venv/bin/python", *PYTHONS.values()}
+    assert pythons(SUBMISSION) == {".venv/bin/python", PYTHONS["3.13"]}
+
+
+def test_lines_are_counted_where_no_other_python_is_there() -> None:
+    (part,) = (part for lane in runner.lanes(SUBMISSION, {}) for part in lane if "--cov" in part.options)
+    assert (part.name, part.python) == ("coverage", ".venv/bin/python")
+
+
+def test_the_quick_run_names_tests_that_exist() -> None:
+    (unit,), (cluster,) = runner.lanes(QUICK, {})
+    for test in cluster.paths:
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in (TESTS.parent / file).read_text()
+    assert all((TESTS.parent / path).is_dir() for path in unit.paths)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("9650 passed in 152.31s (0:02:32)", {"passed": 9650}),
+        ("==== 1 failed, 2 passed, 1 warning in 3.10s ====", {"failed": 1, "passed": 2}),
+        ("1 failed, 3 passed, 2 skipped, 1 error in 0.10s", {"failed": 1, "passed": 3, "skipped": 2, "error": 1}),
+        ("2 errors in 0.50s", {"error": 2}),
+        ("a test printed 5 passed in vain\n3 passed, 4 deselected in 1.00s", {"passed": 3}),
+        ("Success: no issues found in 12 source files", {}),
+        ("", {}),
+    ],
+)
+def test_the_closing_line_is_counted(text: str, counts: dict[str, int]) -> None:
+    assert runner.counted(text) == counts
+
+
+def test_parts_of_a_lane_follow_each_other_and_lanes_run_at_once(logs: Path) -> None:
+    meet = "touch {0}; for _ in $(seq 600); do [ -e {1} ] && exit 0; sleep 0.1; done; exit 1"
+    running = Running(QUICK)
+    lanes = [[shell("a", meet.format("a", "c")), shell("b", "[ -e a ]")], [shell("c", meet.format("c", "a"))]]
+    runner.together(running, lanes)
+    assert {result.part: result.status for result in running.results} == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_failed_part_is_printed_and_decides(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running = Running(QUICK)
+    bad = shell("bad", "echo it is broken; echo '1 failed, 2 passed in 0.1s'; exit 1")
+    runner.together(running, [[bad, shell("good", "echo 3 passed in 0.1s")]])
+    assert runner.report(running.results, 1.0) == 1
+    said = capsys.readouterr().out
+    assert "it is broken" in said
+    assert "bad failed with status 1" in said
+    assert said.endswith("\n5 passed, 1 failed\n")
+
+
+def test_a_part_that_dies_without_a_closing_line_fails(logs: Path) -> None:
+    running = Running(QUICK)
+    runner.together(running, [[shell("dies", "kill -9 $$")]])
+    assert [(result.status, result.counts) for result in running.results] == [(-9, {})]
+    assert runner.report(running.results, 1.0) == 1
+
+
+@pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
+def test_a_skipped_test_fails_in_ci(ci: str, status: int, logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", ci)
+    (logs / "it.log").write_text("1 passed, 1 skipped in 0.1s")
+    assert runner.report([Result("it", 0, {"passed": 1, "skipped": 1})], 1.0) == status
+
+
+def test_an_interrupt_ends_every_process_of_every_part(logs: Path) -> None:
+    running = Running(QUICK)
+    parts = [[shell(name, f"sleep 600 & echo $! >{name}.pid; wait"), shell("never", "true")] for name in "ab"]
+    threads = [threading.Thread(target=running.lane, args=(lane,)) for lane in parts]
+    for thread in threads:
+        thread.start()
+    files = [logs / "a.pid", logs / "b.pid"]
+    while not all(file.exists() and file.read_text().endswith("\n") for file in files):
+        time.sleep(0.01)
+    pids = [int(file.read_text()) for file in files]
+    running.stop()
+    for thread in threads:
+        thread.join()
+    assert running.results == []
+    assert not [pid for pid in pids if is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    """True if the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_an_interrupted_run_says_so_and_leaves_nothing(logs: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.support import runner\n"
+        f"runner.LOGS = runner.CHECKOUT = Path({str(logs)!r})\n"
+        "runner.lacking = dict\n"
+        "sleep = runner.Part('sleep', argv=('sh', '-c', 'echo $$ >pid; exec sleep 600'))\n"
+        "runner.first_parts = lambda: [sleep]\n"
+        "sys.exit(runner.whole('quick', [], None))\n"
+    )
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, cwd=TESTS.parent, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not ((logs / "pid").exists() and (logs / "pid").read_text()):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+    assert (process.returncode, said) == (runner.INTERRUPTED, "test: interrupted\n")
+    assert not is_running(int((logs / "pid").read_text()))
+
+
+def in_git(folder: Path, *words: str) -> None:
+    """Run git there."""
+    identity = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, env={**os.environ, **identity})
+
+
+def test_a_release_goes_on_after_the_parts_that_have_passed_at_this_commit(logs: Path) -> None:
+    in_git(logs, "init", "-q")
+    (logs / ".gitignore").write_text("*.json\n")
+    in_git(logs, "add", ".gitignore")
+    in_git(logs, "commit", "-q", "-m", "one")
+    runner.record([Result("unit", 0, {"passed": 1}, 2.0, 3.0), Result("node", 1)])
+    assert runner.earlier() == {"unit": Result("unit", 0, {"passed": 1}, 2.0, 3.0)}
+    runner.record([Result("node", 0)])
+    assert runner.earlier().keys() == {"unit", "node"}
+    (logs / ".gitignore").write_text("*.json\n# changed\n")
+    assert runner.earlier() == {}
+    in_git(logs, "commit", "-q", "-a", "-m", "two")
+    assert runner.earlier() == {}
+    (logs / "release.json").write_text(json.dumps([])[:1])
+    assert runner.earlier() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], ("quick", [], None)),
+        (["--all"], ("submission", [], None)),
+        (["--release"], ("release", [], None)),
+        (["--part", "sweep", "--share", "1/3"], ("release", ["sweep"], "1/3")),
+        (["--all", "--share", "2/3"], ("submission", [], "2/3")),
+    ],
+)
+def test_the_arguments_name_a_run(
+    arguments: Sequence[str], wanted: tuple[str, list[str], str | None], logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def whole(*words: object) -> int:
+        asked.append(words)
+        return 0
+
+    monkeypatch.setattr(runner, "whole", whole)
+    assert runner.main(arguments) == 0
+    assert asked == [wanted]
+
+
+@pytest.mark.parametrize("arguments", [["--all", "tests/unit"], ["--all", "--release"], ["--release", "-x"]])
+def test_a_whole_run_takes_no_tests(arguments: Sequence[str], logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(arguments) == 2
+    assert capsys.readouterr().err
+
+
+def test_an_unknown_part_is_refused_with_the_names_that_exist(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "lacking", dict)
+    monkeypatch.setattr(runner, "other_pythons", lambda _: {})
+    assert runner.main(["--part", "swep"]) == 2
+    assert "no part swep; there are unit, " in capsys.readouterr().err
