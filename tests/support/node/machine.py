@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support import assets
 from tests.support.image import builder
 from tests.support.node import containers, control_plane, images
 from tests.support.node.access import Access
@@ -25,12 +26,11 @@ from tests.support.node.containers import Containers
 from tests.support.node.control_plane import ControlPlane
 from tests.support.node.kubelet import Kubelet
 from tests.support.node.namespaces import Namespaces
-from tests.support.node.place import CHECKOUT, HERE, Place
-from tests.support.tiers import answer
+from tests.support.node.place import HERE, Place
+from tests.support.tiers import TierError, answer
 
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
-KUBELET_VARIABLE = "NODE_TEST_ASSETS"
-"""Names the folder with a kubelet; build/kubelet without it."""
+KUBELET_VARIABLE = assets.KUBELET.variable
 
 PACKAGE_OF = {
     "containerd": "containerd",
@@ -105,8 +105,8 @@ class Machine:
 
 
 def kubelet_program() -> Path:
-    """The kubelet of the tests."""
-    return Path(os.environ.get(KUBELET_VARIABLE) or CHECKOUT / "build/kubelet").resolve() / "kubelet"
+    """The kubelet of the tests. Raises TierError where there is none."""
+    return assets.kubelet() / "kubelet"
 
 
 def missing() -> list[str]:
@@ -114,12 +114,14 @@ def missing() -> list[str]:
     lines = [f"{one} (Debian package {name})" for one, name in PACKAGE_OF.items() if shutil.which(one) is None]
     if not containers.is_there():
         lines.append(f"network plugins in {containers.CNI_PROGRAMS} (Debian package containernetworking-plugins)")
-    if not os.access(kubelet_program(), os.X_OK):
-        lines.append(f"a kubelet: set {KUBELET_VARIABLE} to a folder with one, or fill build/kubelet")
-    assets = os.environ.get(ASSETS_VARIABLE)
-    absent = [name for name in control_plane.BINARIES if not os.access(Path(assets or "/absent", name), os.X_OK)]
+    try:
+        kubelet_program()
+    except TierError as error:
+        lines.append(str(error))
+    plane = os.environ.get(ASSETS_VARIABLE)
+    absent = [name for name in control_plane.BINARIES if not os.access(Path(plane or "/absent", name), os.X_OK)]
     if absent:
-        lines.append(f"{', '.join(absent)} in {ASSETS_VARIABLE}" if assets else f"{ASSETS_VARIABLE} is not set")
+        lines.append(f"{', '.join(absent)} in {ASSETS_VARIABLE}" if plane else f"{ASSETS_VARIABLE} is not set")
     return [*lines, *builder.missing()]
 
 

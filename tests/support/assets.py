@@ -1,0 +1,112 @@
+"""Owns the binaries that the tiers cluster and node are given: the control plane's, and a kubelet.
+
+As a program: `python -m tests.support.assets control-plane` (or `kubelet`) prints their folder. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import lzma
+import os
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support import cache
+from tests.support.tiers import TierError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Assets:
+    """A set of binaries.
+
+    `variable` names their folder, `built` is their folder in a checkout's build, and `archived` the one beside the
+    checkout with their archive and its SHA256SUMS.
+    """
+
+    what: str
+    variable: str
+    built: str
+    archived: str
+    binaries: tuple[str, ...]
+
+    def folder(self, checkout: Path = CHECKOUT) -> Path:
+        """The folder to use: the one that is named, else the checkout's, else the unpacked archive in the cache.
+
+        Raises TierError where there is none with all binaries.
+        """
+        if named := os.environ.get(self.variable):
+            if absent := self._absent(Path(named)):
+                raise TierError(f"{self.variable}={named} lacks {', '.join(absent)}")
+            return Path(named).absolute()
+        built = checkout / "build" / self.built
+        if not self._absent(built):
+            return built
+        shared = checkout.parent / "shared" / self.archived
+        archives, sums = sorted(shared.glob("*.tar.xz")), shared / "SHA256SUMS"
+        if not archives or not sums.exists():
+            raise TierError(f"no {self.what}: set {self.variable} or fill build/{self.built}")
+        found = cache.entry(self.built, cache.key(archives[0], sums), lambda fresh: _unpack(archives[0], sums, fresh))
+        if absent := self._absent(found):
+            raise TierError(f"{archives[0]} lacks {', '.join(absent)}")
+        return found
+
+    def _absent(self, folder: Path) -> list[str]:
+        return [name for name in self.binaries if not os.access(folder / name, os.X_OK)]
+
+
+CONTROL_PLANE = Assets(
+    "control plane", "KUBEBUILDER_ASSETS", "envtest", "envtest", ("etcd", "kube-apiserver", "kube-controller-manager")
+)
+KUBELET = Assets("kubelet", "NODE_TEST_ASSETS", "kubelet", "node", ("kubelet",))
+
+
+def control_plane() -> Path:
+    """The folder with etcd, kube-apiserver and kube-controller-manager. Raises TierError."""
+    return CONTROL_PLANE.folder()
+
+
+def kubelet() -> Path:
+    """The folder with a kubelet. Raises TierError."""
+    return KUBELET.folder()
+
+
+def _unpack(archive: Path, sums: Path, folder: Path) -> None:
+    """Unpack the files that `sums` names, as programs. Raises TierError where one is not what it says."""
+    wanted = {name: digest for digest, name in (line.split(maxsplit=1) for line in sums.read_text().splitlines())}
+    try:
+        with tarfile.open(archive) as packed:
+            for member in packed:  # in the archive's order, or all of it is decompressed for each
+                name, source = member.name.removeprefix("./"), packed.extractfile(member)
+                if source is None or name not in wanted:
+                    continue
+                content = source.read()
+                if hashlib.sha256(content).hexdigest() == wanted[name]:
+                    (folder / name).write_bytes(content)
+                    (folder / name).chmod(0o755)
+                    del wanted[name]
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise TierError(f"{archive} cannot be unpacked: {error}") from error
+    if wanted:
+        raise TierError(f"{archive} does not match its SHA256SUMS: {', '.join(wanted)}")
+
+
+def main() -> int:
+    """0, or 1 with the reason."""
+    known = {"control-plane": CONTROL_PLANE, "kubelet": KUBELET}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("assets", choices=known, nargs="?", default="control-plane")
+    try:
+        print(known[parser.parse_args().assets].folder())
+    except TierError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

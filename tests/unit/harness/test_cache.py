@@ -1,0 +1,287 @@
+"""The cache that checkouts share: entries are whole, made once, in use or removed; and what the tiers take from it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import assets, cache
+from tests.support.assets import Assets
+from tests.support.tiers import TierError
+
+DAY_S = 24 * 3600.0
+CHECKOUT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_held", {})
+
+
+def writes(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "file").write_text(text)
+
+
+def fails(_: Path) -> None:
+    raise AssertionError("made again")
+
+
+def used_by_an_ended_process(name: str, text: str = "") -> Path:
+    """An entry that no process holds."""
+    place = cache.entry("kind", name, writes(text))
+    os.close(cache._held.pop(place))
+    return place
+
+
+def age(place: Path, age_s: float) -> None:
+    then = time.time() - age_s
+    os.utime(f"{place}.lock", (then, then))
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({cache.VARIABLE: "/a", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/a"),
+        ({cache.VARIABLE: "", "XDG_CACHE_HOME": "/x", "HOME": "/h"}, "/x/driver-manager-tests"),
+        ({cache.VARIABLE: "", "XDG_CACHE_HOME": "relative", "HOME": "/h"}, "/h/.cache/driver-manager-tests"),
+        ({cache.VARIABLE: "", "XDG_CACHE_HOME": "", "HOME": "/h"}, "/h/.cache/driver-manager-tests"),
+    ],
+)
+def test_the_cache_is_where_the_environment_names_it(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache.folder() == Path(expected)
+
+
+def test_a_key_tells_parts_apart(tmp_path: Path) -> None:
+    file = tmp_path / "name"
+    file.write_text("content")
+    keys = [cache.key("ab", "c"), cache.key("a", "bc"), cache.key("abc"), cache.key(file), cache.key("name", "content")]
+    file.write_text("other")
+    assert len({*keys, cache.key(file)}) == 6
+    assert cache.key("ab", "c") == keys[0]
+
+
+def test_a_complete_entry_is_not_made_again() -> None:
+    place = cache.entry("kind", "a", writes("first"))
+    assert cache.entry("kind", "a", fails) == place
+    assert (place / "file").read_text() == "first"
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_an_entry_without_its_stamp_is_made_again(is_held: bool) -> None:
+    place = cache.entry("kind", "a", writes("first")) if is_held else used_by_an_ended_process("a", "first")
+    (place / cache.STAMP).unlink()
+    (place / "rest").touch()
+    assert cache.entry("kind", "a", writes("second")) == place
+    assert {path.name: path.read_text() for path in place.iterdir() if path.name != cache.STAMP} == {"file": "second"}
+
+
+def test_what_fails_leaves_nothing_that_counts() -> None:
+    with pytest.raises(AssertionError, match="made again"):
+        cache.entry("kind", "a", fails)
+    assert [path.name for path in cache.folder().iterdir()] == ["kind-a.lock"]
+    assert (cache.entry("kind", "a", writes("second")) / "file").read_text() == "second"
+
+
+def test_what_a_killed_process_has_left_is_made_again() -> None:
+    left = cache.folder() / "kind-a.fresh"
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    place = cache.entry("kind", "a", writes("whole"))
+    assert not (place / "half").exists()
+    assert not left.exists()
+
+
+def test_processes_that_want_an_entry_at_once_make_it_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    code = f"""
+import time
+from pathlib import Path
+from tests.support import cache
+
+def make(folder):
+    with Path({str(log)!r}).open("a") as log:
+        log.write("made\\n")
+    time.sleep(0.2)
+    (folder / "file").write_text("whole")
+
+print((cache.entry("kind", "a", make) / "file").read_text())
+"""
+    words = [sys.executable, "-S", "-c", code]
+    started = [subprocess.Popen(words, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in started] == ["whole\n"] * 3
+    assert log.read_text() == "made\n"
+
+
+def test_an_entry_that_another_process_completed_meanwhile_is_left_alone() -> None:
+    place = used_by_an_ended_process("a", "first")
+    cache._make(place, fails)
+    assert (place / "file").read_text() == "first"
+
+
+def test_entries_that_were_not_used_for_long_are_removed_unless_one_is_in_use() -> None:
+    held, old, young = (cache.entry("kind", "held", writes("")), *map(used_by_an_ended_process, ("old", "young")))
+    for place, days in ((held, 15), (old, 15), (young, 13)):
+        age(place, days * DAY_S)
+    assert cache.prune(time.time()) == ["kind-old"]
+    assert sorted(path.name for path in cache.folder().iterdir()) == [
+        f"kind-{name}{end}" for name in ("held", "young") for end in ("", ".lock")
+    ]
+
+
+def test_a_use_counts_from_when_it_began() -> None:
+    place = used_by_an_ended_process("a")
+    age(place, 15 * DAY_S)
+    assert used_by_an_ended_process("a") == place
+    assert cache.prune(time.time()) == []
+
+
+def test_the_oldest_entries_beyond_the_size_bound_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, hours in (("a", 5), ("b", 4), ("c", 3)):
+        age(used_by_an_ended_process(name, "x" * 100), hours * 3600)
+    monkeypatch.setattr(cache, "MAX_BYTES", 250)
+    assert cache.prune(time.time()) == ["kind-a"]
+
+
+def test_the_size_bound_removes_nothing_that_was_used_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MAX_BYTES", 0)
+    used_by_an_ended_process("a", "x")
+    assert cache.prune(time.time()) == []
+    assert cache.prune(time.time() + cache.RECENT_S + 60) == ["kind-a"]
+
+
+def test_what_was_never_complete_is_removed_in_time() -> None:
+    with pytest.raises(AssertionError):
+        cache.entry("kind", "a", fails)
+    assert cache.prune(time.time()) == []
+    assert cache.prune(time.time() + 15 * DAY_S) == ["kind-a"]
+    assert list(cache.folder().iterdir()) == []
+
+
+def test_making_one_entry_removes_old_ones() -> None:
+    age(used_by_an_ended_process("old"), 15 * DAY_S)
+    cache.entry("kind", "new", writes(""))
+    assert not (cache.folder() / "kind-old").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(TierError, match=cache.VARIABLE):
+        cache.entry("kind", "a", fails)
+
+
+TOOLS = Assets("pair of tools", "TEST_TOOLS", "tools", "archived", ("first", "second"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(TOOLS.variable, raising=False)
+    made = tmp_path / "checkout"
+    made.mkdir()
+    return made
+
+
+def fill(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).touch(0o755)
+    return folder
+
+
+def pack(checkout: Path, *names: str, wrong: str = "") -> Path:
+    """An archive of tools beside the checkout, with a checksum that does not hold for the one that is `wrong`."""
+    folder = checkout.parent / "shared" / TOOLS.archived
+    folder.mkdir(parents=True)
+    lines = []
+    with tarfile.open(folder / "tools.tar.xz", "w:xz") as archive:
+        for name in (*names, "not-in-sums"):
+            entry = tarfile.TarInfo(f"./{name}")
+            entry.size = len(name)
+            archive.addfile(entry, io.BytesIO(name.encode()))
+            digest = hashlib.sha256(b"other" if name == wrong else name.encode()).hexdigest()
+            lines += [f"{digest}  {name}\n"] if name in names else []
+    (folder / "SHA256SUMS").write_text("".join(lines))
+    return folder / "tools.tar.xz"
+
+
+def test_assets_that_the_environment_names_come_first(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(checkout / "build/tools", "first", "second")
+    named = fill(checkout.parent / "named", "first", "second")
+    monkeypatch.setenv(TOOLS.variable, str(named))
+    assert TOOLS.folder(checkout) == named
+    (named / "second").chmod(0o644)
+    with pytest.raises(TierError, match=f"^TEST_TOOLS={named} lacks second$"):
+        TOOLS.folder(checkout)
+
+
+def test_assets_of_the_checkout_come_before_the_archive(checkout: Path) -> None:
+    pack(checkout, "first", "second")
+    fill(checkout / "build/tools", "first")
+    assert TOOLS.folder(checkout).parent == cache.folder()
+    fill(checkout / "build/tools", "second")
+    assert TOOLS.folder(checkout) == checkout / "build/tools"
+
+
+def test_the_archive_is_unpacked_once_for_each_content(checkout: Path) -> None:
+    archive = pack(checkout, "first", "second")
+    found = TOOLS.folder(checkout)
+    assert sorted(path.name for path in found.iterdir()) == [cache.STAMP, "first", "second"]
+    assert os.access(found / "first", os.X_OK)
+    (found / "first").write_text("changed")
+    assert TOOLS.folder(checkout) == found
+    assert (found / "first").read_text() == "changed"
+    archive.unlink()
+    (archive.parent / "SHA256SUMS").unlink()
+    archive.parent.rmdir()
+    pack(checkout, "first", "second", "third")
+    assert (TOOLS.folder(checkout) / "third").read_text() == "third"
+
+
+def test_an_archive_that_is_not_what_its_checksums_say_is_refused(checkout: Path) -> None:
+    archive = pack(checkout, "first", "second", wrong="second")
+    with pytest.raises(TierError, match=f"^{archive} does not match its SHA256SUMS: second$"):
+        TOOLS.folder(checkout)
+    archive.write_bytes(archive.read_bytes()[:-20])
+    with pytest.raises(TierError, match=r"cannot be unpacked|does not match"):
+        TOOLS.folder(checkout)
+    assert [path.suffix for path in cache.folder().iterdir()] == [".lock"] * 2
+
+
+def test_an_archive_without_a_binary_is_refused(checkout: Path) -> None:
+    archive = pack(checkout, "first")
+    with pytest.raises(TierError, match=f"^{archive} lacks second$"):
+        TOOLS.folder(checkout)
+
+
+def test_without_assets_the_reason_says_what_to_do(checkout: Path) -> None:
+    with pytest.raises(TierError, match=r"^no pair of tools: set TEST_TOOLS or fill build/tools$"):
+        TOOLS.folder(checkout)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_program_prints_the_folder_or_the_reason(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fill(tmp_path / "kubelet", *(["kubelet"] if is_there else []))
+    monkeypatch.setenv(assets.KUBELET.variable, str(folder))
+    monkeypatch.setattr(sys, "argv", ["assets", "kubelet"])
+    assert assets.main() == (0 if is_there else 1)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        (f"{folder}\n", "") if is_there else ("", f"NODE_TEST_ASSETS={folder} lacks kubelet\n")
+    )
