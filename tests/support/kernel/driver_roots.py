@@ -5,12 +5,12 @@ Each variant is a driver root as a vendor ships one: `<variant>/lib/modules/<ker
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.kernel.kernel_image import STAMP, KernelImage
+from tests.support import cache
+from tests.support.kernel.kernel_image import KernelImage
 from tests.support.kernel.tools import SOURCES, KernelTierError, run
 
 MODULES = ("rebellions_core", "rebellions")
@@ -61,34 +61,24 @@ VARIANTS = (
 )
 
 
-def prepare(cache: Path, image: KernelImage) -> Path:
+def prepare(image: KernelImage) -> Path:
     """The folder with one driver root per variant, built unless sources and kernel are unchanged.
 
     Raises KernelTierError where a build fails.
     """
-    out = cache / f"drivers-{_source_hash(image)}"
-    if (out / STAMP).exists():
-        return out
-    for old in cache.glob("drivers-*"):
-        shutil.rmtree(old)
-    for variant in VARIANTS:
-        _lay_out(variant, _built(variant, out / "obj", image), out / variant.name, image)
-    shutil.rmtree(out / "obj")
-    (out / STAMP).touch()
-    return out
+
+    def make(out: Path) -> None:
+        for variant in VARIANTS:
+            _lay_out(variant, _built(variant, out / "obj", image), out / variant.name, image)
+        shutil.rmtree(out / "obj")
+
+    sources = [path for folder in FOLDERS for path in sorted((SOURCES / folder).iterdir())]
+    return cache.entry("drivers", cache.key(image.release, image.version, *sources, Path(__file__)), make)
 
 
 def foreign_release(release: str) -> str:
     """A kernel release that is not `release`, of the same length."""
     return ("7" if release[0] != "7" else "8") + release[1:]
-
-
-def _source_hash(image: KernelImage) -> str:
-    content = hashlib.sha256(f"{image.release} {image.version} {image.root}".encode())
-    sources = [path for folder in FOLDERS for path in sorted((SOURCES / folder).iterdir())]
-    for path in [*sources, Path(__file__)]:
-        content.update(path.name.encode() + path.read_bytes())
-    return content.hexdigest()[:16]
 
 
 def _built(variant: Variant, objects: Path, image: KernelImage) -> Path:

@@ -1,4 +1,4 @@
-"""Owns a guest's life: its cache, its processes and its end. `run()` is one boot with one list of tests.
+"""Owns a guest's life: what it boots, its processes and its end. `run()` is one boot with one list of tests.
 
 As a program: `python -m tests.support.kernel.guest --check` says what the machine lacks, `--prepare` fills the cache.
 """
@@ -6,7 +6,6 @@ As a program: `python -m tests.support.kernel.guest --check` says what the machi
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shlex
 import shutil
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support import cache
 from tests.support.kernel import driver_roots, initramfs, kernel_image, results, silence, tools
 from tests.support.kernel.mounts import read_only_view
 from tests.support.kernel.tools import CHECKOUT, SOURCES, KernelTierError
@@ -67,22 +67,15 @@ class GuestReport:
     disk: dict[str, str] = field(default_factory=dict)
 
 
-def cache_folder() -> Path:
-    """Where everything downloaded and built is kept, outside git."""
+def runs_folder() -> Path:
+    """Where each boot has its folder, outside git."""
     return CHECKOUT / "build" / "kernel"
 
 
 def prepare() -> Prepared:
-    """Kernel, modules and initramfs from the cache, made where they are not there or out of date.
-
-    Raises KernelTierError. Only one process prepares at a time.
-    """
-    cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        image = kernel_image.prepare(cache)
-        return Prepared(image, initramfs.prepare(cache, image), driver_roots.prepare(cache, image))
+    """Kernel, modules and initramfs from the cache, made where they are not there. Raises TierError."""
+    image = kernel_image.prepare()
+    return Prepared(image, initramfs.prepare(image), driver_roots.prepare(image))
 
 
 def run(node_ids: Sequence[str], environment: Mapping[str, str], needed: Sequence[Path] = ()) -> GuestReport:
@@ -127,10 +120,11 @@ def _run_folder() -> Iterator[Path]:
 
     Below the checkout and not in /tmp, which may be a mount of its own that the guest does not see.
     """
-    cache = cache_folder()
-    if any(character.isspace() or character == '"' for character in str(cache)):
-        raise KernelTierError(f"the path is part of a kernel command line and may hold no space or quote: {cache}")
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=cache))
+    runs = runs_folder()
+    if any(character.isspace() or character == '"' for character in str(runs)):
+        raise KernelTierError(f"the path is part of a kernel command line and may hold no space or quote: {runs}")
+    runs.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="run-", dir=runs))
     try:
         yield folder
     finally:
@@ -170,7 +164,9 @@ def _host_files(folder: Path, needed: Sequence[Path]) -> Iterator[Path]:
     view = folder / "view"
     view.mkdir(exist_ok=True)
     with _virtiofsd(view, "cache=always") as (path, serve, run_as):
-        run_as(read_only_view(view, [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), *needed], serve))
+        run_as(
+            read_only_view(view, [CHECKOUT, cache.folder(), Path(sys.prefix), Path(sys.base_prefix), *needed], serve)
+        )
         yield path
 
 
@@ -253,7 +249,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _prepared() -> str:
-    return f"prepared {prepare().image.release} in {cache_folder()}"
+    return f"prepared {prepare().image.release} in {cache.folder()}"
 
 
 if __name__ == "__main__":

@@ -6,33 +6,28 @@ what that one then has. Must not import the product.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
+import shutil
 from pathlib import Path
 
+from tests.support import cache
 from tests.support.kernel.driver_roots import NEW_VERSION
 from tests.support.kernel.guest import Prepared
 from tests.support.node import images
 from tests.support.node.containers import Containers
 from tests.support.node.images import Laid
 from tests.support.node.namespaces import Namespaces
-from tests.support.node.place import FOLDER
+
+NAME = "stock.tar"
 
 
 def stock(prepared: Prepared) -> Path:
     """What the guest's containerd has from its start; made once for each state of what is in it. Raises TierError."""
-    folder = FOLDER / "guest-images"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (tiny,) = images.tiny_archives()
-        driver = images.driver_archive(with_modules(prepared))
-        made = folder / f"{driver.stem}-{hashlib.sha256(tiny.read_bytes()).hexdigest()[:8]}.tar"
-        if not made.exists():
-            for old in folder.glob("*.tar"):
-                old.unlink()
-            _pack([tiny, driver], made)
-    return made
+    (tiny,) = images.tiny_archives()
+    driver = images.driver_archive(with_modules(prepared))
+    containerd = shutil.which("containerd")
+    assert containerd
+    name = cache.key(tiny.parent.name, driver.parent.name, Path(containerd), Path(__file__))
+    return cache.entry("guest-stock", name, lambda fresh: _pack([tiny, driver], fresh / NAME)) / NAME
 
 
 def with_modules(prepared: Prepared) -> Laid:
@@ -41,13 +36,11 @@ def with_modules(prepared: Prepared) -> Laid:
 
 
 def _pack(archives: list[Path], made: Path) -> None:
-    fresh = made.with_suffix(".fresh")
     with Namespaces() as namespaces:
         containers = Containers(namespaces)
         containers.start()
         containers.load(archives)
-        containers.packed_to(fresh)
-    fresh.rename(made)
+        containers.packed_to(made)
 
 
 def _tree(root: Path) -> dict[str, bytes]:

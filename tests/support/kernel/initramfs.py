@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 from pathlib import Path
 
+from tests.support import cache
 from tests.support.kernel.kernel_image import KernelImage
 from tests.support.kernel.tools import SEARCH_PATH, SOURCES, KernelTierError, run
 
 NEEDED_MODULES = ("virtio_pci", "virtiofs", "overlay", "virtio_net")
 INIT = SOURCES / "initramfs_init.sh"
+NAME = "initramfs.cpio"
 
 
-def prepare(cache: Path, image: KernelImage) -> Path:
-    """The initramfs file below `cache`, made unless kernel, busybox and init script are unchanged.
+def prepare(image: KernelImage) -> Path:
+    """The initramfs file, made unless kernel, busybox and init script are unchanged.
 
     Raises KernelTierError where a module or busybox cannot be found.
     """
     busybox = _busybox()
-    content = hashlib.sha256(f"{image.release} {image.version}".encode())
-    for path in (busybox, INIT, Path(__file__)):
-        content.update(path.read_bytes())
-    out = cache / f"initramfs-{content.hexdigest()[:16]}.cpio"
-    if not out.exists():
-        for old in cache.glob("initramfs-*"):
-            old.unlink()
+
+    def make(fresh: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            archive = _archive(Path(folder), busybox, image)
-        partial = out.with_suffix(".partial")
-        partial.write_bytes(archive)
-        partial.rename(out)
-    return out
+            (fresh / NAME).write_bytes(_archive(Path(folder), busybox, image))
+
+    made = cache.entry("initramfs", cache.key(image.release, image.version, busybox, INIT, Path(__file__)), make)
+    return made / NAME
 
 
 def _busybox() -> Path:

@@ -1,4 +1,4 @@
-"""Owns the guest's kernel: which version, its packages, and their unpacked tree in the cache.
+"""Owns the guest's kernel: which version, its packages, and their unpacked tree.
 
 Nothing is installed: the packages are downloaded with the system's own apt and unpacked with `dpkg -x`.
 """
@@ -10,10 +10,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import cache
 from tests.support.kernel.tools import KernelTierError, run
 
 META_PACKAGE = "linux-image-cloud-amd64"
-STAMP = ".complete"
 
 
 @dataclass(frozen=True)
@@ -37,24 +37,30 @@ class KernelImage:
         return self.root / f"lib/modules/{self.release}"
 
 
-def prepare(cache: Path) -> KernelImage:
-    """The kernel that the cloud image package stands for today, unpacked below `cache`.
+def prepare() -> KernelImage:
+    """The kernel that the cloud image package stands for today, unpacked in the cache.
 
     Raises KernelTierError where apt knows no such package or cannot download it.
     """
-    packages = _resolve()
-    release, version = packages[0].removeprefix("linux-image-"), _version(packages[0])
-    image = KernelImage(release, version, cache / f"kernel-{release}-{version.replace(':', '_')}")
-    if not (image.root / STAMP).exists():
-        for old in cache.glob("kernel-*"):
-            shutil.rmtree(old)
-        _unpack(packages, image)
-    return image
+    release, version = _resolve()
+
+    def make(fresh: Path) -> None:
+        _unpack(_packages(release), KernelImage(release, version, fresh))
+
+    return KernelImage(release, version, cache.entry("kernel", cache.key(release, version, Path(__file__)), make))
 
 
-def _resolve() -> list[str]:
+def _resolve() -> tuple[str, str]:
+    """Release and version, by one call: apt reads its lists for a second each time."""
+    shown = run(["apt-cache", "show", "--no-all-versions", META_PACKAGE], timeout_s=150).decode()
+    found = re.search(r"^Depends: .*linux-image-(\S+) \(= (\S+)\)", shown, re.MULTILINE)
+    if found is None:
+        raise KernelTierError(f"apt shows no image that {META_PACKAGE} depends on; run apt-get update")
+    return found[1], found[2]
+
+
+def _packages(release: str) -> list[str]:
     """The four packages: image, headers, common headers and kbuild."""
-    release = _depends(META_PACKAGE, r"linux-image-(\S+)").removeprefix("linux-image-")
     headers = f"linux-headers-{release}"
     return [
         f"linux-image-{release}",
@@ -72,14 +78,6 @@ def _depends(package: str, pattern: str) -> str:
     return found[1]
 
 
-def _version(package: str) -> str:
-    shown = run(["apt-cache", "show", "--no-all-versions", package], timeout_s=150).decode()
-    found = re.search(r"^Version: (\S+)$", shown, re.MULTILINE)
-    if found is None:
-        raise KernelTierError(f"apt shows no version of {package}; run apt-get update")
-    return found[1]
-
-
 def _unpack(packages: list[str], image: KernelImage) -> None:
     debs = image.root / "debs"
     debs.mkdir(parents=True)
@@ -94,4 +92,3 @@ def _unpack(packages: list[str], image: KernelImage) -> None:
         re.sub(r"^include /usr/src/", "include $(dir $(lastword $(MAKEFILE_LIST)))../", makefile.read_text())
     )
     run(["depmod", "-b", image.root, image.release], timeout_s=300)
-    (image.root / STAMP).touch()
