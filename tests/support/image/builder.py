@@ -1,4 +1,7 @@
-"""Owns the image that the tests look at: its base, its build, its containers. Everything is below build/image.
+"""Owns the image that the tests look at: its base, its build, its containers.
+
+Each checkout has a storage of its own below build/image. Base, locked dependencies and image come into it from the
+cache, where they are made once for each state of their inputs.
 
 As a program: `python -m tests.support.image.builder --check` says what the machine lacks, `--prepare` builds the image.
 Standard library only.
@@ -7,7 +10,7 @@ Standard library only.
 from __future__ import annotations
 
 import fcntl
-import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -15,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import cache
 from tests.support.tiers import TierError, answer
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -28,8 +32,12 @@ FOLDER = CHECKOUT / "build" / "image"
 CODENAME = "bookworm"  # Debian 12, the Containerfile's base
 BASE = f"localhost/debian:{CODENAME}"
 TAG = "localhost/driver-manager"
-INPUTS = ("Containerfile", ".containerignore", "pyproject.toml", "README.md", "LICENSE", "scripts/image")
-INPUT_FOLDERS = ("driver_manager", "images", "requirements")
+DEPENDENCIES = f"{TAG}-dependencies"
+INPUTS_OF_DEPENDENCIES = ("Containerfile", ".containerignore", "scripts/image", "images", "requirements")
+INPUTS = (*INPUTS_OF_DEPENDENCIES, "pyproject.toml", "README.md", "LICENSE", "driver_manager")
+BASE_KEPT_S = 14 * 24 * 3600
+"""How long a base and Debian's packages on it come from the cache, before they are made with the mirror's newest."""
+
 EPOCH = "1700000000"  # the time of everything in the image, so that it does not depend on the last commit's
 BUILD_TIMEOUT_S = 1_500.0
 RUN_TIMEOUT_S = 600.0
@@ -67,6 +75,11 @@ class Image:
     name: str
     took_s: float
 
+    @property
+    def state(self) -> str:
+        """Its tag: the key of what it was built from."""
+        return self.name.rpartition(":")[2]
+
     def inspect(self) -> dict[str, Any]:
         """Its OCI configuration."""
         found: dict[str, Any] = json.loads(_buildah("inspect", "--type", "image", self.name))["OCIv1"]
@@ -89,7 +102,7 @@ class Image:
 
     def root(self) -> Path:
         """A folder with the image's files, which nobody may change. It stays for later runs."""
-        name = f"{self.name.rpartition(':')[2]}-pristine"
+        name = f"{self.state}-pristine"
         known = _buildah("containers", "--format", "{{.ContainerName}}").split()
         if name not in known:
             _buildah("from", "--pull=never", "--name", name, self.name)
@@ -137,27 +150,41 @@ def missing() -> list[str]:
 
 
 def built() -> Image:
-    """The image of this checkout as it is now, built unless its inputs are unchanged. Raises ImageTierError."""
+    """The image of this checkout as it is now, from the storage or the cache, else built. Raises ImageTierError."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (FOLDER / "storage.conf").write_text(
             f'[storage]\ndriver = "vfs"\ngraphroot = "{FOLDER}/storage"\nrunroot = "{FOLDER}/run"\n'
         )
-        name = f"{TAG}:{_inputs_hash()}"
-        known = _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
-        if name in known:
-            return Image(name, 0.0)
-        _remove_old(known)
-        if BASE not in known:
-            _bootstrap()
-        return build(name)
+        base = cache.key(CODENAME, str(int(time.time()) // BASE_KEPT_S), inspect.getsource(_bootstrap))
+        below = f"{DEPENDENCIES}:{cache.key(base, EPOCH, *_inputs(INPUTS_OF_DEPENDENCIES))}"
+        image = Image(f"{TAG}:{cache.key(below, *_inputs(INPUTS))}", 0.0)
+        known = _images()
+        if image.name in known:
+            return image
+        _remove_old(known, below)
+        began = time.monotonic()
+        _have(BASE, base, _bootstrap)
+
+        def build_whole() -> None:
+            _have(below, Image(below, 0.0).state, lambda: build_dependencies(below))
+            build(image.name, below)
+
+        _have(image.name, image.state, build_whole)
+        return Image(image.name, time.monotonic() - began)
 
 
-def build(name: str) -> Image:
-    """Run scripts/image. Raises ImageTierError."""
+def build_dependencies(name: str) -> None:
+    """Run scripts/image for the layers below the package's. Raises ImageTierError."""
+    checked([str(CHECKOUT / "scripts/image"), "--tag", name, "--base", BASE, "--dependencies-only"], BUILD_TIMEOUT_S)
+
+
+def build(name: str, dependencies: str | None = None) -> Image:
+    """Run scripts/image, with all layers or on `dependencies`. Raises ImageTierError."""
     began = time.monotonic()
-    checked([str(CHECKOUT / "scripts/image"), "--tag", name, "--base", BASE], BUILD_TIMEOUT_S)
+    below = ["--dependencies", dependencies] if dependencies else ["--base", BASE]
+    checked([str(CHECKOUT / "scripts/image"), "--tag", name, *below], BUILD_TIMEOUT_S)
     return Image(name, time.monotonic() - began)
 
 
@@ -231,23 +258,41 @@ def _bootstrap() -> None:
     shutil.rmtree(tree)
 
 
-def _remove_old(known: Sequence[str]) -> None:
-    """Remove what earlier states of the checkout left."""
+def _have(name: str, state: str, make: Callable[[], object]) -> None:
+    """Have the image `name` in the storage: as it is, else from the cache, else made, and then in the cache too."""
+    if name in _images():
+        return
+    kind = name.rpartition("/")[2].partition(":")[0]
+
+    def fill(fresh: Path) -> None:
+        make()
+        _buildah("push", "--quiet", "--disable-compression", name, f"dir:{fresh}")
+
+    kept = cache.entry(kind, state, fill)
+    if name not in _images():
+        _buildah("tag", _buildah("pull", "--quiet", f"dir:{kept}").strip(), name)
+
+
+def _images() -> list[str]:
+    return _buildah("images", "--format", "{{.Name}}:{{.Tag}}").split()
+
+
+def _remove_old(known: Sequence[str], below: str) -> None:
+    """Remove what earlier states of the checkout left in its storage; a base goes with the dependencies on it."""
     for name in _buildah("containers", "--format", "{{.ContainerName}}").split():
         _buildah("rm", name)
     for name in known:
-        if name.startswith(f"{TAG}:"):
+        if below not in known or name not in {BASE, below}:
             _buildah("rmi", "--force", name)
 
 
-def _inputs_hash() -> str:
-    content = hashlib.sha256()
-    files = [CHECKOUT / name for name in INPUTS]
-    for folder in INPUT_FOLDERS:
-        files += [path for path in (CHECKOUT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    for path in sorted(files):
-        content.update(f"{path.relative_to(CHECKOUT)}\0".encode() + path.read_bytes())
-    return content.hexdigest()[:16]
+def _inputs(names: Sequence[str]) -> list[str | Path]:
+    """What the image is built from, each file with its path, as parts of a key."""
+    files: list[Path] = []
+    for path in (CHECKOUT / name for name in names):
+        files += path.rglob("*") if path.is_dir() else [path]
+    sources = sorted(path for path in files if path.is_file() and path.suffix != ".pyc")
+    return [part for path in sources for part in (str(path.relative_to(CHECKOUT)), path)]
 
 
 def _buildah(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Owns the images of a test node, as docker archives in build/node/images: made once for each state of their inputs.
+"""Owns the images of a test node, as docker archives in the cache: made once for each state of their inputs.
 
 The driver's images are those that the image tier builds, with what a node needs laid on top: driver trees, and
 stand-ins where its kernel takes no modules. The operands' and the sandbox's hold one static program. Must not import
@@ -7,22 +7,20 @@ the product.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tests.support import cache
 from tests.support.image import builder
 from tests.support.node import archives
 from tests.support.node.namespaces import NodeTierError
-from tests.support.node.place import CHECKOUT, FOLDER
+from tests.support.node.place import CHECKOUT
 
 PAUSE = "docker.io/library/node-pause:test"
 OPERAND = "docker.io/library/operand:test"
@@ -37,6 +35,8 @@ KERNEL = os.uname().release
 
 STAND_INS = Path(__file__).with_name("stand_ins.py")
 FAKE_TOOLS = CHECKOUT / "driver_manager/sandbox/fake_tools.py"
+SOURCES = (Path(__file__), Path(archives.__file__))
+"""What makes the archives."""
 TOOLS = ("rmmod", "modprobe", "modinfo", "insmod")
 
 _PAUSE_SOURCE = """\
@@ -51,18 +51,20 @@ int main(void) { signal(SIGTERM, leave); signal(SIGINT, leave); signal(SIGCHLD, 
 
 def tiny_archives() -> list[Path]:
     """The sandbox's image, and one whose containers do what they are told by a busybox shell."""
-    archive = FOLDER / "images/tiny.tar"
     busybox = shutil.which("busybox")
     assert busybox
-    with alone(archive.parent), tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        source, program = folder / "pause.c", folder / "pause"
-        source.write_text(_PAUSE_SOURCE)
-        _checked(["gcc-12", "-static", "-Os", "-o", str(program), str(source)])
-        pause = archives.of_program(PAUSE, folder, program, ["/pause"])
-        shell = archives.of_program(OPERAND, folder, Path(busybox), ["/busybox", "sh", "-c"], ("sh", "sleep"))
-        archives.write(archive, [pause, shell])
-    return [archive]
+
+    def make(fresh: Path) -> None:
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            source, program = folder / "pause.c", folder / "pause"
+            source.write_text(_PAUSE_SOURCE)
+            _checked(["gcc-12", "-static", "-Os", "-o", str(program), str(source)])
+            pause = archives.of_program(PAUSE, folder, program, ["/pause"])
+            shell = archives.of_program(OPERAND, folder, Path(busybox), ["/busybox", "sh", "-c"], ("sh", "sleep"))
+            archives.write(fresh / "tiny.tar", [pause, shell])
+
+    return [cache.entry("tiny-images", cache.key(Path(busybox), *SOURCES), make) / "tiny.tar"]
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,7 @@ class Laid:
 
     def key(self) -> str:
         """Of everything in it, and of how it is laid."""
-        sources = Path(__file__).read_bytes() + Path(archives.__file__).read_bytes()
-        return hashlib.sha256(sources + repr(self).encode()).hexdigest()[:8]
+        return cache.key(repr(self), *SOURCES)
 
 
 def with_stand_ins() -> Laid:
@@ -102,43 +103,24 @@ def driver_archive(laid: Laid) -> Path:
     Raises TierError.
     """
     image = builder.built()
-    state = image.name.rpartition(":")[2]
-    archive = FOLDER / "images" / f"{laid.kind}-{state}-{laid.key()}.tar"
-    with alone(archive.parent):
-        if not archive.exists():
-            for old in archive.parent.glob(f"{laid.kind}-*.tar"):
-                old.unlink()
-            plain = archive.parent / f"plain-{state}"
-            if not plain.exists():
-                _export(image, plain)
-            _write_archive(plain, laid, archive)
-    return archive
+    name = f"{laid.kind}.tar"
+
+    def make(fresh: Path) -> None:
+        plain = cache.entry("plain-images", image.state, lambda folder: _export(image, folder))
+        _write_archive(plain, laid, fresh / name)
+
+    return cache.entry(f"{laid.kind}-images", f"{image.state}-{laid.key()}", make) / name
 
 
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """In this folder; two tiers that need images may run beside each other."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _export(image: builder.Image, plain: Path) -> None:
-    """The image, and the sample driver's without a driver, from buildah's storage to `plain`."""
-    for old in plain.parent.glob("plain-*"):
-        shutil.rmtree(old)
-    fresh = plain.with_name("fresh")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
+def _export(image: builder.Image, folder: Path) -> None:
+    """The image, and the sample driver's without a driver, from buildah's storage to `folder`."""
     with tempfile.TemporaryDirectory() as tree:
         Path(tree, "lib/modules").mkdir(parents=True)
         sample = builder.build_sample_driver(f"{SAMPLE}:node", image, Path(tree))
     for name, one in (("manager", image), ("driver", sample)):
-        words = ["buildah", "push", "--quiet", one.name, f"docker-archive:{fresh / name}.tar"]
+        words = ["buildah", "push", "--quiet", one.name, f"docker-archive:{folder / name}.tar"]
         builder.checked(words, builder.BUILD_TIMEOUT_S)
     builder.remove(sample)
-    fresh.rename(plain)
 
 
 def _write_archive(plain: Path, laid: Laid, archive: Path) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import yaml
 
+from tests.support import cache
 from tests.support.control_plane.api import Json
 from tests.support.docs.console import commands_below
 from tests.support.docs.markdown import DOCS
+from tests.support.fakes import driver_packages
 from tests.support.fakes.driver_packages import run_file, write_deb
 from tests.support.image import builder
 from tests.support.node import archives, images
@@ -21,7 +23,6 @@ from tests.support.node.clone import Clone
 from tests.support.node.daemon_sets import remove_ended
 from tests.support.node.machine import Machine
 from tests.support.node.patience import wait_until
-from tests.support.node.place import FOLDER
 
 PAGE = DOCS / "driver-containers.md"
 NVIDIA = "nvcr.io/nvidia/driver"
@@ -49,12 +50,15 @@ _NVIDIA_SMI = '#!/bin/sh\n[ -d "$SYS_ROOT/module/nvidia" ]\n'
 def archive() -> list[Path]:
     """The built images of both vendors in two versions, and one that does what NVIDIA's does. Raises TierError."""
     image = builder.built()
-    target = FOLDER / "images/vendors.tar"
-    with images.alone(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as made:
-        folder = Path(made)
-        packed = [*_rebellions(image, folder), *_ascend(image, folder)]
-        archives.write(target, packed)
-    return [target]
+
+    def make(fresh: Path) -> None:
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            archives.write(fresh / "vendors.tar", [*_rebellions(image, folder), *_ascend(image, folder)])
+
+    sources = (Path(__file__), Path(driver_packages.__file__), *images.SOURCES)
+    name = f"{image.state}-{cache.key(images.KERNEL, repr(images.stand_ins()), *sources)}"
+    return [cache.entry("vendor-images", name, make) / "vendors.tar"]
 
 
 def _built(kind: str, image: builder.Image, folder: Path, package: Path) -> archives.Packed:
