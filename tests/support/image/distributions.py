@@ -1,15 +1,15 @@
 """Owns driver roots with another distribution's C library: Debian's own packages of an older and a newer release.
 
-They are fetched once from the mirror that this machine's apt uses, and stay below build/image.
+They are fetched once from the mirror that this machine's apt uses, and stay in the cache.
 """
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import cache
 from tests.support.image import builder
 
 KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -31,19 +31,13 @@ NEWER = Release("trixie", "2.41")
 
 def tree(release: Release) -> Path:
     """A folder with the release's C library and coreutils, which nobody may change. Raises ImageTierError."""
-    folder = builder.FOLDER / f"libc-{release.codename}"
-    builder.FOLDER.mkdir(parents=True, exist_ok=True)
-    with (builder.FOLDER / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            _fetch(release, folder)
-    return folder
+    made = cache.entry("libc", cache.key(release.codename, Path(__file__)), lambda fresh: _fetch(release, fresh))
+    return made / "tree"
 
 
 def _fetch(release: Release, folder: Path) -> None:
-    """Download and unpack, with an apt that has this release alone as its source."""
-    work = folder.with_suffix(".work")
-    shutil.rmtree(work, ignore_errors=True)
+    """Download and unpack to `folder`/tree, with an apt that has this release alone as its source."""
+    work = folder / "work"
     for name in ("lists/partial", "archives/partial", "etc", "debs"):
         (work / name).mkdir(parents=True)
     (work / "status").touch()
@@ -61,6 +55,5 @@ def _fetch(release: Release, folder: Path) -> None:
     builder.checked([*words, "update"], TIMEOUT_S)
     builder.checked([*words, "download", *PACKAGES], TIMEOUT_S, folder=work / "debs")
     for package in (work / "debs").glob("*.deb"):
-        builder.checked(["dpkg-deb", "--extract", str(package), str(work / "tree")], TIMEOUT_S)
-    (work / "tree").rename(folder)
+        builder.checked(["dpkg-deb", "--extract", str(package), str(folder / "tree")], TIMEOUT_S)
     shutil.rmtree(work)

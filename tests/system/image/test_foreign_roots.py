@@ -40,7 +40,7 @@ class DriverRoot:
     def __init__(self, host: Path, release: Release) -> None:
         self.host = host
         self.folder = host / ROOT[1:]
-        shutil.copytree(tree(release), self.folder, symlinks=True, copy_function=os.link, ignore=_UNUSED)
+        shutil.copytree(tree(release), self.folder, symlinks=True, ignore=_UNUSED)
         for name in ("lib64", "lib", "bin"):
             if not (self.folder / name).exists():  # as base-files makes them
                 (self.folder / name).symlink_to(f"/usr/{name}")
