@@ -24,8 +24,12 @@ from tests.support.control_plane.sweep.figures import Figures
 from tests.support.control_plane.sweep.paths import Path
 from tests.support.control_plane.sweep.scene import SweepNode
 from tests.support.control_plane.sweep.sweeping import Recording, record
+from tests.support.selection import share
 
 WORKERS = 3
+SHARES = 3
+"""A submission kills at one share of the points of every path."""
+
 FIGURES = File(__file__).parents[3] / "build/kill-sweep.json"
 _FIGURES = pytest.StashKey[Figures]()
 
@@ -40,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin to count."""
-    config.stash[_FIGURES] = Figures()
+    config.stash[_FIGURES] = Figures(share(SHARES))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The kill sweep: the real command line, killed before and after every effect of every path, loses nothing.
 
-The points are those of a recorded run; each mutant at the end was found by the judge that it is listed with.
+A submission kills at its share of the points. The points are those of a recorded run; each mutant at the end was found
+by the judge that it is listed with.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def test_a_run_killed_anywhere_is_finished_by_the_next_and_nothing_is_lost(
 ) -> None:
     began_s = time.monotonic()
     recording = recordings(path)
-    work = [partial(struck, recording=recording, point=point) for point in points(recording)]
+    work = [partial(struck, recording=recording, point=point) for point in points(recording, figures.share)]
     judged = Workers(grounds).each(work)
     figures.add(recording, judged, time.monotonic() - began_s)
     lost = [str(one) for one in judged if str(one)]
-    assert not lost, "\n".join(lost)
+    assert not lost, "\n".join([f"share {figures.share} of the kills:", *lost])
 
 
 def struck(sweep_node: SweepNode, *, recording: Recording, point: Point) -> Judged:

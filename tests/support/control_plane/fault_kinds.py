@@ -25,6 +25,7 @@ from tests.support.control_plane.faults import (
     Rotate,
     Silence,
 )
+from tests.support.selection import Share
 
 DONE, USAGE, PODS_REMAIN, REFUSED, UNAVAILABLE = 0, 2, 3, 7, 8
 ATTEMPTS_IN_5_S = 8
@@ -142,11 +143,12 @@ class Cell:
         return Fault(action, self.asked.verb, self.asked.resource, nth=self.asked.nth, times=times)
 
 
-ALL, SHARES = "all", 5
+SHARES = 5
+"""A submission runs one share of the cells."""
 
 
-def share(asked: Mapping[str, Sequence[Asked]], which: str) -> list[Cell]:
-    """The cells of these routes: each request, each kind that can meet it, once and for ever; `ALL`, or one share.
+def cells(asked: Mapping[str, Sequence[Asked]], share: Share) -> list[Cell]:
+    """The share of the cells of these routes: each request, each kind that can meet it, once and for ever.
 
     A share is taken diagonally: each request meets some of the kinds in either way, the next one the next. The routes
     ask for much the same at different steps, so that no share leaves out a kind for what is asked everywhere.
@@ -158,7 +160,7 @@ def share(asked: Mapping[str, Sequence[Asked]], which: str) -> list[Cell]:
         for number, kind in enumerate(KINDS)
         for is_lasting in (False, True)
         if _can_meet(kind, one, is_lasting=is_lasting)
-        and (which == ALL or (step + at + number + 2 * is_lasting) % SHARES == int(which))
+        and (step + at + number + 2 * is_lasting) % share.count == share.index - 1
     ]
 
 

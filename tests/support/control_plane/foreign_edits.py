@@ -29,7 +29,8 @@ from tests.support.control_plane.scene import (
     Left,
     NodeScene,
 )
-from tests.support.control_plane.waits import ASCEND_OLD, ENABLED, REQUESTED, Wait
+from tests.support.control_plane.waits import ASCEND_OLD, ENABLED, REQUESTED, WAITS, Wait
+from tests.support.selection import Share
 
 ADDED, FURTHER, FLAPPING = f"{PREFIX}added", f"{PREFIX}further", "team.example.com/flap"
 FLAP_S = 0.05
@@ -266,6 +267,15 @@ HANDS = (
     Hand("force-deletes-own-pod", _force_delete_own_pod, _orphan_expected, "orphan"),
     Hand("flaps", _flap, usual, "flapper"),
 )
+
+
+def plays(share: Share) -> list[tuple[Wait, list[Hand]]]:
+    """The share of the runs that together are every pair of wait and hand: the hands of one bundle act in one run."""
+    bundles: dict[str, list[Hand]] = {}
+    for hand in HANDS:
+        bundles.setdefault(hand.bundle, []).append(hand)
+    found = ((wait, [hand for hand in hands if hand.fits(wait)]) for hands in bundles.values() for wait in WAITS)
+    return share.of([(wait, hands) for wait, hands in found if hands])
 
 
 def play(scene: NodeScene, wait: Wait, hands: Sequence[Hand], mutant: str = "") -> tuple[int, Left]:

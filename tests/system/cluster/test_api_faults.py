@@ -24,19 +24,17 @@ from driver_manager.domain.pod import Claim
 from driver_manager.ports.base import Clock, Reporter
 from tests.support.control_plane import fault_runner
 from tests.support.control_plane.certificates import all_certificates
-from tests.support.control_plane.fault_kinds import ALL, Asked, Cell, share
+from tests.support.control_plane.fault_kinds import SHARES, Asked, Cell, cells
 from tests.support.control_plane.fault_routes import ROUTES
 from tests.support.control_plane.fault_runner import Bench, FaultSetup, Verdict
 from tests.support.control_plane.servers import ControlPlane, User
+from tests.support.selection import Share, share
 
 pytestmark = pytest.mark.submission
 
 
 PROCESSES = 6
 """More than processors: many a cell waits for an answer that does not come."""
-
-SHARE = "FAULT_SHARE"
-"""Names an environment variable: which fifth of the cells to run, 0 to 4, or `all`."""
 
 ONLY = "FAULT_CELLS"
 """Names an environment variable: a regular expression for the cells to run, to look into one."""
@@ -68,13 +66,14 @@ def told(verdicts: Sequence[Verdict]) -> str:
 
 
 def matrix(executor: ProcessPoolExecutor) -> list[Verdict]:
-    """The chosen cells, judged."""
+    """The cells of this run's share, judged."""
     records = dict(zip(ROUTES, executor.map(fault_runner.record, ROUTES), strict=True))
     asked = {route: record.asked for route, record in records.items()}
     only = re.compile(os.environ.get(ONLY, ""))
-    chosen = [cell for cell in share(asked, os.environ.get(SHARE, "0")) if only.search(str(cell))]
-    requests = sum(map(len, asked.values()))
-    print(f"{requests} requests of {len(ROUTES)} routes; {len(chosen)} of {len(share(asked, ALL))} cells")
+    part = share(SHARES)
+    chosen = [cell for cell in cells(asked, part) if only.search(str(cell))]
+    requests, every = sum(map(len, asked.values())), len(cells(asked, Share()))
+    print(f"{requests} requests of {len(ROUTES)} routes; share {part}: {len(chosen)} of {every} cells")
     verdicts: list[Verdict] = []
     for verdict in executor.map(fault_runner.judge, chosen, [records[cell.route] for cell in chosen]):
         verdicts.append(verdict)

@@ -12,7 +12,7 @@ from driver_manager.core.reboot.loop import MAX_ACTS
 from driver_manager.domain.reboot.state import RebootPolicy
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.certificates import all_certificates
-from tests.support.control_plane.fault_kinds import ALL, Cell, Family, share
+from tests.support.control_plane.fault_kinds import SHARES, Cell, Family, cells
 from tests.support.control_plane.fault_runner import enumerate_requests
 from tests.support.control_plane.fault_script import to_text
 from tests.support.control_plane.faults import Fault
@@ -20,6 +20,7 @@ from tests.support.control_plane.pod_transport import pod_transport
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, real_fleet
 from tests.support.control_plane.servers import ControlPlane
+from tests.support.selection import Share, share
 
 pytestmark = pytest.mark.submission
 
@@ -29,7 +30,7 @@ ROUNDS_DISTURBED, ROUNDS = 5, 10
 MOST_REQUESTS = ROUNDS_DISTURBED * 2 * MAX_ACTS
 """Of one verb and resource in the disturbed rounds: a round ends after so many acts, each with a look."""
 
-SHARE, ONLY = "FAULT_SHARE", "FAULT_CELLS"
+ONLY = "FAULT_CELLS"
 
 
 def rounds(driver_node: RealSite, most: int) -> None:
@@ -95,9 +96,10 @@ def test_every_request_of_the_rebooter_meets_every_fault(
         assert driver_node.is_done
         asked = enumerate_requests(proxy.exchanges())
         assert {"leases", "nodes", "events"} == {one.resource for one in asked}
-        chosen = [cell for cell in share({"rebooter": asked}, os.environ.get(SHARE, "0")) if is_quick(cell)]
-        every = sum(map(is_quick, share({"rebooter": asked}, ALL)))
-        print(f"rebooter: {len(asked)} requests; {len(chosen)} of {every} cells")
+        part = share(SHARES)
+        chosen = [cell for cell in cells({"rebooter": asked}, part) if is_quick(cell)]
+        every = sum(map(is_quick, cells({"rebooter": asked}, Share())))
+        print(f"rebooter: {len(asked)} requests; share {part}: {len(chosen)} of {every} cells")
         only = re.compile(os.environ.get(ONLY, ""))
         problems = [problem for cell in chosen if only.search(str(cell)) for problem in track.problems(cell)]
         for left in fleet.sites:

@@ -1,6 +1,7 @@
 """Others act on a node during every wait of a run: whoever edits wins, nothing else is lost, nothing of ours stays.
 
-All pairs of hand and wait are played at once, hands that touch different things in one run, each run on its own node.
+Pairs of hand and wait are played at once, hands that touch different things in one run, each run on its own node. A
+submission plays one share of the runs.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import pytest
 
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.faults import ALWAYS, Answer, Fault
-from tests.support.control_plane.foreign_edits import HANDS, Hand, play, wanted
+from tests.support.control_plane.foreign_edits import HANDS, Hand, play, plays, wanted
 from tests.support.control_plane.runner import NEW
 from tests.support.control_plane.scene import Left, World, make_stage, open_world
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.waits import WAITS, Wait
+from tests.support.selection import Share, share
 
 pytestmark = pytest.mark.submission
 
 
 AT_ONCE = 8
-PAIRS = [(wait, hand) for hand in HANDS for wait in WAITS if hand.fits(wait)]
+SHARES = 3
+PLAYS = plays(share(SHARES))
+PAIRS = [(wait, hand) for wait, hands in PLAYS for hand in hands]
 MUTANTS = [
     ("unconditional restore", "eviction", "edits-to-false"),
     ("unconditional restore", "device", "deletes-label"),
@@ -71,12 +75,12 @@ Played = dict[tuple[str, str], Future[Judged]]
 def played(world: World, request: pytest.FixtureRequest) -> Iterator[Played]:
     """The run of every selected pair, under way."""
     selected = {item.callspec.id for item in request.session.items if hasattr(item, "callspec")}
-    plays: dict[tuple[str, str], tuple[Wait, list[Hand]]] = {}
-    for wait, hand in PAIRS:
-        plays.setdefault(play_of((wait, hand)), (wait, []))[1].append(hand)
-    wanted_plays = {play_of(pair) for pair in PAIRS if name_of(pair) in selected}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {key: pool.submit(judged, world, *plays[key]) for key in plays if key in wanted_plays}
+        yield {
+            play_of((wait, hands[0])): pool.submit(judged, world, wait, hands)
+            for wait, hands in PLAYS
+            if any(name_of((wait, hand)) in selected for hand in hands)
+        }
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=name_of)
@@ -86,13 +90,13 @@ def test_whoever_acts_wins_and_nothing_else_is_lost(played: Played, pair: tuple[
 
 
 def test_every_wait_meets_every_hand_that_means_something_in_it() -> None:
-    print(f"pairs of hand and wait: {len(PAIRS)}, in {len({play_of(pair) for pair in PAIRS})} runs")
-    left_out = {(hand.name, wait.name) for hand in HANDS for wait in WAITS} - {
-        (hand.name, wait.name) for wait, hand in PAIRS
-    }
-    assert len(PAIRS) == len(HANDS) * len(WAITS) - len(left_out)
+    every = plays(Share())
+    pairs = {(hand.name, wait.name) for wait, hands in every for hand in hands}
+    print(f"pairs of hand and wait: {len(pairs)}, in {len(every)} runs; share {share(SHARES)}: {len(PAIRS)} pairs")
+    left_out = {(hand.name, wait.name) for hand in HANDS for wait in WAITS} - pairs
+    assert len(pairs) == len(HANDS) * len(WAITS) - len(left_out) == sum(len(hands) for _, hands in every)
     assert {wait for _, wait in left_out} == {"completion", "safe-load", "operator", "reboot"}
-    assert len(PAIRS) >= 130
+    assert len(pairs) >= 130
 
 
 @pytest.mark.parametrize(("mutant", "wait_name", "hand_name"), MUTANTS, ids=lambda value: value)

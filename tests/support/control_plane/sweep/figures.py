@@ -9,12 +9,14 @@ from pathlib import Path as File
 
 from tests.support.control_plane.sweep.paths import PATHS
 from tests.support.control_plane.sweep.sweeping import Judged, Recording
+from tests.support.selection import Share
 
 
 @dataclass
 class Figures:
-    """Counts over all paths of one session."""
+    """Counts over all paths of one session, which kills at its share of the points."""
 
+    share: Share = field(default_factory=Share)
     effects: dict[str, list[str]] = field(default_factory=dict)
     kills: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
@@ -42,8 +44,8 @@ class Figures:
         if self.effects:
             count, paths = sum(map(len, self.effects.values())), len(self.effects)
             said.append(
-                f"{count} effects on {paths} paths: killed {self.kills['kills']} times, with a reboot after "
-                f"{self.kills['reboots']} of them, in {self.seconds:.0f} s"
+                f"share {self.share} of the kills: {count} effects on {paths} paths: killed {self.kills['kills']} "
+                f"times, with a reboot after {self.kills['reboots']} of them, in {self.seconds:.0f} s"
             )
             said.append(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in self.lost.items()))
         if self.terms_s:
@@ -53,11 +55,12 @@ class Figures:
         return said
 
     def write(self, path: File) -> None:
-        """Leave them as JSON, where all paths were swept."""
-        if self.effects.keys() != {one.name for one in PATHS}:
+        """Leave them as JSON, where every kill of all paths was swept."""
+        if self.share != Share() or self.effects.keys() != {one.name for one in PATHS}:
             return
         path.parent.mkdir(exist_ok=True)
         body = {
+            "share": str(self.share),
             "effects": self.effects,
             "kills": self.kills,
             "lost": self.lost,

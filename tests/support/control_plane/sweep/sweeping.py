@@ -15,6 +15,7 @@ from tests.support.control_plane.sweep.outcome import Outcome, after_a_boot, gon
 from tests.support.control_plane.sweep.paths import Path
 from tests.support.control_plane.sweep.recording import Effect, uncovered
 from tests.support.control_plane.sweep.scene import EDITED, Kill, Scene, SweepNode
+from tests.support.selection import Share
 
 PATCH = "patch nodes"
 EDIT = {EDITED: "false"}
@@ -72,10 +73,13 @@ def record(sweep_node: SweepNode, path: Path) -> Recording:
         return Recording(path, effects, at_the_end, after_a_boot(outcome(scene, scene.start().end().code)))
 
 
-def points(recording: Recording) -> list[Point]:
-    """Every kill; a reboot after each effect and before the first, as there is one state between two effects."""
+def points(recording: Recording, share: Share) -> list[Point]:
+    """The share of all kills. A reboot follows each effect and precedes the first: two effects have one state between.
+
+    With an odd number of shares each of them has kills before effects, and kills after effects.
+    """
     booted = [kill for kill in recording.kills if kill.after or kill.effect == recording.effects[0]]
-    return [Point(kill, False) for kill in recording.kills] + [Point(kill, True) for kill in booted]
+    return share.of([Point(kill, False) for kill in recording.kills] + [Point(kill, True) for kill in booted])
 
 
 def strike(sweep_node: SweepNode, recording: Recording, point: Point, mutant: str = "") -> Judged:

@@ -1,0 +1,108 @@
+"""What the cluster tier divides into shares: the shares together are everything, each once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.control_plane.fault_kinds import KINDS, Asked, cells
+from tests.support.control_plane.foreign_edits import HANDS, plays
+from tests.support.control_plane.sweep.figures import Figures
+from tests.support.control_plane.sweep.judging import Verdict
+from tests.support.control_plane.sweep.outcome import Outcome
+from tests.support.control_plane.sweep.paths import PATHS
+from tests.support.control_plane.sweep.recording import Effect, Place
+from tests.support.control_plane.sweep.sweeping import Judged, Recording, points
+from tests.support.control_plane.waits import WAITS
+from tests.support.selection import Share
+
+ASKED = {
+    "full": tuple(Asked(verb, "nodes", nth) for verb in ("get", "patch") for nth in (1, 2, 3)),
+    "evict": (Asked("list", "pods", 1), Asked("watch", "pods", 1), Asked("create", "pods/eviction", 1)),
+}
+EFFECTS = dict(zip(map(str, PATHS), (29, 23, 10, 10, 13, 11, 29, 29, 31, 12, 27, 38, 40, 29, 18, 16), strict=True))
+"""How many effects each path has at the time of writing."""
+
+
+def recordings() -> list[Recording]:
+    """A recording of each path, with as many effects as it has."""
+    nothing = Outcome.__new__(Outcome)
+    return [
+        Recording(path, tuple(Effect(Place.HOST, "write", at) for at in range(EFFECTS[str(path)])), nothing, nothing)
+        for path in PATHS
+    ]
+
+
+def shares(count: int) -> list[Share]:
+    return [Share(index, count) for index in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_the_shares_of_the_kill_sweep_are_every_kill_once(count: int) -> None:
+    made = recordings()
+    swept = [(one.path, point) for share in shares(count) for one in made for point in points(one, share)]
+    every = {(one.path, kill, False) for one in made for kill in one.kills}
+    every |= {(one.path, kill, True) for one in made for kill in one.kills if kill.after}
+    every |= {(one.path, one.kills[0], True) for one in made}
+    assert Counter((path, point.kill, point.reboots) for path, point in swept) == dict.fromkeys(every, 1)
+    reboots = sum(point.reboots for _, point in swept)
+    assert (len(made), sum(EFFECTS.values()), len(swept), reboots) == (16, 365, 1111, 381)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_each_share_of_the_kill_sweep_kills_on_every_path(count: int) -> None:
+    for share in shares(count):
+        for recording in recordings():
+            swept = points(recording, share)
+            assert {point.reboots for point in swept} == {True, False}
+            if count % 2:
+                assert {point.kill.after for point in swept if not point.reboots} == {True, False}
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_the_shares_of_the_fault_matrix_are_every_cell_once(count: int) -> None:
+    every = cells(ASKED, Share())
+    parts = [cells(ASKED, share) for share in shares(count)]
+    assert Counter(cell for part in parts for cell in part) == dict.fromkeys(every, 1)
+    assert {cell.kind for cell in every} == {kind.name for kind in KINDS}
+    for part in parts:
+        met = Counter((cell.route, cell.asked) for cell in part)
+        assert met.keys() == {(route, asked) for route in ASKED for asked in ASKED[route]}
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_the_shares_of_the_edits_by_others_are_every_pair_of_wait_and_hand_once(count: int) -> None:
+    every = [(wait.name, hand.name) for hand in HANDS for wait in WAITS if hand.fits(wait)]
+    parts = [[(wait.name, hand.name) for wait, hands in plays(share) for hand in hands] for share in shares(count)]
+    assert sorted(pair for part in parts for pair in part) == sorted(every)
+    assert all(parts)
+
+
+def judged(recording: Recording, share: Share) -> list[Judged]:
+    return [Judged(recording.path, point, Verdict(), 0) for point in points(recording, share)]
+
+
+@pytest.mark.parametrize(("share", "is_left"), [(Share(), True), (Share(1, 3), False), (Share(3, 3), False)])
+def test_only_figures_of_every_kill_are_left_for_the_documentation_and_they_name_the_share(
+    tmp_path: Path, share: Share, is_left: bool
+) -> None:
+    figures, made, file = Figures(share), recordings(), tmp_path / "build/kill-sweep.json"
+    for recording in made:
+        figures.add(recording, judged(recording, share), 0.0)
+    figures.write(file)
+    assert figures.lines()[0].startswith(f"share {share} of the kills: 365 effects on 16 paths")
+    assert file.exists() is is_left
+    if is_left:
+        left = json.loads(file.read_text())
+        assert (left["share"], left["kills"]["kills"], left["kills"]["reboots"]) == ("1/1", 1111, 381)
+
+
+def test_figures_without_one_of_the_paths_are_not_left(tmp_path: Path) -> None:
+    figures = Figures()
+    for recording in recordings()[1:]:
+        figures.add(recording, judged(recording, Share()), 0.0)
+    figures.write(tmp_path / "kill-sweep.json")
+    assert list(tmp_path.iterdir()) == []
