@@ -168,7 +168,7 @@ def _make_again(scene: NodeScene) -> None:
 
 
 def _made_again_expected(wait: Wait) -> Expected:
-    whole = dict.fromkeys((*LABELS, PLUGIN, "cluster-tests/support/node")) | FRESH
+    whole = dict.fromkeys((*LABELS, PLUGIN, "cluster-tests/node")) | FRESH
     if wait.name == "reboot":
         return Expected(9, ASCEND_OLD, whole | dict.fromkeys(ASKED_FOR_REBOOT), is_silent=True)
     if wait.name == "safe-load":  # it watches the Node, and so sees it go

@@ -10,7 +10,7 @@ from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import COMPONENTS, Kubelet, Node, Operands
 from tests.support.control_plane.servers import NAMESPACE
 
-NODE_KEY = "cluster-tests/support/node"  # ties a DaemonSet to one node, so that nodes do not get each other's pods
+NODE_KEY = "cluster-tests/node"  # ties a DaemonSet to one node, so that nodes do not get each other's pods
 
 
 def create_node(
