@@ -70,7 +70,7 @@ class Kubelet:
     """
 
     def __init__(self, api: Api, node: str) -> None:
-        self.deletions: list[Deletion] = []
+        self._deletions: list[Deletion] = []
         self._api = api
         self._node = node
         self._changed = threading.Condition()
@@ -127,6 +127,16 @@ class Kubelet:
                 self._stop_times_s.pop(key, None)
             self._changed.notify_all()
 
+    def deletions(self) -> list[Deletion]:
+        """The pods that are gone. Waits until the watch has reported each that the API server no longer shows."""
+        with self._changed:
+            known = set(self._pods)
+        there = {pod["metadata"]["uid"] for pod in self._api.list("/api/v1/pods")}
+        with self._changed:
+            is_caught_up = self._changed.wait_for(lambda: not (known - there) & self._pods.keys(), PATIENCE_S)
+            assert is_caught_up, f"the watch of {self._node} does not report that {known - there} are gone"
+            return list(self._deletions)
+
     def _watch_pods(self) -> None:
         """List, then watch from there; list again whenever a watch ends, until stopped."""
         while True:
@@ -179,7 +189,8 @@ class Kubelet:
         with self._changed:
             pod = self._pods.pop(uid, None)
             if pod:
-                self.deletions.append(Deletion(pod.app, pod.name, uid, pod.asked_at_s, time.monotonic()))
+                self._deletions.append(Deletion(pod.app, pod.name, uid, pod.asked_at_s, time.monotonic()))
+                self._changed.notify_all()
 
     def _reap_pods(self) -> None:
         """Confirm each deletion when the pod's time to stop is over."""

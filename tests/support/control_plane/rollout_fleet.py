@@ -36,6 +36,12 @@ REVISION = "controller-revision-hash"
 UNDER_WAY = ("pod-restart-required", "reboot-required", "validation-required")
 ROLLOUTS = f"/apis/{GROUP}/v1alpha1/namespaces/{NAMESPACE}/driverrollouts"
 PATIENCE_S = 900.0
+IDLE = {("patch", "leases"), ("watch", "nodes"), ("watch", "pods")}
+"""What a controller asks for that has nothing to do."""
+
+MOST_LOOKS = 6
+"""For the beginning of the idle time: what can wait is written by then."""
+
 READY_S = 0.3
 """From a driver pod's binding until it is ready."""
 
@@ -273,6 +279,23 @@ class RolloutFleet:
     def requests(self, since: int) -> list[AuditRecord]:
         """What the controllers have asked for since a mark of the audit log."""
         return self.plane.audit(self.plane.rollout.name, since)
+
+    def renewals(self, since: int) -> int:
+        """How often controllers have patched the Lease since a mark of the audit log: each time they took turns."""
+        return sum((one.verb, one.resource) == ("patch", "leases") for one in self.requests(since))
+
+    def while_idle(self, renewals: int) -> set[tuple[str, str]]:
+        """What controllers ask for during so many renewals of the Lease, once two went by with nothing but `IDLE`."""
+
+        def during(count: int) -> set[tuple[str, str]]:
+            mark = self.plane.audit_mark()
+            wait_until(lambda: self.renewals(mark) >= count, f"{count} renewals of the Lease", every_s=0.1)
+            return {(one.verb, one.resource) for one in self.requests(mark)}
+
+        for _ in range(MOST_LOOKS):
+            if during(2) <= IDLE:
+                break
+        return during(renewals)
 
     def _daemon_set(self, image: str) -> Json:
         labels = {"app": self.name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.control_plane.api import Api, Json, status_of, wait_until
+from tests.support.control_plane.api import PATIENCE_S, Api, Json, status_of, wait_until
 from tests.support.control_plane.fault_routes import ROUTES, TEAM, Bystander, Scene
-from tests.support.control_plane.kubelet import COMPONENTS, NEVER, NodeFactory, OperandsFactory
+from tests.support.control_plane.kubelet import COMPONENTS, NEVER, Kubelet, NodeFactory, OperandsFactory
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane, ControlPlaneError, User, missing_assets
 from tests.support.fakes.pace import patient
 
@@ -56,13 +57,12 @@ def test_a_paused_label_deletes_the_pod_which_stays_until_its_kubelet_confirms(
     wait_until(lambda: made.running() == set(), "both pods terminating")
     (held,) = made.pods()["device-plugin"]
     assert held["metadata"]["deletionGracePeriodSeconds"] == 30
-    assert [d.app for d in target.kubelet.deletions] == ["metrics-exporter"]
+    assert [d.app for d in target.kubelet.deletions()] == ["metrics-exporter"]
 
     released_s = time.monotonic()
     target.kubelet.release("device-plugin")
     made.wait_gone()
-    wait_until(lambda: len(target.kubelet.deletions) == 2, "the kubelet's record of the second deletion")
-    last = target.kubelet.deletions[-1]
+    _, last = target.kubelet.deletions()
     assert (last.app, last.uid) == ("device-plugin", held["metadata"]["uid"])
     assert last.asked_at_s is not None
     assert released_s <= last.asked_at_s <= last.gone_at_s <= time.monotonic()
@@ -75,8 +75,28 @@ def test_a_pod_takes_as_long_to_stop_as_the_test_says(node: NodeFactory, operand
     paused_s = time.monotonic()
     target.set_labels({made.deploy_labels["device-plugin"]: PAUSED})
     made.wait_gone()
-    wait_until(lambda: target.kubelet.deletions, "the kubelet's record of the deletion")
-    assert 0.5 <= target.kubelet.deletions[0].gone_at_s - paused_s < patient(5.0)
+    (deletion,) = target.kubelet.deletions()
+    assert 0.5 <= deletion.gone_at_s - paused_s < patient(5.0)
+
+
+def test_what_a_test_sees_gone_is_recorded_even_where_the_watch_is_late(
+    node: NodeFactory, operands: OperandsFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget, is_asked = Kubelet._forget, threading.Event()
+
+    def forget_late(kubelet: Kubelet, uid: str) -> None:
+        assert is_asked.wait(PATIENCE_S)
+        forget(kubelet, uid)
+
+    monkeypatch.setattr(Kubelet, "_forget", forget_late)
+    target = node()
+    made = operands(target, ("device-plugin",))
+    target.set_labels({made.deploy_labels["device-plugin"]: PAUSED})
+    made.wait_gone()
+    soon = threading.Timer(0.1, is_asked.set)
+    soon.start()
+    assert [one.app for one in target.kubelet.deletions()] == ["device-plugin"]
+    soon.join()
 
 
 def test_a_restored_label_brings_a_new_pod(node: NodeFactory, operands: OperandsFactory) -> None:
@@ -99,7 +119,7 @@ def test_a_finalizer_keeps_a_pod_that_its_kubelet_has_confirmed(node: NodeFactor
     target.api.patch(path, {"metadata": {"finalizers": ["cluster-tests/keep"]}})
     target.set_labels({made.deploy_labels["device-plugin"]: PAUSED})
     wait_until(lambda: target.api.get(path)["metadata"].get("deletionGracePeriodSeconds") == 0, "the confirmation")
-    assert target.kubelet.deletions == []
+    assert target.kubelet.deletions() == []
     target.api.patch(path, {"metadata": {"finalizers": None}})
     made.wait_gone()
 

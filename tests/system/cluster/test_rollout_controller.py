@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.rollout_fleet import (
+    IDLE,
     RolloutFleet,
     most_under_way,
     restarted,
@@ -65,11 +66,7 @@ def test_a_rollout_goes_through_its_waves_in_few_writes_and_is_idle_afterwards(f
     assert sum(found.values()) - found["events"] <= 4 * NODES
     counts = fleet.status()["counts"]
     assert (counts["updated"], counts["total"]) == (NODES, NODES)
-    time.sleep(6.0)  # what can wait is written within some seconds
-    mark = fleet.plane.audit_mark()
-    time.sleep(12.0)
-    idle = {(one.verb, one.resource) for one in fleet.requests(mark)}
-    assert idle <= {("patch", "leases"), ("watch", "nodes"), ("watch", "pods")}, idle
+    assert fleet.while_idle(renewals=3) <= IDLE
     ended = controller.terminate()
     assert ended.code == 0, ended.err
 
@@ -87,7 +84,14 @@ def test_killed_in_the_middle_again_and_again_the_next_one_goes_on(fleet: Rollou
             "another node goes",
             120,
         )
-        time.sleep(chance.random())
+        since, more = fleet.plane.audit_mark(), chance.randrange(4)
+        wait_until(
+            lambda since=since, more=more: (  # type: ignore[misc]
+                writes(fleet.requests(since)).total() >= more or fleet.is_complete(new)
+            ),
+            f"{more} writes more",
+            120,
+        )
         assert controller.kill().code == -9
         controller = fleet.start()
     fleet.wait_complete(new)

@@ -5,7 +5,6 @@ Each successor goes on from what is on the objects: nothing is done twice, nothi
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -27,9 +26,6 @@ pytestmark = pytest.mark.submission
 
 NODES = 3
 RESTART = "pod-restart-required"
-QUIET_S = 2.0
-"""So long a controller that has nothing left to do is waited for."""
-
 MOST_KILLS = 200
 """Three times as many as it takes."""
 
@@ -61,14 +57,14 @@ def kill_at_each(fleet: RolloutFleet, fork_server: ForkServer, good: str, bad: s
     killed: Counter[str] = Counter()
     for when, names in islice(cycle(TURNS), MOST_KILLS):
         fleet.free_lease()
+        mark = fleet.plane.audit_mark()
         run = fleet.fork(fork_server, stops=tuple(f"{name} {when}" for name in names))
         run.wait_log("leading")
-        led_s = time.monotonic()
         wait_until(
-            lambda run=run, led_s=led_s: (
+            lambda run=run, mark=mark: (
                 run.has_stopped  # type: ignore[misc]
                 or run.has_ended
-                or (time.monotonic() > led_s + QUIET_S and fleet.is_complete(good) and bad in str(fleet.status()))
+                or (fleet.is_complete(good) and bad in str(fleet.status()) and fleet.renewals(mark) > 1)
             ),
             f"a write, or the end: {run.log}",
             240,
