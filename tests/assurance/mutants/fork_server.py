@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -20,8 +21,14 @@ from typing import NoReturn
 
 import hypothesis
 import pytest
+from _pytest.config import default_plugins
 
 LAST_LINES = 15
+PLUGINS = ("_hypothesis_pytestplugin", "hypothesis", "pyfakefs.pytest_plugin", "pytest_cov.plugin", "xdist.plugin")
+REWRITTEN = ("_hypothesis", "hypothesis", "pyfakefs", "pytest_cov", "xdist")
+"""How the modules begin that pytest takes for plugins."""
+LONG = ("asyncio", "kubernetes.client", "kubernetes.config", "tenacity", "unittest.mock", "xml.etree.ElementTree")
+"""Other modules that take long to import."""
 UNSHRUNK = "unshrunk"
 """Hypothesis' profile for CI, which leaves counterexamples as they are found. For `--hypothesis-profile`."""
 BROKEN = 70  # sysexits(3), EX_SOFTWARE
@@ -29,11 +36,11 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 def warm_up() -> None:
-    """Import what takes long."""
-    for name in ("_hypothesis_pytestplugin", "hypothesis", "kubernetes.client", "kubernetes.config", "tenacity"):
+    """Import what each run of pytest would import: its plugins, and what takes long."""
+    for name in (*PLUGINS, *(f"_pytest.{name}" for name in default_plugins), *LONG):
         importlib.import_module(name)
-    for name in [name for name in sys.modules if name.startswith(("hypothesis", "_hypothesis"))]:
-        sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"  # pytest would rather have imported its plugins, and says so
+    for name in [name for name in sys.modules if name.startswith(REWRITTEN)]:
+        sys.modules[name].__doc__ = "PYTEST_DONT_REWRITE"  # pytest would rather import its plugins itself, and warns
     # That a property fails is enough: to make its counterexample small takes longer than to find it.
     settings, phase = hypothesis.settings, hypothesis.Phase
     settings.register_profile(UNSHRUNK, settings.get_profile("ci"), phases=(phase.explicit, phase.generate))
@@ -99,6 +106,7 @@ def main() -> None:
     # The folder of this script would be searched for modules before the run's own.
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
     warm_up()
+    gc.freeze()  # no child looks through what all have in common
     for line in sys.stdin:
         print(json.dumps(run(**json.loads(line))), flush=True)
 
