@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -31,6 +32,8 @@ LONG = ("asyncio", "kubernetes.client", "kubernetes.config", "tenacity", "unitte
 """Other modules that take long to import."""
 UNSHRUNK = "unshrunk"
 """Hypothesis' profile for CI, which leaves counterexamples as they are found. For `--hypothesis-profile`."""
+MEMORY_LIMIT = 4 << 30
+"""In bytes, of a process: a loop without an end may fill a list."""
 BROKEN = 70  # sysexits(3), EX_SOFTWARE
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
@@ -78,6 +81,7 @@ def _be_pytest(root: str, arguments: list[str], limit_s: int, out: Path) -> NoRe
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(root)
         sys.path.insert(0, root)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
         signal.alarm(limit_s)
         status = int(pytest.main(arguments, plugins=[verdict]))
     except BaseException:  # noqa: BLE001  # said, and not taken for this process' own

@@ -10,6 +10,7 @@ import compileall
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,20 +18,26 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
 
 from tests.assurance.mutants.fork_server import UNSHRUNK
+from tests.assurance.mutants.line_mutants import LIMIT_S, LineMutant
 from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 FORK_SERVER = CHECKOUT / "tests/assurance/mutants/fork_server.py"
-COPIED = (PACKAGE, "scripts", "tests", "pyproject.toml")
+COPIED = (PACKAGE, "deploy", "docs", "images", "requirements", "scripts", "tests", "pyproject.toml")
+"""What unit tests read."""
 CONTROL_LIMIT_S = 3_600
+FAR_LIMIT_S = 900
 PATIENCE_S = "30"
 """For what tests wait for: on a sandbox it takes milliseconds, and who waits for it in vain has seen the mutant."""
+
+OF_THE_OUTER_RUN = ("PYTEST_", "HYPOTHESIS_", "COVERAGE_", "COV_")
+COMPILED_BY_PYTEST = re.compile(r"/test_[^/]*$")
 
 ALL_PASSED, SOME_FAILED, NO_END = 0, 1, None
 """Of pytest's exit statuses; any other says that it did not come to run the tests."""
@@ -66,7 +73,8 @@ class Bench:
         """Status and last lines of one run that ends with the first failure, or at `limit_s`."""
         assert self.fork_server.stdin is not None
         assert self.fork_server.stdout is not None
-        arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", f"--hypothesis-profile={UNSHRUNK}"]
+        arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "--run=release"]
+        arguments += [f"--hypothesis-profile={UNSHRUNK}"]
         arguments += [f"tests/{test}" for test in tests]
         request = {"root": str(self.root), "arguments": arguments, "limit_s": limit_s}
         self.fork_server.stdin.write(json.dumps(request) + "\n")
@@ -98,7 +106,7 @@ class Laboratory:
     def __enter__(self) -> Laboratory:
         self._stack = contextlib.ExitStack()
         for _ in range(self._jobs):
-            self._idle.put(self._stack.enter_context(_bench()))
+            self._idle.put(self._stack.enter_context(a_bench()))
         self._pool = self._stack.enter_context(ThreadPoolExecutor(self._jobs))
         return self
 
@@ -116,7 +124,7 @@ class Laboratory:
 
     def _verdict(self, mutant: Mutant) -> Verdict:
         begun = time.monotonic()
-        end, says = self._ended(mutant)
+        end, says = self._by_rule(mutant) if isinstance(mutant, LineMutant) else self._ended(mutant)
         return Verdict(mutant.name, end, time.monotonic() - begun, says)
 
     def _control(self, tests: tuple[str, ...]) -> str:
@@ -139,6 +147,26 @@ class Laboratory:
             return End.SURVIVED, f"passed all the same: {', '.join(mutant.tests)}"
         return End.BROKEN, f"the tests cannot be run (status {status}):\n{said}"
 
+    def _by_rule(self, mutant: LineMutant) -> tuple[End, str]:
+        """As `_ended`, of a mutant that was not made for its tests.
+
+        One that survives the nearest tests has to survive the farther ones too. One that cannot be imported, or comes
+        to no end, is killed if the same tests pass without it, and in a third of the time.
+        """
+        end, says = self._ended(mutant)
+        if end is End.SURVIVED and mutant.farther:
+            mutant = replace(mutant, tests=mutant.farther, limit_s=FAR_LIMIT_S)
+            end, says = self._ended(mutant)
+        if end is End.SURVIVED or end is End.KILLED:
+            return end, says
+        begun = time.monotonic()
+        if problem := self._control(mutant.tests):
+            return end, f"{says}; without it: {problem}"
+        seconds = time.monotonic() - begun
+        if end is End.NO_END and seconds > mutant.limit_s / 3:
+            return self._ended(replace(mutant, limit_s=round(3 * seconds) + LIMIT_S, hangs=True))
+        return End.KILLED, says.partition(":")[0]
+
     @contextlib.contextmanager
     def _taken(self) -> Iterator[Bench]:
         bench = self._idle.get()
@@ -149,13 +177,14 @@ class Laboratory:
 
 
 @contextlib.contextmanager
-def _bench() -> Iterator[Bench]:
+def a_bench() -> Iterator[Bench]:
     """A copy of what the tests need and a process that runs pytest there in children.
 
     What is not mutated is compiled once. No run writes a file for the cache, where two mutants of one second could be
-    taken for each other.
+    taken for each other. A run takes all cases and examples of its tests, whatever the environment asks pytest for.
     """
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TEST_PATIENCE_S": PATIENCE_S, "CI": "true"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_OUTER_RUN)}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "TEST_PATIENCE_S": PATIENCE_S, "CI": "true"}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for name in COPIED:
             source = CHECKOUT / name
@@ -163,7 +192,7 @@ def _bench() -> Iterator[Bench]:
                 shutil.copytree(source, Path(folder, name), ignore=shutil.ignore_patterns(".hypothesis"))
             else:
                 shutil.copy2(source, folder)
-        compileall.compile_dir(folder, quiet=1)
+        compileall.compile_dir(folder, quiet=1, rx=COMPILED_BY_PYTEST)
         process = subprocess.Popen(
             [sys.executable, str(FORK_SERVER)],
             stdin=subprocess.PIPE,

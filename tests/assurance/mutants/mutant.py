@@ -29,6 +29,14 @@ class Mutant:
     limit_s: int = 600
     hangs: bool = False
 
+    def files(self) -> set[str]:
+        """The files of its module and its tests, below the checkout."""
+        return {f"{PACKAGE}/{self.path}", *(f"tests/{test.partition('::')[0]}" for test in self.tests)}
+
+    def shown(self) -> str:
+        """The place and the change, for a reader."""
+        return f"{PACKAGE}/{self.path}: {self.breaks}"
+
     def mutated(self, root: Path) -> str:
         """What becomes of the module in the package below `root`. Raises NoLongerAppliesError."""
         source = (root / PACKAGE / self.path).read_text()

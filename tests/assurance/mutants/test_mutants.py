@@ -17,13 +17,20 @@ import pytest
 from tests.assurance.mutants import __main__ as command
 from tests.assurance.mutants.catalogue import MUTANTS
 from tests.assurance.mutants.fork_server import BROKEN
-from tests.assurance.mutants.laboratory import FORK_SERVER, SOME_FAILED, End, Laboratory, Verdict
-from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
+from tests.assurance.mutants.laboratory import CHECKOUT, FORK_SERVER, SOME_FAILED, End, Laboratory, Verdict, a_bench
+from tests.assurance.mutants.line_mutants import LineMutant
+from tests.assurance.mutants.mutant import PACKAGE, NoLongerAppliesError
 
 pytestmark = pytest.mark.submission
 
-
 FITTING = MUTANTS["value-overflow"]
+
+
+def by_rule(first: str) -> LineMutant:
+    """The line below the imports of the future, changed, with the tests of FITTING."""
+    search = "from __future__ import annotations\n"
+    at = (CHECKOUT / PACKAGE / FITTING.path).read_text().index(search)
+    return LineMutant("by-rule", "", FITTING.path, search, first, FITTING.tests, at=at)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +54,14 @@ def begun(request: pytest.FixtureRequest, laboratory: Laboratory, is_shared: boo
     return {mutant.name: laboratory.verdict(mutant) for mutant in wanted}
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_killed(name: str, begun: Mapping[str, Future[Verdict]], laboratory: Laboratory) -> None:
     ended = (begun[name] if name in begun else laboratory.verdict(MUTANTS[name])).result()
     assert ended.end is End.KILLED, f"{MUTANTS[name].breaks}: {ended.says}"
 
 
+@pytest.mark.release
 def test_without_any_mutant_the_same_tests_pass(laboratory: Laboratory) -> None:
     assert laboratory.control(MUTANTS.values()).result() == ""
 
@@ -73,6 +82,40 @@ def test_a_mutant_that_is_of_no_use_is_told(
 ) -> None:
     ended = laboratory.verdict(replace(FITTING, **change)).result()
     assert (ended.end, says in ended.says) == (end, True), ended.says
+
+
+def test_a_run_takes_every_case_whatever_the_environment_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--run=quick --cases=1 -k 'not test_last'")
+    with a_bench() as bench:
+        marks = "@pytest.mark.release\n@pytest.mark.parametrize('case', range(9))\n"
+        test = f"import pytest\n\n{marks}def test_last(case):\n    assert case != 8\n"
+        (bench.root / "tests/unit/test_all.py").write_text(test)
+        status, said = bench.pytest(["unit/test_all.py"], 60)
+    assert (status, "1 failed, 8 passed" in said) == (SOME_FAILED, True), said
+
+
+@pytest.mark.parametrize(
+    ("first", "end"),
+    [("pass", End.SURVIVED), ("raise ImportError", End.KILLED), ("from __future__ import annotations", End.SURVIVED)],
+)
+def test_a_mutant_made_by_rule_is_killed_if_it_cannot_be_imported(laboratory: Laboratory, first: str, end: End) -> None:
+    ended = laboratory.verdict(by_rule(f"{first}\n")).result()
+    assert ended.end is end, ended.says
+
+
+@pytest.mark.release
+def test_a_mutant_made_by_rule_that_comes_to_no_end_is_killed(laboratory: Laboratory) -> None:
+    sleeps = replace(by_rule("__import__('time').sleep(3600)\n"), limit_s=15)
+    ended = laboratory.verdict(sleeps).result()
+    assert (ended.end, ended.says) == (End.KILLED, "the tests come to no end within 15 s")
+
+
+def test_a_mutant_made_by_rule_is_killed_by_a_farther_test(laboratory: Laboratory) -> None:
+    at = (CHECKOUT / PACKAGE / FITTING.path).read_text().index(FITTING.search)
+    near = ("unit/pods/test_labels.py::test_only_the_forms_that_managers_write_count_as_paused",)
+    mutant = LineMutant("far", "", FITTING.path, FITTING.search, FITTING.replace, near, at=at, farther=FITTING.tests)
+    assert laboratory.verdict(mutant).result().end is End.KILLED
+    assert laboratory.verdict(replace(mutant, farther=())).result().end is End.SURVIVED
 
 
 HANGING = replace(
@@ -112,11 +155,12 @@ def test_the_working_tree_is_never_touched(tmp_path: Path) -> None:
         FITTING.apply(tmp_path)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
-def test_every_mutant_names_a_promise_and_its_tests(mutant: Mutant) -> None:
-    assert mutant.breaks
-    assert mutant.tests
-    assert mutant.search != mutant.replace
+def test_what_is_near_the_last_changes_is_killed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mutants", "--draw"])
+    with capfd.disabled():
+        assert command.main() == 0
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(["no-such"], "no such mutant"), (["--jobs", "0"], "--jobs")])

@@ -1,0 +1,223 @@
+"""Mutants made by rule from any line: comparisons, and/or, not, return, flags."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.assurance.mutants.equivalents import EQUIVALENTS
+from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
+
+OPPOSITES = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
+LIMIT_S = 60
+FARTHER = 40
+"""Files of tests that a mutant has to survive beyond the nearest ones. They take two minutes of a processor."""
+IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w., ]+))", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class LineMutant(Mutant):
+    """A mutant whose `search` stands at offset `at` of its module: what is `before` on `line` becomes `after`.
+
+    `tests` are the unit tests that import the module most directly, `farther` the next ones that depend on it.
+    """
+
+    at: int = 0
+    line: int = 0
+    before: str = ""
+    after: str = ""
+    farther: tuple[str, ...] = ()
+
+    def shown(self) -> str:
+        """The place and the change, for a reader."""
+        lines = [f"  - {line}" for line in self.before.split("\n")] + [f"  + {line}" for line in self.after.split("\n")]
+        return "\n".join([f"{PACKAGE}/{self.path}:{self.line}", *lines])
+
+    def mutated(self, root: Path) -> str:
+        """What becomes of the module in the package below `root`. Raises NoLongerAppliesError."""
+        source = (root / PACKAGE / self.path).read_text()
+        if not source.startswith(self.search, self.at):
+            raise NoLongerAppliesError(f"{self.name}: {PACKAGE}/{self.path} has changed")
+        return source[: self.at] + self.replace + source[self.at + len(self.search) :]
+
+    @property
+    def lines(self) -> set[int]:
+        """The lines that it replaces."""
+        return set(range(self.line, self.line + self.search.count("\n") + 1))
+
+    def key(self) -> tuple[str, str, str]:
+        """What declares it equivalent in EQUIVALENTS."""
+        return self.path, self.before, self.after
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The text from offset `start` to `end` becomes `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+def line_mutants(checkout: Path, path: str) -> list[LineMutant]:
+    """All of a module that unit tests reach, by line, without what is declared equivalent. `path` is below the package.
+
+    The name is path, line and a number on this line, such as core/swap/settling.py:41:2.
+    """
+    return [one for one in every_line_mutant(checkout, path) if one.tests and one.key() not in EQUIVALENTS]
+
+
+@cache
+def every_line_mutant(checkout: Path, path: str) -> list[LineMutant]:
+    """All of a module, with those that are declared equivalent."""
+    source = (checkout / PACKAGE / path).read_text()
+    tests, farther = unit_tests_of(checkout, path)
+    found: list[LineMutant] = []
+    of_line: dict[int, int] = defaultdict(int)
+    for edit in sorted(edits(source), key=lambda edit: (edit.start, edit.end, edit.text)):
+        start, end = source.rfind("\n", 0, edit.start) + 1, source.find("\n", edit.end)
+        line = source.count("\n", 0, start) + 1
+        end = len(source) if end < 0 else end
+        of_line[line] += 1
+        found.append(
+            LineMutant(
+                f"{path}:{line}:{of_line[line]}",
+                "a changed line is tested",
+                path,
+                source[edit.start : edit.end],
+                edit.text,
+                tests,
+                LIMIT_S,
+                at=edit.start,
+                line=line,
+                before=source[start:end].strip(),
+                after=(source[start : edit.start] + edit.text + source[edit.end : end]).strip(),
+                farther=farther,
+            )
+        )
+    return found
+
+
+def edits(source: str) -> Iterator[Edit]:
+    """What can be changed in a module. Decorators stay: a class that is not frozen does the same."""
+    tree = ast.parse(source)
+    place = _Places(source)
+    left_out = {
+        id(inner)
+        for node in ast.walk(tree)
+        for decorator in getattr(node, "decorator_list", ())
+        for inner in ast.walk(decorator)
+    }
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
+        start, end = place.span(node)
+        match node:
+            case ast.Compare(left, ops, operands):
+                for left, operator, right in zip([left, *operands], ops, operands, strict=False):  # noqa: B020
+                    yield from place.between(left, operator, right)
+            case ast.BoolOp(operator, operands):
+                for left, right in itertools.pairwise(operands):
+                    yield from place.between(left, operator, right)
+            case ast.UnaryOp(ast.Not()):
+                yield Edit(start, start + len("not "), "")
+            case ast.Return(value) if value is not None and not isinstance(value, ast.Constant):
+                yield Edit(start, end, "return None")
+            case ast.Constant(bool() as flag):
+                yield Edit(start, end, str(not flag))
+
+
+class _Places:
+    """Offsets in a source of what its tree gives by line and byte."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._lines = source.split("\n")
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line) + 1)
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Start and end, 0 and 0 of a node without a place."""
+        if not isinstance(node, (ast.expr, ast.stmt)):
+            return 0, 0
+        return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno or 0, node.end_col_offset or 0)
+
+    def between(self, left: ast.expr, operator: ast.AST, right: ast.expr) -> Iterator[Edit]:
+        """The operator between two operands becomes its opposite."""
+        token, other = OPPOSITES[type(operator)]
+        first, last = self.span(left)[1], self.span(right)[0]
+        found = list(re.finditer(rf"(?<![\w<>=!]){token}(?![\w<>=!])", self._source[first:last]))
+        if len(found) == 1:  # none or two where a comment is between them
+            yield Edit(first + found[0].start(), first + found[0].end(), other)
+
+    def _offset(self, line: int, byte: int) -> int:
+        return self._starts[line - 1] + len(self._lines[line - 1].encode()[:byte].decode())
+
+
+def unit_tests_of(checkout: Path, path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The files of unit tests that import a module most directly, and the next that depend on it, below tests/.
+
+    Those come first that are named after the module, then those that import little else.
+    """
+    importers, sizes = _importers(checkout)
+    stem, reached, seen, levels = Path(path).stem, {f"{PACKAGE}/{path}"}, set[str](), list[list[str]]()
+    while reached:
+        seen |= reached
+        tests = [file.removeprefix("tests/") for file in reached if re.match(r"tests/unit/.*/test_\w+\.py", file)]
+        tests.sort(key=lambda test: (stem not in test, sizes["tests/" + test], test))
+        if tests:
+            levels.append(tests)
+        reached = {importer for file in reached for importer in importers[file]} - seen
+    nearest, *others = levels or [[]]
+    return tuple(nearest), tuple(itertools.chain.from_iterable(others))[:FARTHER]
+
+
+@cache
+def _importers(checkout: Path) -> tuple[dict[str, set[str]], dict[str, int]]:
+    """By file, the files that import it, and how many it imports."""
+    files = [file for root in (PACKAGE, "tests/unit", "tests/support") for file in (checkout / root).rglob("*.py")]
+    modules = {_module(file.relative_to(checkout)): file.relative_to(checkout).as_posix() for file in files}
+    importers: dict[str, set[str]] = defaultdict(set)
+    sizes: dict[str, int] = {}
+    for file in files:
+        importer = file.relative_to(checkout).as_posix()
+        imported = {modules[name] for name in _imported(file.read_text()) if name in modules}
+        sizes[importer] = len(imported)
+        for one in imported:
+            importers[one].add(importer)
+    return importers, sizes
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imported(source: str) -> Iterable[str]:
+    """The names that may be modules, also those in tables of what is imported when needed."""
+    yield from re.findall(rf'"({PACKAGE}(?:\.\w+)+)"', source)
+    for origin, names, plain in IMPORT.findall(source):
+        yield from re.findall(r"[\w.]+", plain)
+        for name in re.findall(r"\w+", names):
+            yield f"{origin}.{name}"
+        if origin:
+            yield origin

@@ -1,0 +1,287 @@
+"""What a submission draws, in small repositories; and that what was begun is judged."""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from tests.assurance.mutants import __main__ as command
+from tests.assurance.mutants import line_mutants
+from tests.assurance.mutants.changes import base_commit, changed_lines, head_commit
+from tests.assurance.mutants.draw import Draw, draw, try_in_time
+from tests.assurance.mutants.laboratory import End, Verdict
+from tests.assurance.mutants.line_mutants import edits, every_line_mutant, unit_tests_of
+from tests.assurance.mutants.mutant import Mutant
+from tests.support.selection import Share
+
+PODS = '''"""Pods."""
+
+from __future__ import annotations
+
+
+def is_due(age_s: int, limit_s: int) -> bool:
+    return age_s > limit_s
+
+
+def names_of_the_pods_that_are_due(ages: dict[str, int], limit_s: int) -> list[str]:
+    return [name for name, age_s in ages.items() if is_due(age_s, limit_s)]
+'''
+FILES = {
+    "driver_manager/core/pods.py": PODS,
+    "driver_manager/core/nodes.py": "from driver_manager.core import pods\n\nMOST_PODS = 3\n",
+    "tests/unit/core/test_pods.py": "from driver_manager.core.pods import is_due\n\n\ndef test_one():\n    assert 1\n",
+    "tests/unit/core/test_nodes.py": "from driver_manager.core.nodes import MOST_PODS\n",
+    "tests/assurance/mutants/some_mutants.py": "SOME = ()\n",
+}
+POD = Mutant("pod", "a", "core/pods.py", "age_s > limit_s", "True", ("unit/core/test_pods.py::test_one",))
+NODE = Mutant("node", "b", "core/nodes.py", "3", "4", ("unit/core/test_nodes.py",))
+CATALOGUE = (POD, NODE)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with one commit."""
+    root = tmp_path / "checkout"
+    root.mkdir()
+    git(root, "init", "--quiet")
+    commit(root, FILES)
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", root, "-c", "user.name=t", "-c", "user.email=t@t", *arguments], check=True)
+
+
+def commit(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "a change")
+
+
+def changed(root: Path) -> dict[str, set[int]]:
+    base = base_commit(root, "HEAD~1")
+    assert base
+    return changed_lines(root, base)
+
+
+def drawn(root: Path, ref: str = "HEAD~1") -> Draw:
+    return draw(CATALOGUE, root, ref, Share(1, 2))
+
+
+# what has changed
+
+
+def test_a_changed_line_has_its_number(checkout: Path) -> None:
+    commit(checkout, {"driver_manager/core/pods.py": PODS.replace("> limit_s", ">= limit_s")})
+    assert changed(checkout) == {"driver_manager/core/pods.py": {7}}
+
+
+def test_a_change_that_is_not_committed_counts(checkout: Path) -> None:
+    (checkout / "driver_manager/core/nodes.py").write_text("MOST_PODS = 4\n")
+    assert changed_lines(checkout, head_commit(checkout)) == {"driver_manager/core/nodes.py": {1}}
+
+
+def test_lines_that_moved_to_another_file_have_not_changed(checkout: Path) -> None:
+    head, moved = PODS.split("\n\n\ndef names")
+    files = {"driver_manager/core/pods.py": f"{head}\n", "driver_manager/core/due.py": f"def names{moved}"}
+    commit(checkout, files)
+    assert changed(checkout) == {}
+
+
+def test_lines_that_moved_and_changed_have_changed(checkout: Path) -> None:
+    head, moved = PODS.split("\n\n\ndef names")
+    moved = moved.replace("if is_due", "if not is_due")
+    commit(checkout, {"driver_manager/core/pods.py": f"{head}\n", "driver_manager/core/due.py": f"def names{moved}"})
+    assert changed(checkout)["driver_manager/core/due.py"] == {2}
+
+
+def test_a_renamed_file_has_not_changed(checkout: Path) -> None:
+    (checkout / "driver_manager/domain").mkdir()
+    git(checkout, "mv", "driver_manager/core/pods.py", "driver_manager/domain/pods.py")
+    commit(checkout, {"driver_manager/core/nodes.py": "from driver_manager.domain import pods\n\nMOST_PODS = 3\n"})
+    assert changed(checkout) == {}
+
+
+def test_a_line_that_is_gone_changes_its_file(checkout: Path) -> None:
+    commit(
+        checkout,
+        {
+            "tests/unit/core/test_pods.py": "from driver_manager.core.pods import is_due\n\n\n"
+            "def test_one():\n    pass\n"
+        },
+    )
+    assert changed(checkout) == {"tests/unit/core/test_pods.py": {5}}
+    commit(checkout, {"driver_manager/core/pods.py": PODS.partition("\n\ndef names")[0]})
+    assert changed(checkout) == {"driver_manager/core/pods.py": set()}
+
+
+def test_texts_comments_and_imports_are_no_change(checkout: Path) -> None:
+    commit(checkout, {"driver_manager/core/pods.py": f"# pods\n{PODS}".replace("Pods.", "Of pods.\n\nAll.\n")})
+    assert changed(checkout) == {}
+
+
+# the draw
+
+
+def test_without_a_base_only_the_share_is_drawn(checkout: Path) -> None:
+    commit(checkout, {"driver_manager/core/pods.py": PODS.replace(">", ">=")})
+    shallow = checkout.parent / "shallow"
+    git(checkout, "clone", "--quiet", "--depth=1", checkout.as_uri(), str(shallow))
+    one = drawn(shallow)
+    assert (one.changed, one.lines, one.share) == ([], [], [POD])
+    assert "HEAD~1 is no commit here" in str(one)
+    outside = checkout.parent / "outside"
+    outside.mkdir()
+    assert drawn(outside).share == [POD]
+
+
+def test_mutants_near_a_change_come_first_and_in_turn(checkout: Path) -> None:
+    commit(checkout, {"driver_manager/core/nodes.py": "MOST_PODS = 4\nHAS_PODS = True\n"})
+    one = drawn(checkout)
+    assert [mutant.name for mutant in one.in_turn()] == ["node", "core/nodes.py:2:1", "pod"]
+    assert "seed " + head_commit(checkout) in str(one)
+    assert "1 in the catalogue, by changed modules and tests\n    node\n" in str(one)
+
+
+def test_a_changed_test_draws_its_mutant_but_none_by_rule(checkout: Path) -> None:
+    commit(checkout, {"tests/unit/core/test_pods.py": "def test_one():\n    assert 2\n"})
+    assert (drawn(checkout).changed, drawn(checkout).lines) == ([POD], [])
+
+
+def test_a_new_mutant_is_drawn(checkout: Path) -> None:
+    commit(checkout, {"tests/assurance/mutants/some_mutants.py": 'SOME = (Mutant("node", "b"),)\n'})
+    assert drawn(checkout).changed == [NODE]
+
+
+def test_the_commit_decides_the_order(checkout: Path) -> None:
+    many = [Mutant(f"pod-{number}", "a", "core/pods.py", "", "", ()) for number in range(50)]
+    orders = []
+    for text in ("MOST_PODS = 4\n", "MOST_PODS = 5\n"):
+        commit(checkout, {"driver_manager/core/nodes.py": text})
+        one, again = (draw(many, checkout, "HEAD", Share()).share for _ in range(2))
+        assert one == again
+        orders.append(one)
+    assert orders[0] != orders[1]
+    assert sorted(one.name for one in orders[0]) == sorted(one.name for one in many)
+
+
+def test_a_line_that_is_declared_equivalent_is_not_drawn(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(checkout, {"driver_manager/core/nodes.py": "from driver_manager.core import pods\n\nHAS_PODS = True\n"})
+    key = ("core/nodes.py", "HAS_PODS = True", "HAS_PODS = False")
+    assert [mutant.key() for mutant in drawn(checkout).lines] == [key]
+    monkeypatch.setattr(line_mutants, "EQUIVALENTS", {key: "nobody reads it"})
+    assert drawn(checkout).lines == []
+
+
+# the time
+
+
+class Slow:
+    """A laboratory in which each mutant takes ten seconds and survives if its name says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def verdict(self, mutant: Mutant) -> Future[Verdict]:
+        self.now += 10
+        ended: Future[Verdict] = Future()
+        ended.set_result(Verdict(mutant.name, End(mutant.breaks), 10, "it passed"))
+        return ended
+
+
+@pytest.mark.parametrize(("seconds", "begun"), [(0, 0), (1, 1), (10, 1), (20, 1), (21, 2), (1000, 4)])
+def test_what_does_not_fit_into_the_time_is_not_begun(seconds: int, begun: int) -> None:
+    slow = Slow()
+    mutants = [Mutant(str(number), "killed", "", "", "", ()) for number in range(4)]
+    outcome = try_in_time(mutants, slow.verdict, 1, seconds, lambda: slow.now)
+    assert [one.mutant for one in outcome.verdicts] == [one.name for one in mutants[:begun]]
+    assert outcome.left_out == mutants[begun:]
+
+
+class Laboratory(Slow):
+    """In the place of the real one."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__()
+        assert jobs == 1
+
+    def __enter__(self) -> Laboratory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def test_a_survivor_fails_the_run_and_is_shown(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Laboratory", Laboratory)
+    killed, other = replace(POD, breaks="killed"), replace(NODE, breaks="killed")
+    (first,) = (
+        replace(one, breaks="survived")
+        for one in every_line_mutant(checkout, "core/pods.py")
+        if one.name.endswith(":7:2")
+    )
+    assert command.tried(Draw("", [killed], [first], [other]), 1, end=float("inf")) == 1
+    shown = capsys.readouterr().out
+    assert (
+        "driver_manager/core/pods.py:7\n"
+        "  - return age_s > limit_s\n"
+        "  + return age_s >= limit_s\n"
+        "  survived: it passed\n"
+        "  again: scripts/mutants core/pods.py:7:2\n"
+        "mutants: 2 of 3 killed\n"
+    ) in shown
+    assert command.tried(Draw("", [killed], [], [other]), 1, end=float("inf")) == 0
+
+
+# by rule
+
+
+@pytest.mark.parametrize(
+    ("line", "after"),
+    [
+        ("x = a < b", ["x = a <= b"]),
+        ("x = a <= b < c", ["x = a < b < c", "x = a <= b <= c"]),
+        ("x = (a) == (b)", ["x = (a) != (b)"]),
+        ("x = 'é' + a is not b", ["x = 'é' + a is b"]),
+        ("x = a not in b", ["x = a in b"]),
+        ("x = a and not b", ["x = a or not b", "x = a and b"]),
+        ("x = a or b or c", ["x = a and b or c", "x = a or b and c"]),
+        ("x = (a  # or\n    or b)", []),
+        ("f(check=False)", ["f(check=True)"]),
+        ("@dataclass(frozen=True)\nclass A: pass", []),
+        ("def f(): return a + b", ["def f(): return None"]),
+        ("def f(): return 1", []),
+    ],
+)
+def test_what_becomes_of_a_line(line: str, after: list[str]) -> None:
+    found = sorted(edits(line), key=lambda edit: edit.start)
+    assert [line[: edit.start] + edit.text + line[edit.end :] for edit in found] == after
+
+
+def test_the_nearest_tests_are_those_that_import_the_module(checkout: Path) -> None:
+    commit(checkout, {"driver_manager/core/main.py": 'TABLE = {"nodes": "driver_manager.core.nodes"}\n'})
+    commit(checkout, {"tests/unit/core/test_main.py": "from driver_manager.core.main import (\n    TABLE,\n)\n"})
+    assert unit_tests_of(checkout, "core/pods.py") == (
+        ("unit/core/test_pods.py",),
+        ("unit/core/test_nodes.py", "unit/core/test_main.py"),
+    )
+
+
+@pytest.mark.parametrize(("place", "numbers"), [("", [1, 2]), (":2", [2]), (":3", [])])
+def test_a_mutant_made_by_rule_has_its_place_as_name(
+    checkout: Path, place: str, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "CHECKOUT", checkout)
+    names = [mutant.name for mutant in command.named(f"core/pods.py:7{place}")]
+    assert names == [f"core/pods.py:7:{number}" for number in numbers]
