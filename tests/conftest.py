@@ -10,6 +10,7 @@ import kubernetes.client
 import pytest
 
 from tests.support import selection
+from tests.support.costs import Costs
 from tests.support.failures import Failures
 
 UNCOUNTED = ("fuzz", "mutants", "checks")
@@ -35,8 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Report each failure at once, and read the options."""
+    """Report each failure at once, what the slow tiers cost at the end, and read the options."""
     config.pluginmanager.register(Failures())
+    config.pluginmanager.register(Costs(), Costs.__name__)
     selection.configure(config)
 
 

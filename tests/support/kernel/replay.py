@@ -21,6 +21,13 @@ class ReplayedCase(pytest.Function):
 
     line = 0  # of the guest test in its file, counted from 0
 
+    @property
+    def inside_s(self) -> float:
+        """How long it took in the guest, in seconds of its clock."""
+        report = self.funcargs.get("guest_report")
+        case = report.cases.get(self.nodeid) if isinstance(report, guest.GuestReport) else None
+        return case.duration_s if case else 0.0
+
     def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
         """Where it stands: the guest test's file, not the replaying function's."""
         return self.path, self.line, self.name
@@ -30,7 +37,7 @@ class GuestModule(pytest.Module):
     """A file of guest tests: collected as usual for their names, but yielding replayed cases."""
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        """One replayed case per test function.
+        """One replayed case per test function, with its markers, which decide whether a run takes it.
 
         Raises CollectError for anything but a function, and for one that could run on a host (see guest_kernel).
         """
@@ -42,6 +49,7 @@ class GuestModule(pytest.Module):
                     f"{found.name} does not use the fixture {GUARD}: nothing keeps it off a real host"
                 )
             case: ReplayedCase = ReplayedCase.from_parent(self, name=found.name, callobj=replaying(found.nodeid))
+            case.own_markers = list(found.own_markers)
             case.line = found.reportinfo()[1] or 0
             yield case
 
