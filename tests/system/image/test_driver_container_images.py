@@ -14,6 +14,8 @@ from tests.support.docs.markdown import DOCS
 from tests.support.fakes.driver_packages import run_file, write_deb
 from tests.support.image import builder
 
+pytestmark = pytest.mark.release
+
 PAGE = DOCS / "driver-containers.md"
 KERNEL = "6.1.0-18-amd64"
 TREE = {f"lib/modules/{KERNEL}/modules.dep": b"", f"lib/modules/{KERNEL}/updates/x.ko": b"x"}

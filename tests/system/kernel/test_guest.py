@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import subprocess
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import pytest
 
 from tests.support.kernel import driver_roots, guest_fixtures, inside, mounts, results, silence, tools
 from tests.support.kernel.guest import GuestReport
-from tests.support.kernel.replay import ReplayedCase, refuse, replaying
+from tests.support.kernel.replay import GuestModule, ReplayedCase, refuse, replaying
 
 NODE_ID = "tests/system/kernel/guest_tests/test_x.py::test_it"
 PROPERTY = f'<properties><property name="{results.NODE_ID_PROPERTY}" value="{NODE_ID}"/></properties>'
@@ -107,7 +108,7 @@ class Machine:
         return 0
 
     def told(self) -> int:
-        return sum(at_s <= self.now_s for at_s in self._words)
+        return bisect.bisect_right(self._words, self.now_s)
 
     def outcome(self) -> int | None:
         return silence.wait_while_told(self, self.told, 100.0, lambda: self.now_s)
@@ -143,6 +144,14 @@ def test_guest_tests_are_replayed_here_and_never_run(request: pytest.FixtureRequ
     assert all(isinstance(item, ReplayedCase) for item in of_guest)
     # pytest needs a line to report a skip.
     assert all(item.reportinfo()[1] is not None for item in of_guest)
+
+
+def test_a_replayed_case_has_the_markers_of_its_guest_test(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    file = tmp_path / "test_marked.py"
+    file.write_text("import pytest\n@pytest.mark.release\ndef test_it(guest_kernel): pass\n")
+    (case,) = GuestModule.from_parent(request.session, path=file).collect()
+    assert isinstance(case, ReplayedCase)
+    assert case.get_closest_marker("release")
 
 
 def test_what_runs_on_the_guests_node_belongs_to_both_tiers(request: pytest.FixtureRequest) -> None:

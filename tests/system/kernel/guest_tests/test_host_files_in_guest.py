@@ -15,7 +15,7 @@ from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.host_documents import DOCUMENTS, PATHS, HostDocument, roots_of
 from tests.support.kernel.guest_fixtures import COMMAND_TIMEOUT_S
 
-pytestmark = pytest.mark.usefixtures("guest_kernel")
+pytestmark = [pytest.mark.usefixtures("guest_kernel"), pytest.mark.release]
 
 NEW = "the new one" * 1_000
 PAGE_BYTES = 4096

@@ -32,6 +32,8 @@ from tests.support.node.other_team import CLIENT, NAMESPACE, OtherTeam
 from tests.support.node.patience import wait_until
 from tests.support.node.runs import last_words
 
+pytestmark = pytest.mark.release
+
 OPERAND, EXPORTER, BYSTANDER = "device-plugin", "exporter", "bystander"
 WITH_DEVICE_OPEN = f"exec 3<{DEVICE}; trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 OPENING_DEVICE = f"trap 'exit 0' TERM; while [ ! -e {DEVICE} ]; do sleep 1; done; {WITH_DEVICE_OPEN}"
