@@ -19,7 +19,7 @@ CLAIMS = "cluster-tests/resource-claims"
 DRA_GROUP = "resource.k8s.io"
 DEVICE_CLASS = "npu.rebellions.ai"
 
-_NEW_POLICY, _OLD_POLICY = "policy/v1", "policy/v1beta1"
+NEW_POLICY, OLD_POLICY = "policy/v1", "policy/v1beta1"
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,17 @@ def _pod_with_claims(pod: Json) -> Json:
 def is_eviction(request: ApiRequest) -> bool:
     """Whether it is an eviction that 1.20 would refuse with 400."""
     is_create = (request.target.verb, request.target.resource) == ("create", "pods/eviction")
-    return is_create and isinstance(request.body, dict) and request.body.get("apiVersion") == _NEW_POLICY
+    return is_create and isinstance(request.body, dict) and request.body.get("apiVersion") == NEW_POLICY
 
 
 def old_eviction(body: Json) -> Json:
     """The body for 1.20: the same in policy/v1beta1."""
-    return {**body, "apiVersion": _OLD_POLICY}
+    return {**body, "apiVersion": OLD_POLICY}
 
 
 def new_eviction(body: Json) -> Json:
     """An answer of 1.20 to an eviction, as today's server gives it."""
-    return {**body, "apiVersion": _NEW_POLICY} if body.get("apiVersion") == _OLD_POLICY else body
+    return {**body, "apiVersion": NEW_POLICY} if body.get("apiVersion") == OLD_POLICY else body
 
 
 def dra_definitions() -> list[Json]:

@@ -22,6 +22,7 @@ from tests.support.control_plane.exchanges import Exchange, ExchangeLog
 from tests.support.control_plane.fault_script import to_text
 from tests.support.control_plane.faults import Fault, Script
 from tests.support.control_plane.hangups import Hangups
+from tests.support.control_plane.old_server import OLD_POLICY
 from tests.support.control_plane.proxy_connection import Connection, Stage
 from tests.support.control_plane.proxy_identity import GOOD, Identity
 from tests.support.control_plane.servers import ControlPlane
@@ -37,7 +38,8 @@ class Proxy:
     """Listens on loopback, or at `address`, for as long as the context lasts; any number of clients may use it.
 
     With `certificates` (file and key by name, one of them `good`) it speaks TLS, without them plain HTTP. `users` names
-    who a bearer token stands for. Leaving the context ends whatever is open, within `CLOSE_LIMIT_S` seconds.
+    who a bearer token stands for. `policy` is the API version of the evictions that the server knows. Leaving the
+    context ends whatever is open, within `CLOSE_LIMIT_S` seconds.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Proxy:
         users: Mapping[str, str] | None = None,
         faults: Iterable[Fault] = (),
         address: tuple[str, int] | None = None,
+        policy: str = OLD_POLICY,
     ) -> None:
         self._address = address
+        self._policy = policy
         self._is_encrypted = bool(certificates)
         self.identity = Identity(certificates or {}, users or {})
         self._changed = threading.Condition()
@@ -80,6 +84,7 @@ class Proxy:
             self._hangups,
             self._closing,
             self.go_away,
+            self._policy,
         )
         self._acceptor = threading.Thread(target=self._accept, name="proxy-acceptor")
         self._acceptor.start()

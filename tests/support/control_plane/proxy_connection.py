@@ -40,7 +40,14 @@ from tests.support.control_plane.faults import (
     Silence,
 )
 from tests.support.control_plane.hangups import Hangups, wait_for_hangup
-from tests.support.control_plane.old_server import CLAIMS, is_eviction, new_eviction, old_eviction, with_claims
+from tests.support.control_plane.old_server import (
+    CLAIMS,
+    OLD_POLICY,
+    is_eviction,
+    new_eviction,
+    old_eviction,
+    with_claims,
+)
 from tests.support.control_plane.proxy_identity import Identity
 
 HOLD_LIMIT_S = 300.0
@@ -73,6 +80,8 @@ class Stage:
     closing: threading.Event
     go_away: Callable[[float], None]
     """End every connection, and refuse new ones for so many seconds."""
+    policy: str
+    """The API version of the server's evictions."""
 
 
 class _Exchange:
@@ -203,7 +212,8 @@ class Connection(BaseHTTPRequestHandler):
         if self._stage.identity.is_expired(self._token):
             unknown = Answer(401, "Unauthorized")
             return self._reply(exchange, unknown.status, _scripted_headers(unknown), _encoded(unknown.body()))
-        response = self._ask(request, _encoded(old_eviction(request.body)) if is_eviction(request) else raw)
+        is_renamed = is_eviction(request) and self._stage.policy == OLD_POLICY
+        response = self._ask(request, _encoded(old_eviction(request.body)) if is_renamed else raw)
         exchange.served(response.status)
         is_stream = request.is_watch and response.status == 200
         data = b"" if is_stream else response.read()
@@ -211,7 +221,7 @@ class Connection(BaseHTTPRequestHandler):
             raise _HungUp
         if is_stream:
             return self._stream(exchange, response)
-        data = _rewritten(data, new_eviction) if is_eviction(request) else _with_claims(data)
+        data = _rewritten(data, new_eviction) if is_renamed else _with_claims(data)
         return self._reply(exchange, response.status, _passed_on(response.headers.items()), data)
 
     def _end_before(self, action: Action) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.support.control_plane.api import Api, Json
+from tests.support.node import releases
 from tests.support.node.namespaces import Namespaces
 from tests.support.node.node_init import NAME
 
@@ -62,6 +63,10 @@ class Access:
         ca.write_text(credentials.ca)
         self._folder.mkdir(exist_ok=True)
         self.api = Api(f"https://127.0.0.1:{port}", ca, credentials.tokens["admin"])
+
+    def policy(self) -> str:
+        """The API version of disruption budgets and evictions that the server has."""
+        return releases.policy_of(self.api.get("/apis/policy"))
 
     def kubeconfig(self, role: str, server: str = f"https://127.0.0.1:{PORT}") -> str:
         """The path, inside of the node, of a self-contained kubeconfig for one of the users."""

@@ -1,7 +1,7 @@
 """Owns the control plane inside of a test node: etcd, API server, controllers, scheduler, and the door to them.
 
-Pods reach it as `kubernetes.default` at 10.0.0.1:443, through the tests' proxy, which gives this old server the
-eviction of today's. Everything else talks to port 6443. Must not import the product.
+Pods reach it as `kubernetes.default` at 10.0.0.1:443, through the tests' proxy, which gives a server that is older than
+policy/v1 the eviction of today's. Everything else talks to port 6443. Must not import the product.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Self
 
 from tests.support.control_plane import audit
 from tests.support.control_plane.certificates import Authority
+from tests.support.node import releases
 from tests.support.node.access import PORT, SEEN_INSIDE, USERS, Access, Credentials
 from tests.support.node.doorway import Doorway
 from tests.support.node.namespaces import Daemon, Namespaces, NodeTierError
@@ -100,13 +101,17 @@ class ControlPlane(Access):
             "--use-service-account-credentials=false",
             f"--root-ca-file={inside / 'ca.crt'}",
             f"--service-account-private-key-file={key}",
-            "--port=0",
+            *self._without_plain_port("kube-controller-manager"),
         )
         scheduler = self._daemon(
-            "kube-scheduler", f"--kubeconfig={self.kubeconfig('scheduler')}", "--leader-elect=false", "--port=0"
+            "kube-scheduler",
+            f"--kubeconfig={self.kubeconfig('scheduler')}",
+            "--leader-elect=false",
+            "--bind-address=127.0.0.1",
+            *self._without_plain_port("kube-scheduler"),
         )
         words = [sys.executable, "-m", "tests.support.node.front", SERVICE_ADDRESS, f"https://127.0.0.1:{PORT}"]
-        words += [str(inside / "ca.crt"), str(certificate), str(key)]
+        words += [str(inside / "ca.crt"), str(certificate), str(key), self.policy()]
         self.front = Daemon(self._namespaces, "front", ["env", f"--chdir={CHECKOUT}", *words])
         for one in (controllers, scheduler, self.front):
             one.start()
@@ -121,7 +126,6 @@ class ControlPlane(Access):
             "--bind-address=0.0.0.0",
             f"--advertise-address={ADDRESS}",
             f"--secure-port={PORT}",
-            "--insecure-port=0",
             "--allow-privileged=true",
             f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}",
@@ -140,6 +144,10 @@ class ControlPlane(Access):
             "--audit-log-mode=blocking",
             "--audit-log-maxsize=4096",  # MiB; the default rotates the file at 100
         ]
+
+    def _without_plain_port(self, name: str) -> list[str]:
+        """Before 1.24 a program also serves without TLS, unless it is told not to."""
+        return releases.known_flags(self._assets / name, "--port=0")
 
     def _daemon(self, name: str, *arguments: str) -> Daemon:
         return Daemon(self._namespaces, name, [str(self._assets / name), *arguments])

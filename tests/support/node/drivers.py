@@ -55,7 +55,6 @@ INSTALL_S = 5
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _SETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
 _USERS = "/apis/apps/v1/namespaces/default/replicasets"
-_BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
 
 
 def stopping_after(seconds: int) -> str:
@@ -92,6 +91,7 @@ class Drivers:
         self.machine = machine
         self.api = machine.api
         self._run = machine.namespaces.root / "run"
+        self._budgets = f"/apis/{machine.access.policy()}/namespaces/default/poddisruptionbudgets"
         self.modules = machine.place.modules(machine.namespaces.root)
         self.version = ""
         self._extra: frozenset[str] = frozenset()
@@ -361,9 +361,9 @@ class Drivers:
         spec = {"replicas": replicas, "selector": selector, "template": template}
         self.api.post(_USERS, {"metadata": {"name": name}, "spec": spec})
         self._wait(lambda: len(self.users(name)) == replicas, f"{name} runs")
-        path = f"{_BUDGETS}/{name}"
+        path = f"{self._budgets}/{name}"
         self.api.post(
-            _BUDGETS, {"metadata": {"name": name}, "spec": {"minAvailable": min_available, "selector": selector}}
+            self._budgets, {"metadata": {"name": name}, "spec": {"minAvailable": min_available, "selector": selector}}
         )
         self._wait(lambda: "disruptionsAllowed" in self.api.get(path).get("status", {}), "the budget is in force")
         return path
@@ -375,7 +375,7 @@ class Drivers:
     def remove_users(self) -> None:
         """All of them, with their budgets."""
         names = [one["metadata"]["name"] for one in self.api.list(_USERS)]
-        for path in (f"{base}/{name}" for name in names for base in (_USERS, _BUDGETS)):
+        for path in (f"{base}/{name}" for name in names for base in (_USERS, self._budgets)):
             gone(lambda path=path: self.api.delete(path))  # type: ignore[misc]
         for name in names:
             self._wait(lambda name=name: not self.users(name), f"no pod of {name} runs")  # type: ignore[misc]

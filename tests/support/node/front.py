@@ -1,6 +1,7 @@
-"""The proxy between a node's pods and its API server, as a program in the node: `front.py ADDRESS SERVER CA CERT KEY`.
+"""The proxy between a node's pods and its API server, as a program in the node.
 
-Today's clients evict by policy/v1, which the old server has under another name only. Must not import the product.
+Its arguments are ADDRESS SERVER CA CERT KEY POLICY. Today's clients evict by policy/v1, which a server before 1.21 has
+under another name only; POLICY is the server's. Must not import the product.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from tests.support.control_plane.proxy_identity import GOOD
 
 def main() -> None:
     """Until it is killed."""
-    address, server, ca, certificate, key = sys.argv[1:]
-    with Proxy(server, Path(ca), {GOOD: (Path(certificate), Path(key))}, address=(address, 443)):
+    address, server, ca, certificate, key, policy = sys.argv[1:]
+    identity = {GOOD: (Path(certificate), Path(key))}
+    with Proxy(server, Path(ca), identity, address=(address, 443), policy=policy):
         signal.pause()
 
 

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from tests.support.control_plane.api import Api, Json
+from tests.support.node import releases
 from tests.support.node.containers import SOCKET
 from tests.support.node.namespaces import Daemon, Namespaces
 from tests.support.node.node_init import ADDRESS, NAME
@@ -24,6 +25,7 @@ class Kubelet:
 
     def __init__(self, namespaces: Namespaces, program: Path, kubeconfig: str, api: Api) -> None:
         self._api, self._say = api, namespaces.place.say
+        self.release = releases.Release.of(program)
         config = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -38,12 +40,13 @@ class Kubelet:
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
             "clusterDomain": "cluster.local",
+            **releases.kubelet_settings(self.release, SOCKET),
         }
         (namespaces.root / "etc/kubernetes").mkdir(exist_ok=True)
         (namespaces.root / "etc/kubernetes/kubelet.json").write_text(json.dumps(config))
         words = [str(program), "--config=/etc/kubernetes/kubelet.json", f"--kubeconfig={kubeconfig}"]
-        words += ["--container-runtime=remote", f"--container-runtime-endpoint=unix://{SOCKET}"]
-        words += ["--network-plugin=cni", f"--hostname-override={NAME}", f"--node-ip={ADDRESS}", "--v=2"]
+        words += releases.kubelet_flags(self.release, SOCKET)
+        words += [f"--hostname-override={NAME}", f"--node-ip={ADDRESS}", "--v=2"]
         self.daemon = Daemon(namespaces, "kubelet", words)
 
     def start(self) -> None:

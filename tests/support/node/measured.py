@@ -71,8 +71,9 @@ class Row:
 
 @dataclass
 class Table:
-    """The rows by action, and how busy the machine was at their beginning."""
+    """The rows by action, the kubelet's version, and how busy the machine was at their beginning."""
 
+    kubernetes: str
     rows: dict[Action, Row] = field(default_factory=dict)
     load: float = field(default_factory=lambda: os.getloadavg()[0])
     slower: float = field(default_factory=ratio)
@@ -98,6 +99,7 @@ class Table:
         """As it is kept."""
         rows = [self.rows[action].to_json() for action in Action if action in self.rows]
         return {
+            "kubernetes": self.kubernetes,
             "processors": len(os.sched_getaffinity(0)),
             "load": round(self.load, 1),
             "slower": round(self.slower, 1),
@@ -125,8 +127,9 @@ def as_markdown(measured: Json) -> str:
     rows = [(one["action"], one["kubelet"], one["end"], f"{one['seconds']:.1f}") for one in measured["rows"]]
     parts = [(one["part"], "yes" if one["ours"] else "", f"{one['seconds']:.2f}") for one in measured["parts"]]
     machine = (
-        f"One run on {measured['processors']} processors, load average {measured['load']} at its beginning; the start "
-        f"of an interpreter took {measured['slower']} times as long as on an idle machine."
+        f"One run of Kubernetes {measured['kubernetes']} on {measured['processors']} processors, load average "
+        f"{measured['load']} at its beginning; the start of an interpreter took {measured['slower']} times as long as "
+        "on an idle machine."
     )
     return f"{table(HEAD, rows)}\n\n{machine}\n\n{PARTS}\n\n{table(PARTS_HEAD, parts)}"
 
@@ -136,7 +139,7 @@ def upgrades_as_markdown(measured: Json) -> str:
     seconds = {one["action"]: f"{one['seconds']:.1f} s" for one in measured["rows"]}
     rows = [(action.value, seconds[action.value]) for action in (Action.OPERANDS, Action.USERS, Action.ROLLOUT)]
     rows += [(f"users without their device, {how}", f"{one['seconds']:.1f} s") for how, one in _ways(measured)]
-    return table(("what", "time"), rows)
+    return table((f"on Kubernetes {measured['kubernetes']}", "time"), rows)
 
 
 def _ways(measured: Json) -> Iterator[tuple[str, Json]]:
@@ -153,5 +156,8 @@ def windows_as_markdown(measured: Json) -> str:
         )
         for how, found in _ways(measured)
     ]
-    machine = f"On {measured['processors']} processors, load average {measured['windows']['load']} at the beginning."
+    machine = (
+        f"On Kubernetes {measured['kubernetes']} and {measured['processors']} processors, load average "
+        f"{measured['windows']['load']} at the beginning."
+    )
     return f"{table(WINDOWS_HEAD, rows)}\n\n{machine}"

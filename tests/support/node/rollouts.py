@@ -98,7 +98,7 @@ class Rollouts:
 @contextmanager
 def rollouts(drivers: Drivers) -> Iterator[Rollouts]:
     """The controllers run and one of them leads, until the context ends; then nothing of them is left."""
-    api, wanted = drivers.api, _objects()
+    api, wanted = drivers.api, _objects(drivers.machine.access.policy())
     try:
         for one in wanted:
             apply(api, one)
@@ -125,10 +125,10 @@ def _profile() -> str:
     return named.replace("namespace = ", "container_unloads = true\nnamespace = ", 1)
 
 
-def _objects() -> list[Json]:
-    """What deploy/ has for the controller, on a server that knows budgets under an older name."""
+def _objects(policy: str) -> list[Json]:
+    """What deploy/ has for the controller, on a server that knows budgets in the API version `policy`."""
     objects = copy.deepcopy(render("rebellions/rollout"))
-    only(objects, "PodDisruptionBudget")["apiVersion"] = "policy/v1beta1"
+    only(objects, "PodDisruptionBudget")["apiVersion"] = policy
     spec = only(objects, "Deployment")["spec"]["template"]["spec"]
     (controller,) = spec["containers"]
     env = {one["name"]: one for one in controller["env"]}

@@ -134,8 +134,9 @@ class Timeline:
         return wait_until(lambda: self._tasks().get((container_id, kind)), f"the {kind} of container {container_id}")
 
     def _read_pods(self) -> None:
-        for kind, pod in self._watch:
-            self._seen.append((time.time(), kind, pod))
+        for kind, seen in self._watch:
+            if "uid" in seen.get("metadata", {}):  # a Status has none: with one the server ends the watch
+                self._seen.append((time.time(), kind, seen))
 
     def _tasks(self) -> dict[tuple[str, str], float]:
         """When each container started and ended, as containerd has told so far."""

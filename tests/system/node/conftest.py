@@ -15,6 +15,7 @@ from tests.support.node import machine as machines
 from tests.support.node.drivers import OPERANDS, STOP_S, STOPPING_AT_GATE, Drivers, stopping_after
 from tests.support.node.machine import Machine
 from tests.support.node.measured import Action, Table
+from tests.support.node.releases import Release
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +39,7 @@ def able() -> None:
 @pytest.fixture(scope="session")
 def table(able: None) -> Iterator[Table]:
     """What the tests measure; written to build/node."""
-    made = Table()
+    made = Table(str(Release.of(machines.kubelet_program())))
     yield made
     made.write()
 
