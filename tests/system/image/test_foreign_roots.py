@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,8 +121,13 @@ def test_nothing_but_the_roots_own_libraries_is_loaded_and_what_is_to_be_preload
     assert any("libm" in path for path in mapped)
 
 
-def test_the_newer_tool_fails_without_its_own_loader_where_this_machine_is_older(releases: None) -> None:
-    """What the tests above would not see on a machine with a C library of its own that is new enough."""
-    ours = tuple(int(part) for part in (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[1].split("."))
-    done = run([str(tree(NEWER) / "usr/bin/head"), "--lines=1", "/dev/null"], timeout_s=TIMEOUT_S)
-    assert ours >= (2, 38) or (done.status == 1 and "GLIBC_2.38" in done.err)
+@pytest.mark.parametrize("sample", [by_reconcile, by_health_watch])
+def test_the_newer_tool_fails_without_its_own_loader(tmp_path: Path, releases: None, sample: Sample) -> None:
+    """Of two roots with one tool only that with the tool's own C library will do, whatever library this machine has."""
+    older = DriverRoot(tmp_path / "host", OLDER)
+    profile = older.profile("rebellions", TEXT["rebellions"])
+    assert profile.probe is not None
+    shutil.copy2(tree(NEWER) / "usr/bin/head", older.folder / f"usr/bin/{profile.probe.tool}")
+    result = sample(older, profile)
+    assert (result.health, result.is_tool_broken) == (Health.UNKNOWN, True), result
+    assert re.search(r"`GLIBC_2\.3\d' not found", result.reason), result
