@@ -17,6 +17,8 @@ from tests.support.kernel.results import NODE_ID_PROPERTY, UPTIME_PROPERTY, fram
 MARKER = "driver_manager.guest=1"
 RESULTS_PORT = Path("/dev/ttyS1")
 REBOOT_VARIABLE = "GUEST_REBOOT"
+SHARE_VARIABLE = "GUEST_SHARE"
+"""K/N: the share to run of what the guest's tests divide."""
 JUNIT_FILE = Path("/run/driver-manager-guest.xml")
 
 

@@ -22,12 +22,15 @@ from tests.support.costs import IN_GUEST, Cost, Costs
 from tests.support.image import builder
 from tests.support.kernel import far_plane, guest, guest_images, guest_node, tools
 from tests.support.kernel.containers import IMAGE_VARIABLE, WITHOUT_IMAGE_VARIABLE
-from tests.support.kernel.inside import REBOOT_VARIABLE
+from tests.support.kernel.inside import REBOOT_VARIABLE, SHARE_VARIABLE
 from tests.support.kernel.replay import GuestModule, ReplayedCase, refuse
 from tests.support.node import machine
+from tests.support.selection import share
 from tests.support.tiers import TierError
 
 IN_IMAGE = "test_image_in_guest.py"
+SHARES = 3
+"""Of the kill sweep over devices, of which each round runs the whole command four times."""
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -86,6 +89,7 @@ def guest_environment(probe_address: str, control_plane: ControlPlane) -> dict[s
     url = control_plane.url.replace("127.0.0.1", guest.HOST_ADDRESS)
     return {
         "GUEST_PROBE_ADDRESS": probe_address,
+        SHARE_VARIABLE: str(share(SHARES)),
         "GUEST_API_URL": url,
         "GUEST_API_CA": str(control_plane.ca),
         "GUEST_ADMIN_TOKEN": control_plane.admin.token,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ from tests.support.kernel.guest_vfio import (
     override_of,
     write,
 )
+from tests.support.kernel.inside import SHARE_VARIABLE
+from tests.support.selection import parsed
 
 pytestmark = pytest.mark.usefixtures("guest_kernel")
 
@@ -171,7 +174,7 @@ def test_a_group_that_is_not_viable_is_refused_before_the_first_change(edu: Comm
 def test_a_run_killed_at_its_effects_on_the_devices_is_finished_by_the_next(
     edu: Command, roots: DriverRoots, tmp_path: Path
 ) -> None:
-    """Both ways, each killed before every effect on devices and modules: overrides, unloads, loads, binds.
+    """Both ways, each killed before every effect of this share on devices and modules: override, unload, load, bind.
 
     The other effects, on files and on the Node, are what they are on any kernel: the kill sweep has them.
     """
@@ -183,7 +186,8 @@ def test_a_run_killed_at_its_effects_on_the_devices_is_finished_by_the_next(
     again = on_devices(effects(record))
     assert len(there) >= 6
     assert len(again) >= 5
-    for to_machines, to_containers in itertools.zip_longest(there, again, fillvalue=-1):
+    rounds = list(itertools.zip_longest(there, again, fillvalue=-1))
+    for to_machines, to_containers in parsed(os.environ[SHARE_VARIABLE]).of(rounds):
         say(f"killed at effects {to_machines} and {to_containers}, of {there} and {again}")
         killed = edu.recorded(record, TO_MACHINES, kill_at=to_machines)
         assert killed.code == (-9 if to_machines >= 0 else 0), (to_machines, killed.err)
