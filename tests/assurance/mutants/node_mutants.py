@@ -33,6 +33,14 @@ NODE_MUTANTS = (
         ("unit/swap/test_settling.py::test_a_release_names_what_there_is_to_undo_and_no_count_of_zero",),
     ),
     Mutant(
+        "lost-answer-not-fenced",
+        "a run that took the node by a patch whose answer was lost stops when another run takes over",
+        "core/swap/executor.py",
+        "            self._context.claim_what_is_ours()\n",
+        "",
+        ("unit/swap/test_fence.py::test_a_run_whose_taking_patch_got_no_answer_does_nothing_more_once_superseded",),
+    ),
+    Mutant(
         "stale-refusal",
         "if another run takes or releases the node during a preflight that fails, the run reads the facts again",
         "core/swap/reconcile.py",

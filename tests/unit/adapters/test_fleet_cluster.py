@@ -111,7 +111,6 @@ def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, mo
             fleet.server.store._compacted -= 1000
 
 
-@pytest.mark.submission
 def test_what_happens_between_two_watches_is_told(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_feed, "WATCH_S", 1.0)
     fleet.cluster.follow(frozenset({NODES}))
@@ -132,7 +131,6 @@ def labels_in(told: list[Change], seen: set[str]) -> set[str]:
     return seen
 
 
-@pytest.mark.submission
 def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(fleet: FleetOverHttp) -> None:
     fleet.cluster.follow(frozenset({NODES}))
     fleet.until_one(Listed)
@@ -153,7 +151,6 @@ def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(f
     assert fleet.told == [], "nothing was lost"
 
 
-@pytest.mark.submission
 def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
     fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +167,6 @@ def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
     fleet.until_one(Found)
 
 
-@pytest.mark.submission
 def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(
     fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,6 @@ def test_a_watch_that_is_cut_before_its_length_is_broken(api: Scripted) -> None:
         next(watch)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("name", in_pod.PROXIES)
 def test_where_a_proxy_is_to_be_asked_the_library_is_used(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,7 +105,6 @@ def test_where_a_proxy_is_to_be_asked_the_library_is_used(
     assert isinstance(load_client(None), Library)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(
     ("environ", "lost", "said"),
     [

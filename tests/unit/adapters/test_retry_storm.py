@@ -9,8 +9,6 @@ from driver_manager.domain import backoff
 from driver_manager.domain.backoff import LEAST_S, around_s, retry_s
 from tests.support.fakes.storm import BUDGET_S, CLIENTS, Outage, no_numbers, own_numbers, peak, requests_s
 
-pytestmark = pytest.mark.submission
-
 OUTAGES = [
     Outage(429, 5.0, retry_after_s=1),
     Outage(429, 5.0),

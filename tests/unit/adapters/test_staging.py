@@ -63,7 +63,6 @@ def test_a_complete_slot_is_left_alone_to_the_byte(host: SlotHost) -> None:
     assert changes(host) == before
 
 
-@pytest.mark.submission
 def test_killed_anywhere_the_slot_is_not_there_or_complete_and_the_next_one_ends_alike(host: SlotHost) -> None:
     for number in range(MOST_EFFECTS):
         ended = struck(Blow(number, host.tree.root), lambda: host.stage(NEW))
@@ -80,7 +79,6 @@ def test_killed_anywhere_the_slot_is_not_there_or_complete_and_the_next_one_ends
     assert 15 < number < MOST_EFFECTS - 1, "every effect was met"
 
 
-@pytest.mark.submission
 def test_a_disk_that_is_full_at_any_moment_leaves_nothing_and_is_said(host: SlotHost) -> None:
     def stage() -> None:
         with pytest.raises(PreflightFailed, match="not enough space for another driver in"):
@@ -183,7 +181,6 @@ def test_a_slot_that_does_not_match_its_record_is_said_and_replaced(host: SlotHo
     assert host.left_over() == []
 
 
-@pytest.mark.submission
 def test_a_slot_that_the_root_leads_to_is_replaced_without_a_gap(host: SlotHost) -> None:
     os.truncate(host.slot(OLD) / f"lib/modules/{KERNEL}/rebellions.ko", 3)
     for number in range(MOST_EFFECTS):

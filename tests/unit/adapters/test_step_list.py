@@ -251,14 +251,12 @@ def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
     assert lines[-2].startswith(f"{ERASE_LINE}done: driver")
 
 
-@pytest.mark.submission
 def test_without_colour_it_is_the_same_list(tmp_path: Path) -> None:
     said = reconciled(tmp_path, RUN, NO_COLOR="1")
     assert not COLOUR.search(said)
     assert ERASE_LINE + "✓ [1/" in said
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"LOG_FORMAT": "text", "NO_COLOR": "1"}], ids=["dumb", "told"])
 def test_a_dumb_terminal_or_a_wish_for_text_gets_plain_lines(tmp_path: Path, env: dict[str, str]) -> None:
     said = reconciled(tmp_path, RUN, **env)

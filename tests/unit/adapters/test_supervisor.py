@@ -240,7 +240,6 @@ def nothing(*_: object) -> None:
     return None
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
     [
@@ -327,7 +326,6 @@ class SuspendedClock(LoopClock):
             super().turn(end)
 
 
-@pytest.mark.submission
 def test_time_in_which_all_were_suspended_is_not_the_tools_fault(tool: StandIn) -> None:
     clock = SuspendedClock()
     slow = Supervisor(clock).run(["/bin/sh", "-c", "sleep 0.2; echo done"], {}, 5.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
 from pathlib import Path
 
@@ -40,7 +42,15 @@ def test_mounts_that_cannot_be_entered_are_named(tmp_path: Path) -> None:
     namespace.parent.mkdir(parents=True)
     namespace.write_text("")
     said = why_not_unmounted(tmp_path / "proc", "/x", tmp_path, 30.0)
-    assert said.startswith("its mounts cannot be entered: ")
+    assert said in [f"its mounts cannot be entered: {why}" for why in NO_MOUNT]
+
+
+def test_mounts_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    namespace = tmp_path / "proc/1/ns/mnt"
+    namespace.parent.mkdir(parents=True)
+    os.mknod(namespace, stat.S_IFSOCK | 0o600)  # open(2) refuses a socket, whoever asks
+    said = why_not_unmounted(tmp_path / "proc", "/x", tmp_path, 30.0)
+    assert said == "its mounts cannot be entered: No such device or address"
 
 
 def test_a_call_that_does_not_come_back_is_left_after_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

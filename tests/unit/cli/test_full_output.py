@@ -12,8 +12,6 @@ import pytest
 from driver_manager.domain.errors import ExitCode
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
-pytestmark = pytest.mark.submission
-
 REPOSITORY = Path(__file__).parents[3]
 TIMEOUT_S = 150.0
 FULL = "standard output cannot be written: No space left on device"

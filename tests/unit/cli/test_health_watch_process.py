@@ -171,7 +171,6 @@ def test_what_can_be_seen_of_a_wedge_is_on_the_hosts_disk(tree: AscendTree, star
     assert watch.end()[0] == 0
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(("folder", "count"), [("off", 0), ("/var/log/npu", 1)])
 def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, folder: str, count: int) -> None:
     tree.tool.be("critical")
@@ -185,7 +184,6 @@ def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, fol
     assert not (tree.root / "var/lib/driver-manager").exists()
 
 
-@pytest.mark.submission
 def test_a_process_that_does_not_answer_keeps_nobody_from_watching(tree: AscendTree, start: Start) -> None:
     tree.put("dev/davinci0", "")
     (tree.root / "proc/4711/fd").mkdir(parents=True)
@@ -215,7 +213,6 @@ def test_an_evidence_folder_that_is_no_path_is_refused(start: Start) -> None:
     assert "EVIDENCE_DIR is 'evidence', which is not a path on the host" in watch.lines[0]
 
 
-@pytest.mark.submission
 def test_a_killed_watch_goes_on_with_its_suspicion(tree: AscendTree, start: Start) -> None:
     tree.tool.be("critical")
     first = start("--interval", "2s")
@@ -239,7 +236,6 @@ def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, st
     assert Path(f"/proc/{pid}/cmdline").exists()
 
 
-@pytest.mark.submission
 def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree, start: Start) -> None:
     watch = start(*INTERVAL)
     watch.says("starting → healthy")
@@ -252,7 +248,6 @@ def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree,
     watch.says("suspect(2) → wedged")
 
 
-@pytest.mark.submission
 def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> None:
     port = free_port()
     watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")
@@ -272,7 +267,6 @@ def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> Non
     assert watch.end()[0] == 0
 
 
-@pytest.mark.submission
 def test_sighups_without_end_do_not_keep_it_from_watching(tree: AscendTree, start: Start) -> None:
     watch = start(*INTERVAL)
     watch.says("starting → healthy")

@@ -14,8 +14,6 @@ from tests.support.deploy.prometheus import Prometheus, free_port, prometheus
 from tests.support.fakes.fleet_processes import Processes
 from tests.support.fakes.fleet_scene import FleetScene
 
-pytestmark = pytest.mark.submission
-
 EXPOSED = b"""\
 # TYPE npu_errors gauge
 npu_errors{node="bad"} 3

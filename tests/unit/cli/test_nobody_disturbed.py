@@ -50,7 +50,6 @@ def untouched(node: ByHand) -> Any:
     return of_others(labels), of_others(notes), there.get("spec", {}).get("unschedulable", False)
 
 
-@pytest.mark.submission
 def test_a_process_of_the_host_is_named_by_all_commands_and_nobody_is_paused(
     node: ByHand, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,7 +75,6 @@ def test_a_process_of_the_host_is_named_by_all_commands_and_nobody_is_paused(
     assert node.tree.driver_version == NEW
 
 
-@pytest.mark.submission
 def test_after_a_failure_the_plan_says_until_when_and_no_wait_is_an_option(
     node: ByHand, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,6 @@ def test_a_rollout_by_the_real_command_and_its_end_by_sigterm(processes: Process
     assert processes.holder() == "", "the Lease is given back"
 
 
-@pytest.mark.submission
 def test_of_two_one_leads_and_the_other_takes_over_at_once(processes: Processes) -> None:
     first = processes.start()
     processes.until(lambda: any("leading" in line for line in processes.said(0)), "the first leads")
@@ -73,7 +72,6 @@ def get(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
-@pytest.mark.submission
 def test_it_says_over_http_how_it_is(processes: Processes) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

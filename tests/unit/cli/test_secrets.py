@@ -23,8 +23,6 @@ from driver_manager.sandbox.host_tree import HostTree
 from driver_manager.sandbox.scenarios import SCENARIOS
 from tests.support.fakes.scripted_api import NODE, Answer, Scripted
 
-pytestmark = pytest.mark.submission
-
 TOKEN, PASSWORD, VARIABLE, KEY = "geheim-token-4711", "geheim-password-4712", "geheim-variable-4713", "geheim-key-4714"
 SECRETS = (TOKEN, PASSWORD, VARIABLE, KEY)
 ENVIRONMENT = {"AWS_SECRET_ACCESS_KEY": VARIABLE, "DB_PASSWORD": VARIABLE, "GITHUB_TOKEN": VARIABLE}

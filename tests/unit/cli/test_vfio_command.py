@@ -57,7 +57,6 @@ def test_the_container_after_us_binds_where_it_is_to(native: Site) -> None:
     assert native.hand.tree.driver_version == "not loaded"
 
 
-@pytest.mark.submission
 def test_a_virtual_machine_keeps_its_device_and_is_named_on_the_way_back(
     bare: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +82,6 @@ def test_a_stuck_unbind_is_named_and_nothing_is_written(bare: Site, capfd: pytes
     assert bare.untouched() == before
 
 
-@pytest.mark.submission
 def test_what_is_mixed_is_finished_and_what_vfio_has_stays(native: Site) -> None:
     (native.hand.tree.root / f"sys/bus/pci/devices/{TWO}/driver").unlink()
     native.bus.attach(TWO, "vfio-pci", "vfio_pci")
@@ -128,7 +126,6 @@ def test_what_cannot_be_is_said_and_nothing_is_changed(
     assert native.untouched() == before
 
 
-@pytest.mark.submission
 def test_a_failure_before_the_unload_gives_everything_back(native: Site, capfd: pytest.CaptureFixture[str]) -> None:
     before = native.untouched()
     native.hand.tree.hold_device()

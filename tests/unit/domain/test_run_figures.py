@@ -126,7 +126,6 @@ def test_a_newer_version_and_wrong_fields_are_no_figures() -> None:
         assert decode(json.dumps({name: value for name, value in body.items() if name != key})) == RunFigures(), key
 
 
-@pytest.mark.submission
 @given(st.lists(RUNS, min_size=1, max_size=5))
 def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
     figures = after(*runs)

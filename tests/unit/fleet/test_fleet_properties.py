@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +73,6 @@ def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(
     live_through(rules, story)
 
 
-@pytest.mark.submission
 def test_the_same_in_stories_that_are_the_same_every_time() -> None:
     dice = random.Random(1)  # noqa: S311  # the same at every run
     for _ in range(80):
@@ -99,7 +97,6 @@ LACKS_AN_ANSWER: Story = [
 """A node fails for a target that is none any more by then, and has the new one."""
 
 
-@pytest.mark.submission
 @example(
     Policy(
         "driver",
@@ -127,7 +124,6 @@ def test_facts_that_are_late_break_no_promise_either(rules: Policy, story: Story
     bring_to_its_end(world)
 
 
-@pytest.mark.submission
 @given(policies, events)
 def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Policy, story: Story) -> None:
     world = World(NAMES, rules, LABELS)
@@ -139,7 +135,6 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Polic
         world.tick(seconds)
 
 
-@pytest.mark.submission
 @given(policies)
 def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules: Policy) -> None:
     world = World(NAMES, replace(rules, max_unavailable=None), LABELS)
@@ -181,7 +176,6 @@ def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: Policy, sur
     check_quiet(world)
 
 
-@pytest.mark.submission
 @given(policies)
 @settings(max_examples=25)
 def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: Policy) -> None:

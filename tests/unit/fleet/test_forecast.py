@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -140,6 +141,27 @@ def test_a_window_is_waited_for(closed: windows.Schedule) -> None:
     day_s = 24 * 3600.0
     found = plan(of(nodes, schedule=closed), NOW_S)
     assert offsets(found) == {"b": 7200.0, "c": 10200.0, "d": 7200.0 + day_s}
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        ("2026-01-09T21:58:00", ["22:00", "22:01", "22:02"]),
+        ("2026-01-09T21:59:00", ["22:00", "22:01", "22:02"]),
+        ("2026-01-09T22:00:00", ["22:00", "22:01", "22:02"]),
+        ("2026-01-09T23:59:00", ["23:59", "00:00", "00:01"]),
+        ("2026-01-10T03:57:00", ["03:57", "03:58", "03:59"]),
+        ("2026-01-10T03:58:00", ["03:58", "03:59", "22:00"]),
+        ("2026-01-10T03:59:00", ["03:59", "22:00", "22:01"]),
+        ("2026-01-10T04:00:00", ["22:00", "22:01", "22:02"]),
+    ],
+)
+def test_no_node_is_expected_outside_a_window_over_midnight(when: str, expected: list[str]) -> None:
+    now_s = datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp()
+    before = node("a", DONE, record=record("a", began_s=now_s - 120.0, since_s=now_s - 60.0))
+    found = plan(of([before, *map(node, "bcd")], schedule=windows.parse("22:00-04:00")), now_s)
+    moments = [datetime.fromtimestamp(one.begins_s, UTC) for one in found.nodes if one.begins_s is not None]
+    assert [f"{moment:%H:%M}" for moment in moments] == expected
 
 
 HELD = {

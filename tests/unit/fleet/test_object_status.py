@@ -306,7 +306,6 @@ def test_the_first_status_is_written_at_once() -> None:
     assert worth({}, written()) is Worth.NOW
 
 
-@pytest.mark.submission
 @given(DECISIONS, STATUSES, st.floats(allow_nan=False))
 def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDecision, old: Json, now_s: float) -> None:
     status = status_of(decision, old, GENERATION, now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from driver_manager.domain.fleet.acts import MarkNode, Phase, RestartPod
 from driver_manager.domain.fleet.advance import advance
 from driver_manager.domain.fleet.holds import UNSEEN_S
 from driver_manager.domain.fleet.model import Fleet, Memory, UpgradeState, Wishes
+from driver_manager.domain.reboot import windows
 from tests.support.fakes.fleet_builders import (
     DAEMON_SET,
     NEW,
@@ -138,6 +140,24 @@ def test_outside_its_window_nobody_begins_until_it_may_be_open(closed: Any) -> N
     assert decision.again_s == NOW_S + 60.0
     assert closed.text in views(facts)["a"].reason
     assert begun(facts, NOW_S + 7200.0) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("when", "is_open"),
+    [
+        ("2026-01-09T21:59:59", False),
+        ("2026-01-09T22:00:00", True),
+        ("2026-01-09T23:59:59", True),
+        ("2026-01-10T00:00:00", True),
+        ("2026-01-10T03:59:59", True),
+        ("2026-01-10T04:00:00", False),
+    ],
+)
+def test_a_window_over_midnight_lets_nodes_begin_from_its_first_to_its_last_minute(when: str, is_open: bool) -> None:
+    now_s = datetime.fromisoformat(when).replace(tzinfo=UTC).timestamp()
+    facts = of(policy=policy(schedule=windows.parse("Mon-Fri 22:00-04:00")))
+    assert begun(facts, now_s) == (["a"] if is_open else [])
+    assert (advance(facts, now_s).outlook.phase is Phase.WAITING_FOR_WINDOW) is not is_open
 
 
 def test_who_is_under_way_is_shown_before_the_window(closed: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +67,6 @@ def all_is_well(world: World) -> None:
     assert world.looks.pods == {}
 
 
-@pytest.mark.submission
 @given(policies, events)
 @settings(max_examples=60)
 def test_whatever_happens_nobody_begins_without_a_result_and_everybody_is_done_in_the_end(

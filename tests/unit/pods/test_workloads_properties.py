@@ -191,7 +191,6 @@ def first_claim_only(pod: Pod, claims: Any, *rest: Any) -> list[str]:
     return list(pod.claims)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [

@@ -82,7 +82,6 @@ def test_an_api_server_that_fails_at_any_call_loses_nothing(point: tuple[int, in
     check_fault(point, after=after)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("point", CALLS)
 def test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on(point: tuple[int, int, str]) -> None:
     check_suspended(point)
@@ -143,7 +142,6 @@ BLOWS = st.tuples(
 )
 
 
-@pytest.mark.submission
 @settings(max_examples=400)
 @given(blows=st.lists(BLOWS, max_size=25), limit=st.integers(1, 2))
 def test_in_any_order_of_blows_no_two_reboot_at_once_none_is_lost_none_reboots_twice(
@@ -252,7 +250,6 @@ def without(guard: object) -> tuple[object, ...]:
 TAKE_SLOT = Rebooter._take_slot
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(
     ("target", "name", "mutant", "cases"),
     [

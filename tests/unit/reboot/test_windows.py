@@ -44,6 +44,45 @@ def test_a_window_is_open_on_its_days_between_its_hours(windows: str, when: str,
     assert parse(windows).is_open(at(when)) is is_open
 
 
+@pytest.mark.parametrize(
+    ("when", "is_open"),
+    [
+        ("2026-01-09T21:59:59", False),
+        ("2026-01-09T22:00:00", True),
+        ("2026-01-09T22:00:59", True),
+        ("2026-01-09T23:59:59", True),
+        ("2026-01-10T00:00:00", True),
+        ("2026-01-10T03:59:00", True),
+        ("2026-01-10T03:59:59", True),
+        ("2026-01-10T04:00:00", False),
+        ("2026-01-10T22:00:00", False),
+        ("2026-01-12T00:00:00", False),
+        ("2026-01-12T03:59:59", False),
+        ("2026-01-12T22:00:00", True),
+        ("2026-01-13T03:59:59", True),
+    ],
+)
+def test_a_window_over_midnight_opens_and_closes_on_the_minute(when: str, is_open: bool) -> None:
+    assert parse("Mon-Fri 22:00-04:00").is_open(at(when)) is is_open
+
+
+@pytest.mark.parametrize(
+    ("windows", "opens", "closes"),
+    [
+        ("Sun 23:59-00:01", "2026-01-04T23:59", "2026-01-05T00:01"),
+        ("Sun 23:59-24:00", "2026-01-04T23:59", "2026-01-05T00:00"),
+        ("Sun 23:00-00:00", "2026-01-04T23:00", "2026-01-05T00:00"),
+        ("Sun 00:01-00:00", "2026-01-04T00:01", "2026-01-05T00:00"),
+        ("Mon 00:00-00:01", "2026-01-05T00:00", "2026-01-05T00:01"),
+        ("Sat,Sun 12:00-11:59", "2026-01-03T12:00", "2026-01-04T11:59"),
+    ],
+)
+def test_a_window_beside_midnight_opens_and_closes_on_the_minute(windows: str, opens: str, closes: str) -> None:
+    schedule = parse(windows)
+    around = [schedule.is_open(at(edge) + shift_s) for edge in (opens, closes) for shift_s in (-1, 0)]
+    assert around == [False, True, True, False]
+
+
 def test_hours_are_those_of_the_zone_in_summer_and_in_winter() -> None:
     schedule = parse("02:00-03:00", BERLIN)
     assert schedule.is_open(at("2026-01-10T01:30"))

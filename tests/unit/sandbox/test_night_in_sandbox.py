@@ -29,8 +29,6 @@ from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.night import NIGHTS, Night, check, textfile
 from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
 
-pytestmark = pytest.mark.submission
-
 LIMIT_S = 120.0
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 
 from driver_manager.core.swap.context import RunContext
 from driver_manager.core.swap.fence import Fence
 from driver_manager.domain import journal as journals
-from driver_manager.domain.errors import ExitCode
+from driver_manager.domain.errors import Conflict, ExitCode
 from driver_manager.domain.journal import Owner
 from tests.support.fakes.broken import Case, check_caught
 from tests.support.fakes.builders import PROFILE
@@ -41,10 +41,24 @@ def take_over(world: World) -> None:
     world.host.claimed_by = OTHER
 
 
-def check_superseded(name: str, call: int, *, can_be_locked: bool = True) -> None:
+def lose_the_answer(world: World, name: str) -> None:
+    """Apply the patch that takes the node and lose its answer: the client sends it again and gets a conflict."""
+
+    def conflict() -> None:
+        raise Conflict("the Node changed since it was read", "Run again.")
+
+    calls = undisturbed_calls(name)
+    taking = calls.index("note") - 1
+    assert calls[taking] == "patch"
+    world.killer.at_call(taking, conflict, after=True)
+
+
+def check_superseded(name: str, call: int, *, can_be_locked: bool = True, is_answer_lost: bool = False) -> None:
     """Another run takes over at `call`. Raises AssertionError unless this one touches nothing any more."""
     world = SCENARIOS[name]()
     world.host.can_be_locked = can_be_locked
+    if is_answer_lost:
+        lose_the_answer(world, name)
     left: list[object] = []
 
     def act() -> None:
@@ -66,11 +80,17 @@ def check_superseded(name: str, call: int, *, can_be_locked: bool = True) -> Non
     assert replace(world.state(), files={}) == replace(state, files={})  # type: ignore[type-var]
 
 
-def taken_calls(name: str) -> range:
-    """Calls of an undisturbed run after which it has taken node and host, up to its last patch."""
+@cache
+def undisturbed_calls(name: str) -> tuple[str, ...]:
+    """The calls of an undisturbed run."""
     world = SCENARIOS[name]()
     world.run()
-    calls = world.killer.calls
+    return tuple(world.killer.calls)
+
+
+def taken_calls(name: str) -> range:
+    """Calls of an undisturbed run after which it has taken node and host, up to its last patch."""
+    calls = undisturbed_calls(name)
     last = max(number for number, called in enumerate(calls) if called == "patch")
     return range(calls.index("note") + 1, last)
 
@@ -86,13 +106,29 @@ def test_a_run_that_was_superseded_does_nothing_more(name: str) -> None:
         check_superseded(name, call, can_be_locked=False)
 
 
+def test_a_run_whose_taking_patch_got_no_answer_does_nothing_more_once_superseded() -> None:
+    name = "replace_by_manager"
+    world = SCENARIOS[name]()
+    lose_the_answer(world, name)
+    world.run()
+    claimed = world.killer.calls.index("note")
+    for call in range(claimed + 1, len(world.killer.calls) - 1):
+        check_superseded(name, call, is_answer_lost=True)
+        check_superseded(name, call, can_be_locked=False, is_answer_lost=True)
+
+
+@pytest.mark.parametrize("is_answer_lost", [False, True], ids=["answered", "answer lost"])
 @pytest.mark.parametrize("name", TAKING)
-def test_every_effect_on_the_driver_of_a_taken_node_is_owned(name: str) -> None:
+def test_every_effect_on_the_driver_of_a_taken_node_is_owned(name: str, is_answer_lost: bool) -> None:
     world = SCENARIOS[name]()
     owned: list[bool] = []
-    for number in range(undisturbed(name)[3]):
+    if is_answer_lost:
+        lose_the_answer(world, name)
+    for number in range(2 * undisturbed(name)[3]):
         world.killer.at_call(number, lambda: owned.append(world.host.is_owned))
-    world.run()
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.DONE
     for called, is_owned in zip(world.killer.calls, owned, strict=False):
         if called.startswith((*ON_DRIVER, *ON_DEVICES)):
             assert is_owned, called
@@ -107,7 +143,6 @@ def test_a_host_without_room_for_the_note_is_asked_for_by_the_node_and_said() ->
     assert [line for line in world.reporter.warnings if "re-reading the Node" in line]
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
     [

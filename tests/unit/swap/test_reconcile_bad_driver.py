@@ -71,7 +71,6 @@ def kill_twice_and_run_again(fault: str, first: int, second: int) -> World:
     return world
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_old_driver_is_back_after_two_kills_in_a_row(fault: str) -> None:
     effects = undisturbed(fault)[1]

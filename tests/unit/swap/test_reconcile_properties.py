@@ -66,7 +66,6 @@ def test_a_run_killed_at_any_effect_and_run_again_ends_like_an_undisturbed_one(
     check_killed(name, effect, after=after, new_pod=True)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(("name", "effect", "after"), ALL_KILLS)
 def test_a_reboot_between_the_kill_and_the_next_run_changes_nothing(name: str, effect: int, after: bool) -> None:
     check_killed(name, effect, after=after, reboot=True)
@@ -148,7 +147,6 @@ def calls_of(name: str) -> list[str]:
     return world.killer.calls
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: f"{edit[0].rpartition('/')[2]}={edit[1]}")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
@@ -158,7 +156,6 @@ def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
         check_edited(name, call, (edit,))
 
 
-@pytest.mark.submission
 @settings(max_examples=300)
 @given(
     name=st.sampled_from(TAKING),
@@ -172,13 +169,11 @@ def test_edits_survive_a_kill_too(
     check_edited(name, call, tuple(edits), kill)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_an_administrators_cordon_stays(name: str) -> None:
     check_cordoned_first(name)
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> None:
     for call in edit_points(name):
@@ -194,7 +189,6 @@ def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> N
         assert world.state().unschedulable is (seen == [False]), f"at call {call}"
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("name", TAKING)
 def test_labels_found_paused_without_a_journal_are_given_back(name: str) -> None:
     for kill in (None, *kill_points(name)):
@@ -208,7 +202,6 @@ def test_labels_found_paused_without_a_journal_are_given_back(name: str) -> None
         assert world.state().annotations == {}
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
     fresh = {PLUGIN: "true", EXPORTER: "false", "new": "node"}
@@ -226,7 +219,6 @@ def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
         assert not world.state().unschedulable
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("name", TAKING)
 def test_a_node_deleted_meanwhile_ends_the_run_with_a_usage_error_and_is_not_made_again(name: str) -> None:
     for call in range(calls_until_given_back(name)):
@@ -268,7 +260,6 @@ def all_seconds(name: str) -> list[Case]:
     ]
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in NOTHING_TAKEN])
 def test_a_second_run_is_refused_while_the_first_lives(name: str) -> None:
     for check in all_seconds(name):
@@ -345,7 +336,6 @@ MERGED, RETURNING = bindings.merged, vfio_return.returning
 ORIGINALS, RELEASE, TAKEN = label_rules.originals, node_patches.release, node_taking.taking
 
 
-@pytest.mark.submission
 @pytest.mark.parametrize(
     ("target", "name", "mutant", "cases"),
     [
