@@ -65,7 +65,8 @@ class Killer:
     def call(self, name: str, *, effect: bool = False) -> Generator[None, None, None]:
         """One call of a port; `effect` for one that changes the outside."""
         self.guard()
-        number, self.calls = len(self.calls), [*self.calls, name]
+        number = len(self.calls)
+        self.calls.append(name)
         self._fire(number, name, after=False)
         self.guard()
         index = len(self.effects)

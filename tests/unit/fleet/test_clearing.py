@@ -311,7 +311,7 @@ def all_is_well(world: ClearingWorld) -> None:
 
 
 @given(policies, events)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end(
     rules: Policy, story: Story
 ) -> None:

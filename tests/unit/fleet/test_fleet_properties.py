@@ -177,7 +177,7 @@ def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: Policy, sur
 
 
 @given(policies)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: Policy) -> None:
     world = World(NAMES, replace(rules, failure_threshold=1, on_halt=OnHalt.UNDO, max_unavailable=None), LABELS)
     heal(world)

@@ -68,7 +68,7 @@ def all_is_well(world: World) -> None:
 
 
 @given(policies, events)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_whatever_happens_nobody_begins_without_a_result_and_everybody_is_done_in_the_end(
     rules: Policy, story: Story
 ) -> None:

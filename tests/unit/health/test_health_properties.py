@@ -42,6 +42,7 @@ from tests.support.fakes.health_world import (
     WITHDRAWN,
     HealthWorld,
 )
+from tests.support.selection import examples
 
 THRESHOLD = 3
 DAY_TURNS = 24 * 60
@@ -208,7 +209,7 @@ def test_failures_of_a_driver_that_was_swapped_between_two_samples_do_not_count(
     live(parts, has_ready=has_ready, has_marker=True, turns=60)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(PARTS, min_size=1, max_size=30), st.booleans(), st.booleans())
 def test_a_day_with_random_faults(parts: list[Part], has_ready: bool, has_marker: bool) -> None:
     live(parts, has_ready=has_ready, has_marker=has_marker)

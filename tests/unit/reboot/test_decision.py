@@ -410,14 +410,14 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
         assert not seen.driver_problem
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(STATES)
 def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: RebootState) -> None:
     if decide(seen).act is RebootAct.NOTHING:
         assert is_idle(seen.snapshot, seen.record, "node-1")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(STATES)
 def test_a_dry_run_has_no_effect_whatever_it_sees(seen: RebootState) -> None:
     decision = decide(replace(seen, policy=replace(seen.policy, dry_run=True)))

@@ -49,6 +49,7 @@ from tests.support.fakes.reboot_checks import (
     undisturbed,
 )
 from tests.support.fakes.reboot_world import KEYS, Fleet, check_rebooted_once, unavailable
+from tests.support.selection import examples
 
 KILLS, CALLS, FAULTS = kill_points(), call_points(), call_points(*API_CALLS)
 
@@ -142,7 +143,7 @@ BLOWS = st.tuples(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(blows=st.lists(BLOWS, max_size=25), limit=st.integers(1, 2))
 def test_in_any_order_of_blows_no_two_reboot_at_once_none_is_lost_none_reboots_twice(
     blows: list[tuple[int, str, int, int]], limit: int

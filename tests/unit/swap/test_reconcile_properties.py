@@ -147,6 +147,7 @@ def calls_of(name: str) -> list[str]:
     return world.killer.calls
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: f"{edit[0].rpartition('/')[2]}={edit[1]}")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
@@ -156,7 +157,7 @@ def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
         check_edited(name, call, (edit,))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     name=st.sampled_from(TAKING),
     call=st.integers(0, 22),
