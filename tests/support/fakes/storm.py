@@ -19,9 +19,10 @@ from driver_manager.adapters.kube.client import KubeApi
 from driver_manager.adapters.kube.library import Library
 from driver_manager.domain.errors import ApiUnavailable
 from tests.support.fakes.clock import FakeClock, RecordingReporter
+from tests.support.selection import examples
 
 SLICE_S = 0.1
-CLIENTS = 1_000
+CLIENTS = examples(1_000)
 BUDGET_S = 60.0
 
 

@@ -41,6 +41,7 @@ def test_on_a_terminal_the_steps_are_a_live_list() -> None:
     assert "as expected: " in shown.text
 
 
+@pytest.mark.submission
 def test_in_a_pipe_each_step_is_a_line() -> None:
     done = piped("first-install")
     assert done.returncode == 0, done.stdout
@@ -48,12 +49,14 @@ def test_in_a_pipe_each_step_is_a_line() -> None:
     assert len(re.findall(r"^\d\d:\d\d:\d\d\.\d{3} \[\d/4\] ", done.stdout, re.MULTILINE)) == 4
 
 
+@pytest.mark.submission
 def test_a_holder_is_named_by_its_process() -> None:
     done = piped("held-device")
     assert done.returncode == 0, done.stdout
     assert "trainer (pid 4242) of trainer.service has /dev/rbln0 open; no pod was disturbed" in done.stdout
 
 
+@pytest.mark.submission
 def test_in_the_shell_the_commands_find_the_node_as_the_story_left_it() -> None:
     given = "driver-manager status\ndriver-manager holders\ndriver-manager restore --dry-run\necho left: $?\nexit 7\n"
     done = piped("held-device", "--shell", given=given)

@@ -11,6 +11,8 @@ from driver_manager.sandbox.scenarios import SCENARIOS
 
 STORY = SCENARIOS["clients"]
 
+pytestmark = pytest.mark.submission
+
 
 class Listener:
     """Keeps what is told, by chapter."""

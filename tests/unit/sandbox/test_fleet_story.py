@@ -79,6 +79,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
         yield Told(played.play.report(), played.watcher.course, played.show)
 
 
+@pytest.mark.submission
 def test_the_story_ends_as_it_is_told(told: Told) -> None:
     assert told.report.problems == []
     assert told.report.timeline
@@ -86,12 +87,14 @@ def test_the_story_ends_as_it_is_told(told: Told) -> None:
     assert (told.report.after.driver, told.report.after.digest) == (STORY.good.version, STORY.good.digest)
 
 
+@pytest.mark.submission
 def test_its_chapters_are_a_bad_driver_the_way_back_and_a_good_driver(told: Told) -> None:
     _, bad, look, back, good = told.show.chapters
     assert [word in title for word, title in (("status", look), ("undo", back))] == [True, True]
     assert [one.version in title for one, title in ((STORY.bad, bad), (STORY.good, good))] == [True, True]
 
 
+@pytest.mark.submission
 def test_the_runs_of_the_canary_are_real(told: Told) -> None:
     ends = [line for line in told.show.lines if "done: driver" in line or "error: module" in line]
     assert [STORY.bad.version in end for end in ends] == [False, False, False]
@@ -102,6 +105,7 @@ def test_the_runs_of_the_canary_are_real(told: Told) -> None:
     ]
 
 
+@pytest.mark.submission
 def test_each_change_is_told_once_and_the_last_picture_is_the_end(told: Told) -> None:
     assert len(told.show.news) == len(told.report.timeline)
     assert told.show.pictures[-1] == told.course.end
@@ -188,6 +192,7 @@ SPOILED: dict[str, tuple[str, Callable[[FleetCourse], FleetCourse]]] = {
 }
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize(("what", "spoil"), SPOILED.values(), ids=SPOILED.keys())
 def test_a_story_that_goes_otherwise_is_noticed(
     what: str, spoil: Callable[[FleetCourse], FleetCourse], told: Told
@@ -196,11 +201,13 @@ def test_a_story_that_goes_otherwise_is_noticed(
     assert [what in one for one in found].count(True) >= 1, found
 
 
+@pytest.mark.submission
 def test_every_promise_is_broken_by_one_of_them(told: Told) -> None:
     spoiled = [spoil(copy.deepcopy(told.course)) for _, spoil in SPOILED.values()]
     assert all(any(list(promise(STORY, course)) for course in spoiled) for promise in PROMISES)
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize(
     "change",
     [
