@@ -116,7 +116,7 @@ def test_items_there_is_no_time_for_are_named(others: set[str]) -> None:
         lambda limit_s: each_within(limit_s, 100.0, [3, 4], answered), lambda asked: bool(asked.lines)
     )
     assert (asked.lines, asked.stuck, asked.left) == ({3: ["3a"]}, [], [3, 4])
-    assert time.monotonic() - began_s < 30.0
+    assert time.monotonic() - began_s < 60.0  # all limits together are 25.5 s, and an item may stall for 100 s
     assert children() == others
 
 

@@ -116,6 +116,17 @@ def is_lean(process: subprocess.Popen[str]) -> bool:
     return b"rebooter_idle" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
 
 
+def looks_again(process: subprocess.Popen[str], times: int) -> None:
+    """Wait until an idle process has slept `times` times more, as it does between two looks (proc(5))."""
+
+    def slept() -> int:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+    before = slept()
+    wait_until(lambda: slept() >= before + times, f"{times} looks")
+
+
 def ended(process: subprocess.Popen[str]) -> list[str]:
     """SIGTERM; the messages of its log. It has to end within a second, and well."""
     began_s = time.monotonic()
@@ -131,7 +142,7 @@ def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node:
     process = node.start()
     wait_until(lambda: is_lean(process), "it is idle")
     before = len(node.asked())
-    time.sleep(0.5)  # ten looks
+    looks_again(process, 10)
     assert len(node.asked()) == before == 0
     watched = f"watching {ASCEND.paths.reboot_marker} every 0.05 s: no reboot is asked for"
     assert ended(process) == [watched, "terminated by SIGTERM"]
@@ -195,7 +206,7 @@ def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str)
     node.path(ASCEND.paths.reboot_marker).write_text(text)
     process = node.start()
     wait_until(lambda: is_lean(process), "it is idle")
-    time.sleep(0.3)  # several looks
+    looks_again(process, 6)
     assert is_lean(process)
     begin, said, end = ended(process)
     assert begin.startswith("watching ")
