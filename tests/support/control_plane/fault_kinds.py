@@ -206,6 +206,9 @@ Meant = Callable[[Cell, tuple[str, str]], bool]
 _WITHDRAWAL = ("managed", Asked("get", "nodes", 3))
 """Looks whether its request is still there: what cannot be taken back is one warning."""
 
+_RELEASES = {"full": 2, "rebind": 2, "first": 2, "vfio": 2, "evict": 3, "managed": 4}
+"""Which patch of the Node gives it back, by route: a JSON patch, of which 422 means that a test in it failed."""
+
 _SEES_ALL = ("evict", "managed")
 """Routes whose run may evict, and so does not do with the pods of its own namespace."""
 
@@ -223,9 +226,14 @@ _MEANINGS: tuple[tuple[Meant, int | None], ...] = (
     (lambda cell, what: cell.kind == "404" and what[1] == "nodes" and what[0] != "watch", USAGE),
     (lambda cell, what: cell.kind == "409" and what == ("patch", "nodes") and cell.is_lasting, UNAVAILABLE),
     (lambda cell, what: cell.kind == "409" and what == ("patch", "nodes"), None),
+    (lambda cell, what: cell.kind == "422" and _is_release(cell) and not cell.is_lasting, None),
     (lambda cell, what: cell.kind == "410" and what[0] == "watch", None),  # looked at anew, then watched again
     (lambda cell, what: cell.kind == "strange" and _is_first(cell), USAGE),
 )
+
+
+def _is_release(cell: Cell) -> bool:
+    return (cell.asked.verb, cell.asked.resource, cell.asked.nth) == ("patch", "nodes", _RELEASES.get(cell.route))
 
 
 def _is_rehearsed(cell: Cell) -> bool:
