@@ -35,7 +35,7 @@ def many_processes() -> Iterator[None]:
 
 def measure_holders(plane: ControlPlane, folder: Path, runs: int) -> list[float]:
     """Seconds of `driver-manager holders`, start of the process included, with one holder among all processes."""
-    command_runner = CommandRunner(plane, plane.agent_with_events, folder).with_upgrade()
+    command_runner = CommandRunner(plane, plane.agent_with_events, folder, is_forked=False).with_upgrade()
     command_runner.tree.hold_device()
     shipped = Path("driver_manager/profiles/rebellions.toml").read_text()
     own = folder / "own.toml"

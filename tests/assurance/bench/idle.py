@@ -39,7 +39,7 @@ def measure_rebooter(plane: ControlPlane, folder: Path) -> Idle:
         record = command_runner.tree.root / "var/lib/ascend/.rebooter.json"
         record.parent.mkdir(parents=True, exist_ok=True)
         record.write_text(encode(Record()))
-        running = command_runner.start(
+        running = command_runner.start_process(
             "rebooter", REBOOTER_INTERVAL=INTERVAL, NODE_NAME="bench", DRIVER_PROFILE="ascend"
         )
         pid = running.process.pid

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tests.assurance.bench.floor import floor_s
 from tests.assurance.bench.tools import quicken
-from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import Operands
 from tests.support.control_plane.many_nodes import COUNTED_OUT
 from tests.support.control_plane.objects import create_node, create_operands
@@ -45,7 +44,9 @@ def measure_peak(plane: ControlPlane, folder: Path) -> float:
 def _upgrade(plane: ControlPlane, folder: Path, through: tuple[str, ...] = ()) -> Sample:
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(plane.api(plane.admin))
-        command_runner = CommandRunner(plane, plane.agent_with_events, folder, through=through).with_upgrade()
+        command_runner = CommandRunner(
+            plane, plane.agent_with_events, folder, through=through, is_forked=False
+        ).with_upgrade()
         quicken(command_runner.tree, NEW)
         node = create_node(stack, api, {}, boot_id=command_runner.tree.boot_id)
         command_runner.node = node
@@ -58,8 +59,7 @@ def _upgrade(plane: ControlPlane, folder: Path, through: tuple[str, ...] = ()) -
             raise SystemExit(f"the run did not end as it has to: {ended.err}")
         if command_runner.tree.driver_version != NEW:
             raise SystemExit(f"the driver is {command_runner.tree.driver_version}")
-        wait_until(lambda: len(node.kubelet.deletions) == len(made.components), "every pod's end is recorded")
-        gone_s = max(deletion.asked_at_s or 0.0 for deletion in node.kubelet.deletions)
+        gone_s = max(deletion.asked_at_s or 0.0 for deletion in node.kubelet.deletions())
         records = plane.audit(plane.agent_with_events.name, since=mark)
         requests = sum(record.resource not in COUNTED_OUT for record in records)
         return Sample(requests, ended.at_s - gone_s, ended.took_s - POD_STOP_S, floor)

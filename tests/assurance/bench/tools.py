@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from driver_manager.sandbox.host_tree import HostTree
-from tests.support.control_plane.sweep.light_tools import lighten
+from tests.support.control_plane.light_tools import lighten
 
 RMMOD = """\
 #!/bin/sh

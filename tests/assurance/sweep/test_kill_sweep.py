@@ -16,10 +16,10 @@ from pathlib import Path as File
 import pytest
 
 from tests.support.control_plane.api import wait_until
+from tests.support.control_plane.light_tools import lighten
 from tests.support.control_plane.runner import JOURNAL, NEW, NEW_ROOT
 from tests.support.control_plane.sweep.figures import Figures
 from tests.support.control_plane.sweep.judging import judge
-from tests.support.control_plane.sweep.light_tools import lighten
 from tests.support.control_plane.sweep.outcome import outcome
 from tests.support.control_plane.sweep.paths import DEVICES, PATHS, Path
 from tests.support.control_plane.sweep.recording import Effect, Place

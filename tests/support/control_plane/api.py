@@ -44,8 +44,15 @@ Where a mutant is on trial what is waited for is sure not to come: there it is l
 """
 
 
+SELDOM_S = 0.1
+"""The longest pause between two looks of a wait that asks for no longer one."""
+
+
 def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:
-    """The first truthy value of `check`, asked every `every_s` seconds. AssertionError after `timeout_s` seconds."""
+    """The first truthy value of `check`. AssertionError after `timeout_s` seconds.
+
+    Asks after `every_s` seconds, and less often the longer it takes, as each request costs the machine some milliseconds.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
         value = check()
@@ -54,6 +61,7 @@ def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = PATI
         if time.monotonic() > deadline_s:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
         time.sleep(every_s)
+        every_s = max(every_s, min(1.25 * every_s, SELDOM_S))
 
 
 class Watch:

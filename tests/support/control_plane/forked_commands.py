@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.control_plane.api import wait_until
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, Ended
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, STARTED, Ended
 
 
 class ForkedCommand:
@@ -37,6 +37,10 @@ class ForkedCommand:
         """What it has logged so far."""
         path = self.folder / "err"
         return path.read_text() if path.exists() else ""
+
+    def said(self) -> str:
+        """The same."""
+        return self.log
 
     @property
     def calls(self) -> list[str]:
@@ -78,8 +82,10 @@ class ForkedCommand:
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> Ended:
-        """SIGKILL."""
-        os.kill(self.pid, signal.SIGKILL)
+        """SIGKILL; it may have ended, and nobody may have said so yet."""
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         return self.end()
 
     def terminate(self) -> Ended:
@@ -94,6 +100,8 @@ class ForkedCommand:
             done = self._changed.wait_for(lambda: self.has_ended, RUN_TIMEOUT_S)
         assert done, f"timed out after {RUN_TIMEOUT_S:g} s\n{self.log}"
         assert self._code is not None
+        if self in STARTED:
+            STARTED.remove(self)
         out, last = (self.folder / "out").read_text(), self._last_line.read_text()
         return Ended(self._code, out, self.log, last, self._at_s, self._at_s - self._began_s)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 RUN_TIMEOUT_S = 300.0
 """A run takes seconds; on a busy machine ten times as many."""
@@ -27,8 +28,28 @@ class Ended:
     took_s: float
 
 
-STARTED: list[Running] = []
-"""Every command that was started and not yet seen to end."""
+class Command(Protocol):
+    """A command under way, in a process of its own."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+
+    def said(self) -> str:
+        """What it has written to standard error so far."""
+
+    def end(self) -> Ended:
+        """Wait for its end (at most RUN_TIMEOUT_S)."""
+
+    def kill(self) -> Ended:
+        """SIGKILL."""
+
+    def terminate(self) -> Ended:
+        """SIGTERM, as the kubelet sends it."""
+
+
+STARTED: list[Command] = []
+"""Every command that a test began, or another one for it, and that was not yet seen to end."""
 
 
 class Running:
@@ -42,6 +63,11 @@ class Running:
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._err, text=True, env=dict(env)
         )
         STARTED.append(self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+        return self.process.poll() is not None
 
     def said(self) -> str:
         """What it has written to standard error so far."""

@@ -1,6 +1,7 @@
 """Runs the real command line as an init container would: own process, real API server, a host tree with stand-in kmod.
 
-Owns the process and its environment. The host tree is the sandbox's; nothing of the product runs in this process.
+The process is a fork of one that has imported the product, unless a test looks at its start or its memory. Owns the
+process and its environment. The host tree is the sandbox's; nothing of the product runs in this process.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.host_tree import HostTree
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import Node
-from tests.support.control_plane.processes import Ended, Running
+from tests.support.control_plane.light_tools import lighten
+from tests.support.control_plane.processes import STARTED, Command, Ended, Running
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.shown import Shown
@@ -29,7 +31,8 @@ PREFIX = "rebellions.ai/npu.deploy."
 class CommandRunner:
     """One node's host tree and the command line on it, which reaches the cluster through `proxy` if there is one.
 
-    It finds itself in a pod. `through` is a command that starts it.
+    It finds itself in a pod. `through` is a command that starts it. `is_forked`: without an interpreter's start of its
+    own, and the memory of the process that it was forked from.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class CommandRunner:
         *,
         proxy: Proxy | None = None,
         through: tuple[str, ...] = (),
+        is_forked: bool = True,
     ) -> None:
         self.through = through
+        self.is_forked = is_forked
         self._plane = plane
         self._user = user
         self._proxy = proxy
@@ -57,10 +62,19 @@ class CommandRunner:
         self.tree.load(OLD_ROOT)
         self.tree.record(OLD_DIGEST, OLD_ROOT, OLD)
         self.tree.add_driver(NEW_ROOT, NEW)
+        lighten(self.tree)
         return self
 
-    def start(self, *arguments: str, **env: str) -> Running:
+    def start(self, *arguments: str, **env: str) -> Command:
         """Start `driver-manager` with `arguments`; `env` adds to an init container's environment, "" unsets."""
+        if self.is_forked and not self.through:
+            forked = self._plane.fork_server.start(list(arguments), self.environment(**env), self.new_last_line())
+            STARTED.append(forked)
+            return forked
+        return self.start_process(*arguments, **env)
+
+    def start_process(self, *arguments: str, **env: str) -> Running:
+        """As `start`, with an interpreter's start of its own."""
         argv = [*self.through, sys.executable, "-m", "driver_manager", *arguments]
         return Running(argv, self.environment(**env), self.new_last_line())
 
@@ -110,7 +124,7 @@ def assert_untouched(command_runner: CommandRunner, labels: dict[str, str], *, s
     assert "unschedulable" not in node.read()["spec"]
 
 
-def start_and_take(command_runner: CommandRunner, **env: str) -> Running:
+def start_and_take(command_runner: CommandRunner, **env: str) -> Command:
     """A run that has taken the node, and waits for pods."""
     run = command_runner.start("reconcile-driver-state", **env)
     wait_until(lambda: JOURNAL in node_of(command_runner).annotations(), "the node is taken")

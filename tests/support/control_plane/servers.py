@@ -7,6 +7,7 @@ context kills the processes that it started, by their ids, and removes that fold
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +27,7 @@ import urllib3
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.audit import AuditRecord, policy, read, settled
 from tests.support.control_plane.certificates import Authority
+from tests.support.control_plane.forked_commands import ForkServer
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")
 NAMESPACE = "rbln-system"
@@ -108,6 +111,7 @@ class ControlPlane:
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="control-plane-"))
+        self._others = contextlib.ExitStack()
         try:
             self._make_certificates()
             self._start()
@@ -138,6 +142,13 @@ class ControlPlane:
     def pids(self) -> tuple[int, ...]:
         """The process ids of the running components."""
         return tuple(component.process.pid for component in self._components)
+
+    @cached_property
+    def fork_server(self) -> ForkServer:
+        """Forks commands of the product that reach this control plane; begun when it is first asked for."""
+        folder = self._folder / "commands"
+        folder.mkdir()
+        return self._others.enter_context(ForkServer(folder))
 
     def api(self, user: User, user_agent: str = "cluster-tests") -> Api:
         """A client with the rights of `user`. The caller closes it."""
@@ -286,6 +297,7 @@ class ControlPlane:
             self._components.pop().kill()
 
     def _stop(self) -> None:
+        self._others.close()
         self._kill_components()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -117,10 +117,8 @@ class WatchedNode:
 
     def events(self, reason: str) -> list[Json]:
         """The Events of this reason on the Node."""
-        found = self.scene.world.api.list(EVENTS)
-        return [
-            one for one in found if (one["involvedObject"]["name"], one["reason"]) == (self.scene.node.name, reason)
-        ]
+        selector = f"involvedObject.name={self.scene.node.name},reason={reason}"
+        return self.scene.world.api.list(EVENTS, fieldSelector=selector)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import pytest
 from driver_manager import profiles
 from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
-from tests.support.control_plane.processes import Running
+from tests.support.control_plane.processes import Command, Running
 from tests.support.control_plane.rollout_fleet import ROLLOUTS, STATE, serve_rollouts
 from tests.support.control_plane.rollout_tasks import PODS, TASK, ended
 from tests.support.control_plane.runner import CORDON, JOURNAL, PREFIX, CommandRunner, node_of
@@ -53,7 +53,7 @@ class Scene:
     def clear_pods(self) -> list[Json]:
         return self.api.list(PODS, labelSelector=f"{TASK}=clear")
 
-    def begin(self) -> tuple[Json, Running]:
+    def begin(self) -> tuple[Json, Command]:
         """The pod that clears the node, and its command."""
         (pod,) = wait_until(self.clear_pods, "the node is to be cleared", 120)
         self.node.kubelet.report_running(pod)
@@ -192,6 +192,5 @@ def test_a_deleted_object_gives_the_node_back(scene: Scene) -> None:
         "the garbage collector takes its pod",
         120,
     )
-    clears.process.terminate()
-    assert clears.end().code == 10
+    assert clears.terminate().code == 10
     assert scene.is_given_back()

@@ -17,7 +17,7 @@ from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.kubelet import NEVER, Node, NodeFactory, OperandsFactory
 from tests.support.control_plane.loops import Loop
 from tests.support.control_plane.old_server import PodClaim
-from tests.support.control_plane.processes import RUN_TIMEOUT_S, Ended, Running
+from tests.support.control_plane.processes import RUN_TIMEOUT_S, Command, Ended
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import PREFIX, CommandRunner, node_of, start_and_take
 from tests.support.control_plane.scene import open_world
@@ -126,7 +126,7 @@ def operator_managed(one: Case) -> str:
     (pod,) = one.made.managed(1)
     run = one.command_runner.start("reconcile-driver-state", **EVICT)
     wait_until(
-        lambda: f"{UPGRADE}-requested" in one.node.annotations() or run.process.poll() is not None,
+        lambda: f"{UPGRADE}-requested" in one.node.annotations() or run.has_ended,
         "the operator is asked, or not",
         RUN_TIMEOUT_S,
     )
@@ -139,7 +139,7 @@ def safe_load(one: Case) -> str:
     run = one.command_runner.start("reconcile-driver-state", "--safe-load", POD_NAME=one.driver_pod())
     key = f"{UPGRADE}.driver-wait-for-safe-load"
     wait_until(
-        lambda: key in one.node.annotations() or run.process.poll() is not None,
+        lambda: key in one.node.annotations() or run.has_ended,
         "its word is asked for, or not",
         RUN_TIMEOUT_S,
     )
@@ -318,10 +318,10 @@ def rebooted(one: AscendGround) -> str:
     return refused(second) or complaints(second.terminate())
 
 
-def refused(run: Running) -> str:
+def refused(run: Command) -> str:
     """What the rebooter says of a right that it lacks, "" if nothing."""
     said = run.said()
-    return said if "forbidden" in said or WARNING in said or run.process.poll() is not None else ""
+    return said if "forbidden" in said or WARNING in said or run.has_ended else ""
 
 
 def is_clean(node: Node) -> bool:

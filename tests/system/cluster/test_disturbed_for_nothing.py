@@ -11,7 +11,7 @@ import pytest
 from driver_manager.profiles import builtin
 from tests.support.control_plane.api import Json, wait_until
 from tests.support.control_plane.kubelet import NodeFactory, Operands, OperandsFactory
-from tests.support.control_plane.processes import Running
+from tests.support.control_plane.processes import Command
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, CommandRunner, assert_untouched, node_of
 from tests.support.control_plane.servers import ControlPlane, User
@@ -58,7 +58,7 @@ def version(one: CommandRunner) -> str:
     return str(node_of(one).read()["metadata"]["resourceVersion"])
 
 
-def waiting(run: Running) -> bool:
+def waiting(run: Command) -> bool:
     return WAIT in run.said()
 
 
@@ -181,7 +181,7 @@ def test_a_deploy_label_that_is_switched_off_ends_the_wait(one: CommandRunner, p
     run = one.start("reconcile-driver-state", DEVICE_FREE_TIMEOUT="1s")
     wait_until(lambda: waiting(run), "the run waits, for half an hour")
     node_of(one).set_labels({placed.deploy_labels["metrics-exporter"]: "false"})
-    wait_until(lambda: JOURNAL in node_of(one).annotations() or run.process.poll() is not None, "it goes on", SOON_S)
+    wait_until(lambda: JOURNAL in node_of(one).annotations() or run.has_ended, "it goes on", SOON_S)
     ended = run.end()
     assert (ended.code, one.tree.driver_version) == (0, NEW), ended.err
     assert node_of(one).labels()[placed.deploy_labels["metrics-exporter"]] == "false"

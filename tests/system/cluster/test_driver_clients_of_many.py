@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.control_plane.api import Api, Json, Watch, gone, wait_until
+from tests.support.control_plane.light_tools import lighten
 from tests.support.control_plane.runner import JOURNAL, NEW, NEW_DIGEST, NEW_ROOT, OLD, OLD_DIGEST, OLD_ROOT
 from tests.support.control_plane.scene import NodeScene, World, make_stage, open_world
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.shown import shown
-from tests.support.control_plane.sweep.light_tools import lighten
 from tests.support.control_plane.watched_node import PROFILE
 
 pytestmark = pytest.mark.submission

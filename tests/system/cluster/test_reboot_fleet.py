@@ -200,7 +200,7 @@ def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_
     record = command_runner.tree.root / "var/lib/ascend/.rebooter.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(encode(Record()))
-    running = command_runner.start("rebooter", REBOOTER_INTERVAL="0.1s")
+    running = command_runner.start_process("rebooter", REBOOTER_INTERVAL="0.1s")
     pid = running.process.pid
     wait_until(lambda: is_lean(pid), "the rebooter is idle")
     wait_until(lambda: "no reboot is asked for" in running.said(), "it has imported what it needs")
@@ -227,7 +227,7 @@ def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_
     info = node.read()["status"]["nodeInfo"] | {"bootID": command_runner.tree.boot_id}
     status = {"status": {"nodeInfo": info, "conditions": [ready]}}
     node.api.request("PATCH", f"{node.path}/status", status, content_type="application/merge-patch+json")
-    again = command_runner.start("rebooter", REBOOTER_INTERVAL="0.1s")
+    again = command_runner.start_process("rebooter", REBOOTER_INTERVAL="0.1s")
     wait_until(lambda: is_lean(again.process.pid), "everything is cleaned up")
     assert not marker.exists()
     assert not {key for key in {**node.labels(), **node.annotations()} if key.startswith("npu.openfuyao.com/")}

@@ -106,6 +106,7 @@ MOST_MIB = 36.0
 def test_an_upgrade_in_a_pod_imports_no_library_but_click(command_runner: Build, operands: OperandsFactory) -> None:
     one = command_runner().with_upgrade()
     operands(node_of(one), ("device-plugin",))
+    one.is_forked = False
     ended = one.reconcile(PYTHONPROFILEIMPORTTIME="1")
     assert ended.code == 0, ended.err
     assert re.search(r"^import time: .* click$", ended.err, re.MULTILINE)

@@ -18,10 +18,10 @@ from driver_manager.profiles import builtin
 from driver_manager.sandbox.host_tree import HostTree
 from tests.support.control_plane.api_request import ApiRequest
 from tests.support.control_plane.exchanges import Exchange
+from tests.support.control_plane.light_tools import lighten
 from tests.support.control_plane.runner import JOURNAL, NEW_ROOT
 from tests.support.control_plane.sweep.host_effects import Surroundings, effect_of
 from tests.support.control_plane.sweep.judging import judge
-from tests.support.control_plane.sweep.light_tools import lighten
 from tests.support.control_plane.sweep.outcome import Outcome
 from tests.support.control_plane.sweep.recording import Effect, Place, recorded, uncovered
 
@@ -259,14 +259,25 @@ def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
     tree.add_driver(NEW_ROOT, "2.0.1")
     root = tree.root / NEW_ROOT.lstrip("/")
     module = str(next(root.rglob("rebellions.ko")))
-    asked = (("modinfo", module), ("modprobe", "--dump-modversions", module), (str(root / "usr/bin/rbln-smi"), "-j"))
+    core = module.replace("rebellions.ko", "rebellions_core.ko")
+    depends = ("modprobe", "--show-depends", "--dirname", str(root), "--set-version", "6.1.0-sandbox")
+    asked = (
+        *(("modinfo", path) for path in (module, core)),
+        (*depends, "absent"),
+        ("modprobe", "--dump-modversions", module),
+        (str(root / "usr/bin/rbln-smi"), "-j"),
+    )
     empty = [said(tree, *argv) for argv in asked]
     tree.load(NEW_ROOT)
     loaded = [said(tree, *argv) for argv in asked]
     lighten(tree)
     lighten(tree)
     assert [said(tree, *argv) for argv in asked] == loaded
+    assert said(tree, *depends, "rebellions") == (0, "", "")
+    assert said(tree, "modinfo", "/absent")[0] == 1
     assert said(tree, "rmmod", "rebellions")[0] == 0
     assert [said(tree, *argv) for argv in asked] == empty
     assert said(tree, "modprobe", "--dirname", str(root), "--set-version", "6.1.0-sandbox", "rebellions")[0] == 0
     assert tree.driver_version == "2.0.1"
+    tree.add_driver(NEW_ROOT, "2.0.2", modules={"rebellions": ("rebellions_core", "rebellions_bus")})
+    assert said(tree, "modinfo", module) == said(tree, "modinfo-itself", module)

@@ -24,7 +24,7 @@ CLIENT = Shape(npus=0, labels={"role": "exporter"})
 SELECTOR = {"CLIENT_SELECTOR": "role=exporter"}
 EXPORTER, HOLDER = "exporter", "holder"
 HOLDER_PID = 4711
-POLL_S = 0.02
+POLL_S = 0.05
 
 
 class Exporter:

@@ -18,14 +18,14 @@ from tests.support.control_plane.api import Api, Json, gone, wait_until
 from tests.support.control_plane.faults import Fault, Hold
 from tests.support.control_plane.kmm import Kmm
 from tests.support.control_plane.kubelet import Node
+from tests.support.control_plane.light_tools import lighten
 from tests.support.control_plane.objects import create_node, create_operands
 from tests.support.control_plane.proxy import Proxy
 from tests.support.control_plane.runner import NEW, NEW_ROOT, OLD, OLD_ROOT, PREFIX, CommandRunner
 from tests.support.control_plane.servers import ControlPlane, User
-from tests.support.control_plane.sweep.clients import Exporter, Holder
+from tests.support.control_plane.sweep.clients import POLL_S, Exporter, Holder
 from tests.support.control_plane.sweep.forking import Died, Forked, Zygote
 from tests.support.control_plane.sweep.launch import Order
-from tests.support.control_plane.sweep.light_tools import lighten
 from tests.support.control_plane.sweep.paths import KMM, MANAGED, Path
 from tests.support.control_plane.sweep.recording import Effect, Place, recorded
 from tests.support.control_plane.workloads import Pod, Shape, Workloads
@@ -255,7 +255,7 @@ def _operator(node: Node, jobs: list[Pod]) -> Generator[None, None, None]:
 
     def work() -> None:
         try:
-            while not is_over.wait(0.02):
+            while not is_over.wait(POLL_S):
                 if node.annotations().get(REQUESTED) == "true":
                     # One patch, and before the pods go: a later one could make a run's own conflict, or not.
                     node.api.patch(
