@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 import re
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
+from textwrap import wrap
 
 from tests.assurance.mutants import changes
 from tests.assurance.mutants.laboratory import End, Verdict
@@ -48,19 +48,11 @@ class Draw:
             "by rule, on changed lines": self.lines,
             "in the catalogue, by share": self.share,
         }
-        lists = ((f"{len(drawn)} {kind}", ", ".join(one.name for one in drawn)) for kind, drawn in kinds.items())
-        indent = " " * 4
-        return "\n".join(
-            [
-                self.why,
-                *(
-                    f"  {head}\n{textwrap.fill(names, 120, initial_indent=indent, subsequent_indent=indent)}"
-                    if names
-                    else f"  {head}"
-                    for head, names in lists
-                ),
-            ]
-        )
+        lines = [self.why]
+        for kind, drawn in kinds.items():
+            names = ", ".join(mutant.name for mutant in drawn)
+            lines += [f"  {len(drawn)} {kind}", *(f"    {line}" for line in wrap(names, 116, break_on_hyphens=False))]
+        return "\n".join(lines)
 
 
 def draw(catalogue: Iterable[Mutant], checkout: Path, ref: str, share: Share) -> Draw:

@@ -103,9 +103,9 @@ def test_lines_that_moved_and_changed_have_changed(checkout: Path) -> None:
 
 
 def test_a_renamed_file_has_not_changed(checkout: Path) -> None:
-    (checkout / "driver_manager/domain").mkdir()
-    git(checkout, "mv", "driver_manager/core/pods.py", "driver_manager/domain/pods.py")
-    commit(checkout, {"driver_manager/core/nodes.py": "from driver_manager.domain import pods\n\nMOST_PODS = 3\n"})
+    git(checkout, "mv", "driver_manager/core", "driver_manager/domain")
+    imports = "from driver_manager.domain.nodes import MOST_PODS\n"
+    commit(checkout, {"tests/unit/core/test_nodes.py": imports})
     assert changed(checkout) == {}
 
 
@@ -152,7 +152,8 @@ def test_mutants_near_a_change_come_first_and_in_turn(checkout: Path) -> None:
 
 def test_a_changed_test_draws_its_mutant_but_none_by_rule(checkout: Path) -> None:
     commit(checkout, {"tests/unit/core/test_pods.py": "def test_one():\n    assert 2\n"})
-    assert (drawn(checkout).changed, drawn(checkout).lines) == ([POD], [])
+    one = drawn(checkout)
+    assert (one.changed, one.lines, one.share) == ([POD], [], [NODE])
 
 
 def test_a_new_mutant_is_drawn(checkout: Path) -> None:
