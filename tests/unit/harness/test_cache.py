@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import assets, cache
 from tests.support.assets import Assets
+from tests.support.image import builder
 from tests.support.tiers import TierError
 
 DAY_S = 24 * 3600.0
@@ -285,3 +286,34 @@ def test_the_program_prints_the_folder_or_the_reason(
     assert (said.out, said.err) == (
         (f"{folder}\n", "") if is_there else ("", f"NODE_TEST_ASSETS={folder} lacks kubelet\n")
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ("driver_manager/cli/main.py", (False, True)),
+        ("pyproject.toml", (False, True)),
+        ("requirements/runtime.lock", (True, True)),
+        ("images/prune.py", (True, True)),
+        ("Containerfile", (True, True)),
+        ("driver_manager/__pycache__/main.pyc", (False, False)),
+        ("tests/support/cache.py", (False, False)),
+    ],
+)
+def test_a_change_of_the_package_alone_keeps_the_images_dependencies(
+    changed: str, differs: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keys(place: Path) -> list[str]:
+        monkeypatch.setattr(builder, "CHECKOUT", place)
+        for name in builder.INPUTS:
+            source = place / name
+            folder = source if (CHECKOUT / name).is_dir() else source.parent
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "file" if folder == source else source).touch()
+        return [cache.key(*builder._inputs(names)) for names in (builder.INPUTS_OF_DEPENDENCIES, builder.INPUTS)]
+
+    before = keys(tmp_path / "one")
+    assert keys(tmp_path / "two") == before
+    (tmp_path / "two" / changed).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "two" / changed).write_text("changed")
+    assert [one != other for one, other in zip(before, keys(tmp_path / "two"), strict=True)] == list(differs)
