@@ -192,6 +192,7 @@ class Listener:
         self.lines.append(text)
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("name", ["upgrade", "bad-module-with-rollback", "ascend-reboot"])
 def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,7 @@ def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(
 
 def test_the_same_in_stories_that_are_the_same_every_time() -> None:
     dice = random.Random(1)  # noqa: S311  # the same at every run
-    for _ in range(80):
+    for _ in range(examples(80)):
         live_through(some_rules(dice), some_story(dice))
 
 

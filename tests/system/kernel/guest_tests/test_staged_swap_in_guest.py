@@ -12,6 +12,7 @@ import pytest
 
 from driver_manager.domain.staged import RECORD, decode, slot_name
 from tests.support.control_plane.objects import create_operands
+from tests.support.kernel.console import say
 from tests.support.kernel.driver_roots import NEW_VERSION, OLD_VERSION
 from tests.support.kernel.guest_command import STATE, Command, assert_given_back, boot_id
 from tests.support.kernel.guest_fixtures import DriverRoots, modprobe, module_fact
@@ -52,6 +53,7 @@ def test_ten_swaps_back_and_forth_keep_every_label_and_every_byte(command: Comma
         labels = command.node.labels()
         for number in range(SWAPS):
             version = (NEW_VERSION, OLD_VERSION)[number % 2]
+            say(f"swap {number + 1} of {SWAPS}")
             done = command.reconcile(ROOT, DRIVER_CONFIG_DIGEST=DIGESTS[version])
             assert done.code == 0, done.err
             assert module_fact("rebellions", "version") == version
