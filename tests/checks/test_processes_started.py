@@ -87,9 +87,10 @@ def modules() -> list[str]:
     return [path.relative_to(PACKAGE).as_posix() for path in sorted(PACKAGE.rglob("*.py"))]
 
 
-@pytest.mark.parametrize("module", modules())
-def test_a_module_starts_only_what_it_may_and_as_it_should(module: str) -> None:
-    assert list(faults((PACKAGE / module).read_text(), STARTERS.get(module, set()))) == []
+def test_a_module_starts_only_what_it_may_and_as_it_should() -> None:
+    found = {module: list(faults((PACKAGE / module).read_text(), STARTERS.get(module, set()))) for module in modules()}
+    assert len(found) > 300
+    assert {module: wrong for module, wrong in found.items() if wrong} == {}
 
 
 def test_everybody_on_the_list_still_starts_what_is_listed() -> None:

@@ -62,19 +62,49 @@ def is_renewing(api: Scripted, code: int) -> bool:
 # what each status means
 
 
-@pytest.mark.parametrize("code", range(300, 600))
-def test_every_status_ends_in_a_documented_exit_code_and_only_those_of_the_table_are_repeated(
-    api: Scripted, code: int
-) -> None:
+REPEATED, REFUSED = (ExitCode.API_UNAVAILABLE, True), (ExitCode.API_REFUSED, False)
+MEANINGS = {
+    "redirects are not followed": (REFUSED, (300, 301, 302, 303, 307, 308)),
+    "not modified": (REFUSED, (304,)),
+    "a malformed request": (REFUSED, (400, 411, 414, 415, 428, 431)),
+    "no credentials that count": (REFUSED, (401,)),
+    "no right": (REFUSED, (403,)),
+    "an object, a path or a verb that does not exist": (REFUSED, (404, 405, 406)),
+    "timeouts": (REPEATED, (408, 504)),
+    "conflicts and what admission refuses": (REFUSED, (409, 412, 413, 422, 423)),
+    "a version that is too old": (REPEATED, (410,)),
+    "too early or too much": (REPEATED, (425, 429)),
+    "a server that fails": (REPEATED, (500, 502, 503)),
+    "a server that cannot": (REFUSED, (501, 505, 507, 511)),
+    "statuses that no server of Kubernetes gives": (REFUSED, (399, 418, 451, 499, 520, 599)),
+}
+"""Exit code, and whether the request is repeated, by what the statuses mean."""
+
+
+def ends(api: Scripted, code: int) -> tuple[ExitCode, bool]:
+    """The exit code of a request that is always answered with `code`, and whether it was repeated."""
+    api.start_over()
     api.cluster.limit_retries(1.0 if code in AGAIN else 60.0)  # long: an answer that is late must not look repeated
     api.answer(Answer(code, status("why")))
     with pytest.raises((ApiRefused, ApiUnavailable)) as caught:
         api.cluster.pods()
-    is_repeated = len(api.requests) > (2 if is_renewing(api, code) else 1)
-    assert is_repeated == (code in AGAIN)
-    assert caught.value.exit_code == (ExitCode.API_UNAVAILABLE if is_repeated else ExitCode.API_REFUSED)
     assert "list pods" in caught.value.what
     assert caught.value.remedy
+    return caught.value.exit_code, len(api.requests) > (2 if is_renewing(api, code) else 1)
+
+
+@pytest.mark.parametrize(("meaning", "codes"), MEANINGS.values(), ids=MEANINGS)
+def test_a_status_means_what_the_table_has(
+    api: Scripted, meaning: tuple[ExitCode, bool], codes: tuple[int, ...]
+) -> None:
+    assert {code: ends(api, code) for code in codes} == dict.fromkeys(codes, meaning)
+
+
+def test_every_status_ends_in_a_documented_exit_code_and_only_those_of_the_table_are_repeated(api: Scripted) -> None:
+    repeated = {code for meaning, codes in MEANINGS.values() for code in codes if meaning == REPEATED}
+    assert repeated == AGAIN
+    found = {code: ends(api, code) for code in range(300, 600)}
+    assert found == {code: REPEATED if code in repeated else REFUSED for code in range(300, 600)}
 
 
 def test_410_for_a_watch_is_no_reason_to_repeat_it_from_the_same_version(api: Scripted) -> None:
