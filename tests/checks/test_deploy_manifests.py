@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -22,25 +21,10 @@ from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing import kustomize
 from scripts.releasing.kustomize import DEPLOY, NAMESPACES, OVERLAYS, ROLLOUTS, Json, only, render
-from tests.support.deploy.meaning import canonical
+from tests.support.deploy.renderings import FLEETS, SETS, kubectl
 
 PROFILES = builtin()
 COMPONENTS = sorted(path.name for path in (DEPLOY / "components").iterdir())
-ROUND = ("openshift", "resource-quota", "network-policy")
-"""What clusters ask for around the pods; of use to every overlay."""
-
-SETS = [
-    *((overlay, ()) for overlay in OVERLAYS),
-    ("rebellions", ("safe-load", "metrics", *ROUND)),
-    ("nvidia", ("safe-load", "metrics", *ROUND)),
-    *((one, ("rebooter-eviction", "clients", "metrics", "openshift-rebooter", *ROUND)) for one in ("amd", "ascend")),
-    *((one, ("metrics", *ROUND)) for one in ("furiosa", "gaudi", "tenstorrent")),
-]
-FLEETS: list[tuple[str, tuple[str, ...]]] = [
-    *((name, ()) for name in ROLLOUTS),
-    *((name, ("openshift-rollout",)) for name in ROLLOUTS),
-]
-SPACES: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in NAMESPACES]
 KNOWN = {
     name
     for group in (
@@ -55,18 +39,6 @@ KNOWN = {
     for setting in group
     for name in (setting.env, *setting.also)
 }
-
-
-def kubectl() -> str:
-    """A kubectl whose kustomize knows components; skips where there is none."""
-    found = shutil.which("kubectl")
-    if found is None:
-        pytest.skip("no kubectl to compare with")
-    said = subprocess.run([found, "version", "--client", "-o", "json"], capture_output=True, text=True, check=False)
-    version = json.loads(said.stdout or "{}").get("kustomizeVersion", "v0")
-    if int(version.removeprefix("v").split(".")[0]) < 5:
-        pytest.skip(f"kubectl has kustomize {version}, which knows no components")
-    return found
 
 
 def containers(objects: list[Json], daemon_set: str) -> dict[str, Json]:
@@ -93,25 +65,6 @@ def digests(template: Json) -> dict[str, str]:
                 path = one["valueFrom"]["fieldRef"]["fieldPath"]
                 found[container["name"]] = notes[path.removeprefix("metadata.annotations['").removesuffix("']")]
     return found
-
-
-@pytest.mark.submission
-@pytest.mark.parametrize(
-    ("overlay", "further"), SETS + FLEETS + SPACES, ids=lambda part: "+".join(part) if part else ""
-)
-def test_what_the_tests_render_is_what_kubectl_renders(overlay: str, further: tuple[str, ...], tmp_path: Path) -> None:
-    tool = kubectl()
-    shutil.copytree(DEPLOY, tmp_path / "deploy")
-    folder = tmp_path / "deploy/overlays" / overlay
-    file = folder / "kustomization.yaml"
-    body = yaml.safe_load(file.read_text())
-    added = (os.path.relpath(DEPLOY / "components" / name, DEPLOY / "overlays" / overlay) for name in further)
-    body["components"] = [*body["components"], *added]
-    file.write_text(yaml.safe_dump(body))
-    done = subprocess.run([tool, "kustomize", str(folder)], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "kustomize warns of something deprecated"
-    assert canonical(list(yaml.safe_load_all(done.stdout))) == canonical(render(overlay, *further))
 
 
 def test_what_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

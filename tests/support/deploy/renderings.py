@@ -1,0 +1,39 @@
+"""What is rendered of `deploy/` in several checks, and the kubectl that renders it too. Must not import the product."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, ROLLOUTS
+
+ROUND = ("openshift", "resource-quota", "network-policy")
+"""What clusters ask for around the pods; of use to every overlay."""
+
+SETS = [
+    *((overlay, ()) for overlay in OVERLAYS),
+    ("rebellions", ("safe-load", "metrics", *ROUND)),
+    ("nvidia", ("safe-load", "metrics", *ROUND)),
+    *((one, ("rebooter-eviction", "clients", "metrics", "openshift-rebooter", *ROUND)) for one in ("amd", "ascend")),
+    *((one, ("metrics", *ROUND)) for one in ("furiosa", "gaudi", "tenstorrent")),
+]
+FLEETS: list[tuple[str, tuple[str, ...]]] = [
+    *((name, ()) for name in ROLLOUTS),
+    *((name, ("openshift-rollout",)) for name in ROLLOUTS),
+]
+SPACES: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in NAMESPACES]
+
+
+def kubectl() -> str:
+    """A kubectl whose kustomize knows components; skips where there is none."""
+    found = shutil.which("kubectl")
+    if found is None:
+        pytest.skip("no kubectl to compare with")
+    said = subprocess.run([found, "version", "--client", "-o", "json"], capture_output=True, text=True, check=False)
+    version = json.loads(said.stdout or "{}").get("kustomizeVersion", "v0")
+    if int(version.removeprefix("v").split(".")[0]) < 5:
+        pytest.skip(f"kubectl has kustomize {version}, which knows no components")
+    return found
