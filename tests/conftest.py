@@ -9,12 +9,15 @@ from pathlib import Path
 import kubernetes.client
 import pytest
 
-from tests.support import selection
+from tests.support import selection, verdicts
 from tests.support.costs import Costs
 from tests.support.failures import Failures
 
 UNCOUNTED = ("fuzz", "mutants", "checks")
 """Folders whose tests look at many inputs, or at the repository itself."""
+
+SEEN = verdicts.Seen()
+"""From here on, before any test module is imported."""
 
 
 @pytest.fixture
@@ -36,9 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Report each failure at once, what the slow tiers cost at the end, and read the options."""
+    """Report each failure at once and what slow tiers cost at the end, keep passes of dear checks, and read the options."""
     config.pluginmanager.register(Failures())
     config.pluginmanager.register(Costs(), Costs.__name__)
+    config.pluginmanager.register(verdicts.Verdicts(SEEN))
     selection.configure(config)
 
 
@@ -49,3 +53,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.stem.endswith("_properties") or item.path.parent.name in UNCOUNTED:
             item.add_marker(pytest.mark.no_cover)
+    if config.getoption("--run") != "release":
+        items[:] = verdicts.unchanged(items)

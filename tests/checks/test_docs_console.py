@@ -14,7 +14,12 @@ from tests.support.docs.console import EXITS, PAGES, Command, Unknown, commands,
 from tests.support.docs.markdown import ROOT
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
-pytestmark = pytest.mark.submission
+pytestmark = [
+    pytest.mark.submission,
+    pytest.mark.reads(
+        "driver_manager", "scripts", "images", "deploy", "docs", "README.md", "tests/support", tools=["bash"]
+    ),
+]
 
 
 TIMEOUT_S = 300.0

@@ -56,6 +56,8 @@ def errors(folder: Path, old: str, new: str) -> str:
     return ran.stdout
 
 
+pytestmark = pytest.mark.reads("driver_manager")
+
 UNION = "AnyOperatorStep = WaitForSafeLoad | "
 
 
