@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Report each failure at once and what slow tiers cost at the end, keep passes of dear checks, and read the options."""
+    """Register the plugins, and read the options."""
     config.pluginmanager.register(Failures())
     config.pluginmanager.register(Costs(), Costs.__name__)
     config.pluginmanager.register(verdicts.Verdicts(SEEN))

@@ -23,11 +23,15 @@ def test_no_name_and_no_promise_of_a_mutant_has_words_that_the_style_file_is_aga
     assert [str(fault) for fault in style.faults_of(named)] == []
 
 
-@pytest.mark.parametrize("rule", style.rules(), ids=lambda rule: rule.pattern.pattern)
-def test_each_rule_finds_what_is_wrong_and_lets_pass_what_is_right(rule: Rule) -> None:
+def finds_its_own(rule: Rule) -> bool:
     found = [fault.better for fault in style.faults("x.md", f"A paragraph begins.\n{rule.wrong.upper()}\n")]
-    assert rule.better in found
-    assert not rule.pattern.search(rule.right)
+    return rule.better in found and not rule.pattern.search(rule.right)
+
+
+def test_each_rule_finds_what_is_wrong_and_lets_pass_what_is_right() -> None:
+    rules = style.rules()
+    assert len(rules) > 30
+    assert [rule.pattern.pattern for rule in rules if not finds_its_own(rule)] == []
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ SELDOM_S = 0.1
 def wait_until(check: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:
     """The first truthy value of `check`. AssertionError after `timeout_s` seconds.
 
-    Asks after `every_s` seconds, and less often the longer it takes, as each request costs the machine some milliseconds.
+    Asks after `every_s` seconds, then less often the longer it takes: each request costs some milliseconds.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:

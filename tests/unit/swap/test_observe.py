@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -206,13 +207,13 @@ def alive(
         ((), False),
     ],
 )
-@pytest.mark.parametrize("runs", [True, False, None])
-@pytest.mark.parametrize("owner", [IN_POD, replace(IN_POD, pid=0), replace(IN_POD, boot_id="boot-0")])
 def test_another_pods_run_counts_while_that_very_pod_is_there_whatever_its_processes_do(
-    pods: tuple[Pod, ...], answer: bool, runs: bool | None, owner: Owner
+    pods: tuple[Pod, ...], answer: bool
 ) -> None:
-    for own in (None, pod("driver-b", uid="driver-b")):
-        assert alive(owner, *pods, own=own, runs=runs) is answer
+    owners = [IN_POD, replace(IN_POD, pid=0), replace(IN_POD, boot_id="boot-0")]
+    owns = [None, pod("driver-b", uid="driver-b")]
+    states = list(itertools.product(owners, owns, [True, False, None]))
+    assert [one for one in states if alive(one[0], *pods, own=one[1], runs=one[2]) is not answer] == []
 
 
 @pytest.mark.parametrize(
