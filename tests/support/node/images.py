@@ -106,8 +106,9 @@ def driver_archive(laid: Laid) -> Path:
     name = f"{laid.kind}.tar"
 
     def make(fresh: Path) -> None:
-        plain = cache.entry("plain-images", image.state, lambda folder: _export(image, folder))
-        _write_archive(plain, laid, fresh / name)
+        with tempfile.TemporaryDirectory(dir=fresh) as plain:
+            _export(image, Path(plain))
+            _write_archive(Path(plain), laid, fresh / name)
 
     return cache.entry(f"{laid.kind}-images", f"{image.state}-{laid.key()}", make) / name
 

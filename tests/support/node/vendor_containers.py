@@ -52,7 +52,7 @@ def archive() -> list[Path]:
     image = builder.built()
 
     def make(fresh: Path) -> None:
-        with tempfile.TemporaryDirectory() as made:
+        with tempfile.TemporaryDirectory(dir=fresh) as made:
             folder = Path(made)
             archives.write(fresh / "vendors.tar", [*_rebellions(image, folder), *_ascend(image, folder)])
 
