@@ -220,6 +220,7 @@ def test_only_a_pass_with_every_input_in_its_key_is_kept(tmp_path: Path) -> None
             rf"FAILED .*::test_{name} - .*UndeclaredInput: name in @pytest.mark.reads: {why}$", said, re.M
         ), said
 
+    (root / "edited/a").write_text("x")
     again, said = ran(root, "--run", "submission", "-rP")
     assert again == everything - kept, said
     assert "test_passes: passed before with the same inputs" in said
