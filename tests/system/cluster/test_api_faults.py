@@ -30,9 +30,6 @@ from tests.support.control_plane.fault_runner import Bench, FaultSetup, Verdict
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.selection import Share, share
 
-pytestmark = pytest.mark.submission
-
-
 PROCESSES = 6
 """More than processors: many a cell waits for an answer that does not come."""
 

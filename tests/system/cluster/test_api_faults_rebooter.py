@@ -22,9 +22,6 @@ from tests.support.control_plane.reboot_fleet import KEYS, RealFleet, RealSite, 
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.selection import Share, share
 
-pytestmark = pytest.mark.submission
-
-
 POLICY = RebootPolicy("", KEYS, cordon=True, max_attempts=1000)
 ROUNDS_DISTURBED, ROUNDS = 5, 10
 MOST_REQUESTS = ROUNDS_DISTURBED * 2 * MAX_ACTS

@@ -30,9 +30,6 @@ from tests.support.control_plane.runner import (
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.submission
-
-
 Build = Callable[..., CommandRunner]
 
 

@@ -14,9 +14,6 @@ from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.shown import NOTHING, Shown
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.submission
-
-
 LABELS = {f"{PREFIX}device-plugin": "paused-for-driver-upgrade", f"{PREFIX}metrics-exporter": "true"}
 
 

@@ -28,8 +28,6 @@ from tests.support.deploy.apply import applied
 from tests.support.docs.console import commands
 from tests.support.docs.markdown import DOCS
 
-pytestmark = pytest.mark.submission
-
 FILE = "by-hand.kubeconfig"
 ACCOUNT = "rebellions-driver"
 CREATE_TOKEN = f"kubectl -n {NAMESPACE} create token {ACCOUNT}"

@@ -16,8 +16,6 @@ from tests.support.deploy.apply import apply, path_of
 from tests.support.deploy.helm import Helm, HelmError, started
 from tests.support.deploy.meaning import canonical
 
-pytestmark = pytest.mark.submission
-
 NVIDIA = "gpu-operator"
 VALUES: Json = {"vendor": "nvidia", "networkPolicy": {"enabled": True}, "resourceQuota": {"enabled": True}}
 

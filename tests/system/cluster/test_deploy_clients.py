@@ -22,8 +22,6 @@ from tests.support.control_plane.workloads import Pod, Shape
 from tests.support.deploy.apply import Right, applied, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
 
-pytestmark = pytest.mark.submission
-
 # This overlay has no eviction.
 OBJECTS = [one for one in render_with_namespace("ascend", "clients") if one["kind"] in BOUND_KINDS]
 ACCOUNT = only(OBJECTS, "ServiceAccount", "ascend-driver")

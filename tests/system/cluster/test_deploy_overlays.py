@@ -29,9 +29,6 @@ from tests.support.control_plane.shown import of_others, shown
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied, apply
 
-pytestmark = pytest.mark.submission
-
-
 NEW = "2.0.1"
 NPU = "npu.openfuyao.com/"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

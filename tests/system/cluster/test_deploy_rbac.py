@@ -27,9 +27,6 @@ from tests.support.control_plane.workloads import Shape, Workloads, WorkloadsFac
 from tests.support.deploy.apply import Right, applied, apply, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
 
-pytestmark = pytest.mark.submission
-
-
 EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 UPGRADE = "rebellions.ai/npu-driver-upgrade"
 ASCEND = "npu.openfuyao.com/"

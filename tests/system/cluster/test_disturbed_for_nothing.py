@@ -18,8 +18,6 @@ from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.shown import of_others
 from tests.support.control_plane.workloads import Pod, Shape, WorkloadsFactory
 
-pytestmark = pytest.mark.submission
-
 EVICTS = {"ENABLE_NPU_POD_EVICTION": "true"}
 COMPONENTS = ("device-plugin", "metrics-exporter")
 NOTE = builtin()["rebellions"].paths.failure_note

@@ -112,7 +112,6 @@ def notes(watched: WatchedNode) -> dict[str, str]:
     return found
 
 
-@pytest.mark.submission
 def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_before(
     watched: WatchedNode, client: Client
 ) -> None:

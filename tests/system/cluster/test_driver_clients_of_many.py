@@ -23,8 +23,6 @@ from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.shown import shown
 from tests.support.control_plane.watched_node import PROFILE
 
-pytestmark = pytest.mark.submission
-
 NODES = 20
 AT_ONCE = 4
 ROLLED_AFTER = 6

@@ -31,9 +31,6 @@ from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied
 
-pytestmark = pytest.mark.submission
-
-
 FOLDER = Path(__file__).parents[2] / "support/deploy/dropin"
 MANAGER = "k8s-driver-manager"
 OLD_DIGEST, DIGEST, NEW = "digest-of-1.2.92", "digest-of-2.0.1", "2.0.1"

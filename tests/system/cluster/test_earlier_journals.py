@@ -27,8 +27,6 @@ from tests.support.control_plane.runner import (
 )
 from tests.support.control_plane.servers import ControlPlane, User
 
-pytestmark = pytest.mark.submission
-
 GOLDEN = sorted((Path(__file__).parents[2] / "unit/golden").glob("journal-v*.json"))
 PAUSED = "paused-for-driver-upgrade"
 LABELS = {f"{PREFIX}device-plugin": "true", f"{PREFIX}custom": "gold"}

@@ -31,9 +31,6 @@ from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.workloads import Pod, Shape, Workloads, WorkloadsFactory
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.submission
-
-
 EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
 KEY = "rebellions.ai/npu-driver-upgrade"
 STATE, REQUESTED, ENABLED, SAFE_LOAD = (

@@ -21,9 +21,6 @@ from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.waits import WAITS, Wait
 from tests.support.selection import Share, share
 
-pytestmark = pytest.mark.submission
-
-
 AT_ONCE = 8
 SHARES = 3
 PLAYS = plays(share(SHARES))

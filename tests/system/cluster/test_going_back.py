@@ -46,8 +46,6 @@ from tests.support.docs.console import commands, commands_below
 from tests.support.docs.markdown import DOCS
 from tests.support.docs.rollout_object import definition
 
-pytestmark = pytest.mark.submission
-
 PAGE = DOCS / "going-back.md"
 MANAGER = "k8s-driver-manager"
 BAD = "3.0.0"

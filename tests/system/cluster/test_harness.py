@@ -239,7 +239,6 @@ def test_a_watch_counts_once_while_it_is_open_and_once_when_it_has_ended(
 
 
 @pytest.mark.usefixtures("whole_client")
-@pytest.mark.submission
 def test_the_kubernetes_client_takes_the_kubeconfig(
     control_plane: ControlPlane, agent_token: str, node: NodeFactory
 ) -> None:
@@ -276,7 +275,6 @@ def test_incomplete_assets_are_named(tmp_path: Path) -> None:
     assert missing_assets(str(tmp_path)) == f"KUBEBUILDER_ASSETS={tmp_path} lacks kube-controller-manager"
 
 
-@pytest.mark.submission
 def test_leaving_the_context_ends_every_process_and_removes_the_folder(control_plane: ControlPlane) -> None:
     assets = Path(os.environ["KUBEBUILDER_ASSETS"])
     with ControlPlane(assets) as other:

@@ -12,9 +12,6 @@ from tests.support.control_plane.kubelet import NodeFactory
 from tests.support.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, CommandRunner
 from tests.support.control_plane.servers import ControlPlane, User
 
-pytestmark = pytest.mark.submission
-
-
 SERVICE = "rbln_daemon.service"
 LABELS = {f"{PREFIX}device-plugin": "true"}
 

@@ -19,9 +19,6 @@ from tests.support.control_plane.scene import NodeScene, World, make_stage, open
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
 
-pytestmark = pytest.mark.submission
-
-
 ASCEND, REBELLIONS = builtin()["ascend"], builtin()["rebellions"]
 KEYS = ASCEND.keys
 

@@ -21,8 +21,6 @@ from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.shown import STATE
 from tests.support.fakes.night import NIGHTS, Night, check, textfile
 
-pytestmark = pytest.mark.submission
-
 ASCEND_ROOT = "/var/lib/Ascend/driver"
 
 

@@ -11,8 +11,6 @@ from tests.support.control_plane.kubelet import NodeFactory
 from tests.support.control_plane.runner import JOURNAL, CommandRunner, node_of
 from tests.support.control_plane.servers import ControlPlane, User
 
-pytestmark = pytest.mark.submission
-
 ASCEND = builtin()["ascend"]
 ROOT, OLD = "/var/lib/Ascend/driver", "25.2.0"
 WANTED = "digest-of-25.5.0"

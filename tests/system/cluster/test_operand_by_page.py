@@ -21,8 +21,6 @@ from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.support.docs.console import commands, files
 from tests.support.docs.markdown import DOCS
 
-pytestmark = pytest.mark.submission
-
 PAGE = DOCS / "operands.md"
 KEY = f"{PREFIX}device-plugin"
 MADE = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/device-plugin"

@@ -26,9 +26,6 @@ from tests.support.control_plane.raw_streams import opened, read_on, watch_path
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.submission
-
-
 PODS = "/api/v1/pods"
 ABSENT = "/api/v1/nodes/none"  # no node: its kubelet's own threads and connections would disturb the counting
 QUIET = "/api/v1/nodes?watch=1&fieldSelector=metadata.name%3Dnone"

@@ -38,8 +38,6 @@ from tests.support.control_plane.runner import JOURNAL, NEW, PREFIX, CommandRunn
 from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.fakes.pace import patient
 
-pytestmark = pytest.mark.submission
-
 
 @pytest.fixture
 def through(control_plane: ControlPlane, agent: User, proxy: Proxy) -> Iterator[Api]:

@@ -24,9 +24,6 @@ from tests.support.control_plane.runner import CommandRunner
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.fakes.killer import Killer
 
-pytestmark = pytest.mark.submission
-
-
 NODES = 50
 WORKERS = 4
 LIMIT_S = 450.0

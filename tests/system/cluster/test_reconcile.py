@@ -81,7 +81,6 @@ def test_an_upgrade_ends_with_every_label_as_it_was_in_five_requests(
     made.wait_running()
 
 
-@pytest.mark.submission
 def test_a_long_wait_says_who_is_left_and_how_long_yet_and_asks_nothing_for_it(
     command_runner: Build, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:
@@ -102,7 +101,6 @@ LIBRARIES = r"(kubernetes|oauthlib|psutil|pydantic|pyudev|requests|tenacity|urll
 MOST_MIB = 36.0
 
 
-@pytest.mark.submission
 def test_an_upgrade_in_a_pod_imports_no_library_but_click(command_runner: Build, operands: OperandsFactory) -> None:
     one = command_runner().with_upgrade()
     operands(node_of(one), ("device-plugin",))
@@ -113,7 +111,6 @@ def test_an_upgrade_in_a_pod_imports_no_library_but_click(command_runner: Build,
     assert not re.findall(rf"^import time: .* {LIBRARIES}$", ended.err, re.MULTILINE)
 
 
-@pytest.mark.submission
 def test_an_upgrade_in_a_pod_has_at_most_36_mib(
     command_runner: Build, operands: OperandsFactory, tmp_path: Path
 ) -> None:
@@ -189,7 +186,6 @@ def test_plan_and_status_change_nothing(
     assert one.tree.driver_version == OLD
 
 
-@pytest.mark.submission
 def test_a_laptop_sees_the_node_but_not_the_host(command_runner: Build, node: NodeFactory) -> None:
     one = command_runner().with_upgrade()
     one.node = node(EXTRA_LABELS)  # another machine's boot id
@@ -201,7 +197,6 @@ def test_a_laptop_sees_the_node_but_not_the_host(command_runner: Build, node: No
     assert one.tree.driver_version == OLD
 
 
-@pytest.mark.submission
 def test_first_generation_rights_without_events_cost_one_warning(
     command_runner: Build, operands: OperandsFactory, agent: User
 ) -> None:
@@ -214,7 +209,6 @@ def test_first_generation_rights_without_events_cost_one_warning(
     assert "no event was recorded" in warnings[0]
 
 
-@pytest.mark.submission
 def test_the_outcome_is_an_event_on_the_node(command_runner: Build, admin_api: Api) -> None:
     one = command_runner().with_upgrade()
     assert one.reconcile().code == 0
@@ -239,7 +233,6 @@ def test_a_pod_that_stays_is_named_and_the_node_given_back(command_runner: Build
     assert one.tree.driver_version == OLD
 
 
-@pytest.mark.submission
 def test_a_busy_module_ends_with_exit_code_4_and_the_node_given_back(command_runner: Build) -> None:
     one = command_runner().with_upgrade()
     labels = node_of(one).labels()
@@ -372,7 +365,6 @@ def test_an_administrators_cordon_survives(command_runner: Build) -> None:
     assert CORDON not in node.annotations()
 
 
-@pytest.mark.submission
 def test_a_node_deleted_meanwhile_ends_with_exit_code_2(command_runner: Build, operands: OperandsFactory) -> None:
     one = command_runner().with_upgrade()
     node = node_of(one)
@@ -387,7 +379,6 @@ def test_a_node_deleted_meanwhile_ends_with_exit_code_2(command_runner: Build, o
     assert f"node {node.name} does not exist" in ended.last_line
 
 
-@pytest.mark.submission
 def test_labels_that_another_manager_left_paused_are_decoded(command_runner: Build) -> None:
     paused = "paused-for-driver-upgrade"
     one = command_runner(
@@ -398,7 +389,6 @@ def test_labels_that_another_manager_left_paused_are_decoded(command_runner: Bui
     assert_untouched(one, {f"{PREFIX}device-plugin": "true", f"{PREFIX}container-toolkit": "team-a"})
 
 
-@pytest.mark.submission
 def test_what_failed_and_what_to_do_are_two_sentences_in_event_and_termination_message(command_runner: Build) -> None:
     one = command_runner().with_upgrade()
     one.tree.hold_device()

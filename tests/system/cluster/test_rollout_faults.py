@@ -18,8 +18,6 @@ from tests.support.control_plane.rollout_tasks import TaskPods
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
 
-pytestmark = pytest.mark.submission
-
 NODES = 3
 ATTEMPT_S = 2.0
 """What the controller waits for an answer that hangs."""

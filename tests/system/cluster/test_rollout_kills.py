@@ -22,8 +22,6 @@ from tests.support.control_plane.rollout_tasks import TaskPods
 from tests.support.control_plane.servers import NAMESPACE, ControlPlane
 from tests.support.docs.rollout_object import definition
 
-pytestmark = pytest.mark.submission
-
 NODES = 3
 RESTART = "pod-restart-required"
 MOST_KILLS = 200

@@ -17,8 +17,6 @@ from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollou
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
 
-pytestmark = pytest.mark.submission
-
 NODES = 30
 """One after the other: as long as a leader may act without its Lease, and another one after it."""
 

@@ -26,8 +26,6 @@ from tests.support.deploy.apply import Right, applied, rights_of
 from tests.support.deploy.rights import BOUND_KINDS, shown, user, without
 from tests.support.docs.rollout_object import definition
 
-pytestmark = pytest.mark.submission
-
 SHIPPED = [one for one in render("rebellions/rollout") if one["kind"] in BOUND_KINDS]
 ACCOUNT = only(SHIPPED, "ServiceAccount")
 LEASE = "driver-manager-rollout"

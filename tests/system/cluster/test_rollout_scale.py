@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.fleet_witness import Witness
 from tests.support.control_plane.rollout_fleet import (
@@ -18,8 +16,6 @@ from tests.support.control_plane.rollout_fleet import (
 )
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.docs.rollout_object import definition
-
-pytestmark = pytest.mark.submission
 
 NODES, TENTH = 200, 20
 PEAK_MIB = 64.0

@@ -13,8 +13,6 @@ import pytest
 
 from tests.support.control_plane.fixtures import skip_or_fail
 
-pytestmark = pytest.mark.submission
-
 TIMEOUT_S = 900.0
 MARK = "=== "
 NODE, STATE = "sandbox-node", "rebellions.ai/npu-driver-manager.state"

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.kubelet import COMPONENTS
 from tests.support.control_plane.many_nodes import PREFIX, Crowd
 from tests.support.control_plane.servers import ControlPlane
 from tests.support.control_plane.shown import LAST_OUTCOME, STATE, of_others
-
-pytestmark = pytest.mark.submission
-
 
 NODES = 100
 LIMIT_S = 600.0

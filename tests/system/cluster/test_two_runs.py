@@ -27,9 +27,6 @@ from tests.support.control_plane.servers import NAMESPACE, ControlPlane, User
 from tests.support.control_plane.waits import ASCEND_OLD, ASCEND_ROOT
 from tests.support.control_plane.workloads import Shape
 
-pytestmark = pytest.mark.submission
-
-
 SERVICE = "rbln_daemon.service"
 AGAIN = ("--force-reinstall", "--stop-host-services")
 BY_HAND = {"POD_NAME": ""}

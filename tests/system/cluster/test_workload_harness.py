@@ -29,9 +29,6 @@ from tests.support.control_plane.workloads import (
     pod_body,
 )
 
-pytestmark = pytest.mark.submission
-
-
 DRA = "/apis/resource.k8s.io"
 CLAIM_LIST = f"{DRA}/v1/namespaces/{TEAM}/resourceclaims"
 PODS = f"/api/v1/namespaces/{TEAM}/pods"
