@@ -200,6 +200,7 @@ def a_bench() -> Iterator[Bench]:
             text=True,
             env=environment,
             cwd=CHECKOUT.parent,
+            start_new_session=True,  # a mutant that signals its group does not end this run
         )
         try:
             yield Bench(Path(folder), process)
