@@ -14,12 +14,8 @@ from tests.support.docs.console import EXITS, PAGES, Command, Unknown, commands,
 from tests.support.docs.markdown import ROOT
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
-pytestmark = [
-    pytest.mark.submission,
-    pytest.mark.reads(
-        "driver_manager", "scripts", "images", "deploy", "docs", "README.md", "tests/support", tools=["bash"]
-    ),
-]
+READS = ("driver_manager", "scripts", "images", "deploy", "docs", "README.md", "requirements")
+pytestmark = [pytest.mark.submission, pytest.mark.reads(*READS, "tests/support", "tests/assurance", tools=["bash"])]
 
 
 TIMEOUT_S = 300.0
