@@ -13,7 +13,8 @@ PACKAGE = Path(driver_manager.__file__).parent
 
 def compiled_whole(source: str) -> Iterator[str]:
     """Classes whose six methods are compiled at every start, though `Frozen` would do: those with slots need it."""
-    for made in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)):
+    tree = ast.parse(source if "frozen" in source else "")  # most modules need not be parsed
+    for made in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
         for decorator in made.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("dataclass"):
                 options = {keyword.arg for keyword in decorator.keywords}

@@ -254,8 +254,9 @@ TAKES_OBSERVATIONS = {
 def takers(kind: str) -> set[str]:
     """Modules of domain and core with a function that has a parameter of this type, besides the one that makes it."""
     found = set()
-    for name, path in inside("domain", "core").items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    texts = {name: path.read_text(encoding="utf-8") for name, path in inside("domain", "core").items()}
+    for name, text in texts.items():
+        for node in ast.walk(ast.parse(text)) if kind in text else ():
             if isinstance(node, ast.FunctionDef):
                 given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
                 if any(kind in ast.unparse(one.annotation).split(" | ") for one in given if one.annotation):
