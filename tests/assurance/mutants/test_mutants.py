@@ -62,6 +62,11 @@ def test_a_mutant_is_killed(name: str, begun: Mapping[str, Future[Verdict]], lab
 
 
 @pytest.mark.release
+def test_unit_tests_pass_in_a_copy_so_that_only_a_mutant_fails_them(laboratory: Laboratory) -> None:
+    assert laboratory.control([replace(FITTING, tests=("unit",))]).result() == ""
+
+
+@pytest.mark.release
 def test_without_any_mutant_the_same_tests_pass(laboratory: Laboratory) -> None:
     assert laboratory.control(MUTANTS.values()).result() == ""
 
