@@ -137,21 +137,21 @@ def test_it_carries_the_licence_that_it_is_under(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def first(image: builder.Image) -> Iterator[builder.Image]:
-    """Built in two parts, as `image` is, which may have Debian's packages of some days ago from the cache."""
-    below = builder.Image(f"{builder.DEPENDENCIES}-first:test", 0.0)
-    builder.build_dependencies(below.name)
-    made = builder.build(f"{builder.TAG}-first:test", below.name)
-    builder.remove(below)  # now: a whole build removes it, as its own stage comes out as the same image
+    """Built as a whole: `image` may have Debian's packages of some days ago from the cache."""
+    made = builder.build(f"{builder.TAG}-first:test")
     yield made
     builder.remove(made)
 
 
 @pytest.fixture(scope="module")
 def again(first: builder.Image) -> Iterator[builder.Image]:
-    """The same built once more, all of it at once."""
-    made = builder.build(f"{builder.TAG}-again:test")
+    """The same built once more, in two parts as `image` is."""
+    below = builder.Image(f"{builder.DEPENDENCIES}-again:test", 0.0)
+    builder.build_dependencies(below.name)
+    made = builder.build(f"{builder.TAG}-again:test", below.name)
     yield made
     builder.remove(made)
+    builder.remove(below)
 
 
 @pytest.mark.release
