@@ -147,7 +147,7 @@ def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
     node = Part("node", ("tests/system/node",), tiers=("node",))
     image = Part("image", ("tests/system/image",), tiers=("image", "cluster"))
     kernel = Part("kernel", ("tests/system/kernel",), tiers=("kernel", "image", "cluster"), niceness=10)
-    return [[unit, *others, mutants], [cluster, sweep], [node, counting], [image, kernel]]
+    return [[unit, *others, mutants, counting], [node, cluster, sweep], [image, kernel]]
 
 
 class Interrupted(Exception):
