@@ -318,6 +318,7 @@ def rendered(kustomization: str, folder: Path) -> list[Json]:
     return list(yaml.safe_load_all(done.stdout))
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("components", [("metrics",), ("safe-load",), ("metrics", "safe-load")], ids="+".join)
 def test_what_a_component_brings_to_an_overlay_of_ones_own_is_in_its_namespace(
     components: tuple[str, ...], tmp_path: Path
@@ -339,6 +340,7 @@ def test_what_a_component_brings_to_an_overlay_of_ones_own_is_in_its_namespace(
     assert {(subject["name"], subject["namespace"]) for subject in subjects} == {("rebellions-driver", "rbln-system")}
 
 
+@pytest.mark.submission
 def test_the_overlay_of_ones_own_in_the_documentation_renders(tmp_path: Path) -> None:
     objects = rendered(documented("mine/kustomization.yaml"), tmp_path)
     by_name = containers(objects, "driver")

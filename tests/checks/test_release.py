@@ -102,6 +102,7 @@ def test_a_chart_that_is_out_of_date_is_not_released(tmp_path: Path, monkeypatch
         made(tmp_path / "release")
 
 
+@pytest.mark.submission
 def test_what_failed_leaves_nothing_and_what_is_there_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
