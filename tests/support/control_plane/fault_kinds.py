@@ -199,6 +199,7 @@ def _is_first(cell: Cell) -> bool:
 _NODE = ("nodes",)
 _EVICTION = ("create", "pods/eviction")
 _REVIEW = ("create", "selfsubjectaccessreviews")
+_CLAIMS = ("list", "resourceclaims")
 _BLOCKED = ("409", "410", "422", "429", "429-seconds", "429-date", "429-absurd", "500")
 """What an eviction may be refused with: by a budget, or by an admission webhook."""
 
@@ -209,6 +210,9 @@ _WITHDRAWAL = ("managed", Asked("get", "nodes", 3))
 _RELEASES = {"full": 2, "rebind": 2, "first": 2, "vfio": 2, "evict": 3, "managed": 4}
 """Which patch of the Node gives it back, by route: a JSON patch, of which 422 means that a test in it failed."""
 
+_WAITS = {"evict": 3}
+"""Waits for pods of routes with more than two: for workloads, operands, and the DRA plugin, which is paused last."""
+
 _SEES_ALL = ("evict", "managed")
 """Routes whose run may evict, and so does not do with the pods of its own namespace."""
 
@@ -216,6 +220,7 @@ _MEANINGS: tuple[tuple[Meant, int | None], ...] = (
     (lambda cell, what: _cuts_off(cell) and not _is_first(cell), UNAVAILABLE),
     (lambda cell, what: what == ("create", "events"), None),  # one warning
     (lambda cell, what: what == ("list", "pods") and cell.kind == "403" and _does_with_less(cell), None),
+    (lambda cell, what: what == _CLAIMS and cell.kind == "403", None),  # it gets the claims by their names instead
     (lambda cell, what: what == _REVIEW and cell.by.family in (Family.REFUSED, Family.RENEWED), None),
     (lambda cell, what: what[0] == "watch" and cell.by.family in (Family.REFUSED, Family.RENEWED), None),  # it looks
     (lambda cell, what: (cell.route, cell.asked) == _WITHDRAWAL and not cell.is_lasting, None),
@@ -257,6 +262,6 @@ def most_requests(cell: Cell) -> int:
         return 20
     if cell.kind == "silent":  # lasts as long as the wait
         return 12
-    if cell.asked.verb == "watch":  # opened again each second of two waits
-        return 2 * int(cell.wait_s) + 10
+    if cell.asked.verb == "watch":  # opened again each second of each wait
+        return _WAITS.get(cell.route, 2) * int(cell.wait_s) + 10
     return 40
