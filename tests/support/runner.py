@@ -41,7 +41,7 @@ QUICK_CLUSTER = (
 """One reconcile and one rollout, for the quick run."""
 COVERED_BY = "3.13"
 """The release of Python that coverage is measured on: its interpreter counts lines at nearly no cost."""
-LINES_FLOOR = 90
+LINES_FLOOR = 91
 PROGRESS_EVERY_S = 60.0
 GRACE_S = 60.0
 INTERRUPTED = 130  # 128 + SIGINT
