@@ -209,6 +209,13 @@ def remove(image: Image) -> None:
     _buildah("rmi", "--force", image.name)
 
 
+def remove_dependencies() -> None:
+    """Remove the images of locked dependencies from the storage; the next build takes them from the cache."""
+    for name in _images():
+        if name.startswith(f"{DEPENDENCIES}:"):
+            remove(Image(name, 0.0))
+
+
 def mirror() -> str:
     """The address of the Debian mirror that this machine's apt uses. Raises ImageTierError."""
     form = "$(ORIGIN) $(COMPONENT) $(CODENAME) $(REPO_URI)"
