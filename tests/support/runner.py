@@ -20,12 +20,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from tests.support import assets, selection
+from tests.support.git import git
 from tests.support.image import builder
 from tests.support.kernel import tools
 from tests.support.node import machine
@@ -75,13 +76,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Result:
-    """How a part ended: exit status, counts of tests by outcome, and seconds by the clock and of processor time."""
+    """How a part ended: exit status, pytest's closing line, and seconds by the clock and of processor time."""
 
     part: str
     status: int
-    counts: dict[str, int] = field(default_factory=dict)
+    closing: str = ""
     wall_s: float = 0.0
     processor_s: float = 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of tests by outcome."""
+        return {word.removesuffix("s"): int(number) for number, word in OUTCOMES.findall(self.closing)}
 
     @property
     def failed(self) -> bool:
@@ -202,7 +208,7 @@ class Running:
             result = Result(
                 part.name,
                 process.returncode,
-                counted(log.read_text(errors="replace")),
+                closing_line(log.read_text(errors="replace")),
                 time.monotonic() - began_s,
                 usage.ru_utime + usage.ru_stime,
             )
@@ -244,19 +250,17 @@ def log_of(name: str) -> Path:
     return LOGS / f"{name.replace(' ', '-')}.log"
 
 
-def counted(text: str) -> dict[str, int]:
-    """The counts in pytest's closing line; empty where there is none."""
-    lines = CLOSING.findall(text)
-    return {word.removesuffix("s"): int(number) for number, word in OUTCOMES.findall(lines[-1])} if lines else {}
+def closing_line(text: str) -> str:
+    """pytest's closing line in a log; empty where there is none."""
+    return next(reversed(CLOSING.findall(text)), "")
 
 
 def row(result: Result) -> str:
     """One line about a part that has ended."""
     how = "failed" if result.failed else "ok"
-    counts = ", ".join(f"{number} {word}" for word, number in result.counts.items())
     return (
         f"{result.part:<14} {how:<7} {minutes(result.wall_s):>6} min {minutes(result.processor_s):>6} processor min"
-        f"   {counts}"
+        f"   {result.closing}"
     ).rstrip()
 
 
@@ -384,12 +388,6 @@ def report(results: Sequence[Result], took_s: float) -> int:
     for result in failed or skipped:
         print(f"\n{result.part}:\n{log_of(result.part).read_text(errors='replace')}")
     for result in results:
-        closing = (
-            CLOSING.findall(log_of(result.part).read_text(errors="replace")) if log_of(result.part).exists() else []
-        )
-        if closing:
-            print(f"{result.part}: {closing[-1]}")
-    for result in results:
         say(row(result))
     total: Counter[str] = sum((Counter(result.counts) for result in results), Counter())
     processor_s = sum(result.processor_s for result in results)
@@ -406,9 +404,8 @@ def report(results: Sequence[Result], took_s: float) -> int:
 
 def state() -> str:
     """The commit, "" where the checkout has changes: a result then holds for nothing that has a name."""
-    done = subprocess.run(["git", "status", "--porcelain"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    return "" if done.stdout or done.returncode else head.stdout.strip()
+    is_clean = git(CHECKOUT, "status", "--porcelain") == ""
+    return (git(CHECKOUT, "rev-parse", "HEAD") or "").strip() if is_clean else ""
 
 
 def earlier() -> dict[str, Result]:

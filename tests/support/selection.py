@@ -14,7 +14,6 @@ which, so that consecutive submissions take all of them in turn. `--share K/N` c
 from __future__ import annotations
 
 import re
-import subprocess
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+
+from tests.support.git import git
 
 RUNS = ("quick", "submission", "release")
 QUICK_CASES = 3
@@ -72,7 +73,7 @@ class Selection:
 
     def takes(self, marked: set[str]) -> bool:
         """True if the run has tests with these markers."""
-        return not marked & {"quick": {"submission", "release"}, "submission": {"release"}, "release": set()}[self.run]
+        return not marked & set(RUNS[RUNS.index(self.run) + 1 :])
 
     def chosen(self, cases: Sequence[T], shares: int, name: str) -> list[T]:
         """The cases to run of the function `name`, which is divided into `shares`.
@@ -105,12 +106,7 @@ def examples(count: int) -> int:
 @cache
 def commits() -> int:
     """The number of commits of the checkout; 0 outside of git, and in a copy without history."""
-    argv = ["git", "-C", str(CHECKOUT), "rev-list", "--count", "HEAD"]
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    except OSError:
-        return 0
-    return int(done.stdout) if done.returncode == 0 else 0
+    return int(git(CHECKOUT, "rev-list", "--count", "HEAD") or 0)
 
 
 def parsed(text: str) -> Share:

@@ -11,7 +11,6 @@ the check starts cannot be seen, and has to be named as well.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
 import shutil
@@ -24,6 +23,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+
+from tests.support import cache as shared
+from tests.support.imports import imported
 
 CHECKOUT = Path(__file__).parents[2]
 MADE = {".venv", ".git", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "build", "__pycache__"}
@@ -41,8 +43,7 @@ class UndeclaredInput(Exception):
 
 def passes() -> Path:
     """The folder with a file for each pass that is kept."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "driver-manager-tests")
-    return Path(os.environ.get("DRIVER_MANAGER_TEST_CACHE") or folder, "passes")
+    return shared.folder() / "passes"
 
 
 class Inputs:
@@ -198,11 +199,11 @@ def is_kept(item: pytest.Item) -> bool:
 
 def keep(key: str) -> None:
     """Keep a pass, and forget those that were not used for long."""
-    folder = passes()
+    kept = passes()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / key).touch()
-        old = [file for file in folder.iterdir() if file.stat().st_mtime < time.time() - KEPT_S]
+        kept.mkdir(parents=True, exist_ok=True)
+        (kept / key).touch()
+        old = [file for file in kept.iterdir() if file.stat().st_mtime < time.time() - KEPT_S]
         for file in old:
             file.unlink()
     except OSError:
@@ -267,13 +268,7 @@ def _content(file: Path, mtime_ns: int, size: int) -> str:
 @cache
 def _imports(file: Path, mtime_ns: int, size: int) -> frozenset[str]:
     """The modules that a file may import, anywhere in it."""
-    names = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(names)
+    return frozenset(imported(file.read_text()))
 
 
 def _version(tool: str) -> str:

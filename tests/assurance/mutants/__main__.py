@@ -32,7 +32,7 @@ def main() -> int:
     told = parser.parse_args()
     if told.draw:
         end = time.monotonic() + told.seconds
-        share = told.share or selection.Share(selection.commits() % draw.SHARES + 1, draw.SHARES)
+        share = selection.Selection("submission", told.share).share(draw.SHARES)
         return tried(draw.draw(MUTANTS.values(), CHECKOUT, told.base, share), told.jobs, end)
     by_rule = {name: named(name) for name in told.names if ".py:" in name}
     unknown = [name for name in told.names if not by_rule.get(name) and name not in MUTANTS]

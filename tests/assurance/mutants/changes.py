@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+
+from tests.support.git import git
 
 HUNK = re.compile(r"@@ -(\d+)\S* \+(\d+)")
 IDLE = re.compile(r".\s*(?:from \S+ import |import |#|$)")
@@ -19,12 +20,12 @@ OLD, NEW = "\x1b[31m", "\x1b[32m"  # red and green; lines that git finds to have
 
 def base_commit(checkout: Path, ref: str) -> str | None:
     """The commit that `ref` and HEAD have in common. None without it, as in a shallow clone or outside of git."""
-    return (_git(checkout, "merge-base", ref, "HEAD") or "").strip() or None
+    return (git(checkout, "merge-base", ref, "HEAD") or "").strip() or None
 
 
 def head_commit(checkout: Path) -> str:
     """The commit of the checkout, "" outside of git."""
-    return (_git(checkout, "rev-parse", "HEAD") or "").strip()
+    return (git(checkout, "rev-parse", "HEAD") or "").strip()
 
 
 def changed_lines(checkout: Path, base: str) -> dict[str, set[int]]:
@@ -38,7 +39,7 @@ def changed_lines(checkout: Path, base: str) -> dict[str, set[int]]:
             changed.setdefault(path, set()).add(number)
     # Lines that a copy of a file does not have are not removed, so without copies.
     for path, origin, number in _removed(_diff(checkout, base, "-M")):
-        if path not in changed and number in _code(_git(checkout, "show", f"{base}:{origin}") or ""):
+        if path not in changed and number in _code(git(checkout, "show", f"{base}:{origin}") or ""):
             changed[path] = set()
     return changed
 
@@ -48,7 +49,7 @@ def _diff(checkout: Path, base: str, *options: str) -> list[str]:
     moved = ("--color=always", "--color-moved=blocks", "--color-moved-ws=allow-indentation-change")
     fixed = ("--no-ext-diff", "--src-prefix=a/", "--dst-prefix=b/", "--unified=0", "-l0", *moved)
     argv = ("-c", "core.quotePath=false", *colours, "diff", *fixed, *options, base, "--", "*.py")
-    return (_git(checkout, *argv) or "").split("\n")
+    return (git(checkout, *argv) or "").split("\n")
 
 
 def _added(diff: Iterable[str]) -> Iterator[tuple[str, int]]:
@@ -106,13 +107,3 @@ def _is_idle(node: ast.stmt) -> bool:
     return isinstance(node, (ast.Import, ast.ImportFrom)) or (
         isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     )
-
-
-def _git(checkout: Path, *arguments: str) -> str | None:
-    """What git prints, None where it fails."""
-    argv = ["git", "-C", str(checkout), *arguments]
-    try:
-        done = subprocess.run(argv, capture_output=True, encoding="utf-8", check=False, timeout=120)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.assurance.mutants.equivalents import EQUIVALENTS
 from tests.assurance.mutants.mutant import PACKAGE, Mutant, NoLongerAppliesError
+from tests.support.imports import imported
 
 OPPOSITES = {
     ast.Lt: ("<", "<="),
@@ -31,7 +32,6 @@ OPPOSITES = {
 LIMIT_S = 60
 FARTHER = 40
 """Files of tests that a mutant has to survive beyond the nearest ones. They take two minutes of a processor."""
-IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|[^\n]*)|import ([\w., ]+))", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,4 @@ def _module(path: Path) -> str:
 
 def _imported(source: str) -> Iterable[str]:
     """The names that may be modules, also those in tables of what is imported when needed."""
-    yield from re.findall(rf'"({PACKAGE}(?:\.\w+)+)"', source)
-    for origin, names, plain in IMPORT.findall(source):
-        yield from re.findall(r"[\w.]+", plain)
-        for name in re.findall(r"\w+", names):
-            yield f"{origin}.{name}"
-        if origin:
-            yield origin
+    return [*re.findall(rf'"({PACKAGE}(?:\.\w+)+)"', source), *imported(source)]
