@@ -38,8 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     selection.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugins, and read the options."""
+    """Register the plugins, and read the options before the other conftests ask for a share."""
     config.pluginmanager.register(Failures())
     config.pluginmanager.register(Costs(), Costs.__name__)
     config.pluginmanager.register(verdicts.Verdicts(SEEN))

@@ -88,19 +88,26 @@ class Selection:
 
 
 class _Current:
-    """The selection of this process. Test modules read it while they are imported."""
+    """The selection of this process, once the options are read. Test modules read it while they are imported."""
 
-    selection = Selection()
+    selection: Selection | None = None
+
+
+def current() -> Selection:
+    """The selection of this process. Raises RuntimeError before the options are read: everything would be taken."""
+    if _Current.selection is None:
+        raise RuntimeError("the selection is asked for before tests/conftest.py has read the options")
+    return _Current.selection
 
 
 def share(count: int) -> Share:
     """The share of this run of what is divided into `count` parts in a submission."""
-    return _Current.selection.share(count)
+    return current().share(count)
 
 
 def examples(count: int) -> int:
     """`max_examples` of a property that is worth `count` of them."""
-    return _Current.selection.examples(count)
+    return current().examples(count)
 
 
 @cache
@@ -137,7 +144,7 @@ def configure(config: pytest.Config) -> None:
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what the run does not take."""
-    selection = _Current.selection
+    selection = current()
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
         if selection.takes({marker.name for marker in item.iter_markers()}):

@@ -114,3 +114,10 @@ def test_a_share_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--share", "4/3", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert (done.returncode, "a share is K/N" in done.stderr) == (4, True), done.stderr
+
+
+def test_a_share_that_is_asked_for_before_the_options_are_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection._Current, "selection", None)
+    for ask in (selection.share, selection.examples):
+        with pytest.raises(RuntimeError, match="before"):
+            ask(3)
