@@ -42,6 +42,8 @@ from tests.support.fakes.ascend_tree import AscendTree
 from tests.support.fakes.fleet_processes import Processes
 from tests.support.fakes.fleet_scene import DRIVER, KEYS, NAMESPACE, FleetScene
 
+pytestmark = pytest.mark.shares(3)
+
 RULES = yaml.safe_load((COMPONENT / "rules.yaml").read_text())
 DASHBOARD = json.loads((COMPONENT / "dashboard.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

@@ -15,7 +15,11 @@ from tests.support.docs.markdown import ROOT
 from tests.support.fakes.sandboxed import ByHand, by_hand
 
 READS = ("driver_manager", "scripts", "images", "deploy", "docs", "README.md", "requirements")
-pytestmark = [pytest.mark.submission, pytest.mark.reads(*READS, "tests/support", "tests/assurance", tools=["bash"])]
+pytestmark = [
+    pytest.mark.shares(3),
+    pytest.mark.submission,
+    pytest.mark.reads(*READS, "tests/support", "tests/assurance", tools=["bash"]),
+]
 
 
 TIMEOUT_S = 300.0

@@ -14,7 +14,7 @@ from scripts.releasing.kustomize import DEPLOY, EXAMPLES, render, render_example
 from tests.support.deploy.meaning import canonical
 from tests.support.deploy.renderings import FLEETS, SETS, SPACES, kubectl
 
-pytestmark = [pytest.mark.submission, pytest.mark.reads("deploy", tools=["kubectl"])]
+pytestmark = [pytest.mark.shares(3), pytest.mark.submission, pytest.mark.reads("deploy", tools=["kubectl"])]
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def kept_modules() -> list[str]:
     return [".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in (*own, *files)]
 
 
+@pytest.mark.shares(3)
 @pytest.mark.submission
 @pytest.mark.reads("driver_manager", "requirements/runtime.lock", "images")
 def test_no_import_of_what_is_kept_leads_to_what_is_left_out() -> None:

@@ -10,6 +10,8 @@ import pytest
 from images import sbom
 from tests.support.image.bom_form import refuse_malformed
 
+pytestmark = pytest.mark.shares(3)
+
 STATUS = """\
 Package: kmod
 Status: install ok installed

@@ -61,6 +61,7 @@ pytestmark = pytest.mark.reads("driver_manager")
 UNION = "AnyOperatorStep = WaitForSafeLoad | "
 
 
+@pytest.mark.shares(3)
 @pytest.mark.submission
 @pytest.mark.parametrize(
     ("old", "new", "said"),

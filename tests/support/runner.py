@@ -108,7 +108,7 @@ def covered(run: str) -> tuple[str, ...]:
     Python counts branches at low cost only from 3.14 on.
     """
     floor = ("--cov", "--cov-report=", f"--cov-fail-under={LINES_FLOOR}")
-    return (*workers(), *floor, "--cov-branch") if run == RELEASE else ("--run", QUICK, "--cases", "1", *floor)
+    return (*workers(), *floor, "--cov-branch") if run == RELEASE else (*workers(), "--cases", "1", *floor)
 
 
 def other_pythons(run: str) -> dict[str, str]:
@@ -129,14 +129,17 @@ def first_parts() -> list[Part]:
 
 def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
     """The parts of a run's tests, in lanes that begin together. `pythons` are other interpreters by their release."""
-    unit = Part("unit", ("tests/unit", "tests/checks", "tests/assurance/fuzz"), workers())
+    unit = Part("unit", ("tests/unit",), workers())
+    checks = Part("checks", ("tests/checks", "tests/assurance/fuzz"), workers())
     mutants = Part("mutants", ("tests/assurance/mutants",), workers() if run == RELEASE else ())
     cluster = Part("cluster", ("tests/system/cluster",), ("-n", "2", "--dist", "loadfile"), tiers=("cluster",))
     if run == QUICK:
         return [
-            [replace(unit, paths=(*unit.paths, *mutants.paths))],
+            [replace(unit, paths=(*unit.paths, *checks.paths, *mutants.paths))],
             [replace(cluster, paths=tuple(f"tests/system/cluster/{test}" for test in QUICK_CLUSTER), options=())],
         ]
+    if run == SUBMISSION and COVERED_BY in pythons:
+        unit = replace(unit, options=(*unit.options, "--other-cases"))
     counting = Part(
         f"unit on {COVERED_BY}" if COVERED_BY in pythons else "coverage",
         ("tests/unit",),
@@ -145,7 +148,7 @@ def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
         environment=(("COVERAGE_CORE", "ctrace" if run == RELEASE else "sysmon"),),
     )
     others = [
-        replace(unit, name=f"unit on {release}", paths=("tests/unit",), python=python)
+        replace(unit, name=f"unit on {release}", python=python)
         for release, python in pythons.items()
         if run == RELEASE and release != COVERED_BY
     ]
@@ -153,7 +156,7 @@ def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
     node = Part("node", ("tests/system/node",), tiers=("node",))
     image = Part("image", ("tests/system/image",), tiers=("image", "cluster"))
     kernel = Part("kernel", ("tests/system/kernel",), tiers=("kernel", "image", "cluster"), niceness=10)
-    return [[unit, *others, mutants, counting], [node, cluster, sweep], [image, kernel]]
+    return [[unit, *others, mutants, counting], [checks], [node, cluster, sweep], [image, kernel]]
 
 
 class Interrupted(Exception):

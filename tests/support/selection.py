@@ -7,8 +7,10 @@
 - `submission`: without those that are marked `release`. Of what is divided into shares, one share.
 - `release`, the default: everything.
 
-What takes long is divided into shares, and a run takes one of them. The number of the checkout's commits decides
+What takes long is divided into shares, and a submission takes one of them. The number of the checkout's commits decides
 which, so that consecutive submissions take all of them in turn. `--share K/N` chooses by hand.
+
+Two runs take every case once, on two releases of Python: one with `--cases 1`, one with `--other-cases`.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ class Selection:
     run: str = "release"
     by_hand: Share | None = None
     cases: int | None = None
+    are_others: bool = False
+    """Takes the cases that the same selection with one case of a function leaves out."""
 
     def share(self, count: int) -> Share:
         """The share of what is divided into `count` parts in a submission."""
@@ -78,13 +82,23 @@ class Selection:
     def chosen(self, cases: Sequence[T], shares: int, name: str) -> list[T]:
         """The cases to run of the function `name`, which is divided into `shares`.
 
+        A share begins at a place that depends on the name, so that functions of one case are spread over the shares.
         A limited number of cases is spread over the list. It begins at another case in the next commit.
         """
-        taken = self.share(shares).of(cases) if shares > 1 else list(cases)
-        if self.cases is None or len(taken) <= self.cases:
-            return taken
-        first = zlib.crc32(name.encode()) + commits()
-        return [taken[(first + len(taken) * at // self.cases) % len(taken)] for at in range(self.cases)]
+        first = zlib.crc32(name.encode())
+        taken = list(cases)
+        if shares > 1 and (self.run != "quick" or self.by_hand):
+            share = self.share(shares)
+            taken = Share((share.index - 1 + first) % share.count + 1, share.count).of(cases)
+        most = 1 if self.are_others else self.cases
+        if most is None or len(taken) <= most:
+            return [] if self.are_others else taken
+        places = [(first + commits() + len(taken) * at // most) % len(taken) for at in range(most)]
+        return (
+            [taken[at] for at in range(len(taken)) if at not in places]
+            if self.are_others
+            else [taken[at] for at in places]
+        )
 
 
 class _Current:
@@ -130,6 +144,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--run", choices=RUNS, default="release", help="which tests to take (default: all of them)")
     group.addoption("--share", metavar="K/N", help="the part to take of what is divided into shares")
     group.addoption("--cases", type=int, metavar="N", help="the most cases to run of a parametrised function")
+    group.addoption("--other-cases", action="store_true", help="the cases that --cases 1 leaves out")
 
 
 def configure(config: pytest.Config) -> None:
@@ -139,7 +154,8 @@ def configure(config: pytest.Config) -> None:
         by_hand = parsed(config.getoption("--share")) if config.getoption("--share") else None
     except ValueError as error:
         raise pytest.UsageError(str(error)) from error
-    _Current.selection = Selection(run, by_hand, QUICK_CASES if run == "quick" and cases is None else cases)
+    cases = QUICK_CASES if run == "quick" and cases is None else cases
+    _Current.selection = Selection(run, by_hand, cases, config.getoption("--other-cases"))
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -150,8 +166,10 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         if selection.takes({marker.name for marker in item.iter_markers()}):
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     chosen = set()
-    for name, cases in functions.items():
-        marker = cases[0].get_closest_marker("shares")
+    for function, cases in functions.items():
+        node, marker = next(cases[0].iter_markers_with_node("shares"), (None, None))
+        # A module's tests are divided together: what several of them use is made once.
+        name = node.nodeid if isinstance(node, pytest.Module) else function
         chosen |= set(selection.chosen(cases, marker.args[0] if marker else 1, name))
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]

@@ -61,6 +61,7 @@ def test_no_target_has_a_finding_in_a_bounded_number_of_runs() -> None:
     assert [row[0] for row in rows] == chosen
 
 
+@pytest.mark.shares(3)
 def test_a_planted_bug_behind_four_letters_is_found_and_its_input_saved() -> None:
     done = run("-c", PLANTED)
     assert done.returncode == 0, done.stderr

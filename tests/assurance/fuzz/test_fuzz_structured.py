@@ -20,7 +20,7 @@ from tests.assurance.fuzz.mutation import amplified, mutated
 from tests.assurance.fuzz.target import Form, Target, TooSlowError, check
 from tests.assurance.fuzz.targets import TARGETS
 
-pytestmark = pytest.mark.submission
+pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]
 
 
 HANG_S = 100.0

@@ -27,6 +27,7 @@ def spread(outage: Outage) -> int:
     return peak(requests_s(outage, own_numbers()))
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("outage", OUTAGES, ids=str)
 def test_those_who_were_refused_together_come_back_one_after_the_other(outage: Outage) -> None:
     assert peak(requests_s(outage, no_numbers(FEW))) == FEW, "without jitter all come in the same moment"
@@ -46,6 +47,7 @@ def test_a_retry_after_without_jitter_above_it_would_be_seen(monkeypatch: pytest
     assert spread(OUTAGES[0]) > MOST
 
 
+@pytest.mark.shares(3)
 def test_a_last_try_at_the_same_end_of_all_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_retries, "END_SHARE", 0.0)
     assert spread(OUTAGES[-1]) == CLIENTS

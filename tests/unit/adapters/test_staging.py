@@ -63,6 +63,7 @@ def test_a_complete_slot_is_left_alone_to_the_byte(host: SlotHost) -> None:
     assert changes(host) == before
 
 
+@pytest.mark.shares(3)
 def test_killed_anywhere_the_slot_is_not_there_or_complete_and_the_next_one_ends_alike(host: SlotHost) -> None:
     for number in range(MOST_EFFECTS):
         ended = struck(Blow(number, host.tree.root), lambda: host.stage(NEW))

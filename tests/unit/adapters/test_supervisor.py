@@ -240,6 +240,7 @@ def nothing(*_: object) -> None:
     return None
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
     [

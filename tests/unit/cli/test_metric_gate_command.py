@@ -14,6 +14,8 @@ from tests.support.deploy.prometheus import Prometheus, free_port, prometheus
 from tests.support.fakes.fleet_processes import Processes
 from tests.support.fakes.fleet_scene import FleetScene
 
+pytestmark = pytest.mark.shares(3)
+
 EXPOSED = b"""\
 # TYPE npu_errors gauge
 npu_errors{node="bad"} 3

@@ -50,6 +50,7 @@ def untouched(node: ByHand) -> Any:
     return of_others(labels), of_others(notes), there.get("spec", {}).get("unschedulable", False)
 
 
+@pytest.mark.shares(3)
 def test_a_process_of_the_host_is_named_by_all_commands_and_nobody_is_paused(
     node: ByHand, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,8 @@ import pytest
 from driver_manager.domain.errors import ExitCode
 from tests.support.fakes.terminal import on_terminal
 
+pytestmark = pytest.mark.shares(3)
+
 SANDBOX = (sys.executable, "-m", "driver_manager", "sandbox")
 ENV = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}
 REPOSITORY = Path(__file__).parents[3]

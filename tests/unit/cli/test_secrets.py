@@ -192,6 +192,7 @@ class Listener:
         self.lines.append(text)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.submission
 @pytest.mark.parametrize("name", ["upgrade", "bad-module-with-rollback", "ascend-reboot"])
 def test_a_whole_run_leaves_no_secret_on_node_host_or_terminal(

@@ -63,6 +63,7 @@ def slots(node: ByHand, digest: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.shares(3)
 @pytest.mark.submission
 def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
     root = node.tree.root / ROOT.lstrip("/")

@@ -310,6 +310,7 @@ def all_is_well(world: ClearingWorld) -> None:
     assert not [name for name, one in world.machines.items() if one.facts.is_taken_by_run]
 
 
+@pytest.mark.shares(3)
 @given(policies, events)
 @settings(max_examples=examples(60))
 def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_in_the_end(

@@ -31,6 +31,7 @@ def upgrading(nodes: int = 4, **spec: object) -> tuple[FleetScene, str]:
     return scene, scene.set_driver("driver:2")
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("preflight", ["off", "require"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_killed_at_every_effect_the_next_one_goes_on_and_no_pod_is_restarted_twice(after: bool, preflight: str) -> None:
@@ -45,6 +46,7 @@ def test_killed_at_every_effect_the_next_one_goes_on_and_no_pod_is_restarted_twi
     assert effect >= 6, "two marks and a restart of each node, at least"
 
 
+@pytest.mark.shares(3)
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12))
 def test_killed_again_and_again_every_node_comes_to_the_new_revision_by_one_restart(
     kills: list[tuple[int, bool]],
@@ -363,6 +365,7 @@ def test_two_controllers_that_both_believe_to_lead_restart_no_pod_twice() -> Non
     check_each_once(scene, new)
 
 
+@pytest.mark.shares(3)
 @given(st.data())
 def test_controllers_that_lead_in_turn_by_the_lease_never_restart_a_pod_twice(data: st.DataObject) -> None:
     scene, new = upgrading(4)

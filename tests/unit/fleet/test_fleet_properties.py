@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -67,12 +68,14 @@ events = st.lists(
 )
 
 
+@pytest.mark.shares(3)
 @given(policies, events)
 @settings(max_examples=examples(150))
 def test_whatever_happens_no_promise_is_broken_and_everybody_is_done_in_the_end(rules: Policy, story: Story) -> None:
     live_through(rules, story)
 
 
+@pytest.mark.shares(3)
 def test_the_same_in_stories_that_are_the_same_every_time() -> None:
     dice = random.Random(1)  # noqa: S311  # the same at every run
     for _ in range(examples(80)):
@@ -97,6 +100,7 @@ LACKS_AN_ANSWER: Story = [
 """A node fails for a target that is none any more by then, and has the new one."""
 
 
+@pytest.mark.shares(3)
 @example(
     Policy(
         "driver",
@@ -135,6 +139,7 @@ def test_time_alone_changes_nothing_before_the_moment_that_is_named(rules: Polic
         world.tick(seconds)
 
 
+@pytest.mark.shares(3)
 @given(policies)
 def test_an_undisturbed_rollout_takes_three_writes_a_node_and_fails_nobody(rules: Policy) -> None:
     world = World(NAMES, replace(rules, max_unavailable=None), LABELS)
@@ -176,6 +181,7 @@ def test_a_broken_revision_halts_with_what_is_under_way_ended(rules: Policy, sur
     check_quiet(world)
 
 
+@pytest.mark.shares(3)
 @given(policies)
 @settings(max_examples=examples(25))
 def test_a_broken_revision_is_undone_everywhere_and_not_tried_again(rules: Policy) -> None:

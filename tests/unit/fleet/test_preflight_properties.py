@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +68,7 @@ def all_is_well(world: World) -> None:
     assert world.looks.pods == {}
 
 
+@pytest.mark.shares(3)
 @given(policies, events)
 @settings(max_examples=examples(60))
 def test_whatever_happens_nobody_begins_without_a_result_and_everybody_is_done_in_the_end(

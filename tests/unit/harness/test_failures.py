@@ -20,6 +20,7 @@ def test_three(): os._exit(3)
 """
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     "options",
     [

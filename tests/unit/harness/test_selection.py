@@ -78,6 +78,21 @@ def test_a_limited_number_of_cases_is_spread_and_never_repeated(length: int, mos
     assert len(taken) == len(set(taken)) == min(length, most)
 
 
+@given(st.integers(1, 40), st.integers(1, 5), st.text(), st.integers(0, 9))
+def test_the_shares_of_a_function_are_every_case_once(length: int, count: int, name: str, at: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "commits", lambda: at)
+        taken = [
+            case
+            for index in range(1, count + 1)
+            for is_other in (False, True)
+            for case in Selection("submission", Share(index, count), None if is_other else 1, is_other).chosen(
+                range(length), count, name
+            )
+        ]
+    assert sorted(taken) == list(range(length))
+
+
 def test_this_run_tries_as_many_examples_as_it_says(request: pytest.FixtureRequest) -> None:
     tried = 0
 
@@ -91,11 +106,17 @@ def test_this_run_tries_as_many_examples_as_it_says(request: pytest.FixtureReque
     assert tried == (20 if request.config.getoption("--run") == "quick" else 100)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
         ([], {"test_plain": 1, "test_later": 1, "test_last": 1, "test_table": 10, "test_divided": 9}),
         (["--run", "submission"], {"test_plain": 1, "test_later": 1, "test_table": 10, "test_divided": 3}),
+        (
+            ["--run", "submission", "--cases", "1"],
+            {"test_plain": 1, "test_later": 1, "test_table": 1, "test_divided": 1},
+        ),
+        (["--run", "submission", "--other-cases"], {"test_table": 9, "test_divided": 2}),
         (["--run", "quick"], {"test_plain": 1, "test_table": 3, "test_divided": 3}),
         (["--run", "quick", "--cases", "1"], {"test_plain": 1, "test_table": 1, "test_divided": 1}),
         (["--share", "2/9"], {"test_plain": 1, "test_later": 1, "test_last": 1, "test_table": 10, "test_divided": 1}),

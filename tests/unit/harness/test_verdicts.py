@@ -183,6 +183,7 @@ def ran(root: Path, *options: str, **environment: str) -> tuple[set[str], str]:
     return set(log.read_text().split()) if log.exists() else set(), done.stdout + done.stderr
 
 
+@pytest.mark.shares(3)
 @pytest.mark.submission
 def test_only_a_pass_with_every_input_in_its_key_is_kept(tmp_path: Path) -> None:
     root = tmp_path / "checkout"

@@ -209,6 +209,7 @@ def test_failures_of_a_driver_that_was_swapped_between_two_samples_do_not_count(
     live(parts, has_ready=has_ready, has_marker=True, turns=60)
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(40))
 @given(st.lists(PARTS, min_size=1, max_size=30), st.booleans(), st.booleans())
 def test_a_day_with_random_faults(parts: list[Part], has_ready: bool, has_marker: bool) -> None:

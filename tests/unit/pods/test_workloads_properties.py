@@ -146,6 +146,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_any_pods_fate_is_sound(check: Callable[[NodePods, EvictionRules], None]) -> None:
     @settings(max_examples=examples(300))
@@ -191,6 +192,7 @@ def first_claim_only(pod: Pod, claims: Any, *rest: Any) -> list[str]:
     return list(pod.claims)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("name", "mutant"),
     [

@@ -143,6 +143,7 @@ BLOWS = st.tuples(
 )
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(400))
 @given(blows=st.lists(BLOWS, max_size=25), limit=st.integers(1, 2))
 def test_in_any_order_of_blows_no_two_reboot_at_once_none_is_lost_none_reboots_twice(

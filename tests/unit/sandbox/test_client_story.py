@@ -11,7 +11,7 @@ from driver_manager.sandbox.scenarios import SCENARIOS
 
 STORY = SCENARIOS["clients"]
 
-pytestmark = pytest.mark.submission
+pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]
 
 
 class Listener:

@@ -20,6 +20,8 @@ from driver_manager.sandbox.fleet_runner import FleetPlay, FleetWatcher
 from driver_manager.sandbox.fleet_scenarios import FLEET_STORIES, FleetStory
 from driver_manager.sandbox.runner import ScenarioReport
 
+pytestmark = pytest.mark.shares(3)
+
 STORY = FLEET_STORIES["fleet"]
 SMALL = replace(STORY, nodes=STORY.nodes[:2])
 

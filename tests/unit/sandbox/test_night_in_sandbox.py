@@ -29,7 +29,7 @@ from tests.support.fakes.clock import FakeClock, RecordingReporter
 from tests.support.fakes.night import NIGHTS, Night, check, textfile
 from tests.support.fakes.sandboxed import ByHand, by_hand, upgradable
 
-pytestmark = pytest.mark.submission  # each is a night of whole processes, three seconds
+pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]  # each is a night of whole processes, three seconds
 
 LIMIT_S = 120.0
 

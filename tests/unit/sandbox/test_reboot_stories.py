@@ -11,7 +11,7 @@ from driver_manager.sandbox.reboot_runner import run_reboot_story
 from driver_manager.sandbox.reboot_scenarios import REBOOT_STORIES
 from driver_manager.sandbox.runner import ScenarioReport
 
-pytestmark = pytest.mark.submission
+pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]
 
 NAMED = re.compile(r"(?:(?P<node>sandbox-node\S*) +)?(?P<agent>[a-z-]+) +\| (?P<said>.*)")
 MOMENT = re.compile(r"\d\d:\d\d:\d\d\.\d{3} ")

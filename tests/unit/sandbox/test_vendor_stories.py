@@ -11,7 +11,7 @@ from driver_manager.sandbox.runner import ScenarioReport, run_scenario
 from driver_manager.sandbox.scenario import Interference
 from driver_manager.sandbox.vendor_scenarios import VENDOR_SCENARIOS
 
-pytestmark = pytest.mark.submission  # each plays a whole upgrade as processes, four seconds
+pytestmark = [pytest.mark.submission, pytest.mark.shares(3)]  # each plays a whole upgrade as processes, four seconds
 
 STORIES = {story.name: story for story in VENDOR_SCENARIOS}
 WRONG = ("nothing happens",)

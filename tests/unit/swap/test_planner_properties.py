@@ -212,6 +212,7 @@ def test_every_shipped_profile_can_be_seen_with_its_own_driver_loaded(name: str)
     assert found.decision is wanted
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(500))
 @given(on_nodes_of(EVERY), POLICIES, WAITED, st.booleans())
 def test_any_plan_is_sound(
@@ -260,6 +261,7 @@ def test_any_plan_is_sound(
     assert not {AskKmm, AwaitKmm} & set(kinds) or policy.loader is Loader.KMM
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(300))
 @given(on_nodes_of(PARTICULAR), POLICIES)
 def test_any_plan_keeps_to_the_vendors_order_and_switches(seen: tuple[Observation, str], policy: Policy) -> None:
@@ -277,6 +279,7 @@ def test_any_plan_keeps_to_the_vendors_order_and_switches(seen: tuple[Observatio
             assert all(changed[key] == "false" for key in profile.deploy.on_unless_false if key in changed)
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(300))
 @given(observations(), st.sampled_from(sorted(MORE)), POLICIES)
 def test_any_plan_makes_way_for_the_driver_and_notes_what_went(obs: Observation, name: str, policy: Policy) -> None:
@@ -295,6 +298,7 @@ def test_any_plan_makes_way_for_the_driver_and_notes_what_went(obs: Observation,
         assert kinds.index(SetFirmwarePath) < kinds.index(LoadModules)
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(300))
 @given(observations(), POLICIES, WAITED, st.booleans())
 def test_any_plan_waits_first_and_spares_the_label_that_places_us(
@@ -314,6 +318,7 @@ def test_any_plan_waits_first_and_spares_the_label_that_places_us(
     assert not [kind for kind in kinds[1:] if kind is WaitAfterFailure]
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(500))
 @given(observations(), POLICIES, WAITED, st.booleans())
 def test_any_plan_treats_users_pods_well(
@@ -349,6 +354,7 @@ def test_any_plan_treats_users_pods_well(
             assert kinds[index + 1] is PlanAgain, "it acts on what it saw before the wait"
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(500))
 @given(
     observations(),

@@ -58,6 +58,7 @@ from tests.support.selection import examples
 ALL_KILLS = [(name, effect, after) for name in SCENARIOS for effect, after in kill_points(name)]
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(("name", "effect", "after"), ALL_KILLS)
 def test_a_run_killed_at_any_effect_and_run_again_ends_like_an_undisturbed_one(
     name: str, effect: int, after: bool
@@ -66,6 +67,7 @@ def test_a_run_killed_at_any_effect_and_run_again_ends_like_an_undisturbed_one(
     check_killed(name, effect, after=after, new_pod=True)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(("name", "effect", "after"), ALL_KILLS)
 def test_a_reboot_between_the_kill_and_the_next_run_changes_nothing(name: str, effect: int, after: bool) -> None:
     check_killed(name, effect, after=after, reboot=True)
@@ -83,6 +85,7 @@ def test_devices_on_their_way_to_machines_come_back_whatever_killed_the_run(
         check_called_off(name, effect, after=after, reboot=reboot)
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(300))
 @given(
     name=st.sampled_from(sorted(SCENARIOS)),
@@ -157,6 +160,7 @@ def test_a_label_edited_at_any_moment_is_left_alone_and_no_other_changes(
         check_edited(name, call, (edit,))
 
 
+@pytest.mark.shares(3)
 @settings(max_examples=examples(300))
 @given(
     name=st.sampled_from(TAKING),
@@ -261,6 +265,7 @@ def all_seconds(name: str) -> list[Case]:
     ]
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in NOTHING_TAKEN])
 def test_a_second_run_is_refused_while_the_first_lives(name: str) -> None:
     for check in all_seconds(name):
