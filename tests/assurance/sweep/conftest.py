@@ -27,7 +27,7 @@ from tests.support.control_plane.sweep.sweeping import Recording, record
 from tests.support.selection import share
 
 WORKERS = 3
-SHARES = 7
+SHARES = 9
 """A submission kills at one share of the points of every path, in at most five processor minutes."""
 
 FIGURES = File(__file__).parents[3] / "build/kill-sweep.json"

@@ -143,7 +143,7 @@ class Cell:
         return Fault(action, self.asked.verb, self.asked.resource, nth=self.asked.nth, times=times)
 
 
-SHARES = 7
+SHARES = 21
 """A submission runs one share of the cells."""
 
 

@@ -159,6 +159,7 @@ def test_the_journal_carries_the_node_from_one_pod_to_the_next(scene: Scene) -> 
     wait_until(lambda: not scene.clear_pods(), "its pod is gone", 60)
 
 
+@pytest.mark.shares(3)
 def test_a_node_that_cannot_be_cleared_keeps_its_driver_pod(scene: Scene) -> None:
     scene.node.kubelet.stop_after(OPERAND, NEVER)
     pod, clears = scene.begin()
@@ -176,6 +177,7 @@ def test_a_node_that_cannot_be_cleared_keeps_its_driver_pod(scene: Scene) -> Non
     wait_until(lambda: scene.phase() == "Halted", "it halts", 60)
 
 
+@pytest.mark.shares(3)
 def test_a_deleted_object_gives_the_node_back(scene: Scene) -> None:
     scene.node.kubelet.stop_after(OPERAND, NEVER)
     _, clears = scene.begin()

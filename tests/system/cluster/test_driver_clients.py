@@ -112,6 +112,7 @@ def notes(watched: WatchedNode) -> dict[str, str]:
     return found
 
 
+@pytest.mark.shares(3)
 def test_the_watch_restarts_a_client_once_when_the_driver_is_ready_and_not_before(
     watched: WatchedNode, client: Client
 ) -> None:

@@ -66,6 +66,7 @@ def warnings(text: str) -> list[str]:
     return [json.loads(line)["message"] for line in text.splitlines() if WARNING in line]
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_an_operators_init_container_runs_unchanged(
     settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory, generation: str
@@ -168,6 +169,7 @@ def modules(driver_node: DriverNode) -> set[str]:
     return {entry.name for entry in (driver_node.tree.root / "sys/module").iterdir()} - {"nvidia_core"}
 
 
+@pytest.mark.shares(3)
 def test_nvidias_uninstall_driver_runs_unchanged(
     settle: SettleDropin, operands: OperandsFactory, workloads: WorkloadsFactory
 ) -> None:

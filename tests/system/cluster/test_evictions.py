@@ -219,6 +219,7 @@ def test_what_plan_says_of_a_budget(case: Case) -> None:
     assert f"? workloads: the eviction of {pod.key} would be refused now" in checked.out
 
 
+@pytest.mark.shares(3)
 def test_a_terminating_pod_is_waited_for_and_its_finalizer_named(case: Case) -> None:
     pod = case.made.pod(Shape(finalizer=True, grace_s=1), owner=case.made.replica_set())
     pod.api.delete(pod.path)
@@ -229,6 +230,7 @@ def test_a_terminating_pod_is_waited_for_and_its_finalizer_named(case: Case) -> 
     case.assert_given_back(OLD)
 
 
+@pytest.mark.shares(3)
 def test_sixty_pods_cost_at_most_two_requests_each_and_a_constant(case: Case) -> None:
     pods = case.made.managed(60)
     mark = case.proxy.mark()
@@ -239,6 +241,7 @@ def test_sixty_pods_cost_at_most_two_requests_each_and_a_constant(case: Case) ->
     case.assert_given_back(NEW)
 
 
+@pytest.mark.shares(3)
 def test_the_requests_for_sixty_pods_overlap(case: Case) -> None:
     pods = case.made.managed(60, Shape(labels={"app": "users"}))
     node_of(case.command_runner).kubelet.stop_after("users", 1.0)
@@ -335,6 +338,7 @@ def test_an_administrators_cordon_before_during_and_after_the_run_survives(case:
     assert node.read()["spec"]["unschedulable"] is True
 
 
+@pytest.mark.shares(3)
 def test_our_own_cordon_is_lifted_after_success_failure_and_sigterm(case: Case) -> None:
     node = node_of(case.command_runner)
     (pod,) = case.made.managed(1, Shape(labels={"app": "slow"}, grace_s=1))

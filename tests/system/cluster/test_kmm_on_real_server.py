@@ -65,6 +65,7 @@ def test_kmm_changes_the_driver_of_a_cleared_node_and_the_node_is_released(
     assert (again.code, "nothing to do" in again.err) == (0, True), again.err
 
 
+@pytest.mark.shares(3)
 def test_a_kmm_that_hangs_is_named_and_the_node_is_held_until_it_goes_on(
     one: CommandRunner, operands: OperandsFactory
 ) -> None:

@@ -167,6 +167,7 @@ def test_a_watch_is_cut_in_the_middle_of_a_line(
     proxy.assert_all_fired()
 
 
+@pytest.mark.shares(3)
 def test_a_silent_watch_neither_speaks_nor_ends(
     control_plane: ControlPlane, agent: User, proxy: Proxy, target: Node
 ) -> None:

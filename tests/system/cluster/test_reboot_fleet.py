@@ -64,6 +64,7 @@ def worker(fleet: RealFleet, seed: int, problems: list[BaseException], end_s: fl
         problems.append(error)
 
 
+@pytest.mark.shares(3)
 def test_of_fifty_nodes_and_one_slot_never_two_reboot_at_once_and_each_does_once(
     control_plane: ControlPlane, admin_api: Api
 ) -> None:

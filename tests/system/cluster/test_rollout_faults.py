@@ -86,6 +86,7 @@ def faults_of(cells: Cells) -> list[Fault]:
     ]
 
 
+@pytest.mark.shares(4)
 @pytest.mark.parametrize("group", MATRIX)
 def test_every_kind_of_request_meets_every_fault_and_the_rollout_ends(
     fleet: RolloutFleet, admin_api: Api, tmp_path: Path, group: str

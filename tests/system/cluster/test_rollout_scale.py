@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.control_plane.api import Api, wait_until
 from tests.support.control_plane.fleet_witness import Witness
 from tests.support.control_plane.rollout_fleet import (
@@ -22,6 +24,7 @@ PEAK_MIB = 64.0
 LIMIT_S = 600.0
 
 
+@pytest.mark.shares(3)
 def test_two_hundred_nodes_go_in_waves_within_the_budget_at_every_write(
     control_plane: ControlPlane, admin_api: Api, tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.control_plane.api import Api
 from tests.support.control_plane.kubelet import COMPONENTS
 from tests.support.control_plane.many_nodes import PREFIX, Crowd
@@ -15,6 +17,7 @@ LIMIT_S = 600.0
 SEQUENCE = ("get nodes", "list pods", "patch nodes", "watch pods", "patch nodes")
 
 
+@pytest.mark.shares(3)
 def test_of_a_hundred_nodes_at_once_each_asks_as_often_as_one_alone(
     control_plane: ControlPlane, admin_api: Api
 ) -> None:

@@ -63,6 +63,7 @@ def _status(pid: int) -> str:
     return Path(f"/proc/{pid}/status").read_text()
 
 
+@pytest.mark.shares(3)
 def test_a_healthy_driver_costs_one_look_in_a_boot_at_its_node_and_its_clients(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
     for name in ("first", "second"):
@@ -89,6 +90,7 @@ def test_a_state_that_an_earlier_boot_left_is_taken_back(watched: WatchedNode) -
 REQUESTS = (("get", "nodes"), ("patch", "nodes"), ("create", "events"))
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize(("verb", "resource"), REQUESTS)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -129,6 +131,7 @@ def test_a_restart_during_a_wedge_asks_the_server_nothing(watched: WatchedNode) 
     assert proxy.exchanges(since=mark) == []
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("action", [Gone(3.0), Answer(503), Delay(2.0)], ids=["gone for 3 s", "503 once", "slow"])
 def test_a_server_in_trouble_at_the_transition_hears_of_it(watched: WatchedNode, action: Action) -> None:
     proxy = watched.scene.world.proxy
@@ -142,6 +145,7 @@ def test_a_server_in_trouble_at_the_transition_hears_of_it(watched: WatchedNode,
         assert not watched.ready.exists()
 
 
+@pytest.mark.shares(3)
 def test_a_server_that_is_away_for_long_delays_no_mark_and_no_sample_and_hears_of_it_in_the_end(
     watched: WatchedNode,
 ) -> None:
@@ -163,6 +167,7 @@ def test_a_server_that_is_away_for_long_delays_no_mark_and_no_sample_and_hears_o
         assert len([line for line in loop.lines if "was not reported" in line]) == 1
 
 
+@pytest.mark.shares(3)
 def test_a_server_that_never_answers_is_given_up_and_nothing_is_left_of_it(watched: WatchedNode) -> None:
     proxy = watched.scene.world.proxy
     with watched.watch() as loop:
@@ -252,6 +257,7 @@ def test_a_muted_node_keeps_its_ready_driver_and_hears_nothing(watched: WatchedN
     assert len(loop.lines) == said, "and it says nothing more until then"
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("text", ["soon", "2020-01-02T03:04:05Z"])
 def test_a_mute_that_is_none_or_over_mutes_nothing(watched: WatchedNode, text: str) -> None:
     watched.scene.annotate(**{MUTE: text})
@@ -264,6 +270,7 @@ def test_a_mute_that_is_none_or_over_mutes_nothing(watched: WatchedNode, text: s
     assert not watched.ready.exists()
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     "action", [Hold(), Gone(25.0), Answer(403, "nodes is forbidden")], ids=["hangs", "gone", "403"]
 )

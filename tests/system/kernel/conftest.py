@@ -29,7 +29,7 @@ from tests.support.selection import share
 from tests.support.tiers import TierError
 
 IN_IMAGE = "test_image_in_guest.py"
-SHARES = 3
+SHARES = 9
 """Of the kill sweep over devices, of which each round runs the whole command four times."""
 
 

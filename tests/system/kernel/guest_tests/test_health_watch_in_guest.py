@@ -86,6 +86,7 @@ def tool(roots: DriverRoots, tmp_path: Path) -> Iterator[Tool]:
     wait_until(lambda: not any(map(state_of, tool.starts)), lambda: "the sleepers are gone")
 
 
+@pytest.mark.shares(3)
 def test_a_probe_that_kill_does_not_reach_is_left_alone_counted_and_never_doubled(tool: Tool, tmp_path: Path) -> None:
     textfile, log = tmp_path / "npu.prom", tmp_path / "run-0.err"
     options = ("--host-root", "/", "--profile", "rebellions", "--interval", "200ms", "--timeout", f"{REACH_S}s")

@@ -66,6 +66,7 @@ def old_driver_with(roots: DriverRoots, *options: str) -> None:
     assert run("modprobe", "-d", roots["v1"], "rebellions", *options).status == 0
 
 
+@pytest.mark.shares(3)
 def test_a_driver_behind_absolute_links_of_the_host_is_loaded_with_the_hosts_options(
     command: Command, roots: DriverRoots, mounted: MountedHost
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_driver_tree_is_loaded_with_the_hosts_options_too(
     assert module_fact("rebellions_core", "parameters/trace") == "Y"
 
 
+@pytest.mark.shares(3)
 def test_options_set_by_hand_that_nobody_sets_again_are_told(command: Command, roots: DriverRoots) -> None:
     old_driver(roots)
     done = command.reconcile(roots["v2"])
@@ -147,6 +149,7 @@ def with_firmware(roots: DriverRoots, tmp_path: Path) -> Iterator[Path]:
     CUSTOM_PATH.write_text("\n")
 
 
+@pytest.mark.shares(3)
 def test_the_kernel_does_not_look_for_firmware_in_the_driver_root_and_that_is_said_before(
     command: Command, roots: DriverRoots, with_firmware: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_modules_that_only_the_profile_orders_are_swapped_in_that_order_and_keep
     assert_released(command)
 
 
+@pytest.mark.shares(3)
 def test_where_one_of_them_does_not_load_all_of_the_old_driver_come_back_in_order_with_the_parameter(
     command: Command, gaudi: Vendor, kernel_log: KernelLog
 ) -> None:

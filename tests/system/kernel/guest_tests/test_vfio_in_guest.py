@@ -103,6 +103,7 @@ def test_devices_go_to_virtual_machines_and_come_back_as_they_were(edu: Command,
     assert_given_back(edu)
 
 
+@pytest.mark.shares(3)
 def test_a_device_that_a_process_has_is_never_unbound_and_the_process_is_named(
     edu: Command, roots: DriverRoots
 ) -> None:
@@ -131,6 +132,7 @@ def stuck_unbind(address: str) -> Iterator[None]:
     assert process.wait(280) == 0
 
 
+@pytest.mark.shares(3)
 def test_an_unbind_that_is_stuck_is_named_and_the_next_run_binds_once_it_is_over(
     edu: Command, roots: DriverRoots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
