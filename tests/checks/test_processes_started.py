@@ -18,6 +18,7 @@ from driver_manager.adapters.process.forked import lines_within
 from driver_manager.adapters.process.loop_clock import LoopClock
 from driver_manager.adapters.process.run import run
 from driver_manager.adapters.process.supervisor import Supervisor
+from tests.support.fakes.signals import signals_kept
 
 PACKAGE = Path(driver_manager.__file__).parent
 STARTERS = {
@@ -134,8 +135,10 @@ def by_commands() -> str:
 
 
 def by_supervisor() -> str:
-    clock = LoopClock()
-    return Supervisor(clock).run([sys.executable, "-I", "-S", "-c", CHILD], {"OWN": "1"}, 20.0).out
+    with signals_kept():
+        clock = LoopClock()
+        clock.install()  # without it nobody wakes the wait when the tool ends
+        return Supervisor(clock).run([sys.executable, "-I", "-S", "-c", CHILD], {"OWN": "1"}, 20.0).out
 
 
 @pytest.mark.submission
