@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,7 +56,8 @@ PERCENT = re.compile(r"\[ *(\d+)%\]")
 class Part:
     """One process of a run: its name, and the tiers that it needs.
 
-    `paths` and `options` are pytest's; a part with `argv` is another command. `niceness` lets others go first.
+    `paths` and `options` are pytest's; a part with `argv` is another command. A negative `niceness` lets it go first,
+    where the user is root.
     """
 
     name: str
@@ -72,6 +74,10 @@ class Part:
         if self.argv:
             return list(self.argv)
         return [self.python, "-m", "pytest", "-q", "--run", run, *self.options, *passed_on, *self.paths]
+
+
+LINT = Part("lint", argv=("scripts/lint",))
+"""Ends before the tests begin; the other Pythons are set up meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +126,6 @@ def other_pythons(run: str) -> dict[str, str]:
     return {re.sub(r"^\.venv-|/bin/python$", "", line): line for line in done.stdout.split()}
 
 
-def first_parts() -> list[Part]:
-    """What has to end before the tests begin: lint, and bytecode, which each process would else make for itself."""
-    collect = (".venv/bin/python", "-m", "pytest", "--collect-only", "-q", "tests")
-    is_compiled = any((CHECKOUT / "tests/__pycache__").glob("conftest.*-pytest-*.pyc"))
-    return [Part("lint", argv=("scripts/lint",)), *([] if is_compiled else [Part("bytecode", argv=collect)])]
-
-
 def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
     """The parts of a run's tests, in lanes that begin together. `pythons` are other interpreters by their release."""
     unit = Part("unit", ("tests/unit",), workers())
@@ -155,8 +154,8 @@ def lanes(run: str, pythons: dict[str, str]) -> list[list[Part]]:
     sweep = Part("sweep", ("tests/assurance/sweep",), tiers=("cluster",))
     node = Part("node", ("tests/system/node",), tiers=("node",))
     image = Part("image", ("tests/system/image",), tiers=("image", "cluster"))
-    kernel = Part("kernel", ("tests/system/kernel",), tiers=("kernel", "image", "cluster"), niceness=10)
-    return [[unit, *others, mutants, counting], [checks], [node, cluster, sweep], [image, kernel]]
+    kernel = Part("kernel", ("tests/system/kernel",), tiers=("kernel", "image", "cluster"), niceness=-5)
+    return [[unit, *others, checks, mutants, counting], [cluster, sweep], [node], [image, kernel]]
 
 
 class Interrupted(Exception):
@@ -329,29 +328,30 @@ def whole(run: str, names: Sequence[str], share: str | None) -> int:
     absent = lacking()
     for tier in ("cluster", "image", "kernel", "node") if run != QUICK else ("cluster",):
         say(f"tier {tier}: {'does not run, ' + absent[tier] if tier in absent else 'runs'}")
-    planned = lanes(run, other_pythons(run))
-    known = [part for lane in planned for part in lane]
-    if unknown := sorted(set(names) - {part.name for part in known}):
-        print(
-            f"test: no part {', '.join(unknown)}; there are {', '.join(part.name for part in known)}", file=sys.stderr
-        )
-        return 2
-    impossible = {part.name for part in known if set(part.tiers) & absent.keys()}
-    if os.environ.get("CI") == "true" and impossible:
-        print(f"test: CI=true requires every tier, and these cannot run: {', '.join(absent)}", file=sys.stderr)
-        return 1
-    passed = earlier() if run == RELEASE and not names and not share else {}
-    for result in passed.values():
-        say(f"{result.part}: passed at this commit before; --part '{result.part}' repeats it")
-    chosen = [
-        [part for part in lane if part.name not in impossible | passed.keys() and (not names or part.name in names)]
-        for lane in planned
-    ]
-    is_kept = run == RELEASE and not share
-    running = Running(run, ["--share", share] if share else [], record if is_kept else None)
+    running = Running(run, ["--share", share] if share else [], record if run == RELEASE and not share else None)
     began_s = time.monotonic()
     try:
-        together(running, [[part] for part in first_parts()])
+        with ThreadPoolExecutor(1) as beside:
+            pythons = beside.submit(other_pythons, run)
+            together(running, [] if names else [[LINT]])
+        planned = lanes(run, pythons.result())
+        known = [part for lane in planned for part in lane]
+        if unknown := sorted(set(names) - {part.name for part in known}):
+            there = ", ".join(part.name for part in known)
+            print(f"test: no part {', '.join(unknown)}; there are {there}", file=sys.stderr)
+            return 2
+        impossible = {part.name for part in known if set(part.tiers) & absent.keys()}
+        if os.environ.get("CI") == "true" and impossible:
+            print(f"test: CI=true requires every tier, and these cannot run: {', '.join(absent)}", file=sys.stderr)
+            return 1
+        passed = earlier() if run == RELEASE and not names and not share else {}
+        for result in passed.values():
+            say(f"{result.part}: passed at this commit before; --part '{result.part}' repeats it")
+        left_out = impossible | passed.keys()
+        chosen = [
+            [part for part in lane if part.name not in left_out and (not names or part.name in names)]
+            for lane in planned
+        ]
         if not any(result.failed for result in running.results):
             together(running, chosen)
     except Interrupted:

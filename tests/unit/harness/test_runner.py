@@ -143,8 +143,7 @@ def test_an_interrupted_run_says_so_and_leaves_nothing(logs: Path) -> None:
         "import sys; from pathlib import Path; from tests.support import runner\n"
         f"runner.LOGS = runner.CHECKOUT = Path({str(logs)!r})\n"
         "runner.lacking = dict\n"
-        "sleep = runner.Part('sleep', argv=('sh', '-c', 'echo $$ >pid; exec sleep 600'))\n"
-        "runner.first_parts = lambda: [sleep]\n"
+        "runner.LINT = runner.Part('sleep', argv=('sh', '-c', 'echo $$ >pid; exec sleep 600'))\n"
         "sys.exit(runner.whole('quick', [], None))\n"
     )
     argv = [sys.executable, "-c", code]
