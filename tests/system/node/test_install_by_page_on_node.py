@@ -156,6 +156,7 @@ class Installation:
         return bool(states) and all("running" in state for state in states)
 
 
+@pytest.mark.shares(3)
 def test_from_a_clone_to_a_running_overlay_its_upgrades_and_its_removal_by_the_pages_commands(
     node: Machine, clone: Clone
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.node.drivers import Drivers, stopping_after
 from tests.support.node.measured import Action, Table
 from tests.support.node.patience import wait_until
@@ -14,6 +16,7 @@ ACTS = ["create pods", "patch nodes", "create pods", "delete pods", "patch nodes
 """Looked at, taken, cleared, restarted, done."""
 
 
+@pytest.mark.shares(3)
 def test_kubectl_set_env_takes_a_node_through_a_rollout(drivers: Drivers, table: Table) -> None:
     drivers.add_operand(OPERAND, stopping_after(0))
     drivers.offer_devices(1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import pytest
+
 from tests.support.fakes.pace import ratio
 from tests.support.node.drivers import MANAGER, OPERANDS, Drivers
 from tests.support.node.measured import Action, Table
@@ -120,6 +122,7 @@ def parts_of(
     return tuple(parts)
 
 
+@pytest.mark.shares(3)
 def test_users_pods_leave_as_their_budget_allows(drivers: Drivers, table: Table) -> None:
     """Two pods that use the accelerator, of which the budget lets one go; the other leaves when it lets both."""
     drivers.offer_devices(2)
