@@ -202,6 +202,7 @@ def ours(overlay: str, further: tuple[str, ...]) -> list[Json]:
     return [one for one in found if one["name"] != "driver"]
 
 
+@pytest.mark.submission
 def test_every_variable_of_ours_is_a_declared_option() -> None:
     named = {
         (overlay, container["name"]): {one["name"] for one in container["env"]}
@@ -225,6 +226,7 @@ def is_understood(container: Json) -> bool:
     return bool(ports == ([parse_address(address)[1]] if address else []))
 
 
+@pytest.mark.submission
 def test_every_command_line_of_ours_is_understood() -> None:
     found = [(overlay, one) for overlay, further in SETS + FLEETS for one in ours(overlay, further)]
     assert [(overlay, one["name"]) for overlay, one in found if not is_understood(one)] == []
@@ -237,6 +239,7 @@ def test_images_have_the_version_of_the_package(overlay: str) -> None:
     assert images == {f"driver-manager:{version}", f"driver-manager-sample-driver:{version}"}
 
 
+@pytest.mark.submission
 def test_no_right_is_given_twice_or_by_a_star() -> None:
     for overlay, further in SETS + FLEETS:
         rights = []

@@ -10,10 +10,12 @@ from tests.support.docs.package_texts import Text
 from tests.support.docs.style import Rule
 
 
+@pytest.mark.submission
 def test_no_page_has_words_that_the_style_file_is_against() -> None:
     assert [str(fault) for fault in style.faults_of_docs()] == []
 
 
+@pytest.mark.shares(3)
 @pytest.mark.submission
 def test_no_text_of_the_program_has_words_that_the_style_file_is_against() -> None:
     assert [str(fault) for fault in style.faults_of(package_texts.texts())] == []

@@ -39,6 +39,7 @@ from tests.support.docs.markdown import Drift
 pytestmark = pytest.mark.reads("driver_manager", "deploy", "docs", "README.md", "tests/support", "tests/assurance")
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     "make", [reference.pages, pytest.param(pictures.pages, marks=pytest.mark.submission)], ids=["reference", "pictures"]
 )

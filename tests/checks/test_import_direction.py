@@ -131,6 +131,7 @@ def inside(*rooms: str) -> dict[str, Path]:
     return {name: path for name, path in modules().items() if name.split("/")[0].removesuffix(".py") in rooms}
 
 
+@pytest.mark.submission
 def test_a_module_imports_only_what_lies_below_it() -> None:
     rooms = {name: room_of(name) for name in modules()}
     inner = {name for name, room in rooms.items() if room not in EDGE and not name.endswith("__init__.py")}

@@ -141,6 +141,7 @@ def by_supervisor() -> str:
         return Supervisor(clock).run([sys.executable, "-I", "-S", "-c", CHILD], {"OWN": "1"}, 20.0).out
 
 
+@pytest.mark.shares(3)
 @pytest.mark.submission
 @pytest.mark.parametrize("start", [by_commands, by_supervisor])
 def test_an_environment_that_is_handed_on_whole_would_be_seen(
@@ -152,6 +153,8 @@ def test_an_environment_that_is_handed_on_whole_would_be_seen(
     assert "geheim" in start()
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("start", [by_commands, by_supervisor])
 def test_nothing_of_our_environment_reaches_a_tool_but_its_path(
     start: Callable[[], str], monkeypatch: pytest.MonkeyPatch

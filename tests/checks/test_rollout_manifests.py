@@ -89,6 +89,7 @@ def test_the_controller_has_nothing_of_a_host(overlay: str) -> None:
     assert all(mount["readOnly"] for mount in container["volumeMounts"])
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_one_replica_stays_while_a_node_is_drained(overlay: str) -> None:
     deployment = only(fleet(overlay), "Deployment")["spec"]

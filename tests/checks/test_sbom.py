@@ -60,6 +60,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.submission
 def test_it_names_every_package_and_is_of_the_standards_form(root: Path) -> None:
     document = sbom.bill(root, LOCKS, EPOCH_S)
     refuse_malformed(document)

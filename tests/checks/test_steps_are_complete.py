@@ -80,6 +80,7 @@ def test_a_step_that_is_not_complete_does_not_pass_the_type_checker(
     assert len({line.split(":")[0] for line in lines}) == 1, "and nothing else is wrong"
 
 
+@pytest.mark.shares(3)
 @pytest.mark.submission
 def test_every_family_of_steps_is_handled_by_the_executor(tmp_path: Path) -> None:
     old = "AnyOperatorStep = WaitForSafeLoad"

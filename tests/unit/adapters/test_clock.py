@@ -53,6 +53,8 @@ def tell_another_thread() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("send", [tell, tell_another_thread])
 def test_a_sleep_ends_in_the_middle(clock: SystemClock, send: Callable[[], None]) -> None:
     threading.Timer(0.05, send).start()
@@ -151,6 +153,7 @@ def test_it_speaks_in_the_middle_of_a_blocking_call_which_goes_on(clock: SystemC
     assert said[2] - begun >= 0.06
 
 
+@pytest.mark.submission
 def test_after_it_nobody_speaks_and_the_outer_one_goes_on(clock: SystemClock) -> None:
     outer, inner, over = threading.Event(), list[int](), list[int]()
     with clock.every(0.02, outer.set):

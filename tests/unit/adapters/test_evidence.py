@@ -162,6 +162,8 @@ def stuck(tree: Tree) -> int:
     return pid
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_process_that_does_not_answer_is_named_and_delays_nobody_beyond_the_deadline(tree: Tree, stuck: int) -> None:
     use(tree)
     begun = time.monotonic()

@@ -54,6 +54,7 @@ def names(listed: object) -> list[str]:
 # what is told
 
 
+@pytest.mark.submission
 def test_a_subject_is_listed_and_then_each_change_is_told(fleet: FleetOverHttp) -> None:
     fleet.cluster.follow(frozenset({NODES}))
     assert names(fleet.until_one(Listed)) == ["a", "b"]
@@ -95,6 +96,7 @@ def test_each_kind_is_asked_for_where_it_is_and_by_its_selector(fleet: FleetOver
     assert len(names(fleet.until_one(Listed))) == 2
 
 
+@pytest.mark.submission
 def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_feed, "WATCH_S", 1.0)
     fleet.cluster.follow(frozenset({Subject(FactKind.ROLLOUTS, NAMESPACE)}))
@@ -111,6 +113,8 @@ def test_a_watch_whose_version_is_forgotten_lists_again(fleet: FleetOverHttp, mo
             fleet.server.store._compacted -= 1000
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_what_happens_between_two_watches_is_told(fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_feed, "WATCH_S", 1.0)
     fleet.cluster.follow(frozenset({NODES}))
@@ -131,6 +135,8 @@ def labels_in(told: list[Change], seen: set[str]) -> set[str]:
     return seen
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(fleet: FleetOverHttp) -> None:
     fleet.cluster.follow(frozenset({NODES}))
     fleet.until_one(Listed)
@@ -151,6 +157,8 @@ def test_a_connection_that_is_cut_is_followed_by_another_one_from_where_it_was(f
     assert fleet.told == [], "nothing was lost"
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
     fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +175,8 @@ def test_watches_that_break_before_they_tell_anything_are_lost_and_tried_again(
     fleet.until_one(Found)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_what_is_refused_is_lost_with_the_reason_and_found_once_it_is_allowed(
     fleet: FleetOverHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +203,7 @@ def test_a_resource_that_is_not_served_is_said_as_such(fleet: FleetOverHttp, mon
     assert "list nones.none in namespace rbln-system (404)" in lost.why
 
 
+@pytest.mark.submission
 def test_a_subject_that_is_followed_no_longer_tells_nothing(fleet: FleetOverHttp) -> None:
     fleet.cluster.follow(frozenset({NODES}))
     fleet.until_one(Listed)

@@ -286,6 +286,8 @@ def test_what_is_no_node_is_an_error_of_the_answer(metadata: Any) -> None:
         understood(lambda item: as_fleet_node(item, KEYS), {"metadata": metadata})
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_thousands_of_nodes_are_kept_in_little_memory() -> None:
     labels = {f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(40)}
     images = [{"names": [f"registry/image-{number}@sha256:{'0' * 64}"], "sizeBytes": 1} for number in range(50)]

@@ -27,6 +27,7 @@ def test_an_answer_is_its_lines() -> None:
     assert lines_within(10.0, list) == []
 
 
+@pytest.mark.submission
 def test_no_answer_in_time_is_none_and_leaves_no_child(others: set[str]) -> None:
     began_s = time.monotonic()
 
@@ -49,6 +50,8 @@ def test_a_question_that_fails_has_no_lines_and_does_not_come_back_into_the_call
     assert children() == others
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_child_that_stays_behind_holds_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: set[str]
 ) -> None:
@@ -98,6 +101,7 @@ def answered(item: int) -> Iterator[str]:
     yield f"{item}b\nno more"
 
 
+@pytest.mark.submission
 def test_an_item_that_gives_no_answer_is_left_out_and_hides_no_other(others: set[str]) -> None:
     asked = with_time_enough(
         lambda stall_s: each_within(300.0, stall_s, [1, 3, 4, 5, 6, 7], answered),
@@ -110,6 +114,7 @@ def test_an_item_that_gives_no_answer_is_left_out_and_hides_no_other(others: set
     assert children() == others
 
 
+@pytest.mark.submission
 def test_items_there_is_no_time_for_are_named(others: set[str]) -> None:
     began_s = time.monotonic()
     asked = with_time_enough(
@@ -120,6 +125,7 @@ def test_items_there_is_no_time_for_are_named(others: set[str]) -> None:
     assert children() == others
 
 
+@pytest.mark.submission
 def test_told_to_end_a_question_ends_within_a_moment(others: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def told(ending_s: float) -> Asked:
         monkeypatch.setattr(forked, "ENDING_S", ending_s)

@@ -270,6 +270,7 @@ def ends_as_it_should(tree: Tree, plan: dict[str, Any], *, healthy: bool) -> Non
         assert (tree.root / "run/ascend/.ready").read_text() == "VERSION=1\n"
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("healthy", [False, True])

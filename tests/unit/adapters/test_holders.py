@@ -148,6 +148,8 @@ def test_a_file_that_only_has_a_devices_name_is_none(host: Proc) -> None:
     assert host.found() == []
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_who_does_not_answer_is_named_hides_nobody_and_is_not_asked_again(host: Proc) -> None:
     host.process(7, cgroup=CGROUPS["v2-systemd"])
     host.process(8, maps=MAP.format("/dev/rbln0"))
@@ -172,6 +174,8 @@ def test_what_there_was_no_time_for_is_counted(host: Proc) -> None:
     assert str(one).startswith("1 more process(es) may use the device: unknown, ")
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_pod_whose_mounts_cannot_be_read_hides_no_other(host: Proc) -> None:
     for pid, uid in ((7, UID), (8, UID[:-1] + "3")):
         folder = host.process(pid, cgroup=CGROUPS["v2-cgroupfs"].replace(UID, uid))

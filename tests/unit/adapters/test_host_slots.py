@@ -210,6 +210,7 @@ def test_nothing_goes_while_somebody_stages(host: SlotHost) -> None:
     assert host.slot(NEW).exists()
 
 
+@pytest.mark.submission
 def test_a_slot_that_is_being_removed_is_gone_by_its_name_first(host: SlotHost) -> None:
     for number in range(MOST_EFFECTS):
         host.stage(NEW)

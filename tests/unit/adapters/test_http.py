@@ -84,6 +84,7 @@ def test_a_client_that_sends_nothing_holds_nobody_up(clock: LoopClock, server: S
         assert clock.monotonic() - begun < patient(1.0)
 
 
+@pytest.mark.submission
 def test_a_client_that_goes_away_is_forgotten(clock: LoopClock, server: StatusServer) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(50):

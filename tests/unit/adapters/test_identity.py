@@ -132,6 +132,8 @@ def test_a_stat_that_cannot_be_read_is_nobody(host_proc: Path, broken: str) -> N
     assert not lives(Owner(pid=7, start_ticks=5000, pid_namespace=OTHER_NAMESPACE), host_proc)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_an_owner_behind_a_process_that_does_not_answer_is_not_known_to_have_ended(host_proc: Path) -> None:
     stuck = host_proc / "4713"
     stuck.mkdir()

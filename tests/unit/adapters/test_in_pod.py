@@ -49,6 +49,7 @@ def junk_free(folder: Path) -> Path:
     return make_account(folder / "account", "t", made.read_bytes())
 
 
+@pytest.mark.submission
 def test_a_reconcile_in_a_pod_imports_no_library_for_its_requests(tmp_path: Path) -> None:
     env = {**variables(1), "NODE_NAME": "n", "HOST_ROOT": str(tmp_path)}
     argv = [sys.executable, "-c", RUN, str(junk_free(tmp_path))]
@@ -105,6 +106,8 @@ def test_where_a_proxy_is_to_be_asked_the_library_is_used(
     assert isinstance(load_client(None), Library)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("environ", "lost", "said"),
     [

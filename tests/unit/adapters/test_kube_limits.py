@@ -111,6 +111,8 @@ def test_a_hung_attempt_leaves_half_of_a_small_budget_for_another(
     assert_bounded(pool, read_s, begun_s)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_what_connecting_took_is_not_there_for_the_answer(tmp_path: Path) -> None:
     """Or else a request could take several times as long as its sender reckons with."""
 

@@ -100,6 +100,7 @@ def test_a_status_means_what_the_table_has(
     assert {code: ends(api, code) for code in codes} == dict.fromkeys(codes, meaning)
 
 
+@pytest.mark.submission
 def test_every_status_ends_in_a_documented_exit_code_and_only_those_of_the_table_are_repeated(api: Scripted) -> None:
     repeated = {code for meaning, codes in MEANINGS.values() for code in codes if meaning == REPEATED}
     assert repeated == AGAIN

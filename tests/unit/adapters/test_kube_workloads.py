@@ -78,6 +78,7 @@ def test_any_success_is_an_eviction_that_was_accepted(api: Scripted, body: dict[
     assert evicted(api, Answer(201, body)) == Eviction(ACCEPTED)
 
 
+@pytest.mark.submission
 def test_evictions_of_several_pods_are_each_answered_and_counted(api: Scripted) -> None:
     pods = [Pod("tenant", f"web-{number}", f"uid-{number}") for number in range(20)]
     api.answer(SUCCESS)

@@ -33,6 +33,7 @@ def source(host: ModuleHost) -> DriverSource:
     return found
 
 
+@pytest.mark.submission
 def test_modules_that_nothing_else_orders_are_loaded_in_the_profiles_order_and_unloaded_backwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_modules_that_nothing_else_orders_are_loaded_in_the_profiles_order_and_u
     assert host.names == set()
 
 
+@pytest.mark.submission
 def test_one_that_this_driver_lacks_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = made(tmp_path, monkeypatch, ORDERED)
     host.add(ROOT, "1.0", core=())

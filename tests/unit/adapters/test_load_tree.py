@@ -68,6 +68,7 @@ def loaded(tree: HostTree) -> set[str]:
     return {path.name for path in (tree.root / "sys/module").iterdir()}
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("folder", FOLDERS.values(), ids=FOLDERS)
 def test_all_that_can_be_loaded_is_and_each_module_after_what_it_needs(tree: HostTree, folder: str) -> None:
     driver(tree, folder)
@@ -86,6 +87,7 @@ def test_all_that_can_be_loaded_is_and_each_module_after_what_it_needs(tree: Hos
     assert loaded(tree) == {"drv_pcie_host", "drv_zz_base", "drv_aa_device", "ts_agent"}
 
 
+@pytest.mark.submission
 def test_a_need_that_no_module_tells_is_met_by_a_further_pass(tree: HostTree) -> None:
     driver(tree, "host")
     offered = source(tree)
@@ -94,6 +96,7 @@ def test_a_need_that_no_module_tells_is_met_by_a_further_pass(tree: HostTree) ->
     assert "ts_agent" in loaded(tree)
 
 
+@pytest.mark.submission
 def test_each_module_gets_the_options_of_the_hosts_modprobe_d(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(tree, "host")
     (tree.root / "etc/modprobe.d").mkdir()
@@ -111,6 +114,7 @@ def test_each_module_gets_the_options_of_the_hosts_modprobe_d(tree: HostTree, mo
     assert given["drv_pcie_host"] == []
 
 
+@pytest.mark.submission
 def test_loading_again_over_what_a_killed_run_left_completes_it(tree: HostTree) -> None:
     driver(tree, "host")
     offered = source(tree)
@@ -122,6 +126,7 @@ def test_loading_again_over_what_a_killed_run_left_completes_it(tree: HostTree) 
     assert "ts_agent" in loaded(tree)
 
 
+@pytest.mark.submission
 def test_a_root_module_that_does_not_load_is_a_failure_with_its_words_and_nothing_is_unloaded(tree: HostTree) -> None:
     driver(tree, "host", fails=True)
     with pytest.raises(ModuleFailed, match=r"drv_pcie_host cannot be loaded .*Input/output error"):

@@ -124,6 +124,8 @@ def test_whoever_checks_by_name_and_opens_by_name_is_caught(
     assert caught is (name != "names")
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_folder_that_is_swapped_all_the_time_leads_nobody_out(tmp_path: Path) -> None:
     case = Case(tmp_path)
     (case.outside / "of the container").write_text("x")

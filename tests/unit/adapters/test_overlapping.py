@@ -148,6 +148,7 @@ def tell_this_thread() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("send", [tell_the_process, tell_this_thread])
 def test_the_wish_to_end_waits_for_no_answer(send: Callable[[], None]) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -66,6 +66,8 @@ def test_a_cleared_override_is_none_and_what_is_absent_is_none_either(tree: PciT
     assert functions(roots, picks_vfio=False)["0000:c1:00.0"] == PciFunction("0000:c1:00.0")
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_device_that_is_stuck_between_two_drivers_holds_nobody_who_looks(
     tree: PciTree, roots: HostRoots, monkeypatch: pytest.MonkeyPatch
 ) -> None:

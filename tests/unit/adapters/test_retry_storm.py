@@ -27,6 +27,7 @@ def spread(outage: Outage) -> int:
     return peak(requests_s(outage, own_numbers()))
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("outage", OUTAGES, ids=str)
 def test_those_who_were_refused_together_come_back_one_after_the_other(outage: Outage) -> None:
@@ -40,6 +41,7 @@ def test_all_get_their_answer_soon_after_the_server_is_back(outage: Outage) -> N
     assert outage.seconds <= last_s <= outage.seconds + 2 * max(outage.retry_after_s, 2 * backoff.LAST_S)
 
 
+@pytest.mark.submission
 def test_a_retry_after_without_jitter_above_it_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         kube_retries, "retry_s", lambda attempt, asked_s, random: max(asked_s, retry_s(attempt, 0, random))
@@ -47,6 +49,7 @@ def test_a_retry_after_without_jitter_above_it_would_be_seen(monkeypatch: pytest
     assert spread(OUTAGES[0]) > MOST
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_last_try_at_the_same_end_of_all_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube_retries, "END_SHARE", 0.0)

@@ -102,6 +102,7 @@ def begun_and_timed_out(argv: list[str], pid_file: Path) -> tuple[Result, float,
     return with_time_enough(within, lambda _: pid_file.exists(), (0.6, 5.0, 60.0))
 
 
+@pytest.mark.submission
 def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     result, limit_s, took_s = begun_and_timed_out(leaving(pid_file), pid_file)
@@ -111,6 +112,7 @@ def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     assert ends(int(pid_file.read_text()))
 
 
+@pytest.mark.submission
 def test_a_tool_that_ignores_sigterm_is_killed_all_the_same() -> None:
     begin = time.monotonic()
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
@@ -118,6 +120,8 @@ def test_a_tool_that_ignores_sigterm_is_killed_all_the_same() -> None:
     assert time.monotonic() - begin < patient(0.3 + KILLED_S)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_child_that_survives_in_a_session_of_its_own_is_abandoned_not_waited_for(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"

@@ -63,6 +63,7 @@ def test_a_complete_slot_is_left_alone_to_the_byte(host: SlotHost) -> None:
     assert changes(host) == before
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_killed_anywhere_the_slot_is_not_there_or_complete_and_the_next_one_ends_alike(host: SlotHost) -> None:
     for number in range(MOST_EFFECTS):
@@ -80,6 +81,8 @@ def test_killed_anywhere_the_slot_is_not_there_or_complete_and_the_next_one_ends
     assert 15 < number < MOST_EFFECTS - 1, "every effect was met"
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_disk_that_is_full_at_any_moment_leaves_nothing_and_is_said(host: SlotHost) -> None:
     def stage() -> None:
         with pytest.raises(PreflightFailed, match="not enough space for another driver in"):
@@ -182,6 +185,8 @@ def test_a_slot_that_does_not_match_its_record_is_said_and_replaced(host: SlotHo
     assert host.left_over() == []
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_slot_that_the_root_leads_to_is_replaced_without_a_gap(host: SlotHost) -> None:
     os.truncate(host.slot(OLD) / f"lib/modules/{KERNEL}/rebellions.ko", 3)
     for number in range(MOST_EFFECTS):

@@ -240,6 +240,7 @@ def reconciled(folder: Path, argv: list[str], **env: str) -> str:
     return said
 
 
+@pytest.mark.submission
 def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
     said = reconciled(tmp_path, RUN)
     lines = COLOUR.sub("", said).split("\n")
@@ -251,12 +252,15 @@ def test_in_a_terminal_an_upgrade_is_a_list_of_steps(tmp_path: Path) -> None:
     assert lines[-2].startswith(f"{ERASE_LINE}done: driver")
 
 
+@pytest.mark.submission
 def test_without_colour_it_is_the_same_list(tmp_path: Path) -> None:
     said = reconciled(tmp_path, RUN, NO_COLOR="1")
     assert not COLOUR.search(said)
     assert ERASE_LINE + "✓ [1/" in said
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"LOG_FORMAT": "text", "NO_COLOR": "1"}], ids=["dumb", "told"])
 def test_a_dumb_terminal_or_a_wish_for_text_gets_plain_lines(tmp_path: Path, env: dict[str, str]) -> None:
     said = reconciled(tmp_path, RUN, **env)
@@ -264,6 +268,7 @@ def test_a_dumb_terminal_or_a_wish_for_text_gets_plain_lines(tmp_path: Path, env
     assert re.match(r"\d\d:\d\d:\d\d\.\d{3} \[1/", said)
 
 
+@pytest.mark.submission
 def test_restore_in_a_terminal_is_one_step(tmp_path: Path) -> None:
     with by_hand(tmp_path) as node:
         key = f"{node.tree.profile.deploy.prefix}device-plugin"

@@ -68,6 +68,8 @@ def test_a_tool_killed_by_a_signal_has_its_negative_number(
     assert run(clock, tool, mood).status == status
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("mood", ["hang", "hang ignoring TERM", "hang with children"])
 def test_a_hung_tool_is_ended_with_everything_it_started(clock: LoopClock, tool: StandIn, mood: str) -> None:
     begun = time.monotonic()
@@ -189,6 +191,8 @@ class Unkillable:
         self._killpg(group, signal.SIGKILL)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_tool_that_survives_kill_is_abandoned_counted_and_never_doubled(
     clock: LoopClock, tool: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +244,7 @@ def nothing(*_: object) -> None:
     return None
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("target", "name", "mutant"),
@@ -327,6 +332,7 @@ class SuspendedClock(LoopClock):
             super().turn(end)
 
 
+@pytest.mark.submission
 def test_time_in_which_all_were_suspended_is_not_the_tools_fault(tool: StandIn) -> None:
     clock = SuspendedClock()
     slow = Supervisor(clock).run(["/bin/sh", "-c", "sleep 0.2; echo done"], {}, 5.0)

@@ -74,6 +74,8 @@ def test_a_function_goes_from_one_driver_to_the_other_and_is_read_back(tree: Pci
     assert [(one.driver, one.group) for one in port.bus().functions] == [("vfio-pci", "7")]
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_driver_that_does_not_take_the_function_is_no_success(tree: PciTree, roots: HostRoots) -> None:
     port = devices(roots)
     port.unbind(ONE, soon())

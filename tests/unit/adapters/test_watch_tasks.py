@@ -77,6 +77,7 @@ def test_a_process_that_gives_no_answer_is_a_problem(clock: LoopClock, program: 
     assert notifier(clock, program).tell(NOTICE) == problem
 
 
+@pytest.mark.submission
 def test_a_process_that_hangs_is_over_in_time_and_leaves_nothing(
     clock: LoopClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

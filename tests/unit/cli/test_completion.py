@@ -60,6 +60,8 @@ def test_another_shell_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> No
     assert "'bash', 'zsh', 'fish'" in capfd.readouterr().err
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 @pytest.mark.parametrize(
     ("words", "offered"),

@@ -38,6 +38,8 @@ def into_a_full_device(node: ByHand, *argv: str, also_stderr: bool = False) -> s
         )
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     "words",
     [
@@ -62,11 +64,13 @@ def test_a_failure_keeps_its_own_exit_code_and_its_own_two_lines(node: ByHand) -
     assert done.returncode == ExitCode.USAGE
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("words", ["status", "status -o json --no-such-option", "", "reconcile-driver-state --bogus"])
 def test_with_nowhere_to_write_at_all_the_exit_code_still_tells(node: ByHand, words: str) -> None:
     assert into_a_full_device(node, *words.split(), also_stderr=True).returncode == ExitCode.USAGE
 
 
+@pytest.mark.submission
 def test_a_run_that_is_done_is_done_though_nobody_can_read_of_it(node: ByHand) -> None:
     argv = ("--driver-load", "manager", "--driver-root", "/opt/none", "-o", "json")
     refused = into_a_full_device(node, "reconcile-driver-state", *argv)

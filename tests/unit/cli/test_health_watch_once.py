@@ -69,6 +69,8 @@ VERDICTS = {
 CODES = {"healthy": ExitCode.DONE, "unhealthy": ExitCode.MODULE_FAILED, "unknown": ExitCode.PREFLIGHT_FAILED}
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("mood", MOODS)
 def test_a_tool_gets_the_right_verdict(tree: AscendTree, capfd: pytest.CaptureFixture[str], mood: str) -> None:
     tree.tool.be(mood)

@@ -88,6 +88,7 @@ def start(tree: AscendTree, tmp_path: Path) -> Iterator[Start]:
             os.killpg(pid, signal.SIGKILL)
 
 
+@pytest.mark.submission
 def test_a_wedge_is_declared_at_the_third_failure_and_withdrawn_when_the_chip_recovers(
     tree: AscendTree, start: Start
 ) -> None:
@@ -115,6 +116,8 @@ def test_a_wedge_is_declared_at_the_third_failure_and_withdrawn_when_the_chip_re
     assert watch.end()[0] == 0
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("mood", ["healthy", "hang", "hang ignoring TERM"])
 def test_sigterm_ends_within_a_second_and_leaves_markers_and_no_process(
     tree: AscendTree, start: Start, mood: str
@@ -136,6 +139,7 @@ def test_sigterm_ends_within_a_second_and_leaves_markers_and_no_process(
     wait_until(lambda: not any(map(is_alive, tree.tool.starts)), lambda: "no probe is left")
 
 
+@pytest.mark.submission
 def test_a_file_on_the_host_mutes_the_watch_and_takes_a_wedge_back(tree: AscendTree, start: Start) -> None:
     tree.tool.be("critical")
     watch = start(*INTERVAL)
@@ -153,6 +157,7 @@ def test_a_file_on_the_host_mutes_the_watch_and_takes_a_wedge_back(tree: AscendT
     assert watch.end()[0] == 0
 
 
+@pytest.mark.submission
 def test_what_can_be_seen_of_a_wedge_is_on_the_hosts_disk(tree: AscendTree, start: Start) -> None:
     tree.put("dev/kmsg", "6,1,5,-;davinci: heartbeat lost\n")
     tree.tool.be("critical")
@@ -171,6 +176,7 @@ def test_what_can_be_seen_of_a_wedge_is_on_the_hosts_disk(tree: AscendTree, star
     assert watch.end()[0] == 0
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize(("folder", "count"), [("off", 0), ("/var/log/npu", 1)])
 def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, folder: str, count: int) -> None:
     tree.tool.be("critical")
@@ -184,6 +190,8 @@ def test_evidence_is_kept_where_it_is_wanted(tree: AscendTree, start: Start, fol
     assert not (tree.root / "var/lib/driver-manager").exists()
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_process_that_does_not_answer_keeps_nobody_from_watching(tree: AscendTree, start: Start) -> None:
     tree.put("dev/davinci0", "")
     (tree.root / "proc/4711/fd").mkdir(parents=True)
@@ -197,6 +205,7 @@ def test_a_process_that_does_not_answer_keeps_nobody_from_watching(tree: AscendT
     watch.says("wedged → healthy")
 
 
+@pytest.mark.submission
 def test_a_folder_that_cannot_be_written_is_one_warning(tree: AscendTree, start: Start) -> None:
     tree.put("var/lib/driver-manager", "a file")
     tree.tool.be("critical")
@@ -213,6 +222,8 @@ def test_an_evidence_folder_that_is_no_path_is_refused(start: Start) -> None:
     assert "EVIDENCE_DIR is 'evidence', which is not a path on the host" in watch.lines[0]
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_killed_watch_goes_on_with_its_suspicion(tree: AscendTree, start: Start) -> None:
     tree.tool.be("critical")
     first = start("--interval", "2s")
@@ -223,6 +234,7 @@ def test_a_killed_watch_goes_on_with_its_suspicion(tree: AscendTree, start: Star
     second.says("suspect(1) → wedged")
 
 
+@pytest.mark.submission
 def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, start: Start) -> None:
     tree.tool.be("critical")
     watch = start("--interval", "10s")
@@ -236,6 +248,7 @@ def test_sighup_reads_the_profile_again_and_forgets_nothing(tree: AscendTree, st
     assert Path(f"/proc/{pid}/cmdline").exists()
 
 
+@pytest.mark.submission
 def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree, start: Start) -> None:
     watch = start(*INTERVAL)
     watch.says("starting → healthy")
@@ -248,6 +261,8 @@ def test_a_profile_that_is_no_good_at_sighup_keeps_the_old_one(tree: AscendTree,
     watch.says("suspect(2) → wedged")
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> None:
     port = free_port()
     watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")
@@ -267,6 +282,7 @@ def test_many_sighups_at_once_kill_nobody(tree: AscendTree, start: Start) -> Non
     assert watch.end()[0] == 0
 
 
+@pytest.mark.submission
 def test_sighups_without_end_do_not_keep_it_from_watching(tree: AscendTree, start: Start) -> None:
     watch = start(*INTERVAL)
     watch.says("starting → healthy")
@@ -313,6 +329,7 @@ def test_metrics_and_healthz_are_served_and_a_hung_probe_does_not_stop_them(tree
     assert (status, re.fullmatch(r"last turn \d+ s ago, healthy\n", text) is not None) == (200, True)
 
 
+@pytest.mark.submission
 def test_a_hung_loop_does_not_answer(start: Start) -> None:
     port = free_port()
     watch = start(*INTERVAL, "--metrics-addr", f"127.0.0.1:{port}")

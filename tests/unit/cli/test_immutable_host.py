@@ -50,6 +50,7 @@ def _kernel(node: ByHand) -> dict[str, str]:
     return {str(path): path.read_text() for path in sorted((tree / "sys/module").rglob("*")) if path.is_file()}
 
 
+@pytest.mark.submission
 def test_the_driver_of_the_image_is_loaded_and_a_run_is_done(
     node: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def test_the_driver_of_the_image_is_loaded_and_a_run_is_done(
     assert _kernel(node) == before
 
 
+@pytest.mark.submission
 def test_an_image_that_was_updated_needs_a_reboot(
     node: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,8 @@ def test_an_image_without_the_wanted_driver_has_to_be_updated_first(
     assert _kernel(node) == before
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("loader", [one.value for one in Loader])
 def test_status_shows_who_loads(
     node: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, loader: str

@@ -75,6 +75,7 @@ def test_who_is_sure_restores_it_all_the_same(node: ByHand) -> None:
     assert metadata(node)["labels"][PLUGIN] == "true"
 
 
+@pytest.mark.submission
 def test_status_shows_what_kmm_is_asked_for(
     node: ByHand, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def scraped(tmp_path: Path) -> Iterator[tuple[Prometheus, int]]:
             thread.join(60)
 
 
+@pytest.mark.submission
 def test_a_node_is_done_once_a_real_prometheus_says_so_and_waits_with_the_reason(
     tmp_path: Path, scraped: tuple[Prometheus, int]
 ) -> None:

@@ -50,6 +50,7 @@ def untouched(node: ByHand) -> Any:
     return of_others(labels), of_others(notes), there.get("spec", {}).get("unschedulable", False)
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_process_of_the_host_is_named_by_all_commands_and_nobody_is_paused(
     node: ByHand, capfd: pytest.CaptureFixture[str]
@@ -76,6 +77,8 @@ def test_a_process_of_the_host_is_named_by_all_commands_and_nobody_is_paused(
     assert node.tree.driver_version == NEW
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_after_a_failure_the_plan_says_until_when_and_no_wait_is_an_option(
     node: ByHand, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +101,7 @@ def test_after_a_failure_the_plan_says_until_when_and_no_wait_is_an_option(
     assert not note.exists()
 
 
+@pytest.mark.submission
 def test_a_frozen_kernel_is_refused_by_preflight_and_by_the_run(
     node: ByHand, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

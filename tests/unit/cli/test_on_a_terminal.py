@@ -51,6 +51,7 @@ def piped(node: ByHand, *words: str) -> str:
     ).stdout
 
 
+@pytest.mark.submission
 def test_on_a_terminal_the_state_is_green_an_error_red_and_a_note_yellow_below_it(node: ByHand) -> None:
     shown = on_terminal(STATUS, environment(node), REPOSITORY)
     assert shown.status == 0
@@ -72,6 +73,7 @@ def test_who_wants_no_colour_gets_the_same_without(node: ByHand, variable: dict[
     assert shown.text.startswith("ready: ")
 
 
+@pytest.mark.submission
 def test_a_pipe_gets_the_same_text_without_colour(node: ByHand) -> None:
     text = piped(node)
     assert "\x1b" not in text
@@ -79,6 +81,7 @@ def test_a_pipe_gets_the_same_text_without_colour(node: ByHand) -> None:
     assert [line.rstrip() for line in on_screen.splitlines()] == [line.rstrip() for line in text.splitlines()]
 
 
+@pytest.mark.submission
 def test_json_is_json_on_a_terminal_too(node: ByHand) -> None:
     shown = on_terminal([*STATUS, "-o", "json"], environment(node), REPOSITORY)
     assert "\x1b" not in shown.raw

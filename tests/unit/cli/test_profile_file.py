@@ -87,6 +87,8 @@ def is_conforming(text: str) -> bool:
     return True
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @settings(max_examples=examples(600), deadline=None)
 @given(some.sampled_from(sorted(SHIPPED)), some.sampled_from(KEYS), VALUES)
 def test_any_wrong_value_gives_one_line_with_key_value_and_expectation(shipped: str, key: Key, value: Any) -> None:

@@ -137,6 +137,7 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
     return [json.loads(line)["message"] for line in err.splitlines()]
 
 
+@pytest.mark.submission
 def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node: Node) -> None:
     node.remember_nothing()
     process = node.start()
@@ -148,6 +149,7 @@ def test_without_a_marker_it_is_lean_asks_nothing_and_ends_within_a_second(node:
     assert ended(process) == [watched, "terminated by SIGTERM"]
 
 
+@pytest.mark.submission
 def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
     textfile = node.folder / "rebooter.prom"
     node.mark(reason="recovery")
@@ -160,6 +162,8 @@ def test_what_it_records_is_published_for_a_collector(node: Node) -> None:
     ended(process)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> None:
     record = node.path(ASCEND.paths.rebooter_record)
     process = node.start()
@@ -173,6 +177,8 @@ def test_where_no_rebooter_has_been_it_asks_once_and_never_again(node: Node) -> 
     assert node.asked() == ["get nodes"]
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("while_idle", [False, True], ids=["over-the-reboot", "while-idle"])
 def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, while_idle: bool) -> None:
     node.mark()
@@ -200,6 +206,8 @@ def test_a_disk_that_forgets_leaves_no_slot_and_no_cordon_behind(node: Node, whi
     ended(process)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("text", ["garbage", "x" * 200_000])
 def test_what_is_no_marker_is_said_once_and_keeps_it_idle(node: Node, text: str) -> None:
     node.remember_nothing()
@@ -242,6 +250,7 @@ def test_sigterm_on_the_way_from_being_idle_is_not_lost(monkeypatch: pytest.Monk
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@pytest.mark.submission
 def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
     process = node.start()
     wait_until(lambda: is_lean(process), "it is idle")
@@ -255,6 +264,7 @@ def test_it_comes_and_goes_with_the_marker(node: Node) -> None:
     assert any("withdraw the request" in message for message in ended(process))
 
 
+@pytest.mark.submission
 def test_a_dry_run_changes_nothing(node: Node) -> None:
     node.mark()
     process = node.start("--dry-run", AUTO_UPGRADE="true")
@@ -266,6 +276,8 @@ def test_a_dry_run_changes_nothing(node: Node) -> None:
     assert not node.path(ASCEND.paths.rebooter_record).exists()
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
     node.mark()
     lock = node.path(ASCEND.paths.rebooter_record + ".lock")
@@ -280,6 +292,7 @@ def test_a_second_rebooter_on_the_host_waits_for_the_first(node: Node) -> None:
     process.communicate()
 
 
+@pytest.mark.submission
 def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
     node.mark()
     process = node.start(AUTO_UPGRADE="true", REBOOT_COMMAND="true")
@@ -326,6 +339,7 @@ def test_a_folder_that_cannot_be_written_is_a_usage_error_with_its_path(
     assert "/var/lib/ascend" in capfd.readouterr().err
 
 
+@pytest.mark.submission
 def test_a_marker_folder_that_cannot_be_written_ends_a_reconcile_with_its_path(node: Node) -> None:
     node.tree.record("old", ROOT, "25.2.0")
     node.path("/var/lib/x").parent.joinpath("ascend").write_text("a file in the folder's place")
@@ -346,6 +360,8 @@ def reboot_rows(node: Node) -> list[str]:
     return [row[10:] for row in rows[:end]]
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node: Node) -> None:
     assert reboot_rows(node) == []
     node.mark()
@@ -360,6 +376,8 @@ def test_status_shows_what_the_reboot_waits_for_and_how_often_it_was_tried(node:
     process.communicate()
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_status_counts_attempts_and_names_a_record_that_cannot_be_read(node: Node) -> None:
     at_s = int(time.time()) - 60
     record = Record(attempts=(Attempt(5, "upgrade"), Attempt(at_s, "upgrade")))

@@ -35,6 +35,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
             found.stop()
 
 
+@pytest.mark.submission
 def test_a_rollout_by_the_real_command_and_its_end_by_sigterm(processes: Processes) -> None:
     running = processes.start()
     processes.until(lambda: processes.scene.phase() == "Complete", "the first revision")
@@ -47,6 +48,8 @@ def test_a_rollout_by_the_real_command_and_its_end_by_sigterm(processes: Process
     assert processes.holder() == "", "the Lease is given back"
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_of_two_one_leads_and_the_other_takes_over_at_once(processes: Processes) -> None:
     first = processes.start()
     processes.until(lambda: any("leading" in line for line in processes.said(0)), "the first leads")
@@ -72,6 +75,7 @@ def get(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
+@pytest.mark.submission
 def test_it_says_over_http_how_it_is(processes: Processes) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

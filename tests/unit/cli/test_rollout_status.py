@@ -37,6 +37,7 @@ def test_as_long_as_a_nodes_pod_is_not_seen_nothing_is_complete(desk: Laptop) ->
     assert headline.endswith("1 node is without a driver pod that the DaemonSet wants"), headline
 
 
+@pytest.mark.submission
 def test_one_on_its_way_ends_with_0_and_a_halted_one_does_not(desk: Laptop) -> None:
     desk.scene.broken.add("node-0")
     desk.scene.set_driver("driver:2")

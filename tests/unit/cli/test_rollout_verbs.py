@@ -85,6 +85,7 @@ def test_a_wave_is_approved_ahead_of_time(place: Open) -> None:
 # retry
 
 
+@pytest.mark.submission
 def test_a_failed_node_is_tried_once_more_and_the_rollout_goes_on(place: Open) -> None:
     desk = halted(place)
     desk.scene.broken.clear()
@@ -96,6 +97,7 @@ def test_a_failed_node_is_tried_once_more_and_the_rollout_goes_on(place: Open) -
     assert desk.scene.restarts["node-1", "r2"] == 2
 
 
+@pytest.mark.submission
 def test_of_several_nodes_all_are_retried_or_none(place: Open) -> None:
     desk = halted(place)
     code, _, err = desk.says("retry", "node-1", "node-2", "elsewhere")
@@ -105,6 +107,7 @@ def test_of_several_nodes_all_are_retried_or_none(place: Open) -> None:
     assert desk.writes() == []
 
 
+@pytest.mark.submission
 def test_a_revision_that_was_undone_is_tried_again_only_when_asked_for(place: Open) -> None:
     desk = halted(place, onHalt="undo")
     desk.scene.broken.clear()
@@ -121,6 +124,7 @@ def test_a_revision_that_was_undone_is_tried_again_only_when_asked_for(place: Op
 # undo
 
 
+@pytest.mark.submission
 def test_undo_brings_the_last_good_revision_back_to_every_node(place: Open) -> None:
     desk = halted(place)
     code, out, _ = desk.says("undo")
@@ -132,6 +136,7 @@ def test_undo_brings_the_last_good_revision_back_to_every_node(place: Open) -> N
     assert set(desk.scene.serving().values()) == {"r1"}
 
 
+@pytest.mark.submission
 def test_undo_takes_a_revision_by_its_number(place: Open) -> None:
     desk = place()
     desk.scene.set_driver("driver:2")
@@ -206,6 +211,8 @@ def test_an_object_that_cannot_be_read_is_shown_and_not_changed(place: Open) -> 
 # dry runs
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("words", [("pause",), ("undo",), ("retry", "node-1")], ids=" ".join)
 def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(place: Open, words: tuple[str, ...]) -> None:
     desk = halted(place)
@@ -267,6 +274,7 @@ def test_without_a_profile_the_labels_of_the_nodes_tell_it(place: Open, monkeypa
 # history
 
 
+@pytest.mark.submission
 def test_the_history_shows_how_each_rollout_went(place: Open) -> None:
     desk = halted(place)
     found = desk.shows("rollout-history", "history")

@@ -61,6 +61,7 @@ def test_each_change_is_a_line_and_the_last_one_says_that_it_is_complete(desk: L
     assert len(lines) == len(set(lines))
 
 
+@pytest.mark.submission
 def test_a_halt_ends_it_with_its_exit_code(desk: Laptop) -> None:
     desk.scene.broken.add("node-0")
     controller = meanwhile(desk, lambda: desk.controller.until_phase("Halted"))

@@ -76,6 +76,7 @@ def figures(node: ByHand) -> RunFigures:
     return RunFiguresFile(roots(node).files(), PROFILE.paths).read()
 
 
+@pytest.mark.submission
 def test_a_run_that_swaps_the_driver_leaves_the_time_of_each_step_and_its_requests(node: ByHand) -> None:
     begun = time.time()
     assert reconcile(node) == 0
@@ -92,6 +93,8 @@ def test_a_run_that_swaps_the_driver_leaves_the_time_of_each_step_and_its_reques
     assert begun <= values["run_last_end_timestamp_seconds",] <= time.time()
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_counters_go_on_from_run_to_run_and_a_current_driver_costs_no_step(node: ByHand) -> None:
     assert reconcile(node) == 0
     first = published(node)
@@ -103,6 +106,8 @@ def test_counters_go_on_from_run_to_run_and_a_current_driver_costs_no_step(node:
     assert not [key for key in second if key[0] == "run_last_step_seconds"]
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_run_that_holds_the_node_says_so_until_one_ends_well(node: ByHand) -> None:
     node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
     for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
@@ -117,6 +122,8 @@ def test_a_run_that_holds_the_node_says_so_until_one_ends_well(node: ByHand) -> 
     assert (values["node_held",], values["run_failures_in_a_row",], values["runs_total", "5"]) == (0, 0, 3)
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_node_that_is_given_back_by_hand_is_held_no_more(node: ByHand) -> None:
     node.tree.add_driver("/run/rbln/driver", "2.0.1", fails=True)
     for old in (node.tree.root / "opt/rbln").rglob("*.ko"):
@@ -130,6 +137,8 @@ def test_a_node_that_is_given_back_by_hand_is_held_no_more(node: ByHand) -> None
     assert figures(node).failures_in_a_row == 1, "and its runs still fail"
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("env", "code"),
     [
@@ -148,6 +157,7 @@ def test_a_run_that_never_saw_its_node_counts_as_failed(node: ByHand, env: dict[
     assert (values["runs_total", str(code)], values["run_failures_in_a_row",]) == (1, 1)
 
 
+@pytest.mark.submission
 def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
     node.tree.hold_device()
     argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]
@@ -163,6 +173,8 @@ def test_a_run_that_is_told_to_end_is_no_failure(node: ByHand) -> None:
     assert figures(node).step_seconds["wait for device"] > 0
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_the_plan_after_a_run_expects_what_that_one_took(node: ByHand) -> None:
     environment = node.environment(**RUN)
     argv = [sys.executable, "-m", "driver_manager", "plan", "--force-reinstall", "-o", "json"]
@@ -179,12 +191,15 @@ def test_the_plan_after_a_run_expects_what_that_one_took(node: ByHand) -> None:
     assert planned() == last.to_json()
 
 
+@pytest.mark.submission
 def test_a_dry_run_and_a_look_leave_nothing(node: ByHand) -> None:
     assert reconcile(node, "--dry-run") == 0
     assert figures(node) == RunFigures()
     assert not collector(node).exists()
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_collector_that_cannot_be_written_is_one_warning(node: ByHand) -> None:
     environment = node.environment(**RUN, METRICS_TEXTFILE="/proc/no/driver-manager.prom")
     argv = [sys.executable, "-m", "driver_manager", "reconcile-driver-state"]
@@ -194,6 +209,8 @@ def test_a_collector_that_cannot_be_written_is_one_warning(node: ByHand) -> None
     assert figures(node).runs == {"0": 1}
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_host_without_room_for_figures_keeps_nobody_from_running(node: ByHand) -> None:
     path = node.tree.root / PROFILE.paths.run_figures.lstrip("/")
     path.mkdir(parents=True)

@@ -34,6 +34,7 @@ def piped(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.submission
 def test_on_a_terminal_the_steps_are_a_live_list() -> None:
     shown = on_terminal([*SANDBOX, "first-install"], ENV, REPOSITORY)
     assert shown.status == 0, shown.text

@@ -101,6 +101,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     return tree
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
 def test_no_command_says_a_secret_whatever_the_api_server_answers(
@@ -167,6 +168,7 @@ BROKEN: dict[str, str] = {
 }  # fmt: skip
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
 def test_no_secret_of_a_kubeconfig_is_said_when_it_cannot_be_used(
     content: str, host: HostTree, tmp_path: Path, capfd: pytest.CaptureFixture[str]

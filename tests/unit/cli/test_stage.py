@@ -93,6 +93,8 @@ def test_a_driver_is_staged_swapped_to_and_swapped_back(node: ByHand) -> None:
     assert str(root.readlink()) == f"driver.slots/{slot_name(OLD_DIGEST)}"
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_what_nobody_staged_is_not_loaded_from_the_slot_of_another(node: ByHand) -> None:
     stage(node, NEW, NEW_DIGEST)
     call(node, "reconcile-driver-state", DRIVER_CONFIG_DIGEST=NEW_DIGEST)
@@ -101,6 +103,8 @@ def test_what_nobody_staged_is_not_loaded_from_the_slot_of_another(node: ByHand)
     assert f"no slot is staged for the wanted driver: {ROOT} points to the slot of {NEW_DIGEST}" in said
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_slot_of_another_kernel_or_cut_short_is_refused_before_the_window(node: ByHand) -> None:
     stage(node, NEW, NEW_DIGEST)
     slot = node.tree.root / f"{ROOT.lstrip('/')}.slots" / slot_name(NEW_DIGEST)
@@ -115,6 +119,7 @@ def test_a_slot_of_another_kernel_or_cut_short_is_refused_before_the_window(node
     assert (code, "did not match its record and was replaced" in said) == (0, True)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("env", "words", "code", "why"),
     [

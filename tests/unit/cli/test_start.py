@@ -80,6 +80,7 @@ def host(tmp_path: Path) -> list[str]:
     return ["--host-root", str(tmp_path), "--node-name", "n", "--profile", "ascend", "--log-format", "text"]
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("command", sorted(LOOPS))
 def test_a_loop_that_is_told_to_end_while_it_starts_ends_well(command: str, host: list[str], tmp_path: Path) -> None:
     way = ["--kubeconfig", str(tmp_path / "kubeconfig")]
@@ -110,6 +111,8 @@ def test_the_sandbox_whose_children_inherit_what_is_blocked_blocks_nothing() -> 
     assert start("--first", "sandbox", "--list", code=SIGNALLED).returncode == -15
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
 @pytest.mark.parametrize("argv", [["status"], ["status", "-o", "json"], ["--help"], ["health-watch", "--once"], []])
 def test_a_closed_stream_is_no_traceback(argv: list[str], closed: tuple[int, ...], host: list[str]) -> None:
@@ -143,6 +146,8 @@ def test_half_a_character_is_spelled_out_on_standard_output() -> None:
     assert start(code=code).stdout == "a\\ud800b\n"
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("command", ["plan", "status", "reconcile-driver-state"])
 def test_the_exit_status_is_the_same_where_nobody_reads_the_output(command: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()

@@ -228,6 +228,7 @@ def test_without_credentials_the_host_is_shown_and_the_error_comes_last(
     assert body["host"]["kernel"]
 
 
+@pytest.mark.submission
 def test_an_api_server_that_does_not_answer_is_waited_for_once(
     node: ByHand, say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -391,6 +392,7 @@ def note_clients(node: ByHand, **fields: Any) -> None:
     )
 
 
+@pytest.mark.submission
 def test_the_generation_of_the_loaded_driver_is_shown_with_its_clients(node: ByHand, say: Say) -> None:
     assert status(say)["generation"] is None
     note_clients(node)

@@ -16,6 +16,8 @@ from tests.support.fakes.vfio_site import ONE, TWO, WORKLOAD, Site
 RECORD = PROFILE.paths.bindings.lstrip("/")
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_to_virtual_machines_and_back(native: Site, capfd: pytest.CaptureFixture[str]) -> None:
     before = native.untouched()
     native.hand.cluster.add_workload("tenant", app="tenant")
@@ -42,6 +44,7 @@ def test_to_virtual_machines_and_back(native: Site, capfd: pytest.CaptureFixture
     assert native.untouched() == before
 
 
+@pytest.mark.submission
 def test_devices_that_nobody_has_are_bound_and_no_pod_leaves(bare: Site) -> None:
     before, pods = bare.untouched(), bare.hand.cluster.pods()
     assert run(["reconcile-vfio-state"]) == ExitCode.DONE
@@ -50,6 +53,7 @@ def test_devices_that_nobody_has_are_bound_and_no_pod_leaves(bare: Site) -> None
     assert [name for name in pods if name not in bare.hand.cluster.pods() and "driver" not in name] == []
 
 
+@pytest.mark.submission
 def test_the_container_after_us_binds_where_it_is_to(native: Site) -> None:
     assert run(["reconcile-vfio-state", "--vfio-bind", "container"]) == ExitCode.DONE
     assert native.drivers == ("", "")
@@ -57,6 +61,8 @@ def test_the_container_after_us_binds_where_it_is_to(native: Site) -> None:
     assert native.hand.tree.driver_version == "not loaded"
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_virtual_machine_keeps_its_device_and_is_named_on_the_way_back(
     bare: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +88,7 @@ def test_a_stuck_unbind_is_named_and_nothing_is_written(bare: Site, capfd: pytes
     assert bare.untouched() == before
 
 
+@pytest.mark.submission
 def test_what_is_mixed_is_finished_and_what_vfio_has_stays(native: Site) -> None:
     (native.hand.tree.root / f"sys/bus/pci/devices/{TWO}/driver").unlink()
     native.bus.attach(TWO, "vfio-pci", "vfio_pci")
@@ -126,6 +133,8 @@ def test_what_cannot_be_is_said_and_nothing_is_changed(
     assert native.untouched() == before
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_failure_before_the_unload_gives_everything_back(native: Site, capfd: pytest.CaptureFixture[str]) -> None:
     before = native.untouched()
     native.hand.tree.hold_device()
@@ -136,6 +145,8 @@ def test_a_failure_before_the_unload_gives_everything_back(native: Site, capfd: 
     assert native.bus.read(ONE, "driver_override") == ""
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_after_the_unload_the_node_is_held_and_the_next_run_goes_on(
     native: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +185,7 @@ def test_where_kmm_loads_no_device_is_given_away_and_status_shows_that(
     assert native.drivers == ("rebellions", "rebellions")
 
 
+@pytest.mark.submission
 def test_status_shows_mode_group_driver_and_who_has_each_device(bare: Site, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["reconcile-vfio-state"]) == ExitCode.DONE
     bare.label("vm-passthrough")

@@ -49,6 +49,7 @@ def test_a_device_of_somebody_elses_driver_is_refused(native: Site, capfd: pytes
     assert (native.untouched(), native.drivers) == (before, ("rebellions", "other"))
 
 
+@pytest.mark.submission
 def test_what_an_earlier_run_left_is_released_where_all_is_done(native: Site) -> None:
     toolkit = key("container-toolkit")
     native.label("true", toolkit)
@@ -64,6 +65,8 @@ def test_what_an_earlier_run_left_is_released_where_all_is_done(native: Site) ->
     assert native.drivers == ("vfio-pci", "vfio-pci")
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("value", ["true", "pre-installed"])
 def test_the_hosts_own_driver_goes_as_well(native: Site, value: str) -> None:
     tree = native.hand.tree
@@ -78,6 +81,7 @@ def test_the_hosts_own_driver_goes_as_well(native: Site, value: str) -> None:
     assert native.untouched() == before, "and the node is not labelled for a driver of the host"
 
 
+@pytest.mark.submission
 def test_virtual_functions_go_first_and_a_virtual_machines_pod_stays(native: Site) -> None:
     cluster, count = native.hand.cluster, native.hand.tree.root / f"sys/bus/pci/devices/{ONE}/sriov_numvfs"
     count.write_text("2\n")
@@ -89,6 +93,7 @@ def test_virtual_functions_go_first_and_a_virtual_machines_pod_stays(native: Sit
     assert {"tenant", "virt-launcher"} & set(cluster.pods()) == {"virt-launcher"}
 
 
+@pytest.mark.submission
 def test_unbound_devices_are_left_to_the_container_where_that_binds(bare: Site) -> None:
     before = bare.untouched()
     assert run([*TO_MACHINES, "--vfio-bind", "container"]) == ExitCode.DONE
@@ -97,6 +102,7 @@ def test_unbound_devices_are_left_to_the_container_where_that_binds(bare: Site) 
     assert bare.untouched() == before
 
 
+@pytest.mark.submission
 def test_what_vfio_has_by_its_ids_stays_there_on_the_way_back(bare: Site) -> None:
     bare.bus.attach(ONE, "vfio-pci", "vfio_pci")
     assert run(TO_MACHINES) == ExitCode.DONE

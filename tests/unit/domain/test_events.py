@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import driver_manager
 from driver_manager.domain import events
 from driver_manager.domain.events import EVENTS, ROLLOUT_EVENTS
@@ -38,6 +40,7 @@ def literals(source: str) -> set[str]:
     }
 
 
+@pytest.mark.submission
 def test_no_other_module_writes_a_reason_out() -> None:
     others = [path for path in PACKAGE.rglob("*.py") if path.name != "events.py"]
     assert [path for path in others if literals(path.read_text())] == []
@@ -50,6 +53,7 @@ def test_every_reason_of_the_table_is_posted() -> None:
     assert len(NAMES) == len(REASONS) == len(EVENTS) + len(ROLLOUT_EVENTS)
 
 
+@pytest.mark.submission
 def test_what_is_posted_is_not_a_text_of_its_own() -> None:
     found = [reason for path in PACKAGE.rglob("*.py") for reason in reasons(path.read_text())]
     assert len(found) >= len(REASONS)

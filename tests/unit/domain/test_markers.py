@@ -44,6 +44,7 @@ def test_every_marker_ever_written_is_read_and_written_again_the_same(path: Path
     assert encode(decode(path.read_text())) == path.read_text()
 
 
+@pytest.mark.submission
 @given(
     st.text(max_size=400)
     | JSON.map(json.dumps)

@@ -87,6 +87,7 @@ def test_a_held_node_stays_so_until_a_run_ends_well(codes: tuple[int, ...], held
     assert (figures.is_held, figures.holds) == (is_held, int(held >= 0))
 
 
+@pytest.mark.submission
 @given(st.lists(RUNS, max_size=12))
 def test_counters_are_sums_and_the_last_run_is_the_last(runs: list[RunReport]) -> None:
     figures = after(*runs)
@@ -112,6 +113,7 @@ def test_what_is_written_is_read_again(runs: list[RunReport]) -> None:
     assert encode(figures).count("\n") == 1
 
 
+@pytest.mark.submission
 @given(st.text() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_garbage_is_no_figures_and_no_failure(text: str) -> None:
     assert decode(text) == RunFigures()
@@ -126,6 +128,7 @@ def test_a_newer_version_and_wrong_fields_are_no_figures() -> None:
         assert decode(json.dumps({name: value for name, value in body.items() if name != key})) == RunFigures(), key
 
 
+@pytest.mark.submission
 @given(st.lists(RUNS, min_size=1, max_size=5))
 def test_prometheus_reads_every_figure(runs: list[RunReport]) -> None:
     figures = after(*runs)

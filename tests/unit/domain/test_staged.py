@@ -90,6 +90,7 @@ def test_a_record_is_read_as_it_was_written(record: SlotRecord) -> None:
     assert decode(encode(record)) == record
 
 
+@pytest.mark.submission
 @given(JSON | st.text())
 def test_garbage_is_no_record_and_breaks_nothing(value: Any) -> None:
     text = value if isinstance(value, str) else json.dumps(value)
@@ -98,6 +99,8 @@ def test_garbage_is_no_record_and_breaks_nothing(value: Any) -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @given(RECORDS, JSON, st.sampled_from(["schema", "digest", "kernel", "version", "files", "links"]))
 def test_a_record_with_one_field_of_anything_is_read_or_refused(record: SlotRecord, value: Any, key: str) -> None:
     with contextlib.suppress(SlotRecordUnreadable):

@@ -310,6 +310,7 @@ def all_is_well(world: ClearingWorld) -> None:
     assert not [name for name, one in world.machines.items() if one.facts.is_taken_by_run]
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 @given(policies, events)
 @settings(max_examples=examples(60))
@@ -325,6 +326,7 @@ def test_whatever_happens_no_node_is_restarted_uncleared_and_all_are_given_back_
     all_is_well(world)
 
 
+@pytest.mark.submission
 @given(policies, events)
 @settings(max_examples=examples(40))
 def test_facts_that_are_late_lose_no_node(rules: Policy, story: Story) -> None:

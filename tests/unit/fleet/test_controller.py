@@ -267,6 +267,7 @@ def test_the_next_controller_reads_the_results_of_the_one_before() -> None:
     assert scene.looks["node-1"] == 2
 
 
+@pytest.mark.submission
 def test_a_refused_pod_is_asked_for_seldom_and_said_to_everybody() -> None:
     scene = fleet(40, preflight="require")
     run = ControllerRun(scene)

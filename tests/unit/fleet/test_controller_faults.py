@@ -31,6 +31,7 @@ def upgrading(nodes: int = 4, **spec: object) -> tuple[FleetScene, str]:
     return scene, scene.set_driver("driver:2")
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize("preflight", ["off", "require"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -46,6 +47,7 @@ def test_killed_at_every_effect_the_next_one_goes_on_and_no_pod_is_restarted_twi
     assert effect >= 6, "two marks and a restart of each node, at least"
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12))
 def test_killed_again_and_again_every_node_comes_to_the_new_revision_by_one_restart(
@@ -221,6 +223,7 @@ def test_an_answer_that_is_lost_is_no_second_effect(what: str) -> None:
     check_each_once(scene, new)
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("what", ["patch node", "delete pod", "patch status"])
 def test_a_server_that_is_away_for_a_while_is_waited_for(what: str) -> None:
     scene, new = upgrading(3)
@@ -365,6 +368,7 @@ def test_two_controllers_that_both_believe_to_lead_restart_no_pod_twice() -> Non
     check_each_once(scene, new)
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 @given(st.data())
 def test_controllers_that_lead_in_turn_by_the_lease_never_restart_a_pod_twice(data: st.DataObject) -> None:

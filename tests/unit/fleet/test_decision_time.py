@@ -22,6 +22,7 @@ def floor_s() -> float:
     return time.process_time() - begun_s
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_the_time_of_a_decision_grows_with_its_nodes_alone() -> None:
     # In turns, so that a while in which others are busy is not all that one of them has.
@@ -30,6 +31,7 @@ def test_the_time_of_a_decision_grows_with_its_nodes_alone() -> None:
     assert many < SLACK * (MANY / FEW) * few, f"{few:.4f} s for {FEW} nodes, {many:.4f} s for {MANY}"
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 def test_a_decision_about_thousands_costs_a_small_multiple_of_looking_at_each() -> None:
     found, floor = min(measure_decisions(MANY, 5)), min(floor_s() for _ in range(5))

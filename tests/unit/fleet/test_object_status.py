@@ -306,6 +306,7 @@ def test_the_first_status_is_written_at_once() -> None:
     assert worth({}, written()) is Worth.NOW
 
 
+@pytest.mark.submission
 @given(DECISIONS, STATUSES, st.floats(allow_nan=False))
 def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDecision, old: Json, now_s: float) -> None:
     status = status_of(decision, old, GENERATION, now_s)
@@ -321,6 +322,7 @@ def test_every_status_has_the_form_that_the_api_server_checks(decision: FleetDec
     worth(old, status)
 
 
+@pytest.mark.submission
 @given(DECISIONS)
 def test_what_is_remembered_is_written_as_it_was(decision: FleetDecision) -> None:
     first = status_of(decision, {}, GENERATION, NOW_S)

@@ -42,6 +42,8 @@ def test_the_table_has_the_sum_of_each_part_and_its_slowest_first() -> None:
     assert [line.split()[-1] for line in table(costs)[1:3]] == ["great", "middle"]
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_a_test_is_charged_with_the_processes_that_it_has_started(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("""
         import pytest

@@ -138,6 +138,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.submission
 def test_an_interrupted_run_says_so_and_leaves_nothing(logs: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.support import runner\n"

@@ -106,6 +106,7 @@ def test_this_run_tries_as_many_examples_as_it_says(request: pytest.FixtureReque
     assert tried == (20 if request.config.getoption("--run") == "quick" else 100)
 
 
+@pytest.mark.submission
 @pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("options", "wanted"),
@@ -131,6 +132,7 @@ def test_a_run_takes_what_its_options_say(options: list[str], wanted: dict[str, 
     assert {name: names.count(name) for name in names} == wanted, done.stdout
 
 
+@pytest.mark.submission
 def test_a_share_that_is_none_is_a_usage_error(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "--share", "4/3", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=REPOSITORY)

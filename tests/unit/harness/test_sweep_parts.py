@@ -253,6 +253,7 @@ def said(tree: HostTree, *argv: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.submission
 def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
     tree = HostTree(tmp_path / "host", tmp_path / "bin", builtin()["rebellions"])
     tree.build()

@@ -331,6 +331,7 @@ def test_a_stuck_probe_is_remembered_too() -> None:
         assert resume(broken, SEEN, 1.0, PATIENCE_S, 3) == History()
 
 
+@pytest.mark.submission
 @given(st.text() | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
 def test_garbage_in_the_records_place_is_a_fresh_start(text: object) -> None:
     assert resume(str(text), SEEN, 0.0, PATIENCE_S, 3) == History()

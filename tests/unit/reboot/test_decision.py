@@ -379,6 +379,8 @@ STATES = st.builds(
 )
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @settings(max_examples=examples(500))
 @given(STATES)
 def test_what_holds_of_every_decision(seen: RebootState) -> None:
@@ -410,6 +412,7 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
         assert not seen.driver_problem
 
 
+@pytest.mark.submission
 @settings(max_examples=examples(300))
 @given(STATES)
 def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: RebootState) -> None:
@@ -417,6 +420,7 @@ def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: Re
         assert is_idle(seen.snapshot, seen.record, "node-1")
 
 
+@pytest.mark.submission
 @settings(max_examples=examples(300))
 @given(STATES)
 def test_a_dry_run_has_no_effect_whatever_it_sees(seen: RebootState) -> None:

@@ -83,6 +83,7 @@ def test_an_api_server_that_fails_at_any_call_loses_nothing(point: tuple[int, in
     check_fault(point, after=after)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("point", CALLS)
 def test_a_process_that_stands_still_at_any_call_does_no_harm_when_it_goes_on(point: tuple[int, int, str]) -> None:
     check_suspended(point)
@@ -252,6 +253,7 @@ def without(guard: object) -> tuple[object, ...]:
 TAKE_SLOT = Rebooter._take_slot
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("target", "name", "mutant", "cases"),
     [

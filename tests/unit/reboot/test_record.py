@@ -64,6 +64,7 @@ def test_every_record_ever_written_is_read_and_written_again_the_same(path: Path
     assert encode(decode(path.read_text())) == path.read_text()
 
 
+@pytest.mark.submission
 @given(
     st.text(max_size=100)
     | st.tuples(
@@ -102,6 +103,7 @@ def test_a_record_stays_small_enough_to_be_read_again() -> None:
     assert len(encode(record)) < 8_000
 
 
+@pytest.mark.submission
 @given(REQUESTS)
 def test_the_key_of_a_request_can_be_part_of_an_objects_name(request: RebootRequest) -> None:
     assert len(request.key) <= 70

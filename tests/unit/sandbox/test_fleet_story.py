@@ -241,6 +241,7 @@ def test_a_controller_that_ends_by_itself_ends_the_story(tmp_path: Path, monkeyp
     assert report.problems == [f"the controller ended before Complete of driver {STORY.old.version}"]
 
 
+@pytest.mark.submission
 def test_a_node_that_comes_back_with_a_driver_that_does_not_load_crashes_like_the_real_one(tmp_path: Path) -> None:
     with stage(SMALL, tmp_path) as played:
         fleet, name = played.fleet, SMALL.nodes[1]

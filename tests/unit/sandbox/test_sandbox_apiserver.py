@@ -277,6 +277,8 @@ def test_the_event_log_is_bounded() -> None:
         assert next(events)["object"]["code"] == 410
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_bookmarks_carry_the_newest_revision_while_idle_and_at_the_end() -> None:
     store = Store()
     with ApiServer(store, tokens=TOKENS, bookmark_interval_s=0.05) as server:
@@ -364,6 +366,8 @@ def test_the_server_stops_at_once_with_an_open_watch_and_an_idle_connection() ->
         assert list(events) == []
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 @pytest.mark.usefixtures("whole_client")
 def test_the_official_client_lists_watches_patches_and_reports(server: ApiServer) -> None:
     server.store.create("nodes", node(a="1"))

@@ -246,6 +246,7 @@ def test_health_watch_is_kept_silent_as_long_as_the_node_is_held() -> None:
     assert made.was_at_work
 
 
+@pytest.mark.submission
 @settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=5))
 def test_any_number_of_kills_and_signals_in_a_row_loses_nothing(blows: list[tuple[int, bool, bool]]) -> None:

@@ -99,6 +99,7 @@ def all_superseded() -> list[Case]:
     return [partial(check_superseded, name, call) for name in TAKING for call in taken_calls(name)]
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("name", TAKING)
 def test_a_run_that_was_superseded_does_nothing_more(name: str) -> None:
     for call in taken_calls(name):

@@ -53,6 +53,7 @@ def assert_changed(world: World, kmm: FakeKmm, version: str) -> None:
     assert (world.host.loaded["rebellions"], kmm.wrong) == (version, [])
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("effect", range(count()))
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("version", ["1.0", "2.0", "3.0"])

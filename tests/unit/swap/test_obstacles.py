@@ -415,6 +415,7 @@ HELD = st.lists(
 ).map(tuple)
 
 
+@pytest.mark.submission
 @given(
     pods=crowds(),
     holders=HELD,

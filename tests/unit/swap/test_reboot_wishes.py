@@ -218,6 +218,7 @@ def test_a_recovery_is_asked_for_as_ever() -> None:
 EVENTS = st.sampled_from(["run", "boot with nothing", "boot with the old", "force", "unforce", "want new", "want old"])
 
 
+@pytest.mark.submission
 @example(["force", "want old", "run", "unforce", "run"])
 @settings(max_examples=examples(200))
 @given(st.lists(EVENTS, min_size=4, max_size=14))

@@ -76,6 +76,7 @@ def kill_twice_and_run_again(fault: str, first: int, second: int) -> World:
     return world
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(("fault", "first"), FIRST_KILLS)
 def test_the_old_driver_is_back_after_two_kills_in_a_row(fault: str, first: int) -> None:
     for second in range(undisturbed(fault)[1]):

@@ -174,11 +174,13 @@ def test_edits_survive_a_kill_too(
     check_edited(name, call, tuple(edits), kill)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_an_administrators_cordon_stays(name: str) -> None:
     check_cordoned_first(name)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> None:
     for call in edit_points(name):
@@ -194,6 +196,7 @@ def test_a_cordon_set_while_the_node_is_not_cordoned_by_us_stays(name: str) -> N
         assert world.state().unschedulable is (seen == [False]), f"at call {call}"
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("name", TAKING)
 def test_labels_found_paused_without_a_journal_are_given_back(name: str) -> None:
     for kill in (None, *kill_points(name)):
@@ -207,6 +210,7 @@ def test_labels_found_paused_without_a_journal_are_given_back(name: str) -> None
         assert world.state().annotations == {}
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
     fresh = {PLUGIN: "true", EXPORTER: "false", "new": "node"}
@@ -224,6 +228,7 @@ def test_a_node_replaced_meanwhile_keeps_its_new_labels(name: str) -> None:
         assert not world.state().unschedulable
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("name", TAKING)
 def test_a_node_deleted_meanwhile_ends_the_run_with_a_usage_error_and_is_not_made_again(name: str) -> None:
     for call in range(calls_until_given_back(name)):
@@ -235,6 +240,7 @@ def test_a_node_deleted_meanwhile_ends_the_run_with_a_usage_error_and_is_not_mad
         assert world.cluster.current is None
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_sigterm_at_any_call_gives_back_or_holds_and_the_next_run_finishes(name: str) -> None:
     for call in range(undisturbed(name)[3] + 1):
