@@ -154,7 +154,7 @@ def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
     hold, is_waiting = seen.hold, any(standing.verdict.wants_turn for standing in seen.standings)
     held_s = hold.until_s if hold is not None and (is_waiting or hold.stands_aside) else None
     results_s = (one.until_s for one in seen.scene.terms.preflights.values())
-    return held_s, gate_s, *results_s
+    return held_s, gate_s, seen.scene.turn.until_s, *results_s
 
 
 def _next(now_s: float, moments: Iterable[float | None]) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from driver_manager.domain.fleet.acts import Place, WaveView
-from driver_manager.domain.fleet.metric_gates import MetricQuestion
+from driver_manager.domain.fleet.metric_gates import MetricQuestion, Shut
 from driver_manager.domain.fleet.model import UNDER_WAY, Policy, Wave, Wishes
 from driver_manager.domain.fleet.verdict import GOING, Standing, Terms, moment
 from driver_manager.domain.frozen import Frozen
@@ -37,7 +37,7 @@ class Turn(Frozen):
     """How far the waves have come: nodes of waves up to `upto` may begin, the others wait for `gate`.
 
     `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes. `questions`
-    are those whose answers decide whether the next wave begins.
+    are those whose answers decide whether the next wave begins; from `until_s` on an answer that counts is too old.
     """
 
     reached: int
@@ -46,6 +46,7 @@ class Turn(Frozen):
     gate: Gate | None
     waves: tuple[WaveView, ...]
     questions: tuple[MetricQuestion, ...] = ()
+    until_s: float | None = None
 
 
 def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
@@ -55,6 +56,7 @@ def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
     gate: Gate | None = None
     upto = current = 0
     questions: tuple[MetricQuestion, ...] = ()
+    moments = list[float]()
     for view, wave in zip(views, terms.policy.waves, strict=True):
         if gate is not None and view.number > reached:
             break
@@ -62,9 +64,10 @@ def turn(standings: Sequence[Standing], terms: Terms, wishes: Wishes) -> Turn:
         if any(view.counts.values()):
             current = view.number
             if gate is None and (gate := _gate(view, wave, terms, wishes, reached)) is None:
-                gate, asked = _metric_gate(view, wave, terms, reached)
-                questions += asked
-    return Turn(reached, upto, current, gate, views, questions)
+                gate, heard = _metric_gate(view, wave, terms, reached)
+                questions += heard.questions
+                moments += [heard.until_s] if heard.until_s is not None else []
+    return Turn(reached, upto, current, gate, views, questions, min(moments, default=None))
 
 
 def is_approved(number: int, target: str, wishes: Wishes) -> bool:
@@ -95,21 +98,18 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int
     return None
 
 
-def _metric_gate(
-    view: WaveView, wave: Wave, terms: Terms, reached: int
-) -> tuple[Gate | None, tuple[MetricQuestion, ...]]:
-    """What this wave has the later ones wait for at last, once it has soaked and they are approved, and what is asked.
+def _metric_gate(view: WaveView, wave: Wave, terms: Terms, reached: int) -> tuple[Gate | None, Shut]:
+    """What this wave has the later ones wait for at last, once it has soaked and they are approved, and what was heard.
 
     Queries about the whole fleet: they are asked again until the next wave has begun.
     """
     gates = [gate for gate in terms.policy.metric_gates if not gate.is_per_node]
     if view.number < reached or view.ended_s is None or not gates:
-        return None, ()
+        return None, Shut("")
     found = terms.heard.judge(gates, "", view.ended_s, view.ended_s + wave.soak_s)
     if not found.why:
-        return None, found.questions
-    text = f"waits after {name(view)} for {found.why}"
-    return Gate(GateKind.METRIC, view.number, text, found.until_s), found.questions
+        return None, found
+    return Gate(GateKind.METRIC, view.number, f"waits after {name(view)} for {found.why}", found.until_s), found
 
 
 def _reached(standing: Standing, target: str) -> int:
