@@ -36,8 +36,8 @@ METRIC_GATE_MUTANTS = (
         "metric-next-wave-begins",
         "queries about the fleet have to pass again before the next wave",
         PATH + "turns.py",
-        "    if not found.why:\n        return None, found.questions\n",
-        "    if True:\n        return None, found.questions\n",
+        "    if not found.why:\n        return None, found\n",
+        "    if True:\n        return None, found\n",
         (GATES + "test_the_next_wave_waits_for_queries_about_the_fleet_once_more",),
     ),
 )

@@ -109,10 +109,10 @@ class Bench:
         return Verdict(cell, said.code, _told(cell, fault, said, problems), requests, time.monotonic() - began_s)
 
     def _of_failure(self, scene: Scene, said: Said, record: Record, before: State, after: State) -> Iterator[str]:
-        """Given back, or held and said so; and the next run ends as ever."""
-        if not is_as_before(after, before) and not is_taken(after):
-            yield f"neither given back nor held: {after}"
-        if after != record.after:  # as after a good end, whose last answer was lost
+        """Given back, held and said so, or as after a good end whose answer was lost; the next run ends as ever."""
+        if after != record.after:
+            if not is_as_before(after, before) and not is_taken(after):
+                yield f"neither given back nor held: {after}"
             yield from _of_what_is_shown(said, before, after)
         is_said = "paused" in said.last_line or "does not exist" in said.last_line
         if not is_as_before(after, before) and is_taken(after) and not is_said:

@@ -142,6 +142,7 @@ def test_a_bare_pod_that_a_deploy_label_placed_takes_the_consent_of_a_bare_pod(
 # after a failure
 
 
+@pytest.mark.shares(3)
 def test_the_next_run_waits_says_until_when_and_ends_at_once_when_it_is_told_to(
     one: CommandRunner, placed: Operands
 ) -> None:

@@ -87,6 +87,7 @@ def case(
     return Case(command_runner, workloads(command_runner.node), proxy)
 
 
+@pytest.mark.shares(3)
 def test_workloads_of_every_kind_are_evicted_and_everything_else_stays(case: Case) -> None:
     made = case.made
     by_name, by_template = PodClaim("npu", claim="by-name"), PodClaim("npu", template="any", claim="made-from-it")
@@ -126,6 +127,7 @@ def test_workloads_of_every_kind_are_evicted_and_everything_else_stays(case: Cas
     case.assert_given_back(NEW)
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("make", "word"),
     [
@@ -185,6 +187,7 @@ def test_without_being_asked_nobody_is_evicted(case: Case) -> None:
     case.assert_given_back(OLD)
 
 
+@pytest.mark.shares(3)
 def test_a_budget_is_waited_for(case: Case) -> None:
     (pod,) = case.made.managed(1, Shape(labels={"app": "guarded"}))
     budget = case.made.budget({"app": "guarded"}, min_available=1)
@@ -199,6 +202,7 @@ def test_a_budget_is_waited_for(case: Case) -> None:
     case.assert_given_back(NEW)
 
 
+@pytest.mark.shares(3)
 def test_a_budget_that_never_allows_it_ends_with_exit_code_3_and_the_node_as_before(case: Case) -> None:
     (pod,) = case.made.managed(1, Shape(labels={"app": "guarded"}, grace_s=1))
     case.made.budget({"app": "guarded"}, min_available=1)
@@ -275,6 +279,7 @@ def test_a_new_pod_of_the_same_name_is_never_evicted(case: Case) -> None:
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.shares(3)
 def test_a_pod_replaced_between_list_and_eviction_is_never_evicted(case: Case) -> None:
     (pod,) = case.made.managed()
     fault = Fault(Answer(503, retry_after_s=1), "create", "pods/eviction", nth=2)  # the first is the dry run
@@ -466,6 +471,7 @@ def test_claims_that_may_not_be_listed_are_an_error_and_not_taken_for_none(
     case.assert_given_back(OLD, 7)
 
 
+@pytest.mark.shares(3)
 def test_a_drain_that_would_leave_a_workload_on_its_device_ends_with_exit_code_3(case: Case) -> None:
     (npu,) = case.made.managed(1, Shape(labels={"app": "guarded"}, grace_s=1))
     (plain,) = case.made.managed(1, Shape(npus=0, labels={"tier": "web"}))

@@ -250,6 +250,7 @@ def killed(runner: CommandRunner) -> str:
     return "upgrading"
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("leave", "said"),
     [

@@ -46,6 +46,7 @@ def _patches(records: list[AuditRecord]) -> list[str]:
     return [f"{record.verb} {record.resource}" for record in records if record.resource == "nodes"]
 
 
+@pytest.mark.shares(3)
 def test_kmm_changes_the_driver_of_a_cleared_node_and_the_node_is_released(
     one: CommandRunner, operands: OperandsFactory, control_plane: ControlPlane, agent_with_events: User
 ) -> None:

@@ -95,6 +95,7 @@ def test_health_watch_changes_no_mark_while_a_run_works_and_does_once_that_run_i
         assert begun >= 3, "it was judged before three failures outside of a run"
 
 
+@pytest.mark.shares(3)
 def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one_event(rebooted: NodeScene) -> None:
     tree = rebooted.command_runner.tree
     asked = rebooted.start("--no-wait", env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}).end()
@@ -109,6 +110,7 @@ def test_nothing_reboots_while_a_run_has_the_node_and_the_request_of_both_is_one
         assert events_of(rebooted, "RebootRequired") == 1
 
 
+@pytest.mark.shares(3)
 def test_restore_leaves_the_rebooters_cordon_while_its_reboot_is_granted(rebooted: NodeScene) -> None:
     tree = rebooted.command_runner.tree
     asked = rebooted.start("--no-wait", env={"DRIVER_LOAD": "container", "DRIVER_ROOT": ""}).end()

@@ -287,6 +287,7 @@ def test_a_fault_prints_as_the_python_that_makes_it_again(action: Action) -> Non
     assert eval(repr(fault)) == fault  # noqa: S307 - the text is our own
 
 
+@pytest.mark.shares(3)
 def test_the_real_command_runs_through_the_proxy_and_survives_a_fault(
     control_plane: ControlPlane,
     agent_for_workloads: User,

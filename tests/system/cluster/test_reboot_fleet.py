@@ -190,6 +190,7 @@ def is_lean(pid: int) -> bool:
     return b"rebooter_idle" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.shares(3)
 def test_the_command_is_idle_in_little_memory_reboots_when_approved_and_is_idle_again(
     control_plane: ControlPlane, command_runner: CommandRunner
 ) -> None:

@@ -95,6 +95,7 @@ def is_of_pods(rule: Json) -> bool:
     return bool(rule["resources"] == ["pods"])
 
 
+@pytest.mark.shares(3)
 def test_the_pods_go_with_the_object(fleet: RolloutFleet, looks: TaskPods) -> None:
     fleet.start()
     fleet.make_rollout(waves=[{"name": "all"}], preflight="require")
