@@ -147,14 +147,14 @@ def _is_of(standing: Standing, target: str) -> bool:
 
 def _waits(seen: Survey, phase: Phase) -> Iterable[float | None]:
     """The moments at which the fleet as a whole may go on, or, where it is complete, looks different."""
-    gate = seen.scene.turn.gate
+    gate, answers_s = seen.scene.turn.gate, seen.scene.turn.until_s
     gate_s = gate.until_s if gate is not None else None
     if phase is Phase.COMPLETE:
-        return (gate_s,)
+        return gate_s, answers_s
     hold, is_waiting = seen.hold, any(standing.verdict.wants_turn for standing in seen.standings)
     held_s = hold.until_s if hold is not None and (is_waiting or hold.stands_aside) else None
     results_s = (one.until_s for one in seen.scene.terms.preflights.values())
-    return held_s, gate_s, seen.scene.turn.until_s, *results_s
+    return held_s, gate_s, answers_s, *results_s
 
 
 def _next(now_s: float, moments: Iterable[float | None]) -> float | None:

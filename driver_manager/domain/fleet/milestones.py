@@ -12,7 +12,7 @@ from driver_manager.domain import events
 from driver_manager.domain.fleet.acts import Announce, Phase, Place, WaveView
 from driver_manager.domain.fleet.model import Memory
 from driver_manager.domain.fleet.outlook import Caption, View
-from driver_manager.domain.fleet.turns import GateKind, name
+from driver_manager.domain.fleet.turns import name
 from driver_manager.domain.fleet.verdict import Terms
 
 _OVER = frozenset({Phase.COMPLETE, Phase.HALTED, Phase.STALLED})
@@ -41,8 +41,7 @@ def milestones(memory: Memory, view: View, shown: Caption, terms: Terms) -> tupl
         reason, is_warning = _GATED[shown.phase]
         waits = f"{gate.wave}:{shown.phase.value}"
         if waits != gated:
-            until_s = gate.until_s if gate.kind is GateKind.SOAK else None  # a query's moment changes with every answer
-            key = f"{terms.rollout}/{terms.target}/{waits}/{until_s or 0:.0f}"
+            key = f"{terms.rollout}/{terms.target}/{waits}/{gate.until_s or 0:.0f}"
             found.append(Announce(reason, f"Rollout of revision {terms.target} {gate.text}", key, is_warning))
     if not last and not waits:
         return replace(memory, announced=""), []

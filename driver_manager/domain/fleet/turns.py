@@ -37,7 +37,7 @@ class Turn(Frozen):
     """How far the waves have come: nodes of waves up to `upto` may begin, the others wait for `gate`.
 
     `reached` is the last wave that a node was taken in; `current` the last one that is open and has nodes. `questions`
-    are those whose answers decide whether the next wave begins; from `until_s` on an answer that counts is too old.
+    are those whose answers decide whether the next wave begins; `until_s` is when time alone may change what they say.
     """
 
     reached: int
@@ -109,7 +109,7 @@ def _metric_gate(view: WaveView, wave: Wave, terms: Terms, reached: int) -> tupl
     found = terms.heard.judge(gates, "", view.ended_s, view.ended_s + wave.soak_s)
     if not found.why:
         return None, found
-    return Gate(GateKind.METRIC, view.number, f"waits after {name(view)} for {found.why}", found.until_s), found
+    return Gate(GateKind.METRIC, view.number, f"waits after {name(view)} for {found.why}"), found
 
 
 def _reached(standing: Standing, target: str) -> int:
