@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was collected, which lives as long as the session, out of garbage collection: a tenth of all time."""
+    """Exclude the collected tests from garbage collection: they live until the end, and scanning them takes a tenth."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)

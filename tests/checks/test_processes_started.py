@@ -137,7 +137,7 @@ def by_commands() -> str:
 def by_supervisor() -> str:
     with signals_kept():
         clock = LoopClock()
-        clock.install()  # without it nobody wakes the wait when the tool ends
+        clock.install()  # without it, the end of the tool does not end the wait
         return Supervisor(clock).run([sys.executable, "-I", "-S", "-c", CHILD], {"OWN": "1"}, 20.0).out
 
 

@@ -99,9 +99,9 @@ def _gate(view: WaveView, wave: Wave, terms: Terms, wishes: Wishes, reached: int
 
 
 def _metric_gate(view: WaveView, wave: Wave, terms: Terms, reached: int) -> tuple[Gate | None, Shut]:
-    """What this wave has the later ones wait for at last, once it has soaked and they are approved, and what was heard.
+    """The gate that the metric queries about the fleet close behind this wave, None if it is open, and their result.
 
-    Queries about the whole fleet: they are asked again until the next wave has begun.
+    They are evaluated after soak time and approval, and repeated until the next wave has begun.
     """
     gates = [gate for gate in terms.policy.metric_gates if not gate.is_per_node]
     if view.number < reached or view.ended_s is None or not gates:

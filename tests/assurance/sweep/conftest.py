@@ -23,13 +23,10 @@ from tests.support.control_plane.servers import ControlPlane, User
 from tests.support.control_plane.sweep.figures import Figures
 from tests.support.control_plane.sweep.paths import Path
 from tests.support.control_plane.sweep.scene import SweepNode
-from tests.support.control_plane.sweep.sweeping import Recording, record
+from tests.support.control_plane.sweep.sweeping import SHARES, Recording, record
 from tests.support.selection import share
 
 WORKERS = 3
-SHARES = 9
-"""A submission kills at one share of the points of every path, in at most five processor minutes."""
-
 FIGURES = File(__file__).parents[3] / "build/kill-sweep.json"
 _FIGURES = pytest.StashKey[Figures]()
 

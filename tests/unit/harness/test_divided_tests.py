@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.control_plane import fault_kinds
 from tests.support.control_plane.fault_kinds import KINDS, Asked, cells
 from tests.support.control_plane.foreign_edits import HANDS, plays
+from tests.support.control_plane.sweep import sweeping
 from tests.support.control_plane.sweep.figures import Figures
 from tests.support.control_plane.sweep.judging import Verdict
 from tests.support.control_plane.sweep.outcome import Outcome
@@ -41,7 +43,7 @@ def shares(count: int) -> list[Share]:
 
 
 @pytest.mark.submission
-@pytest.mark.parametrize("count", [*range(1, 8), 9])
+@pytest.mark.parametrize("count", [*range(1, 8), sweeping.SHARES])
 def test_the_shares_of_the_kill_sweep_are_every_kill_once(count: int) -> None:
     made = recordings()
     swept = [(one.path, point) for share in shares(count) for one in made for point in points(one, share)]
@@ -53,7 +55,7 @@ def test_the_shares_of_the_kill_sweep_are_every_kill_once(count: int) -> None:
     assert (len(made), sum(EFFECTS.values()), len(swept), reboots) == (16, 365, 1111, 381)
 
 
-@pytest.mark.parametrize("count", [*range(1, 8), 9])
+@pytest.mark.parametrize("count", [*range(1, 8), sweeping.SHARES])
 def test_each_share_of_the_kill_sweep_kills_on_every_path(count: int) -> None:
     for share in shares(count):
         for recording in recordings():
@@ -63,7 +65,7 @@ def test_each_share_of_the_kill_sweep_kills_on_every_path(count: int) -> None:
                 assert {point.kill.after for point in swept if not point.reboots} == {True, False}
 
 
-@pytest.mark.parametrize("count", [*range(1, 8), 21])
+@pytest.mark.parametrize("count", [*range(1, 8), fault_kinds.SHARES])
 def test_the_shares_of_the_fault_matrix_are_every_cell_once(count: int) -> None:
     every = cells(ASKED, Share())
     parts = [cells(ASKED, share) for share in shares(count)]

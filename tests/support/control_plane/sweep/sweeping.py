@@ -21,6 +21,9 @@ PATCH = "patch nodes"
 EDIT = {EDITED: "false"}
 """What an administrator changes between the kill and the next run."""
 
+SHARES = 9
+"""A submission kills at one share of the points of every path. It is odd for the reason that `points` gives."""
+
 T = TypeVar("T")
 
 
