@@ -212,7 +212,7 @@ def _qemu(folder: Path, prepared: Prepared, shared: Mapping[str, Path]) -> str:
     for name in ("console", "results"):
         (folder / name).write_bytes(b"")
     argv = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64"]
-    argv += ["-accel", "tcg", "-machine", "q35", "-cpu", "max", "-smp", "1"]
+    argv += ["-accel", "tcg", "-machine", "q35", "-cpu", "Nehalem-v1", "-smp", "1"]
     argv += [word for device in DEVICES for word in ("-device", device)]
     argv += ["-m", f"{MEMORY_MIB}M", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     argv += ["-object", f"memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on", "-numa", "node,memdev=memory"]
