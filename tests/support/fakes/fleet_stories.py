@@ -163,7 +163,12 @@ def calm(world: World) -> None:
 
 
 def heal(world: World) -> None:
-    """Everything that may keep a node from its upgrade ends, but for what only the rollout can end."""
+    """Everything that may keep a node from its upgrade ends, but for what only the rollout can end.
+
+    A node of the canary pool is there again: a wave that matches no node stalls the rollout, as it has to.
+    """
+    if not any(machine.facts.labels["pool"] == "canary" for machine in world.machines.values()):
+        world.join("d", LABELS["d"])
     for machine in world.machines.values():
         machine.fate, machine.is_locked, node = "good", False, machine.facts
         healed: dict[str, Any] = {"is_ready": True, "is_skipped": False, "is_operated": False, "record_problem": ""}
