@@ -68,16 +68,16 @@ class Costs:
         self._costs.append(cost)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logstart(self) -> None:
-        """Start the clocks of a test."""
-        self._busy_s, self._clock_s = tree_busy_s(os.getpid()), time.monotonic()
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Start the clocks of a test whose cost is shown. It takes milliseconds, as it looks at all processes."""
+        if _part(item):
+            self._busy_s, self._clock_s = tree_busy_s(os.getpid()), time.monotonic()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Note what the phase took."""
         report = yield
-        part = next((part for part in PARTS if item.get_closest_marker(part)), None)
-        if part:
+        if part := _part(item):
             busy_s, clock_s = tree_busy_s(os.getpid()), time.monotonic()
             name = report.nodeid.rpartition("/")[2]
             if report.when == "call":
@@ -103,6 +103,10 @@ class Costs:
         terminalreporter.section("costs: processor seconds (seconds of the clock)")
         for line in table(self._costs):
             terminalreporter.write_line(line)
+
+
+def _part(item: pytest.Item) -> str | None:
+    return next((part for part in PARTS if item.get_closest_marker(part)), None)
 
 
 def table(costs: list[Cost], shown: int = SHOWN) -> list[str]:
