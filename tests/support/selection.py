@@ -4,7 +4,7 @@
 
 - `quick`: without the tests that are marked `submission` or `release`, at most three cases of a parametrised function,
   and a fifth of each property's examples.
-- `submission`: without those that are marked `release`. Of what is divided into shares, one share.
+- `submission`: without those that are marked `release`. Of what is divided into shares, one share. Half of the examples.
 - `release`, the default: everything.
 
 What takes long is divided into shares, and a submission takes one of them. The number of the checkout's commits decides
@@ -29,6 +29,9 @@ from tests.support.git import git
 
 RUNS = ("quick", "submission", "release")
 QUICK_CASES = 3
+EXAMPLES_PER = {"quick": 5, "submission": 2, "release": 1}
+"""A run tries one of so many examples of a property."""
+
 FEWEST_EXAMPLES = 10
 """A property is tried with at least this many examples, unless it asks for fewer."""
 
@@ -73,7 +76,7 @@ class Selection:
 
     def examples(self, count: int) -> int:
         """How often to try a property that is worth `count` examples."""
-        return max(count // 5, min(count, FEWEST_EXAMPLES)) if self.run == "quick" else count
+        return max(count // EXAMPLES_PER[self.run], min(count, FEWEST_EXAMPLES))
 
     def takes(self, marked: set[str]) -> bool:
         """True if the run has tests with these markers."""

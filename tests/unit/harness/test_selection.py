@@ -62,7 +62,7 @@ def test_consecutive_commits_take_all_shares_in_turn(monkeypatch: pytest.MonkeyP
     ("run", "wanted"),
     [
         ("release", {1: 1, 25: 25, 60: 60, 500: 500}),
-        ("submission", {1: 1, 25: 25, 60: 60, 500: 500}),
+        ("submission", {1: 1, 25: 12, 60: 30, 500: 250}),
         ("quick", {1: 1, 25: FEWEST_EXAMPLES, 60: 12, 500: 100}),
     ],
 )
@@ -103,7 +103,7 @@ def test_this_run_tries_as_many_examples_as_it_says(request: pytest.FixtureReque
         tried += 1
 
     holds()
-    assert tried == (20 if request.config.getoption("--run") == "quick" else 100)
+    assert tried == {"quick": 20, "submission": 50, "release": 100}[request.config.getoption("--run")]
 
 
 @pytest.mark.submission
