@@ -4,7 +4,7 @@
 
 - `quick`: without the tests that are marked `submission` or `release`, at most three cases of a parametrised function,
   and a fifth of each property's examples.
-- `submission`: without those that are marked `release`. Of what is divided into shares, one share. Half of the examples.
+- `submission`: without those that are marked `release`. One share of what is divided, and half of the examples.
 - `release`, the default: everything.
 
 What takes long is divided into shares, and a submission takes one of them. The number of the checkout's commits decides
