@@ -49,6 +49,7 @@ def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_
         assert fires == {True, False}, name
 
 
+@pytest.mark.shares(3)
 @pytest.mark.parametrize(
     ("old", "new"),
     [

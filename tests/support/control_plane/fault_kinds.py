@@ -28,8 +28,11 @@ from tests.support.control_plane.faults import (
 from tests.support.selection import Share
 
 DONE, USAGE, PODS_REMAIN, REFUSED, UNAVAILABLE = 0, 2, 3, 7, 8
-ATTEMPTS_IN_5_S = 8
-"""Pauses of at least 0.1, 0.2, 0.4, 0.8 and 1.6 s, then one to the end of the budget: seven attempts, and a 401's."""
+LEAST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.5
+"""The shortest pauses between the attempts of a call double from the one to the other."""
+
+CALLS = 5
+"""How often a run begins anew to ask for the same: to take, to give back, the service's look, the event, and once more."""
 
 CHANGES_TRIED = 10
 """How often a run looks anew at a Node that keeps changing (`TAKE_ATTEMPTS`, `settling.ATTEMPTS`)."""
@@ -143,7 +146,7 @@ class Cell:
         return Fault(action, self.asked.verb, self.asked.resource, nth=self.asked.nth, times=times)
 
 
-SHARES = 21
+SHARES = 42
 """A submission runs one share of the cells."""
 
 
@@ -254,14 +257,21 @@ def _cuts_off(cell: Cell) -> bool:
 
 def most_requests(cell: Cell) -> int:
     """How often the same verb and resource may be asked for in the whole of the disturbed run."""
-    # A call and what settles it: taking, giving back, the service's look, the event.
     if cell.kind == "409" and (cell.asked.verb, cell.asked.resource) == ("patch", "nodes"):
-        # At most two patches take the node; one gives it back without a look, then twice as often as is tried with one.
-        return 2 + 1 + 2 * CHANGES_TRIED
+        # Those before; one that gives the node back without a look; then twice as often as is tried with one.
+        return cell.asked.nth + 2 * CHANGES_TRIED
     if cell.asked.verb == "watch" and cell.by.family is Family.REFUSED:  # not opened again in the same wait
         return 20
     if cell.kind == "silent":  # lasts as long as the wait
         return 12
     if cell.asked.verb == "watch":  # opened again each second of each wait
         return _WAITS.get(cell.route, 2) * int(cell.wait_s) + 10
-    return 40
+    return CALLS * attempts_in(cell.by.budget_s)
+
+
+def attempts_in(budget_s: float) -> int:
+    """The most attempts of one call: after the shortest pauses, at the end of the budget, and one after a 401."""
+    attempts, pause_s, spent_s = 1, LEAST_PAUSE_S, 0.0
+    while spent_s < budget_s:
+        attempts, spent_s, pause_s = attempts + 1, spent_s + pause_s, min(LAST_PAUSE_S, 2 * pause_s)
+    return attempts + 1
