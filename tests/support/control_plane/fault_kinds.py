@@ -146,7 +146,7 @@ class Cell:
         return Fault(action, self.asked.verb, self.asked.resource, nth=self.asked.nth, times=times)
 
 
-SHARES = 42
+SHARES = 21
 """A submission runs one share of the cells."""
 
 
