@@ -15,6 +15,9 @@ from tests.support.node.machine import Machine
 from tests.support.node.node_init import NAME
 from tests.support.node.vendor_containers import ASCEND_MODULE, VERSIONS, ExampleClone, Vendor, said_in
 
+pytestmark = pytest.mark.shares(3)
+"""Together, as they share a node of their own."""
+
 OLD, NEW = VERSIONS
 NAMESPACES = {"rebellions": "rbln-system", "nvidia": "gpu-operator", "ascend": "npu-operator"}
 KEY = "nvidia.com/gpu.deploy.device-plugin"
@@ -53,7 +56,6 @@ def replace(clone: ExampleClone, vendor: Vendor, line: str) -> None:
     vendor.wait(lambda: vendor.pods() and vendor.pod() != old, "another driver pod")
 
 
-@pytest.mark.shares(3)
 def test_rebellions_is_mounted_loaded_swapped_and_kept(node: Machine, clone: ExampleClone) -> None:
     apply, label = said_in("Rebellions")
     vendor, marker = Vendor(node, "rbln-system", "rebellions"), "run/rbln/validations/.driver-ctr-ready"
@@ -77,7 +79,6 @@ def test_rebellions_is_mounted_loaded_swapped_and_kept(node: Machine, clone: Exa
     assert (vendor.loaded(), vendor.mounts("/run/rbln/driver")) == (NEW, 1), "the driver stays for its operands"
 
 
-@pytest.mark.shares(3)
 def test_each_kernel_has_a_daemon_set_of_its_own(node: Machine, clone: ExampleClone) -> None:
     apply, label, kernel = said_in("Several kernels")
     vendor, marker = Vendor(node, "rbln-system", "rebellions"), "run/rbln/validations/.driver-ctr-ready"
@@ -93,7 +94,6 @@ def test_each_kernel_has_a_daemon_set_of_its_own(node: Machine, clone: ExampleCl
     assert wanted == {"linux-of-this-node-rebellions-driver": 1, "linux-6-1-0-18-amd64-rebellions-driver": 0}
 
 
-@pytest.mark.shares(3)
 def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_run(
     node: Machine, clone: ExampleClone
 ) -> None:
@@ -125,7 +125,6 @@ def test_nvidias_container_unloads_and_one_that_cannot_is_cleared_by_the_next_ru
     vendor.wait(lambda: ready(vendor, marker, OLD), "the driver is changed once nobody uses it")
 
 
-@pytest.mark.shares(3)
 def test_ascends_driver_is_installed_once_and_changed_by_a_reboot_alone(node: Machine, clone: ExampleClone) -> None:
     apply, label = said_in("Ascend")
     vendor = Vendor(node, "npu-operator", ASCEND_MODULE)

@@ -29,6 +29,9 @@ from tests.support.node.machine import Machine
 from tests.support.node.node_init import NAME
 from tests.support.node.patience import wait_until
 
+pytestmark = pytest.mark.shares(3)
+"""Together, as they share a node of their own."""
+
 PAGE = DOCS / "install.md"
 OVERLAY = "mine/kustomization.yaml"
 OLD, NEW = images.TAGS
@@ -156,7 +159,6 @@ class Installation:
         return bool(states) and all("running" in state for state in states)
 
 
-@pytest.mark.shares(3)
 def test_from_a_clone_to_a_running_overlay_its_upgrades_and_its_removal_by_the_pages_commands(
     node: Machine, clone: Clone
 ) -> None:
