@@ -113,6 +113,7 @@ def test_options_set_by_hand_that_nobody_sets_again_are_told(command: Command, r
     assert "rebellions.queue_depth was 9 and is 64" in again.err
 
 
+@pytest.mark.shares(3)
 def test_on_the_host_itself_modprobe_reads_its_options_by_itself(
     command: Command, roots: DriverRoots, own_config: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_the_kernel_does_not_look_for_firmware_in_the_driver_root_and_that_is_sa
     assert failed.err.index("names firmware that this kernel would not find") < failed.err.index("take the node")
 
 
+@pytest.mark.shares(3)
 def test_firmware_where_the_kernel_is_told_to_look_is_found(
     command: Command, roots: DriverRoots, with_firmware: Path
 ) -> None:
@@ -181,6 +183,7 @@ def test_firmware_where_the_kernel_is_told_to_look_is_found(
     assert module_fact("rebellions", "version") == "2.0.1"
 
 
+@pytest.mark.shares(3)
 def test_a_list_without_its_index_is_found_before_anything_changes(
     command: Command, roots: DriverRoots, mounted: MountedHost
 ) -> None:
