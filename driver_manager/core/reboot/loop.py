@@ -192,7 +192,7 @@ class Rebooter:
         if node is None or request is None or seen is None:
             return
         # Noted before it is taken: an answer that is lost may be that of a slot we hold.
-        if state.here is None:
+        if state.here is None or state.record.pending is None:
             self._ports.host.keep(replace(state.record, pending=Pending(request, node.uid)))
         me = SlotHolder(node.name, node.uid, state.boot_id, int(state.wall_s))
         slots = seen.slots.without(seen.gone).with_room(me, self._policy.max_concurrent)
@@ -331,6 +331,9 @@ class Rebooter:
     def _undo(self, state: RebootState, *, keeps_request: bool) -> None:
         """Give back what was taken in this boot: first what is on the Node, then the slot that protects it."""
         node, pending = state.node, state.here
+        if pending is not None and state.record.pending is None:
+            # Once the Node does not show it any more, only the record leads the next process to its slot.
+            self._ports.host.keep(replace(state.record, pending=pending))
         if node is not None:
             self._patch(given_back(state, keeps_request=keeps_request), node.resource_version)
         if pending is not None:
