@@ -208,7 +208,12 @@ class Rebooter:
         approved = is_approved(node, self._policy.keys)
         pending = Pending(request, node.uid, started_s=int(state.wall_s), approved=approved)
         self._keep(replace(state.record, pending=pending))
-        self._patch(granted(state), node.resource_version)
+        try:
+            self._patch(granted(state), node.resource_version)
+        except Conflict:
+            # The Node was not granted the reboot, whatever its annotations say now.
+            self._keep(replace(state.record, pending=replace(pending, started_s=0, approved=False)))
+            raise
 
     def _count(self, state: RebootState, _: str) -> None:
         pending, request = state.pending, state.request
