@@ -379,7 +379,7 @@ class Rebooter:
                 self._ports.reporter.warn(f"not released: {error.what}; the next process releases it")
 
     def _keep(self, record: Record) -> None:
-        """Replace the record. Raises Conflict if another process has: what it noted may be all that tells of a grant."""
+        """Replace the record. Raises Conflict if another process has replaced it: no grant that it noted is lost."""
         self._ports.host.keep(record, self._record)
         self._record = record
 

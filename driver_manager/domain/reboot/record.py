@@ -53,9 +53,9 @@ class Pending(Frozen):
     """A reboot under way, from before its slot is taken until the node is back.
 
     `node_uid` is whose slot it is, `started_s` when it was granted, 0 before that, `approved` whether an approval was
-    consumed for it, `counted` whether it is among the attempts. `commanded_s` is the host's uptime in seconds from which on it may go down, `given` whether the
-    command is known to have been given; `forced_s` is the same for sysrq. `refused_s` is the uptime at which the host
-    first refused the command, `refusal` what it said last.
+    consumed for it, `counted` whether it is among the attempts. `commanded_s` is the host's uptime in seconds from
+    which on it may go down, `given` whether the command is known to have been given; `forced_s` is the same for sysrq.
+    `refused_s` is the uptime at which the host first refused the command, `refusal` what it said last.
     """
 
     request: RebootRequest
