@@ -107,6 +107,12 @@ class Record(Frozen):
         """Whether nothing is under way."""
         return self.announced is None and self.pending is None
 
+    def granted(self, boot_id: str) -> str:
+        """The reason of the reboot out of the boot `boot_id` that was granted, "" if none was."""
+        pending = self.pending
+        is_granted = pending is not None and pending.is_granted and pending.request.boot_id == boot_id
+        return pending.request.reason if pending is not None and is_granted else ""
+
     def attempts_since(self, begin_s: float) -> int:
         """How many attempts are not older than `begin_s`; one of the future is none of the past."""
         return sum(attempt.at_s >= begin_s for attempt in self.attempts)

@@ -36,24 +36,17 @@ class RebootPolicy(Frozen):
         return self.auto_upgrade if reason == UPGRADE else self.auto_recover
 
 
-def is_granted(node: Node, keys: NodeKeys, boot_id: str, record: Record | None) -> bool:
-    """True if Node and host `record` have the same grant for a reboot out of this boot.
+def is_granted(node: Node, keys: NodeKeys, boot_id: str, recorded: str | None) -> bool:
+    """True if the Node has the grant for a reboot out of this boot, for the reason `recorded` on the host.
 
-    More accounts can write the annotations than the record. Without a readable record (None) the Node alone decides:
+    More accounts can write the annotations than the record. Where it cannot be read (None) the Node alone decides: only
     for a caller that the grant holds back.
     """
     notes = node.annotations
     reason = notes.get(keys.reboot_in_progress) if keys.reboot_in_progress else None
     if reason not in REASONS or notes.get(keys.pre_reboot_boot_id) != boot_id:
         return False
-    if record is None:
-        return True
-    pending = record.pending
-    return (
-        pending is not None
-        and pending.is_granted
-        and (pending.request.boot_id, pending.request.reason) == (boot_id, reason)
-    )
+    return recorded is None or recorded == reason
 
 
 class RebootState(Frozen):
@@ -117,7 +110,9 @@ class RebootState(Frozen):
     @property
     def is_granted(self) -> bool:
         """Whether Node and record have the grant for a reboot out of this boot."""
-        return self.node is not None and is_granted(self.node, self.policy.keys, self.boot_id, self.record)
+        return self.node is not None and is_granted(
+            self.node, self.policy.keys, self.boot_id, self.record.granted(self.boot_id)
+        )
 
     @property
     def holds_slot(self) -> bool:

@@ -18,7 +18,6 @@ from driver_manager.domain.modules import closure
 from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.reboot import record as reboot_record
-from driver_manager.domain.reboot.record import Record
 from driver_manager.domain.reboot_wish import RebootWish
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.pci import FakePci
@@ -349,7 +348,7 @@ class FakeHost:
                 previous_source=next(previous, None),
                 marker=self._marker(),
                 reboot_wish=self._wish(),
-                reboots=self._reboots(),
+                granted_reboot=self._granted_reboot(),
                 active_services=tuple(sorted(name for name, runs in self.services.items() if runs)),
                 permanent=dict(self.permanent),
                 are_modules_frozen=self.are_modules_frozen,
@@ -372,9 +371,9 @@ class FakeHost:
         text = self.files.get(self.profile.paths.reboot_wish)
         return reboot_wish.decode(text) if text is not None else None
 
-    def _reboots(self) -> Record:
+    def _granted_reboot(self) -> str:
         text = self.files.get(self.profile.paths.rebooter_record)
-        return reboot_record.decode(text) if text is not None else Record()
+        return reboot_record.decode(text).granted(self.boot_id) if text is not None else ""
 
     def _modules(self) -> dict[str, Module]:
         return closure(self._all(), self.profile.modules)

@@ -119,14 +119,21 @@ def test_a_record_that_another_process_has_replaced_is_not_overwritten(tree: Hos
         host(tree).keep(seen, theirs)
 
 
-def test_a_run_reads_the_record_of_the_rebooter(tree: HostTree) -> None:
+def test_a_run_reads_from_the_rebooters_record_which_reboot_was_granted(tree: HostTree) -> None:
     roots = HostRoots(tree.root, tree.root / "proc", tree.root / "sys", tree.root / "dev")
-    record = Record(pending=Pending(RebootRequest("boot-1", "upgrade"), "uid", 100))
-    assert read_host(roots, ASCEND, "", None, loads=False).reboots == Record()
-    host(tree).keep(record)
-    assert read_host(roots, ASCEND, "", None, loads=False).reboots == record
+    noted = Pending(RebootRequest(tree.boot_id, "upgrade"), "uid", 100)
+    cases = [
+        (noted, "upgrade"),
+        (replace(noted, started_s=0), ""),
+        (replace(noted, request=RebootRequest("boot-0", "upgrade")), ""),
+        (None, ""),
+    ]
+    assert read_host(roots, ASCEND, "", None, loads=False).granted_reboot == ""
+    for pending, reason in cases:
+        host(tree).keep(Record(pending=pending))
+        assert read_host(roots, ASCEND, "", None, loads=False).granted_reboot == reason
     put(tree, PATHS.rebooter_record, "garbage")
-    assert read_host(roots, ASCEND, "", None, loads=False).reboots is None
+    assert read_host(roots, ASCEND, "", None, loads=False).granted_reboot is None
 
 
 def raises(error: Exception) -> Callable[..., None]:

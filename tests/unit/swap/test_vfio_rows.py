@@ -23,7 +23,6 @@ from driver_manager.domain.pci import PciBus, PciFunction
 from driver_manager.domain.pod import Pod
 from driver_manager.domain.policy import EvictionRules, Loader, Mode, Policy
 from driver_manager.domain.profile import ChangeBy, Transition
-from driver_manager.domain.reboot.record import Pending, RebootRequest, Record
 from driver_manager.domain.swap.plan import Decision, Plan
 from driver_manager.domain.swap.planner import plan, wants_users
 from driver_manager.domain.swap.preflight import rights
@@ -432,8 +431,7 @@ def test_a_node_whose_reboot_was_granted_is_not_taken() -> None:
     labels = {WORKLOAD: "vm-passthrough"}
     granted = {ASCEND.keys.reboot_in_progress: "upgrade", ASCEND.keys.pre_reboot_boot_id: "boot-1"}
     profile = replace(PROFILE, keys=replace(PROFILE.keys, **{name: getattr(ASCEND.keys, name) for name in REBOOTS}))
-    record = Record(pending=Pending(RebootRequest("boot-1", "upgrade"), "uid-1", started_s=1))
-    obs = replace(seen(NATIVE, host={"reboots": record}), node=node(labels, annotations=granted))
+    obs = replace(seen(NATIVE, host={"granted_reboot": "upgrade"}), node=node(labels, annotations=granted))
     with pytest.raises(RebootRequired):
         plan(Situation.of(obs, profile, VFIO))
 
