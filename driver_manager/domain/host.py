@@ -147,6 +147,8 @@ class Host(Frozen):
     `leaving` are modules of the driver that the kernel is taking out, with or without an end to it: not in `modules`.
     `parameters` are those of its loaded modules, by `module.parameter`, where this run would load others instead.
     `reboot_wish` is what a reboot was last asked for, in this boot or an earlier one; None where nothing readable is.
+    `granted_reboot` is the reason of the reboot out of this boot that the rebooter's record has granted, "" if none;
+    None if that record cannot be read.
     `slots` are the staged drivers beside the driver root; None where there is no folder for them.
     `bus` are the vendor's functions, `bindings` what a run of this boot found them bound to that gave them to virtual
     machines.
@@ -172,6 +174,7 @@ class Host(Frozen):
     marker: Marker | None = None
     marker_problem: str = ""
     reboot_wish: RebootWish | None = None
+    granted_reboot: str | None = ""
     enforces_signatures: bool = False
     state_problem: str = ""
     active_services: tuple[str, ...] = ()

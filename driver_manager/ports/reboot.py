@@ -25,8 +25,8 @@ class RebootHost(Protocol):
         """The rebooter's record, an empty one where there is none. Raises RecordUnreadable."""
         ...
 
-    def keep(self, record: Record) -> None:
-        """Replace the record. Raises ConfigError."""
+    def keep(self, record: Record, seen: Record | None = None) -> None:
+        """Replace the record `seen`, or any if that is None. Raises Conflict if it changed since, and ConfigError."""
         ...
 
     def why_not_ready(self) -> str:

@@ -25,6 +25,8 @@ from driver_manager.domain.failure import PastFailure, noted
 from driver_manager.domain.host import Host, LoadRecord
 from driver_manager.domain.journal import Journal
 from driver_manager.domain.profile import Modules, Profile
+from driver_manager.domain.reboot import record as reboot_record
+from driver_manager.domain.reboot.record import RecordUnreadable
 from driver_manager.domain.reboot_wish import RebootWish, WishUnreadable
 from driver_manager.domain.safe_root import is_safe_root
 
@@ -99,6 +101,7 @@ def _read_host(  # noqa: PLR0913  # as above
         marker=marker,
         marker_problem=marker_problem,
         reboot_wish=_reboot_wish(files, paths.reboot_wish),
+        granted_reboot=_granted_reboot(files, paths.rebooter_record, this_boot),
         enforces_signatures=enforces_signatures(roots.sys),
         state_problem=files.why_not_writable(paths.state_file),
         active_services=services.active(roots.sys, profile.host_services),
@@ -179,6 +182,15 @@ def _reboot_wish(files: HostFiles, path: str) -> RebootWish | None:
         text = files.read(path) if path else None
         return reboot_wish.decode(text) if text is not None else None
     except (OSError, WishUnreadable):
+        return None
+
+
+def _granted_reboot(files: HostFiles, path: str, this_boot: str) -> str | None:
+    """The reason of the reboot that the rebooter's record has granted, "" if none, None if it cannot be read."""
+    try:
+        text = files.read(path) if path else None
+        return reboot_record.decode(text).granted(this_boot) if text is not None else ""
+    except (OSError, RecordUnreadable):
         return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from driver_manager.adapters.host.marker_file import read_marker
 from driver_manager.adapters.host.roots import HostRoots, boot_id
-from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.errors import ConfigError, Conflict
 from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot.record import Record, RecordUnreadable
 from driver_manager.domain.reboot.snapshot import Snapshot
@@ -50,8 +50,10 @@ class RebootFiles:
         except OSError:
             return True
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: Record, seen: Record | None = None) -> None:
         """See the port."""
+        if seen is not None and reboot_record.encode(self.record()) != reboot_record.encode(seen):
+            raise Conflict(f"another process has replaced {self._record}", "No action needed; it is retried.")
         self._files.write(self._record, reboot_record.encode(record))
         self._publish(record)
 

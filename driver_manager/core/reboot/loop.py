@@ -67,6 +67,7 @@ class Rebooter:
         self._interval_s = interval_s
         self._last_trouble = ""
         self._last_reason = ""
+        self._record = Record()
         self._acts: dict[RebootAct, Callable[[RebootState, str], None]] = {
             RebootAct.CLEAN_UP: self._clean_up,
             RebootAct.COMPLETE: self._complete,
@@ -112,11 +113,11 @@ class Rebooter:
         """One look at everything, one decision, and its effect."""
         self._ports.clock.check()
         state, decision = self._decided()
-        if decision.act in ENDS:
-            self._say(state.record, decision)
-            return decision
-        self._ports.reporter.info(f"{decision.act.value}: {decision.reason}")
         try:
+            if decision.act in ENDS:
+                self._say(state.record, decision)
+                return decision
+            self._ports.reporter.info(f"{decision.act.value}: {decision.reason}")
             self._acts[decision.act](state, decision.reason)
         except Conflict as error:
             self._ports.reporter.info(f"{error.what}; looking again")
@@ -144,6 +145,7 @@ class Rebooter:
     def _observed(self) -> RebootState:
         host = self._ports.host
         snapshot, record = host.look(), host.record()
+        self._record = record
         try:
             node = self._ports.cluster.node()
         except NodeMissing:
@@ -159,7 +161,7 @@ class Rebooter:
             self._ports.reporter.info(reason)
         self._last_reason = reason
         if without_numbers(reason) != without_numbers(record.reason) and not self._policy.dry_run:
-            self._ports.host.keep(replace(record, reason=reason))
+            self._keep(replace(record, reason=reason))
 
     def _say_trouble(self, error: ManagerError) -> None:
         if error.what != self._last_trouble:
@@ -176,24 +178,24 @@ class Rebooter:
         record = replace(state.record, announced=request, announced_key="")
         if state.record.announced != request:
             record = replace(record, announced_s=int(state.wall_s))
-            self._ports.host.keep(record)
+            self._keep(record)
         self._patch(NodeChange(labels_of(node, self._policy.keys, request.reason)), None)
         self._post(events.REBOOT_REQUIRED, f"reason={request.reason}", request.key, warning=True)
-        self._ports.host.keep(replace(record, announced_key=request.key))
+        self._keep(replace(record, announced_key=request.key))
 
     def _escalate(self, state: RebootState, reason: str) -> None:
         request = state.request
         if request is not None:
             self._post(events.REBOOT_ESCALATED, reason, request.key, warning=True)
-            self._ports.host.keep(replace(state.record, escalated=request.key))
+            self._keep(replace(state.record, escalated=request.key))
 
     def _take_slot(self, state: RebootState, _: str) -> None:
         node, request, seen = state.node, state.request, state.slots
         if node is None or request is None or seen is None:
             return
         # Noted before it is taken: an answer that is lost may be that of a slot we hold.
-        if state.here is None:
-            self._ports.host.keep(replace(state.record, pending=Pending(request, node.uid)))
+        if state.here is None or state.record.pending is None:
+            self._keep(replace(state.record, pending=Pending(request, node.uid)))
         me = SlotHolder(node.name, node.uid, state.boot_id, int(state.wall_s))
         slots = seen.slots.without(seen.gone).with_room(me, self._policy.max_concurrent)
         if slots is not None:
@@ -205,15 +207,20 @@ class Rebooter:
             return
         approved = is_approved(node, self._policy.keys)
         pending = Pending(request, node.uid, started_s=int(state.wall_s), approved=approved)
-        self._ports.host.keep(replace(state.record, pending=pending))
-        self._patch(granted(state), node.resource_version)
+        self._keep(replace(state.record, pending=pending))
+        try:
+            self._patch(granted(state), node.resource_version)
+        except Conflict:
+            # The Node was not granted the reboot, whatever its annotations say now.
+            self._keep(replace(state.record, pending=replace(pending, started_s=0, approved=False)))
+            raise
 
     def _count(self, state: RebootState, _: str) -> None:
         pending, request = state.pending, state.request
         if pending is None or request is None:
             return
         counted = state.record.counting(Attempt(int(state.wall_s), request.reason))
-        self._ports.host.keep(replace(counted, pending=replace(pending, counted=True)))
+        self._keep(replace(counted, pending=replace(pending, counted=True)))
 
     def _clear_workloads(self, state: RebootState, _: str) -> None:
         pending = state.pending
@@ -226,7 +233,7 @@ class Rebooter:
             self._ports.reporter.warn(f"{error.what}. {error.remedy}")
             self._give_up(self._observed(), error.what)
             return
-        self._ports.host.keep(replace(self._ports.host.record(), pending=replace(pending, cleared=True)))
+        self._keep(replace(state.record, pending=replace(pending, cleared=True)))
 
     def _reboot(self, state: RebootState, _: str) -> None:
         """Evidence, then a second look at everything, then the command: nothing may have changed meanwhile."""
@@ -239,23 +246,23 @@ class Rebooter:
             self._ports.reporter.info("the facts changed while the evidence was saved; looking again")
             return
         commanded = replace(again.record, pending=replace(pending, commanded_s=again.snapshot.uptime_s))
-        host.keep(commanded)
+        self._keep(commanded)
         if not self._still_wanted(again.snapshot):
-            host.keep(again.record)
+            self._keep(again.record)
             return
         answer = host.reboot()
         if answer.is_refused:
             self._remember_refusal(again, pending, answer.problem)
         if answer.problem:
             self._ports.reporter.warn(f"the reboot command failed: {answer.problem}")
-        host.keep(replace(commanded, pending=replace(pending, commanded_s=again.snapshot.uptime_s, given=True)))
+        self._keep(replace(commanded, pending=replace(pending, commanded_s=again.snapshot.uptime_s, given=True)))
 
     def _remember_refusal(self, state: RebootState, pending: Pending, reason: str) -> None:
         """The host stays up, and sysrq would overrule who keeps it up. Raises ModuleFailed: tried again next round."""
         what = f"the host refuses to reboot: {reason}"[:REASON_CHARS]
         since_s = state.snapshot.uptime_s if pending.refused_s is None else pending.refused_s
         refused = replace(pending, commanded_s=None, refused_s=since_s, refusal=reason[:REASON_CHARS])
-        self._ports.host.keep(replace(state.record, pending=refused, reason=what))
+        self._keep(replace(state.record, pending=refused, reason=what))
         limit = f"the reboot is abandoned {self._policy.grace_s:g} s after the first refusal"
         raise ModuleFailed(what, f"Remove what inhibits it; {limit}.")
 
@@ -263,9 +270,9 @@ class Rebooter:
         pending = state.here
         if pending is None:
             return
-        self._ports.host.keep(replace(state.record, pending=replace(pending, forced_s=state.snapshot.uptime_s)))
+        self._keep(replace(state.record, pending=replace(pending, forced_s=state.snapshot.uptime_s)))
         if not self._still_wanted(state.snapshot):
-            self._ports.host.keep(state.record)
+            self._keep(state.record)
             return
         try:
             self._ports.host.force_reboot()
@@ -298,7 +305,7 @@ class Rebooter:
             self._ports.host.remove_marker(marker)
         announced = state.record.announced
         if announced is not None and announced.boot_id != state.boot_id:
-            self._ports.host.keep(replace(state.record, announced=None, announced_key=""))
+            self._keep(replace(state.record, announced=None, announced_key=""))
 
     def _complete(self, state: RebootState, _: str) -> None:
         node, pending = state.node, state.pending
@@ -309,7 +316,7 @@ class Rebooter:
         took = how_long(pending.started_s, state.wall_s, state.snapshot.uptime_s)
         text = f"reason={pending.request.reason}, {took} from the grant until node and driver were ready"
         self._post(events.REBOOT_COMPLETED, text, pending.request.key, warning=False)
-        self._ports.host.keep(replace(state.record, pending=None))
+        self._keep(replace(state.record, pending=None))
 
     def _withdraw(self, state: RebootState, reason: str) -> None:
         self._undo(state, keeps_request=False)
@@ -331,6 +338,9 @@ class Rebooter:
     def _undo(self, state: RebootState, *, keeps_request: bool) -> None:
         """Give back what was taken in this boot: first what is on the Node, then the slot that protects it."""
         node, pending = state.node, state.here
+        if pending is not None and state.record.pending is None:
+            # Once the Node does not show it any more, only the record leads the next process to its slot.
+            self._keep(replace(state.record, pending=pending))
         if node is not None:
             self._patch(given_back(state, keeps_request=keeps_request), node.resource_version)
         if pending is not None:
@@ -341,7 +351,7 @@ class Rebooter:
         pending = None if state.here is not None else record.pending
         if not keeps_request:
             record = replace(record, announced=None, announced_key="")
-        self._ports.host.keep(replace(record, pending=pending))
+        self._keep(replace(record, pending=pending))
 
     def _leave_slot(self, uids: set[str]) -> None:
         seen = self._ports.slots.read(self._policy.max_concurrent)
@@ -367,6 +377,11 @@ class Rebooter:
                     self._release(state, "asked to stop")
             except ManagerError as error:
                 self._ports.reporter.warn(f"not released: {error.what}; the next process releases it")
+
+    def _keep(self, record: Record) -> None:
+        """Replace the record. Raises Conflict if another process has replaced it: no grant that it noted is lost."""
+        self._ports.host.keep(record, self._record)
+        self._record = record
 
     def _patch(self, change: NodeChange, resource_version: str | None) -> None:
         if not change.is_empty:

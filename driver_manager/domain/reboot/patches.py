@@ -52,8 +52,9 @@ def cleaned(state: RebootState) -> NodeChange:
     labels = request_labels(node, keys, None) if state.request is None else {}
     if state.pending is not None:
         labels.pop(keys.state, None)
-    boot = node.annotations.get(keys.pre_reboot_boot_id)
-    return NodeChange(labels, {keys.pre_reboot_boot_id: None} if boot not in (None, state.boot_id) else {})
+    # Also one that names this boot: the record shows that this boot has no reboot under way.
+    is_noted = keys.pre_reboot_boot_id in node.annotations and state.here is None
+    return NodeChange(labels, {keys.pre_reboot_boot_id: None} if is_noted else {})
 
 
 def granted(state: RebootState) -> NodeChange:

@@ -52,10 +52,10 @@ class Attempt(Frozen):
 class Pending(Frozen):
     """A reboot under way, from before its slot is taken until the node is back.
 
-    `node_uid` is whose slot it is, `approved` whether an approval was consumed for it, `counted` whether it is among
-    the attempts. `commanded_s` is the host's uptime in seconds from which on it may go down, `given` whether the
-    command is known to have been given; `forced_s` is the same for sysrq. `refused_s` is the uptime at which the host
-    first refused the command, `refusal` what it said last.
+    `node_uid` is whose slot it is, `started_s` when it was granted, 0 before that, `approved` whether an approval was
+    consumed for it, `counted` whether it is among the attempts. `commanded_s` is the host's uptime in seconds from
+    which on it may go down, `given` whether the command is known to have been given; `forced_s` is the same for sysrq.
+    `refused_s` is the uptime at which the host first refused the command, `refusal` what it said last.
     """
 
     request: RebootRequest
@@ -69,6 +69,11 @@ class Pending(Frozen):
     forced_s: float | None = None
     refused_s: float | None = None
     refusal: str = ""
+
+    @property
+    def is_granted(self) -> bool:
+        """True if every guard had passed when this was written."""
+        return self.started_s > 0
 
 
 class RebootAnswer(Frozen):
@@ -101,6 +106,12 @@ class Record(Frozen):
     def is_empty(self) -> bool:
         """Whether nothing is under way."""
         return self.announced is None and self.pending is None
+
+    def granted(self, boot_id: str) -> str:
+        """The reason of the reboot out of the boot `boot_id` that was granted, "" if none was."""
+        pending = self.pending
+        is_granted = pending is not None and pending.is_granted and pending.request.boot_id == boot_id
+        return pending.request.reason if pending is not None and is_granted else ""
 
     def attempts_since(self, begin_s: float) -> int:
         """How many attempts are not older than `begin_s`; one of the future is none of the past."""

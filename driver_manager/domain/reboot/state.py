@@ -36,12 +36,17 @@ class RebootPolicy(Frozen):
         return self.auto_upgrade if reason == UPGRADE else self.auto_recover
 
 
-def is_granted(node: Node, keys: NodeKeys, boot_id: str) -> bool:
-    """Whether the Node carries the grant for a reboot out of this boot."""
-    if not keys.reboot_in_progress:
-        return False
+def is_granted(node: Node, keys: NodeKeys, boot_id: str, recorded: str | None) -> bool:
+    """True if the Node has the grant for a reboot out of this boot, for the reason `recorded` on the host.
+
+    More accounts can write the annotations than the record. Where it cannot be read (None) the Node alone decides: only
+    for a caller that the grant holds back.
+    """
     notes = node.annotations
-    return notes.get(keys.pre_reboot_boot_id) == boot_id and notes.get(keys.reboot_in_progress) in REASONS
+    reason = notes.get(keys.reboot_in_progress) if keys.reboot_in_progress else None
+    if reason not in REASONS or notes.get(keys.pre_reboot_boot_id) != boot_id:
+        return False
+    return recorded is None or recorded == reason
 
 
 class RebootState(Frozen):
@@ -81,7 +86,7 @@ class RebootState(Frozen):
 
     @property
     def pending(self) -> Pending | None:
-        """The reboot under way: as recorded, else as far as the Node tells."""
+        """The reboot under way: as recorded, else as far as the Node tells, which is enough to undo one only."""
         node = self.node
         if self.record.pending is not None or node is None:
             return self.record.pending
@@ -104,8 +109,10 @@ class RebootState(Frozen):
 
     @property
     def is_granted(self) -> bool:
-        """Whether the Node carries the grant for a reboot out of this boot."""
-        return self.node is not None and is_granted(self.node, self.policy.keys, self.boot_id)
+        """Whether Node and record have the grant for a reboot out of this boot."""
+        return self.node is not None and is_granted(
+            self.node, self.policy.keys, self.boot_id, self.record.granted(self.boot_id)
+        )
 
     @property
     def holds_slot(self) -> bool:

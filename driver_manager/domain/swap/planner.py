@@ -102,7 +102,7 @@ def _two_digests(now: Situation) -> tuple[str, ...]:
 def _refuse_before_a_reboot(now: Situation, decided: Plan) -> None:
     """Raise RebootRequired where the node would be taken though its reboot was granted, and may come at any moment."""
     takes = any(isinstance(step, TakeNode) for step in decided.steps)
-    if takes and is_granted(now.obs.node, now.profile.keys, now.host.boot_id):
+    if takes and is_granted(now.obs.node, now.profile.keys, now.host.boot_id, now.host.granted_reboot):
         raise RebootRequired(
             f"the reboot of node {now.obs.node.name} was granted, and may happen at any moment",
             "No action needed: the run after the reboot continues. `driver-manager status` shows what the reboot "

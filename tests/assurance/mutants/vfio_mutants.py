@@ -51,6 +51,14 @@ VFIO_MUTANTS = (
         ),
     ),
     Mutant(
+        "devices-of-another-boot-restored",
+        "the journal of an earlier boot changes no device",
+        "core/swap/settling.py",
+        "if journal.devices and host is not None and journal.boot_id == host.boot_id:",
+        "if journal.devices and host is not None:",
+        ("unit/swap/test_settling.py::test_devices_that_a_boot_made_again_are_not_restored_from_the_journal",),
+    ),
+    Mutant(
         "stuck-device-not-seen",
         "a device whose unbind does not end is detected by a timeout, and no run waits for it",
         "adapters/host/pci_bus.py",

@@ -17,6 +17,7 @@ from driver_manager.domain.markers import Marker
 from driver_manager.domain.modules import closure
 from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
+from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot_wish import RebootWish
 from tests.support.fakes.killer import Killer
 from tests.support.fakes.pci import FakePci
@@ -347,6 +348,7 @@ class FakeHost:
                 previous_source=next(previous, None),
                 marker=self._marker(),
                 reboot_wish=self._wish(),
+                granted_reboot=self._granted_reboot(),
                 active_services=tuple(sorted(name for name, runs in self.services.items() if runs)),
                 permanent=dict(self.permanent),
                 are_modules_frozen=self.are_modules_frozen,
@@ -368,6 +370,10 @@ class FakeHost:
     def _wish(self) -> RebootWish | None:
         text = self.files.get(self.profile.paths.reboot_wish)
         return reboot_wish.decode(text) if text is not None else None
+
+    def _granted_reboot(self) -> str:
+        text = self.files.get(self.profile.paths.rebooter_record)
+        return reboot_record.decode(text).granted(self.boot_id) if text is not None else ""
 
     def _modules(self) -> dict[str, Module]:
         return closure(self._all(), self.profile.modules)

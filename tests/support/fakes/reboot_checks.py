@@ -124,6 +124,68 @@ def check_killed_while_withdrawing(point: tuple[int, int, bool]) -> None:
     check_rebooted_once(other)
 
 
+def check_killed_while_releasing_an_unknown_grant(point: tuple[int, int, bool]) -> None:
+    """The record is lost right before the reboot: the process that takes back what it finds is killed there."""
+    fleet, machine, other = pair()
+    machine.round_with(lambda killer: killer.at("evidence", killer.die))
+    assert fleet.holders == [machine.name]
+    machine.host.text = None
+    _, effect, after = point
+    machine.round_with(lambda killer: killer.kill_at(effect, after=after))
+    fleet.settle(100)
+    assert machine.reboots == []
+    assert machine.notes.keys() == {KEYS.reboot_required, KEYS.upgrade_state}
+    assert machine.cluster.current is not None
+    assert not machine.cluster.current.unschedulable
+    assert fleet.holders == []
+    check_rebooted_once(other)
+
+
+def check_killed_with_a_forged_grant(point: tuple[int, int, bool]) -> None:
+    """The Node has a grant that nobody gave, on a host that is up for 30 s: it reboots once, and not before it may."""
+    fleet = Fleet(1, replace(POLICY, min_uptime_s=600.0))
+    (machine,) = fleet.machines
+    machine.request()
+    machine.host.booted_at = fleet.clock.now - 30
+    machine.cluster.edit(annotations=grant_of(machine))
+    _, effect, after = point
+    machine.round_with(lambda killer: killer.kill_at(effect, after=after))
+    machine.round()
+    assert machine.reboots == []
+    assert fleet.holders == []
+    fleet.clock.sleep(600.0)
+    fleet.settle()
+    check_rebooted_once(machine)
+
+
+def check_forged_and_not_approved(point: tuple[int, int, str]) -> None:
+    """At one call before the grant the approval goes, and the Node gets a grant that nobody gave: no reboot follows."""
+    fleet = Fleet(1, POLICY)
+    (machine,) = fleet.machines
+    machine.request()
+    at, call, _ = point
+    if at > 0:
+        return
+    was_granted: list[bool] = []
+
+    def meanwhile() -> None:
+        pending = machine.host.remembered().pending
+        was_granted.append(pending is not None and pending.started_s > 0)
+        machine.cluster.edit(annotations={**grant_of(machine), KEYS.approve_reboot: None})
+
+    machine.round_with(lambda killer: killer.at_call(call, meanwhile))
+    machine.round()
+    if was_granted == [False]:
+        assert machine.host.commands == []
+        assert fleet.holders == []
+        assert KEYS.pre_reboot_boot_id not in machine.notes
+
+
+def grant_of(machine: Machine) -> dict[str, str]:
+    """The annotations of a grant for the reboot out of this boot."""
+    return {KEYS.pre_reboot_boot_id: machine.host.boot_id, KEYS.reboot_in_progress: "upgrade"}
+
+
 def check_killed_and_rebooted_by_hand(point: tuple[int, int, bool]) -> None:
     """After the kill somebody else reboots the host: the marker is of an earlier boot, and nothing reboots again."""
     fleet, machine, other = killed(point)

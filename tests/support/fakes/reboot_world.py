@@ -87,8 +87,10 @@ class FakeRebootHost:
         with self.machine.killer.call("record"):
             return self.remembered()
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: Record, seen: Record | None = None) -> None:
         with self.machine.killer.call("keep", effect=True):
+            if seen is not None and self.remembered() != seen:
+                raise Conflict("another process has replaced the record", "")
             self.text = reboot_record.encode(record)
 
     def why_not_ready(self) -> str:

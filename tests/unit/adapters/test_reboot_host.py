@@ -12,16 +12,17 @@ import pytest
 
 from driver_manager.adapters.host import reboot as host_reboot
 from driver_manager.adapters.host.evidence import EVIDENCE_CHARS, EVIDENCE_KEPT
+from driver_manager.adapters.host.facts import read_host
 from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.locks import WorkLock
 from driver_manager.adapters.host.namespaces import in_host
 from driver_manager.adapters.host.reboot import HostRebooter
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.adapters.process.run import Result
-from driver_manager.domain.errors import ConfigError, ModuleFailed
+from driver_manager.domain.errors import ConfigError, Conflict, ModuleFailed
 from driver_manager.domain.host_paths import NodeMaker
 from driver_manager.domain.markers import Marker, encode
-from driver_manager.domain.reboot.record import Attempt, RebootAnswer, Record, RecordUnreadable
+from driver_manager.domain.reboot.record import Attempt, Pending, RebootAnswer, RebootRequest, Record, RecordUnreadable
 from driver_manager.sandbox.host_tree import HostTree
 from tests.support.fakes.builders import ASCEND
 from tests.support.fakes.clock import FakeClock
@@ -104,6 +105,35 @@ def test_the_record_is_kept_and_read_again(tree: HostTree) -> None:
     (tree.root / PATHS.rebooter_record.lstrip("/")).mkdir()
     with pytest.raises(RecordUnreadable, match="cannot read"):
         host(tree).record()
+
+
+def test_a_record_that_another_process_has_replaced_is_not_overwritten(tree: HostTree) -> None:
+    seen, theirs = Record(reason="waits"), Record(pending=Pending(RebootRequest("boot-1", "upgrade"), "uid", 100))
+    host(tree).keep(seen, Record())
+    host(tree).keep(theirs, seen)
+    with pytest.raises(Conflict, match="another process has replaced"):
+        host(tree).keep(Record(), seen)
+    assert host(tree).record() == theirs
+    (tree.root / PATHS.rebooter_record.lstrip("/")).unlink()
+    with pytest.raises(Conflict):
+        host(tree).keep(seen, theirs)
+
+
+def test_a_run_reads_from_the_rebooters_record_which_reboot_was_granted(tree: HostTree) -> None:
+    roots = HostRoots(tree.root, tree.root / "proc", tree.root / "sys", tree.root / "dev")
+    noted = Pending(RebootRequest(tree.boot_id, "upgrade"), "uid", 100)
+    cases = [
+        (noted, "upgrade"),
+        (replace(noted, started_s=0), ""),
+        (replace(noted, request=RebootRequest("boot-0", "upgrade")), ""),
+        (None, ""),
+    ]
+    assert read_host(roots, ASCEND, "", None, loads=False).granted_reboot == ""
+    for pending, reason in cases:
+        host(tree).keep(Record(pending=pending))
+        assert read_host(roots, ASCEND, "", None, loads=False).granted_reboot == reason
+    put(tree, PATHS.rebooter_record, "garbage")
+    assert read_host(roots, ASCEND, "", None, loads=False).granted_reboot is None
 
 
 def raises(error: Exception) -> Callable[..., None]:

@@ -303,6 +303,24 @@ def test_sigterm_after_the_reboot_command_keeps_the_slot(node: Node) -> None:
     assert node.cluster.store.get("leases", "driver-manager-reboots", "npu-operator")["spec"]["holderIdentity"] == NODE
 
 
+@pytest.mark.submission
+def test_a_grant_that_somebody_else_wrote_on_the_node_reboots_no_young_host(node: Node) -> None:
+    keys, record = ASCEND.keys, node.path(ASCEND.paths.rebooter_record)
+    node.remember_nothing()
+    node.path("/proc/uptime").write_text("30.00 30.00\n")
+    node.mark()
+    grant = {keys.pre_reboot_boot_id: node.tree.boot_id, keys.reboot_in_progress: "upgrade"}
+    node.cluster.store.patch(
+        "nodes", NODE, lambda there: {**there, "metadata": {**there["metadata"], "annotations": grant}}
+    )
+    process = node.start(AUTO_UPGRADE="true", REBOOT_MIN_UPTIME="600")
+    wait_until(lambda: "waits for uptime" in record.read_text(), "it waits")
+    assert not grant.keys() & node.cluster.node()["metadata"].get("annotations", {}).keys()
+    assert not node.tree.is_told_to_reboot
+    assert "create leases" not in node.asked()
+    ended(process)
+
+
 @pytest.mark.parametrize(
     ("env", "said"),
     [

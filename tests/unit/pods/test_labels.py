@@ -121,6 +121,11 @@ def test_resuming_finds_the_same_originals_again() -> None:
     assert originals(paused, first, frozenset(labels), P) == first
 
 
+@pytest.mark.parametrize("original", ["gold", "true_gold", LONGEST])
+def test_the_plain_paused_value_is_no_pause_of_a_value_that_fits_with_its_suffix(original: str) -> None:
+    assert restored({"a": P}, {"a": original}, P) == {}
+
+
 def test_a_true_that_another_manager_suffixed_is_restored_from_its_own_value() -> None:
     labels = {"a": f"true_{P}"}
     saved = originals(labels, {}, frozenset(labels), P)

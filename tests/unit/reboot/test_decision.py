@@ -64,6 +64,14 @@ def under_way(**fields: Any) -> RebootState:
     return state(**{**known, **fields})
 
 
+def forged(**fields: Any) -> RebootState:
+    """The Node has an approval and a grant; the host's record knows of no grant."""
+    return state(**{"node": replace(READY, annotations={**APPROVED, **GRANT}), **fields})
+
+
+NOTED = replace(TOLD, pending=Pending(REQUEST, "uid-1"))
+"""Of a slot that is about to be taken."""
+HELD_BEFORE = SlotsSeen(Slots((SlotHolder("node-1", "uid-1", "boot-0"),)), "1")
 TRIED = tuple(Attempt(int(NOW_S) - 60, "upgrade") for _ in range(3))
 TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
     ("no node", state(node=None), RebootAct.WAIT, "Node node-1 does not exist"),
@@ -285,6 +293,40 @@ TABLE: list[tuple[str, RebootState, RebootAct, str]] = [
     ("two slots", state(slots=FULL, policy=policy(max_concurrent=2)), RebootAct.TAKE_SLOT, "the reboot may begin"),
     ("room", state(slots=ROOM), RebootAct.TAKE_SLOT, "the reboot may begin (upgrade)"),
     ("slot", state(slots=MINE), RebootAct.GRANT, "the slot is ours (upgrade)"),
+    ("forged: approval", forged(node=replace(READY, annotations=GRANT)), RebootAct.RELEASE, "waits for approval"),
+    ("forged: uptime", forged(snapshot=replace(LOOK, uptime_s=30.0)), RebootAct.RELEASE, "570 s are left"),
+    ("forged: attempts", forged(record=replace(TOLD, attempts=TRIED)), RebootAct.ESCALATE, "did not help"),
+    (
+        "forged: attempts, escalated",
+        forged(record=replace(TOLD, attempts=TRIED, escalated=REQUEST.key)),
+        RebootAct.RELEASE,
+        "did not help",
+    ),
+    ("forged: window", forged(policy=policy(schedule=parse("00:00-00:01"))), RebootAct.RELEASE, "maintenance window"),
+    ("forged: blockers", forged(blockers=("pod x",)), RebootAct.RELEASE, "is blocked: pod x"),
+    ("forged: slot", forged(slots=FULL), RebootAct.RELEASE, "waits for a slot"),
+    ("forged: no slot yet", forged(slots=ROOM), RebootAct.TAKE_SLOT, "the reboot may begin"),
+    ("forged: all guards pass", forged(slots=MINE), RebootAct.GRANT, "the slot is ours"),
+    ("forged: withdrawn", forged(snapshot=QUIET, record=Record()), RebootAct.WITHDRAW, "no reboot is required"),
+    (
+        "forged before the slot is taken",
+        forged(record=NOTED, node=replace(READY, annotations=GRANT), slots=MINE),
+        RebootAct.RELEASE,
+        "waits for approval",
+    ),
+    (
+        "granted for another reason",
+        under_way(slots=MINE, node=replace(READY, annotations={**GRANT, KEYS.reboot_in_progress: "recovery"})),
+        RebootAct.RELEASE,
+        "waits for approval",
+    ),
+    (
+        "forged after the reboot",
+        state(snapshot=QUIET, record=Record(pending=OLD), node=replace(READY, annotations=GRANT)),
+        RebootAct.CLEAN_UP,
+        "the node has rebooted",
+    ),
+    ("slot of another boot", under_way(slots=HELD_BEFORE), RebootAct.TAKE_SLOT, "the slot is not ours any more"),
     ("dry", state(slots=ROOM, policy=policy(dry_run=True)), RebootAct.WAIT, "dry run: would take a slot"),
     ("dry and new", state(record=Record(), policy=policy(dry_run=True)), RebootAct.ASK_SLOTS, "whether a slot is free"),
 ]
@@ -315,6 +357,7 @@ PENDINGS = st.builds(
     Pending,
     REQUESTS,
     st.sampled_from(["uid-1", "uid-0"]),
+    started_s=st.sampled_from([0, 100]),
     approved=st.booleans(),
     counted=st.booleans(),
     cleared=st.booleans(),
@@ -392,6 +435,14 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
         assert seen.request is not None
         assert seen.pending is not None
         assert seen.pending.request.boot_id == BOOT
+    noted = seen.record.pending
+    is_granted_on_host = (
+        noted is not None and noted.started_s > 0 and noted.request == RebootRequest(BOOT, noted.request.reason)
+    )
+    if decision.act in (RebootAct.COUNT, RebootAct.CLEAR_WORKLOADS, RebootAct.REBOOT, RebootAct.FORCE):
+        assert noted is not None
+        assert noted.request.boot_id == BOOT
+        assert is_granted_on_host or decision.act is RebootAct.FORCE
     if decision.act is RebootAct.REBOOT:
         assert seen.is_granted
         assert seen.holds_slot
@@ -399,7 +450,7 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
         assert seen.pending.counted
     if decision.act is RebootAct.GRANT:
         assert seen.holds_slot
-    if decision.act in (RebootAct.GRANT, RebootAct.TAKE_SLOT) and not seen.is_granted:
+    if decision.act in (RebootAct.GRANT, RebootAct.TAKE_SLOT) and not (seen.is_granted and is_granted_on_host):
         allowed = seen.policy.auto_upgrade if seen.reason == "upgrade" else seen.policy.auto_recover
         assert allowed or current.annotations.get(KEYS.approve_reboot) == "true"
         assert seen.snapshot.uptime_s >= seen.policy.min_uptime_s
@@ -418,6 +469,12 @@ def test_what_holds_of_every_decision(seen: RebootState) -> None:
 def test_there_is_nothing_to_do_only_where_an_idle_rebooter_sees_so_too(seen: RebootState) -> None:
     if decide(seen).act is RebootAct.NOTHING:
         assert is_idle(seen.snapshot, seen.record, "node-1")
+
+
+def test_an_idle_rebooter_sees_a_stale_marker_of_another_node() -> None:
+    marker = replace(MARKER, node="x")
+    assert is_idle(replace(LOOK, marker=marker), Record(), "node-1")
+    assert not is_idle(replace(LOOK, marker=replace(marker, boot_id="boot-0")), Record(), "node-1")
 
 
 @pytest.mark.submission

@@ -12,6 +12,7 @@ from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.domain.reboot.windows import parse
+from tests.support.fakes.reboot_checks import grant_of
 from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine, check_clean, check_rebooted_once
 
 POLICY = RebootPolicy("", KEYS)
@@ -397,6 +398,51 @@ def test_a_lost_record_is_made_up_for_by_what_the_node_tells() -> None:
     machine.fleet.settle()
     check_clean(machine)
     assert len(machine.reboots) == 1
+
+
+def test_a_record_that_is_lost_before_the_reboot_leaves_the_node_to_the_guards() -> None:
+    machine = one(cordon=True).request()
+    machine.round_with(lambda killer: killer.at("evidence", killer.die))
+    assert machine.fleet.holders == ["node-0"]
+    machine.host.text = None
+    assert "waits for approval" in said(machine)
+    assert machine.fleet.holders == []
+    assert machine.cluster.current is not None
+    assert not machine.cluster.current.unschedulable
+    assert KEYS.pre_reboot_boot_id not in machine.notes
+    machine.cluster.edit(annotations=APPROVE)
+    machine.fleet.settle()
+    check_rebooted_once(machine)
+
+
+@pytest.mark.parametrize("policy", [{}, {"auto_upgrade": True, "min_uptime_s": 20_000.0}, {"auto_recover": True}])
+def test_a_grant_that_is_written_again_and_again_reboots_nothing(policy: dict[str, object]) -> None:
+    machine = one(cordon=True, **policy).request(approved=False)
+    for number in range(30):
+        reason = "upgrade" if number % 2 else "recovery"
+        machine.round_with(
+            lambda killer, at=number, why=reason: killer.at_call(  # type: ignore[misc]  # bound now
+                at, lambda: machine.cluster.edit(annotations={**grant_of(machine), KEYS.reboot_in_progress: why})
+            )
+        )
+        assert "lease" not in machine.killer.effects
+        assert machine.host.remembered().attempts == ()
+    assert machine.host.commands == []
+
+
+def test_a_grant_forged_before_the_driver_is_back_goes_and_the_slot_stays() -> None:
+    machine = one().request()
+    machine.round()
+    machine.boot()
+    machine.tell(is_ready=True, boot_id=machine.host.boot_id)
+    machine.cluster.edit(annotations=grant_of(machine))
+    assert "the driver is not loaded" in said(machine)
+    assert KEYS.pre_reboot_boot_id not in machine.notes
+    assert machine.notes[KEYS.reboot_in_progress] == "upgrade"
+    assert machine.fleet.holders == ["node-0"]
+    machine.host.serves = True
+    machine.fleet.settle()
+    check_rebooted_once(machine)
 
 
 def test_a_record_that_came_with_another_nodes_disk_frees_no_slot_of_that_node() -> None:

@@ -33,10 +33,13 @@ from tests.support.fakes.reboot_checks import (
     check_clean_node,
     check_commands_once,
     check_fault,
+    check_forged_and_not_approved,
     check_killed,
     check_killed_and_rebooted_by_hand,
     check_killed_and_withdrawn,
+    check_killed_while_releasing_an_unknown_grant,
     check_killed_while_withdrawing,
+    check_killed_with_a_forged_grant,
     check_lost_lease,
     check_next_approval_is_not_consumed,
     check_other_begins,
@@ -73,6 +76,14 @@ def test_killed_at_any_effect_and_withdrawn_nothing_stays_taken(point: tuple[int
 
 
 @pytest.mark.parametrize("point", [point for point in KILLS if point[0] == 0])
+def test_killed_at_any_effect_nothing_stays_taken_for_a_grant_that_the_host_does_not_know(
+    point: tuple[int, int, bool],
+) -> None:
+    check_killed_while_releasing_an_unknown_grant(point)
+    check_killed_with_a_forged_grant(point)
+
+
+@pytest.mark.parametrize("point", [point for point in KILLS if point[0] == 0])
 def test_killed_at_any_effect_and_rebooted_by_hand_it_does_not_reboot_again(point: tuple[int, int, bool]) -> None:
     check_killed_and_rebooted_by_hand(point)
 
@@ -102,6 +113,11 @@ def test_outside_its_window_nothing_reboots_however_far_it_had_come(point: tuple
 @pytest.mark.parametrize("point", CALLS)
 def test_what_allows_one_reason_does_not_allow_the_other(point: tuple[int, int, str]) -> None:
     check_another_reason(point)
+
+
+@pytest.mark.parametrize("point", [point for point in CALLS if point[0] == 0])
+def test_a_grant_forged_at_any_call_does_not_replace_the_approval(point: tuple[int, int, str]) -> None:
+    check_forged_and_not_approved(point)
 
 
 @pytest.mark.parametrize("point", [point for point in CALLS if point[0] == 0])
@@ -241,6 +257,12 @@ def slots_without_compare(self: Rebooter, state: RebootState, reason: str) -> No
     TAKE_SLOT(self, replace(state, slots=replace(state.slots, version=fresh.version)), reason)
 
 
+def release_without_a_note(self: Rebooter, state: RebootState, _: str) -> None:
+    pending = state.record.pending or state.pending
+    UNDO(self, replace(state, record=replace(state.record, pending=pending)), keeps_request=True)
+    self._forget(state, keeps_request=True)
+
+
 def forget_before_giving_back(self: Rebooter, state: RebootState, reason: str) -> None:
     self._forget(state, keeps_request=False)
     self._undo(state, keeps_request=False)
@@ -251,6 +273,7 @@ def without(guard: object) -> tuple[object, ...]:
 
 
 TAKE_SLOT = Rebooter._take_slot
+UNDO = Rebooter._undo
 
 
 @pytest.mark.shares(3)
@@ -264,6 +287,8 @@ TAKE_SLOT = Rebooter._take_slot
         (Rebooter, "_take_slot", slot_before_the_note, over(KILLS, check_killed_and_withdrawn)),
         (Rebooter, "_take_slot", slots_without_compare, over(CALLS, check_other_begins)),
         (Rebooter, "_patch", grant_without_precondition, over(CALLS, check_next_approval_is_not_consumed)),
+        (Rebooter, "_release", release_without_a_note, over(KILLS, check_killed_while_releasing_an_unknown_grant)),
+        (Pending, "is_granted", property(lambda _: True), over(CALLS, check_forged_and_not_approved)),
         (Rebooter, "_withdraw", forget_before_giving_back, over(KILLS, check_killed_while_withdrawing)),
         (decision, "_why_not_back", lambda _: "", over(FAULTS, check_slow_return)),
         (decision, "GUARDS", without(decision._earlier_boot), over(KILLS, check_killed_and_rebooted_by_hand)),

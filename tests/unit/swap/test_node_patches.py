@@ -111,6 +111,14 @@ def test_a_resumed_run_does_not_take_a_half_proven_new_driver_for_the_old_one() 
     assert taken(host=half, journal=journal(driver=old)).journal.driver == old
 
 
+def test_the_driver_of_another_boot_is_not_the_one_to_go_back_to() -> None:
+    old = OldDriver("1.0", "/opt/old", ("rebellions",))
+    loaded = host(modules=modules("1.5"), previous_source=source("/opt/found", "1.5"))
+    step = taken(host=loaded, journal=journal(driver=old, boot_id="boot-0"))
+    assert step.journal.driver is not None
+    assert (step.journal.driver.version, step.journal.driver.root) == ("1.5", "/opt/found")
+
+
 def test_nothing_loaded_is_journaled_as_no_driver() -> None:
     assert taken(host=host(modules={})).journal.driver is None
     left_behind = {"rebellions_core": Module("rebellions_core", "1.0")}

@@ -277,6 +277,7 @@ def test_a_resumed_rebind_whose_root_is_unmounted_still_removes_the_ready_marker
     ("facts", "policy", "why"),
     [
         ({}, CONTAINER, f"recorded digest {OLD_DIGEST} differs from the wanted {NEW_DIGEST}"),
+        ({"digest": NEW_DIGEST.upper()}, CONTAINER, f"recorded digest {NEW_DIGEST.upper()} differs from the wanted"),
         ({"digest": None}, CONTAINER, "no digest was recorded"),
         ({"digest": None, "digest_problem": "garbage"}, CONTAINER, "unusable: garbage"),
         ({"digest": NEW_DIGEST}, Policy(force_reinstall=True), "forced"),

@@ -144,9 +144,17 @@ def test_a_foreign_module_above_the_driver_is_found_before_the_first_change() ->
 def test_a_node_whose_reboot_was_granted_in_this_boot_is_not_taken() -> None:
     keys = replace(PROFILE.keys, pre_reboot_boot_id="example.com/boot", reboot_in_progress="example.com/reboot")
     profile = replace(PROFILE, keys=keys)
-    for boot_id, is_refused in ((host().boot_id, True), ("an-earlier-boot", False)):
+    this_boot = host().boot_id
+    for boot_id, recorded, is_refused in (
+        (this_boot, "recovery", True),
+        (this_boot, None, True),
+        (this_boot, "", False),
+        (this_boot, "upgrade", False),
+        ("an-earlier-boot", "recovery", False),
+        ("an-earlier-boot", None, False),
+    ):
         granted = {keys.pre_reboot_boot_id: boot_id, keys.reboot_in_progress: "recovery"}
-        obs = observation(node=node(annotations=granted))
+        obs = observation(node=node(annotations=granted), host=host(granted_reboot=recorded))
         if is_refused:
             with pytest.raises(RebootRequired, match="was granted") as caught:
                 plan(Situation.of(obs, profile, CONTAINER))

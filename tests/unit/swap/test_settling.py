@@ -11,6 +11,7 @@ import pytest
 
 from driver_manager.core.node.cas import ATTEMPTS
 from driver_manager.core.swap.settling import HURRY_S, Settler
+from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import (
     ApiUnavailable,
     ConfigError,
@@ -21,6 +22,7 @@ from driver_manager.domain.errors import (
 from driver_manager.domain.journal import Journal, OldDriver, encode
 from driver_manager.domain.node import FIELD_MANAGER, Node
 from driver_manager.domain.observation import Observation
+from driver_manager.domain.pci import PciFunction
 from driver_manager.domain.swap.steps.node import GiveBack
 from driver_manager.ports.node import Ports
 from tests.support.fakes.builders import (
@@ -108,6 +110,16 @@ def test_a_node_that_had_no_driver_is_given_back_without_one() -> None:
     scene.settler.took(journal(cordoned=True))
     assert "released" in scene.settler.after_failure(None)
     assert scene.is_given_back
+
+
+@pytest.mark.parametrize(("boot_id", "override"), [("boot-1", ""), ("boot-0", "vfio-pci")])
+def test_devices_that_a_boot_made_again_are_not_restored_from_the_journal(boot_id: str, override: str) -> None:
+    address = "0000:c0:00.0"
+    scene = Scene()
+    scene.host.pci.put(PciFunction(address, override="vfio-pci"))
+    scene.settler.took(replace(MINE, boot_id=boot_id, devices=(Binding(address),)))
+    scene.settler.after_failure(None)
+    assert scene.host.pci.at[address].override == override
 
 
 def test_giving_back_after_a_failure_is_not_interrupted_by_sigterm() -> None:

@@ -431,7 +431,7 @@ def test_a_node_whose_reboot_was_granted_is_not_taken() -> None:
     labels = {WORKLOAD: "vm-passthrough"}
     granted = {ASCEND.keys.reboot_in_progress: "upgrade", ASCEND.keys.pre_reboot_boot_id: "boot-1"}
     profile = replace(PROFILE, keys=replace(PROFILE.keys, **{name: getattr(ASCEND.keys, name) for name in REBOOTS}))
-    obs = replace(seen(NATIVE), node=node(labels, annotations=granted))
+    obs = replace(seen(NATIVE, host={"granted_reboot": "upgrade"}), node=node(labels, annotations=granted))
     with pytest.raises(RebootRequired):
         plan(Situation.of(obs, profile, VFIO))
 
