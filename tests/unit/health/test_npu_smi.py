@@ -230,7 +230,7 @@ def test_no_two_rows_stand_in_for_a_chip_that_lacks(name: str) -> None:
 
 
 ROW = "| 1       310P3                 | {word:<15} | NA           45                0     / 0             |\n"
-NO_BUS_ID = "| 1       1                     | NA              | 0            1511 / 43693                            |\n"
+NO_BUS_ID = "| 1       1   | NA   | 0   1511 / 43693   |\n"
 
 
 @pytest.mark.parametrize(("word", "health"), [("OK", Health.UNKNOWN), ("Critical", Health.UNHEALTHY)])

@@ -9,7 +9,6 @@ from driver_manager.domain.escaping import writable
 from driver_manager.domain.health.parsers.verdicts import ENDED_FROM_OUTSIDE, pci_address, unhealthy, unknown, whole
 from driver_manager.domain.probe_result import DeviceVerdict, Health, ProbeResult
 
-
 _NAMED_BY = ("npu", "name", "uuid", "device", "pci")
 """What tells one device from another; a version may leave some of it out."""
 
