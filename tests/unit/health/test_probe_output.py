@@ -133,7 +133,7 @@ ADDRESSED = {
     "hl-smi": lambda one: "".join(f"{number}, {at}, HL-225\n" for number, at in enumerate(one)),
     "nvidia-smi": lambda one: "".join(f"{number}, {at}, A100\n" for number, at in enumerate(one)),
     "rbln-smi": lambda one: json.dumps(
-        {"devices": [{"name": f"rbln{at}", "status": "normal", "pci": {"bus_id": at}} for at in one]}
+        {"devices": [{"name": n, "status": "normal", "pci": {"bus_id": at}} for n, at in zip("ab", one, strict=True)]}
     ),
     "tt-smi": lambda one: json.dumps(
         {"device_info": [{"board_info": {"bus_id": at, "board_type": "n150"}, "telemetry": {"a": 1}} for at in one]}
