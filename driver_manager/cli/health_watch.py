@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from driver_manager.cli.printing import put
 from driver_manager.cli.wiring import host_roots, log_form, refuse_zero, selector, with_evidence, with_shown_state
 from driver_manager.core.health.loop import WatchPolicy
 from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.escaping import json_text, one_line
 from driver_manager.domain.health.record import recorded
 from driver_manager.domain.probe_result import Health, ProbeResult
 from driver_manager.domain.profile import Profile
@@ -69,7 +69,7 @@ def health_watch_command(*, once: bool, handover: bool, output: str, values: Val
     document = launch.to_document()
     if not handover:
         lean.become(TARGET, document, log)
-    put(json.dumps({"document": document, "log": asdict(log)}))
+    put(json_text({"document": document, "log": asdict(log)}))
     return ExitCode.DONE
 
 
@@ -170,10 +170,10 @@ def _as_json(result: ProbeResult, code: ExitCode, took_s: float) -> str:
         for one in result.devices
     ]
     body = {"health": result.health.value, "reason": result.reason, "devices": devices, "tookSeconds": round(took_s, 3)}
-    return json.dumps({**body, "exitCode": int(code)}, indent=2)
+    return json_text({**body, "exitCode": int(code)}, indent=2)
 
 
 def _as_text(result: ProbeResult) -> str:
     lines = [f"{result.health.value}: {result.reason}"]
     lines += [f"  {one.name} {one.address}: {one.health.value} ({one.reason})" for one in result.devices]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))

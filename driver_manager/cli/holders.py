@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -11,10 +11,10 @@ from driver_manager import schemas, settings
 from driver_manager.adapters.host.holders import find_holders
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.printing import put
+from driver_manager.cli.printing import in_form, put
 from driver_manager.cli.sight import Sight
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.host import UNREAD, Holder
+from driver_manager.domain.host import UNREAD
 from driver_manager.domain.modules import users_of
 from driver_manager.domain.observation import Part
 from driver_manager.domain.pod import PodList
@@ -46,7 +46,7 @@ def holders_command(*, output: str, values: Values) -> int:
         "holders": [asdict(holder) for holder in found],
         "podsUnknown": unread.what if unread is not None else None,
     }
-    put(json.dumps(body, indent=2) if output == "json" else _table(found))
+    put(in_form(output, body, lambda words: _table(words["holders"])))
     if unread is not None:
         session.log.warn(f"the names of pods are unknown: {unread.what}. {unread.remedy}")
     sure = [holder for holder in found if holder.how != UNREAD]
@@ -60,12 +60,13 @@ def holders_command(*, output: str, values: Values) -> int:
     return ExitCode.DONE
 
 
-def _table(holders: tuple[Holder, ...]) -> str:
+def _table(holders: list[dict[str, Any]]) -> str:
     if not holders:
         return "no process uses the device"
     rows = [("PID", "PROCESS", "NODE", "HOW", "POD", "CONTAINER")]
     rows += [
-        (str(one.pid), one.process, one.node or "-", one.how, _pod(one), one.container[:12] or "-") for one in holders
+        (str(one["pid"]), one["process"], one["node"] or "-", one["how"], _pod(one), one["container"][:12] or "-")
+        for one in holders
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
@@ -73,6 +74,6 @@ def _table(holders: tuple[Holder, ...]) -> str:
     )
 
 
-def _pod(one: Holder) -> str:
+def _pod(one: dict[str, Any]) -> str:
     """Its pod, by the uid where nobody knows a name for that."""
-    return one.pod or (f"unknown (uid {one.pod_uid})" if one.pod_uid else "-")
+    return one["pod"] or (f"unknown (uid {one['pod_uid']})" if one["pod_uid"] else "-")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from driver_manager.adapters.report.log import LogForm
 from driver_manager.cli.lazy import LazyGroup
 from driver_manager.cli.printing import is_of_printing, put, unwritable
 from driver_manager.domain.errors import EXIT_MEANINGS, ConfigError, ExitCode, ManagerError
+from driver_manager.domain.escaping import json_text
 from driver_manager.domain.setting import Setting
 from driver_manager.settings import LOG_FORMAT, TERMINATION_LOG
 
@@ -112,7 +112,7 @@ def _end(argv: list[str], error: ManagerError) -> int:
         said = {"error": error.what, "remedy": error.remedy, "exitCode": int(error.exit_code)}
         body = {"schemaVersion": schemas.VERSION, **said, **error.facts}
         with contextlib.suppress(ConfigError):  # the two lines say what failed, wherever they can be written
-            put(json.dumps(body, indent=2))
+            put(json_text(body, indent=2))
     return _fail(argv, error.exit_code, error.what, error.remedy)
 
 

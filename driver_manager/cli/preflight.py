@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import click
@@ -12,12 +11,12 @@ from driver_manager.adapters.report.termination_log import write_termination_log
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.kernel_checks import kernel_checks
 from driver_manager.cli.options import output_option, styled, with_options
-from driver_manager.cli.printing import put
+from driver_manager.cli.printing import in_form, put
 from driver_manager.cli.vfio import mode_option, policy_for
 from driver_manager.cli.wiring import open_session
 from driver_manager.core.swap.reconcile import decide, rehearsed
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError, PodsRemain, PreflightFailed
-from driver_manager.domain.escaping import shown
+from driver_manager.domain.escaping import one_line
 from driver_manager.domain.listing import several
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pods.workloads import PodAction, with_action
@@ -76,7 +75,7 @@ def _of_other_kernel(release: str, mode: Mode, values: Values, output: str) -> i
 
 def _ended(found: tuple[Check, ...], failed: list[Check], values: Values, output: str) -> int:
     body = {"schemaVersion": schemas.VERSION, "checks": [asdict(check) for check in found]}
-    put(json.dumps(body, indent=2) if output == "json" else _text(found, failed))
+    put(in_form(output, body, lambda _: _text(found, failed)))
     if not failed:
         return ExitCode.DONE
     what = several((f"{check.name}: {check.what}" for check in failed), "; ")
@@ -136,7 +135,7 @@ def _text(found: tuple[Check, ...], failed: list[Check]) -> str:
     lines = []
     for check in found:
         mark, colour = _MARKS[check.ok]
-        lines.append(f"{styled(mark, fg=colour)} {check.name}: {shown(check.what)}")
+        lines.append(f"{styled(mark, fg=colour)} {check.name}: {one_line(check.what)}")
         if check in failed:
-            lines.append(f"    what to do: {shown(check.remedy)}")
+            lines.append(f"    what to do: {one_line(check.remedy)}")
     return "\n".join(lines)

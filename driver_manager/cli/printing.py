@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import click
 
+from driver_manager.adapters.report.terminal import for_terminal
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.escaping import json_text, words_on_one_line
 from driver_manager.ports.base import Reporter
 
 
-def put(text: str) -> None:
-    """Print `text`. Where nobody reads any more, the exit status still tells how the command ended.
+def in_form(output: str, body: Any, text: Callable[[Any], str]) -> str:
+    """`body` as JSON where `output` is "json", else as `text` shows it, which gets every word on one line."""
+    return json_text(body, indent=2) if output == "json" else text(words_on_one_line(body))
 
-    Raises ConfigError where it cannot be written.
+
+def put(text: str) -> None:
+    """Print `text`, escaped but for line feeds and our own styles.
+
+    Where nobody reads any more, the exit status still tells how the command ended. Raises ConfigError where it
+    cannot be written.
     """
     try:
-        click.echo(text)
+        click.echo(for_terminal(text))
     except BrokenPipeError:
         _to_nowhere()
     except OSError as error:

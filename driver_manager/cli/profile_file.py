@@ -11,7 +11,7 @@ from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option
 from driver_manager.cli.printing import put
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.escaping import shown
+from driver_manager.domain.escaping import json_text, one_line
 from driver_manager.profiles.words import meaning
 
 
@@ -32,10 +32,10 @@ def check_command(*, file: str, output: str) -> int:
         ]
         name = profile.name if profile is not None else None
         body = {"schemaVersion": schemas.VERSION, "file": file, "profile": name, "findings": findings}
-        put(json.dumps(body, indent=2))
+        put(json_text(body, indent=2))
         return ExitCode.USAGE if findings else ExitCode.DONE
     if profile is None:
-        put("\n".join(one.what for one in found.wrong))
+        put("\n".join(one_line(one.what) for one in found.wrong))
         raise ConfigError(
             f"profile {file} has {len(found.wrong)} mistake(s)",
             "Fix the file: docs/profiles.md lists every key, `driver-manager profile schema` prints the JSON Schema "
@@ -46,7 +46,7 @@ def check_command(*, file: str, output: str) -> int:
     width = max(len(topic) for topic, _ in topics)
     lines = [f"{file} is valid: profile {profile.name}{shipped}"]
     lines += [f"  {topic:{width}}  {sentence}" for topic, sentence in topics]
-    put(shown("\n".join(lines)))
+    put("\n".join(map(one_line, lines)))
     return ExitCode.DONE
 
 

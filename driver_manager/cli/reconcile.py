@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import click
@@ -13,7 +12,7 @@ from driver_manager.adapters.report.termination_log import write_termination_log
 from driver_manager.cli.clients import restart_clients
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.printing import put, put_after
+from driver_manager.cli.printing import in_form, put, put_after
 from driver_manager.cli.run_figures import measured
 from driver_manager.cli.vendor_commands import warn_of_unheeded
 from driver_manager.cli.vfio import mode_option, policy_for, vfio_policy
@@ -21,6 +20,7 @@ from driver_manager.cli.wiring import Session, open_session, policy
 from driver_manager.core.swap.reconcile import Outcome, decide, reconcile, rehearsed
 from driver_manager.domain import events, node_state
 from driver_manager.domain.errors import ApiRefused, EvictionRefused, ExitCode
+from driver_manager.domain.escaping import json_text, one_line
 from driver_manager.domain.listing import sentences
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pod import Pod
@@ -84,7 +84,7 @@ def _run(values: Values, policy_of: Callable[[Values], Policy], output: str) -> 
     if output == "json":
         words = {"error": outcome.what, "remedy": outcome.remedy} if outcome.exit_code else {"what": outcome.what}
         body = {"schemaVersion": schemas.VERSION, **words, "exitCode": int(outcome.exit_code)}
-        put_after(json.dumps(body, indent=2), session.log)
+        put_after(json_text(body, indent=2), session.log)
     return int(outcome.exit_code)
 
 
@@ -128,7 +128,8 @@ def _show_plan(values: Values, wanted: Policy, output: str) -> int:
         _, decided = decide(ports, session.observe(session.node), session.profile, wanted)
     except EvictionRefused as error:
         if output != "json":
-            put("\n".join("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"]))
+            lines = ("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"])
+            put("\n".join(map(one_line, lines)))
         raise
     try:
         decided = rehearsed(ports, decided)
@@ -136,7 +137,7 @@ def _show_plan(values: Values, wanted: Policy, output: str) -> int:
         session.log.warn(f"unknown whether disruption budgets allow the evictions: {error.what}")
     window = _expected_window(session, decided)
     body = {"schemaVersion": schemas.VERSION, **decided.to_json(), "window": window.to_json() if window else None}
-    put(json.dumps(body, indent=2) if output == "json" else "\n".join((decided.to_text(), *_window_lines(window))))
+    put(in_form(output, body, lambda _: "\n".join((decided.to_text(), *_window_lines(window)))))
     return ExitCode.DONE
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import replace
 
 import click
@@ -17,6 +16,7 @@ from driver_manager.cli.wiring import Session, open_session
 from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError
+from driver_manager.domain.escaping import json_text, one_line
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.observation import Observation
@@ -104,13 +104,13 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
         body = {"node": obs.node.name, "labels": labels, "uncordon": change.unschedulable is False, "removed": removed}
         body["services"] = list(obs.journal.services) if obs.journal else []
         body["rebooterCordon"] = has_rebooters_cordon(obs.node, profile)
-        return json.dumps({**body, "dryRun": dry_run}, indent=2)
+        return json_text({**body, "dryRun": dry_run}, indent=2)
     stays = _rebooters_cordon(obs.node, profile)
     if change.is_empty:
         nothing = (
             f"nothing to release on node {obs.node.name}: no journal, no paused label, no cordon by driver-manager"
         )
-        return "\n".join([nothing, *stays])
+        return "\n".join(map(one_line, (nothing, *stays)))
     verb = "would restore" if dry_run else "restored"
     lines = [f"{verb} {key}: {pair['from']} → {pair['to']}" for key, pair in labels.items()]
     if change.unschedulable is False:
@@ -120,7 +120,7 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
     lines += [f"{'would remove' if dry_run else 'removed'} annotation {key}" for key in removed]
     if obs.host is not None and not is_loaded(obs.host, profile):
         lines.append("note: no driver is loaded; operands that need it will wait or crash until it is")
-    return "\n".join([*lines, *stays])
+    return "\n".join(map(one_line, (*lines, *stays)))
 
 
 def _rebooters_cordon(node: Node, profile: Profile) -> tuple[str, ...]:

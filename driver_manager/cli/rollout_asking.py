@@ -5,7 +5,6 @@ They write on the object, or on Nodes; what is asked for is done by the controll
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ import click
 from driver_manager import schemas
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option
-from driver_manager.cli.printing import put_after
+from driver_manager.cli.printing import in_form, put_after
 from driver_manager.cli.rollout_body import Shown, body
 from driver_manager.cli.rollout_hints import NO_CONTROLLER
 from driver_manager.cli.rollout_names import complete_failed_nodes, complete_rollouts
@@ -26,7 +25,6 @@ from driver_manager.cli.rollout_status import leader
 from driver_manager.cli.rollout_text import rows
 from driver_manager.core.fleet.looking import Sight
 from driver_manager.domain.errors import ConfigError, ExitCode
-from driver_manager.domain.escaping import shown as for_terminal
 from driver_manager.domain.fleet import asking
 from driver_manager.domain.fleet.asking import Request, outlook_after
 from driver_manager.domain.fleet.model import Fleet
@@ -122,7 +120,7 @@ def _ask(values: Values, name: str, output: str, decide: Callable[[Fleet, float]
     request = decide(fleet, now_s)
     _write(session, sight, request, dry_run=dry_run)
     found = _body(session, sight, request, now_s, dry_run=dry_run)
-    put_after(json.dumps(found, indent=2) if output == "json" else _text(found), session.log)
+    put_after(in_form(output, found, _text), session.log)
     return ExitCode.DONE
 
 
@@ -163,4 +161,4 @@ def _text(found: Json) -> str:
     reason = f" ({upcoming['reason']})" if upcoming["reason"] != upcoming["phase"] else ""
     lines += rows("next", [f"{upcoming['phase']}{reason}: {upcoming['message']}"])
     lines += rows("to do", [NO_CONTROLLER]) if found["hasController"] is False else []
-    return for_terminal("\n".join(lines))
+    return "\n".join(lines)

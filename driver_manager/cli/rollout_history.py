@@ -10,7 +10,7 @@ import click
 from driver_manager import schemas
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option
-from driver_manager.cli.printing import put
+from driver_manager.cli.printing import in_form, put
 from driver_manager.cli.rollout_body import moment
 from driver_manager.cli.rollout_options import named_rollout, with_verb_options
 from driver_manager.cli.rollout_session import open_rollouts
@@ -19,7 +19,6 @@ from driver_manager.core.fleet.looking import Sight
 from driver_manager.domain import timestamps
 from driver_manager.domain.duration import spoken
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.escaping import one_line
 from driver_manager.domain.fleet.model import Past, Revision
 from driver_manager.domain.setting import Values
 
@@ -38,7 +37,7 @@ def history_command(*, name: str, output: str, values: Values) -> int:
     session = open_rollouts(values)
     sight, _ = session.readable(name)
     found = history_body(sight)
-    put(json.dumps(found, indent=2) if output == "json" else text(found, session.clock.wall()))
+    put(in_form(output, found, lambda words: text(words, session.clock.wall())))
     return ExitCode.DONE
 
 
@@ -95,7 +94,7 @@ def text(found: Json, now_s: float) -> str:
                 ", ".join(one["images"]) or "-",
             ]
         )
-    return "\n".join(one_line(row) for row in table(cells))
+    return "\n".join(table(cells))
 
 
 def _outcome(one: Json, found: Json) -> str:

@@ -37,7 +37,7 @@ def complete_failed_nodes(context: click.Context, _: click.Parameter, incomplete
 
 def _beginning(incomplete: str, read: Callable[[], Iterable[str]]) -> list[str]:
     with contextlib.suppress(ManagerError):
-        return sorted(name for name in read() if name.startswith(incomplete))
+        return sorted(name for name in read() if name.startswith(incomplete) and name.isprintable())
     return []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import click
 from driver_manager.cli import rollout_plan_text
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option
-from driver_manager.cli.printing import put
+from driver_manager.cli.printing import in_form, put
 from driver_manager.cli.rollout_body import Shown, body, moment, outlook_of
 from driver_manager.cli.rollout_options import named_rollout, with_verb_options
 from driver_manager.cli.rollout_session import RolloutSession, if_readable, open_rollouts
@@ -50,7 +49,7 @@ def plan_command(*, name: str, output: str, values: Values) -> int:
         pods = if_readable(lambda: users(session, forecast), session.log, "the pods that use the accelerator")
         planned = plan_body(sight.fleet, forecast, shown.now_s, pods)
     found = body(shown, outlook, planned)
-    put(json.dumps(found, indent=2) if output == "json" else rollout_plan_text.text(found, shown.now_s))
+    put(in_form(output, found, lambda words: rollout_plan_text.text(words, shown.now_s)))
     return exit_code(outlook)
 
 

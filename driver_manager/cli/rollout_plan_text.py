@@ -6,7 +6,6 @@ from typing import Any
 
 from driver_manager.cli.rollout_text import facts, headline, hints, nodes, rows, table, when
 from driver_manager.domain.duration import spoken
-from driver_manager.domain.escaping import shown
 from driver_manager.domain.listing import several
 
 Json = dict[str, Any]
@@ -15,14 +14,14 @@ FATE = "the run on each node decides what happens to them"
 
 
 def text(body: Json, now_s: float) -> str:
-    """The screen of `rollout plan`; `now_s` is in seconds since the epoch."""
+    """The screen of `rollout plan`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
     plan = body["plan"]
     lines = hints(body)
     if plan is not None:
         lines += rows("to go", _estimate(plan, now_s))
         lines += rows("disturbs", [_disturbed(plan)]) if plan["toGo"] else []
         lines += rows("waves", table(_waves(plan, now_s))) if plan["toGo"] else []
-    return "\n".join([headline(body), shown("\n".join([*lines, *nodes(body, now_s), *facts(body, now_s)]))])
+    return "\n".join([headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
 
 
 def _estimate(plan: Json, now_s: float) -> list[str]:

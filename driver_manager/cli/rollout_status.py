@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from driver_manager import settings
 from driver_manager.cli import rollout_text
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option
-from driver_manager.cli.printing import put
+from driver_manager.cli.printing import in_form, put
 from driver_manager.cli.rollout_body import Shown, body, outlook_of
 from driver_manager.cli.rollout_options import named_rollout, with_verb_options
 from driver_manager.cli.rollout_session import RolloutSession, if_readable, open_rollouts
@@ -41,7 +39,7 @@ def status_command(*, name: str, watches: bool, output: str, values: Values) -> 
     shown = Shown(sight, session.profile.name, session.clock.wall(), leader(session))
     outlook = outlook_of(shown)
     found = body(shown, outlook)
-    put(json.dumps(found, indent=2) if output == "json" else rollout_text.text(found, shown.now_s))
+    put(in_form(output, found, lambda words: rollout_text.text(words, shown.now_s)))
     return exit_code(outlook)
 
 

@@ -12,7 +12,6 @@ from driver_manager.cli.options import styled
 from driver_manager.cli.rollout_body import grouped
 from driver_manager.domain import timestamps
 from driver_manager.domain.duration import spoken
-from driver_manager.domain.escaping import one_line, shown
 from driver_manager.domain.fleet.acts import Phase, Place
 from driver_manager.domain.fleet.status_form import STANDING
 from driver_manager.domain.listing import several
@@ -35,17 +34,17 @@ MOST_NODES = 20
 
 
 def text(body: Json, now_s: float) -> str:
-    """The screen of `rollout status`; `now_s` is in seconds since the epoch."""
+    """The screen of `rollout status`; words in `body` are on one line each, `now_s` is in seconds since the epoch."""
     lines = [*hints(body), *rows("nodes", [in_short(body["counts"])])]
     lines += rows("waves", table(_waves(body, now_s))) if body["waves"] else []
-    return "\n".join([headline(body), shown("\n".join([*lines, *nodes(body, now_s), *facts(body, now_s)]))])
+    return "\n".join([headline(body), *lines, *nodes(body, now_s), *facts(body, now_s)])
 
 
 def headline(body: Json) -> str:
     """Phase, reason and message."""
     phase, reason = body["phase"], body["reason"]
     word = styled(phase, fg=COLOURS.get(phase, "yellow"), bold=True)
-    return f"{word}{f' ({reason})' if reason != phase else ''}: {one_line(body['message'])}"
+    return f"{word}{f' ({reason})' if reason != phase else ''}: {body['message']}"
 
 
 def in_short(counts: Json) -> str:
@@ -76,8 +75,7 @@ def when(moment: str, now_s: float) -> str:
 
 def rows(title: str, texts: Iterable[str]) -> list[str]:
     """Rows under one title, the title beside the first."""
-    found = [line for row in texts for line in row.splitlines()]
-    return [f"{title if number == 0 else '':<{WIDTH}} {row}".rstrip() for number, row in enumerate(found)]
+    return [f"{title if number == 0 else '':<{WIDTH}} {row}".rstrip() for number, row in enumerate(texts)]
 
 
 def table(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -127,13 +125,13 @@ def _each(body: Json, place: Place, now_s: float) -> list[str]:
 def _one(node: Json, now_s: float) -> str:
     then_s = timestamps.seconds_of(node["since"]) if node["since"] else None
     since = f" (for {spoken(now_s - then_s)})" if then_s is not None else ""
-    return f"{node['node']}{since}: {one_line(node['reason'])}" if node["reason"] else f"{node['node']}{since}"
+    return f"{node['node']}{since}: {node['reason']}" if node["reason"] else f"{node['node']}{since}"
 
 
 def _groups(body: Json, place: Place) -> list[str]:
     """Nodes in this place by their reason."""
     found = grouped(node for node in body["nodes"] if node["place"] == place.value)
-    return rows(place.value, [f"{_many(names)}: {one_line(why)}" for why, names in found])
+    return rows(place.value, [f"{_many(names)}: {why}" for why, names in found])
 
 
 def _many(names: Sequence[str]) -> str:

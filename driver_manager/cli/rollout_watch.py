@@ -5,7 +5,6 @@ In a terminal the screen is drawn again; elsewhere each change is a line: of tex
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from driver_manager.core.fleet.looking import Sight, chosen
 from driver_manager.core.fleet.world import FleetWorld
 from driver_manager.domain import timestamps
 from driver_manager.domain.errors import ExitCode, Terminated
+from driver_manager.domain.escaping import json_text, words_on_one_line
 from driver_manager.domain.fleet.acts import Phase
 from driver_manager.domain.fleet.status_form import STANDING
 from driver_manager.domain.setting import Values
@@ -135,6 +135,7 @@ class Lines:
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
         """Print `found` where it says something new."""
+        found = words_on_one_line(found)
         line = f"{rollout_text.headline(found)} [{rollout_text.in_short(found['counts'])}]"
         if line != self._last:
             self._last = line
@@ -151,7 +152,7 @@ class JsonLines:
         """Print `found` where it is another one."""
         if found != self._last:
             self._last = found
-            put(json.dumps(found, separators=(",", ":")))
+            put(json_text(found, separators=(",", ":")))
 
 
 class Redrawn:
@@ -162,7 +163,7 @@ class Redrawn:
 
     def show(self, found: Json, now_s: float, is_last: bool) -> None:
         """Draw `found`."""
-        drawn = rollout_text.text(found, now_s)
+        drawn = rollout_text.text(words_on_one_line(found), now_s)
         if is_last:
             self._screen.end()
             put(drawn)

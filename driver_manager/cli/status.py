@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import click
@@ -11,7 +10,7 @@ from driver_manager import settings
 from driver_manager.cli import reboot_status, status_body, status_text
 from driver_manager.cli.help_screen import ScreenCommand
 from driver_manager.cli.options import output_option, with_options
-from driver_manager.cli.printing import put
+from driver_manager.cli.printing import in_form, put
 from driver_manager.cli.status_facts import gather
 from driver_manager.cli.vfio import policy_for
 from driver_manager.cli.wiring import log_form
@@ -40,7 +39,7 @@ def status_command(*, probe: bool, output: str, values: Values) -> int:
     policies = {mode: policy_for(values, mode) for mode in Mode}  # a wrong option is named first
     gathered = gather(values, policies.__getitem__, probes=probe)
     body = status_body.body(gathered)
-    put(json.dumps(body, indent=2) if output == "json" else status_text.text(body, gathered.facts.now_s))
+    put(in_form(output, body, lambda words: status_text.text(words, gathered.facts.now_s)))
     unread = gathered.facts.why_no_node
     if unread is None:
         return ExitCode.DONE

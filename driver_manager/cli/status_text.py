@@ -11,7 +11,6 @@ from driver_manager.domain import timestamps
 from driver_manager.domain.digest import in_words
 from driver_manager.domain.duration import spoken
 from driver_manager.domain.errors import EXIT_MEANINGS, ExitCode
-from driver_manager.domain.escaping import one_line, shown
 from driver_manager.domain.pods.client_record import MEANINGS, ClientState
 from driver_manager.domain.policy import Loader
 from driver_manager.domain.status.attention import NOTES
@@ -22,7 +21,7 @@ COLOURS = {"ready": "green", "upgrading": "yellow"}
 
 
 def text(body: dict[str, Any], now_s: float) -> str:
-    """The screen; `now_s` is in seconds since the epoch."""
+    """The screen of `body`, whose words are on one line each; `now_s` is in seconds since the epoch."""
     lines = [*_devices(body["health"], now_s), *_last_run(body["lastRun"], now_s)]
     lines.append(f"journal   {_journal(body['journal'], now_s)}")
     cordon = body["cordon"] or "unknown"
@@ -42,14 +41,14 @@ def text(body: dict[str, Any], now_s: float) -> str:
     lines += _list("reboot", reboot) if reboot else []
     upcoming = body["next"]
     lines += _list("next", [f"{upcoming['decision']}: {upcoming['why']}", *upcoming["steps"], *upcoming["workloads"]])
-    return "\n".join([_headline(body, now_s), *_attention(body), shown("\n".join(lines))])
+    return "\n".join([_headline(body, now_s), *_attention(body), *lines])
 
 
 def _headline(body: dict[str, Any], now_s: float) -> str:
     state = body["state"] or "unknown"
     word = styled(state, fg=COLOURS.get(state, "red"), bold=True)
     since = f" since {_when(body['since'], now_s)}" if body["since"] else ""
-    return f"{word}{shown(since)}: {one_line(body['why'])}"
+    return f"{word}{since}: {body['why']}"
 
 
 def _when(moment: str, now_s: float) -> str:
@@ -64,8 +63,8 @@ def _attention(body: dict[str, Any]) -> list[str]:
     rows = []
     for one in body["attention"]:
         kind = styled(one["kind"], fg="yellow" if one["kind"] in NOTES else "red", bold=True)
-        rows.append(f"{kind}: {shown(one['what'])}")
-        rows += [f"  do: {shown(one['remedy'])}"] if one["remedy"] else []
+        rows.append(f"{kind}: {one['what']}")
+        rows += [f"  do: {one['remedy']}"] if one["remedy"] else []
     return _list("attention", rows) if rows else []
 
 
@@ -221,5 +220,4 @@ def _slot(slot: dict[str, Any]) -> str:
 
 def _list(title: str, rows: list[str]) -> list[str]:
     """Rows under one title, the title beside the first."""
-    found = [line for row in (rows or ["none"]) for line in row.splitlines()]
-    return [f"{title if number == 0 else '':<9} {row}" for number, row in enumerate(found)]
+    return [f"{title if number == 0 else '':<9} {row}" for number, row in enumerate(rows or ["none"])]

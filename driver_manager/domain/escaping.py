@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 GAP = " … "
 """Stands for what was left out of a text."""
 
@@ -38,6 +41,20 @@ def shown(text: str) -> str:
 def one_line(text: str) -> str:
     """The same for a log, where a line feed in foreign text would begin a line that nobody wrote."""
     return shown(text).replace("\n", "\\n")
+
+
+def words_on_one_line(body: Any) -> Any:
+    """A JSON value whose every text is on one line: what people are shown is made from such a value."""
+    if isinstance(body, str):
+        return one_line(body)
+    if isinstance(body, dict):
+        return {one_line(key): words_on_one_line(value) for key, value in body.items()}
+    return [words_on_one_line(value) for value in body] if isinstance(body, list | tuple) else body
+
+
+def json_text(body: Any, **form: Any) -> str:
+    """`body` as JSON of printable ASCII; its codec leaves DEL, the one control character above the others."""
+    return json.dumps(body, **form).replace("\x7f", "\\u007f")
 
 
 def _spelled(letter: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from driver_manager.domain.escaping import shown
 from driver_manager.domain.frozen import Frozen
 
 PREFIX = "driver_manager_"
@@ -51,4 +52,4 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return shown(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -15,6 +15,7 @@ from driver_manager.adapters.host.files import HostFiles
 from driver_manager.adapters.host.holders import Looks, find_holders
 from driver_manager.adapters.host.roots import HostRoots
 from driver_manager.domain.errors import ManagerError
+from driver_manager.domain.escaping import one_line
 
 KERNEL_LINES = 400
 KERNEL_RECORDS = 100_000
@@ -34,8 +35,7 @@ class EvidenceFolder:
         if not self._folder:
             return ""
         path = f"{self._folder}/{name}.txt"
-        # What others wrote may hold what no encoding has (RFC 8259, 8.2): it must not end the process again and again.
-        text = "\n".join(lines)[-EVIDENCE_CHARS:].encode(errors="replace").decode()
+        text = "\n".join(map(one_line, lines))[-EVIDENCE_CHARS:]
         self._files.write(path, text + "\n", mode=0o600)
         with contextlib.suppress(OSError):
             self._forget_old()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from driver_manager.domain import timestamps
-from driver_manager.domain.escaping import shortened
+from driver_manager.domain.escaping import one_line, shortened
 from driver_manager.domain.node import NodeChange
 
 MAX_MESSAGE_CHARS = 1000
@@ -45,7 +45,7 @@ def event(  # noqa: PLR0913  # the fields of one object
         "metadata": {**named, "namespace": namespace},
         "involvedObject": dict(about),
         "reason": reason,
-        "message": shortened(message, MAX_MESSAGE_CHARS),
+        "message": shortened(one_line(message), MAX_MESSAGE_CHARS),
         "type": "Warning" if warning else "Normal",
         "source": source,
         "firstTimestamp": stamp,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import ssl
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -146,6 +147,8 @@ def _client(kubeconfig: str | None) -> Any:
     from kubernetes import client as kube_client  # noqa: PLC0415  # hundreds of models, none of which a request needs
     from kubernetes import config as kube_config  # noqa: PLC0415  # likewise
 
+    # The package deletes its files at the interpreter's end, which a killed process does not have, nor one of ours.
+    kube_config.kube_config._create_temp_file_with_content = _in_memory
     configuration = kube_client.Configuration()
     try:
         with _unlogged():
@@ -163,6 +166,21 @@ def _client(kubeconfig: str | None) -> Any:
         raise ConfigError(*no_way(kubeconfig or "", said)) from error
     configuration.retries = False
     return kube_client.ApiClient(configuration)
+
+
+_MEMORY_FILES: dict[bytes, str] = {}
+"""Paths by their content: a client reads them again for each connection."""
+
+
+def _in_memory(content: str | bytes, *_: object, **__: object) -> str:
+    """The path of a file with `content` that only this process has, and that ends with it, however it ends."""
+    data = content.encode() if isinstance(content, str) else content
+    if data not in _MEMORY_FILES:
+        descriptor = os.memfd_create("kubeconfig", os.MFD_CLOEXEC)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        _MEMORY_FILES[data] = f"/proc/self/fd/{descriptor}"
+    return _MEMORY_FILES[data]
 
 
 def _has_service_account() -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from driver_manager.adapters.report.http import NOT_FOUND, HttpResponse
 from driver_manager.adapters.report.metrics import Heartbeat
+from driver_manager.domain.escaping import one_line
 from driver_manager.domain.fleet.metrics import FleetReport, families
 from driver_manager.domain.fleet.operator_metrics import operator_families
 from driver_manager.domain.metrics import exposition
@@ -41,7 +42,7 @@ class FleetEndpoint:
             case "/readyz":
                 report = self._report
                 role = "leads" if report.leads else "standing by"
-                return _probed(f"{report.why_not_ready or role}\n".encode(), is_well=not report.why_not_ready)
+                return _probed(f"{one_line(report.why_not_ready) or role}\n".encode(), is_well=not report.why_not_ready)
             case "/metrics":
                 report = self._report
                 found = (*families(report), *operator_families(report, self._names))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any, TextIO
 from driver_manager.adapters.report.terminal import RED, YELLOW, has_colour, painted
 from driver_manager.adapters.report.termination_log import write_termination_log
 from driver_manager.domain.errors import ExitCode
-from driver_manager.domain.escaping import one_line
+from driver_manager.domain.escaping import json_text, one_line
 from driver_manager.domain.frozen import Frozen
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -61,7 +60,7 @@ class LogReporter:
         now = time.gmtime(seconds)
         if self._json:
             at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', now)}.{ms:03d}+00:00"
-            line = json.dumps({"time": at, "level": level, "message": text, **fields})
+            line = json_text({"time": at, "level": level, "message": text, **fields})
         else:
             line = f"{time.strftime('%H:%M:%S', now)}.{ms:03d} {self._mark(level)}{text}"
         self._emit(line + "\n")

@@ -9,6 +9,7 @@ from typing import Any
 
 from driver_manager.adapters.report.http import NOT_FOUND, HttpResponse
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.escaping import shown
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.metrics import Family
@@ -96,7 +97,7 @@ class Endpoint:
             names = tuple(family.values[0][0]) if family.values else ()
             metric = kinds[family.kind](family.name, family.help, labels=names)
             for labels, value in family.values:
-                metric.add_metric(tuple(labels.values()), value)
+                metric.add_metric(tuple(map(shown, labels.values())), value)
             yield metric
 
 

@@ -6,6 +6,8 @@ import os
 import re
 from typing import TextIO
 
+from driver_manager.adapters.report.terminal import for_terminal
+
 ERASE_BELOW = "\x1b[J"
 HOME_AND_ERASE = "\x1b[H\x1b[2J"
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -22,7 +24,7 @@ class LiveScreen:
     def draw(self, text: str) -> None:
         """Show `text`, as much of it as there is room for: what wraps or scrolls could not be drawn over."""
         columns, lines = self._size()
-        shown = [_cut(line, columns) for line in text.splitlines()]
+        shown = [_cut(line, columns) for line in for_terminal(text).split("\n")]
         if len(shown) > lines:
             shown = [*shown[: lines - 1], f"... and {len(shown) - lines + 1} more lines"]
         start = "\x1b[H" if self._is_drawn else "\n" * (lines - 1) + HOME_AND_ERASE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from driver_manager.domain.escaping import one_line
 from driver_manager.domain.health.metrics import HealthReport
 
 
@@ -15,7 +16,7 @@ class ServiceNotifier:
 
     def publish(self, report: HealthReport) -> None:
         """Send the notification; a systemd that does not listen is none of our troubles."""
-        status = " ".join(f"{report.history.name} {report.history.reason}".split())
+        status = one_line(" ".join(f"{report.history.name} {report.history.reason}".split()))
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
             channel.setblocking(False)
             try:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TextIO
 
+from driver_manager.domain.escaping import shown
+
 RED, GREEN, YELLOW, CYAN = "31", "32", "33", "36"
 ERASE_LINE = "\r\x1b[2K"
+_STYLES = re.compile(r"(\x1b\[(?:0|1|31|32|33|36)m)")
+"""What we paint with: bold, the colours above, and their end."""
 
 
 def is_capable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
@@ -31,6 +36,11 @@ def has_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 def painted(text: str, colour: str, *, wanted: bool) -> str:
     """`text` in `colour` where that is wanted (ECMA-48, select graphic rendition)."""
     return f"\x1b[{colour}m{text}\x1b[0m" if wanted and text else text
+
+
+def for_terminal(text: str) -> str:
+    """`text` with no control sequence but our styles: the last guard, for words that nothing before has escaped."""
+    return "".join(part if _STYLES.fullmatch(part) else shown(part) for part in _STYLES.split(text))
 
 
 def columns_of(stream: TextIO) -> int:

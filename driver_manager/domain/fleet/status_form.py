@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from driver_manager.domain import timestamps
-from driver_manager.domain.escaping import shortened, writable
+from driver_manager.domain.escaping import one_line, shortened
 from driver_manager.domain.fleet.acts import FleetDecision, NodeView, Outlook, Phase, Place, PreflightResult, WaveView
 from driver_manager.domain.fleet.model import Memory
 from driver_manager.domain.fleet.reading import memory_of
@@ -118,7 +118,7 @@ def _urgent(status: Mapping[str, Any]) -> Json:
 def _head(phase: Phase, why: tuple[str, str], old: Mapping[str, Any], generation: int, now_s: float) -> Json:
     """Phase and conditions (k8s.io/apimachinery, metav1.Condition)."""
     holds = {READY: phase is Phase.COMPLETE, RECONCILING: phase not in IDLE, STALLED: phase in STANDING}
-    before, message = _conditions(old), shortened(writable(why[1]), MAX_MESSAGE_CHARS)
+    before, message = _conditions(old), shortened(one_line(why[1]), MAX_MESSAGE_CHARS)
     return {
         "observedGeneration": generation,
         "phase": phase.value,
@@ -164,7 +164,7 @@ def _memory(memory: Memory) -> Json:
                 "revision": past.revision,
                 "began": _moment(past.began_s),
                 **({} if past.ended_s is None else {"ended": _moment(past.ended_s)}),
-                "outcome": shortened(writable(past.outcome), MAX_REASON_CHARS),
+                "outcome": shortened(one_line(past.outcome), MAX_REASON_CHARS),
             }
             for past in memory.history[-MAX_KEPT:]
         ],
@@ -224,7 +224,7 @@ def _grouped(nodes: Iterable[NodeView]) -> list[Json]:
 
 
 def _reason(text: str) -> str:
-    return shortened(writable(text), MAX_REASON_CHARS)
+    return shortened(one_line(text), MAX_REASON_CHARS)
 
 
 def _moment(seconds: float) -> str:

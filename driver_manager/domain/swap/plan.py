@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from driver_manager.domain.escaping import shown
+from driver_manager.domain.escaping import one_line
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.pods.workloads import Workload
 from driver_manager.domain.selectors import Selector
@@ -101,7 +101,7 @@ class Plan(Frozen):
             lines.append("  nothing to do")
         lines += [f"  pod {one.to_text()}" for one in self.workloads]
         lines += [f"  note: {warning}" for warning in self.warnings]
-        return shown("\n".join(lines))
+        return "\n".join(map(one_line, lines))
 
 
 def _camel_case(key: str) -> str:

@@ -32,10 +32,10 @@ class Authority:
         self._openssl("req", "-x509", *_NEW_KEY, *extensions, "-days", "2", "-keyout", "ca.key", "-out", "ca.crt")
 
     def sign(self, name: str, *, days: int = 2) -> tuple[Path, Path]:
-        """Certificate and key of a server on loopback, PEM; with 0 `days` it has expired."""
+        """Certificate and key of a server on loopback, or of its client, PEM; with 0 `days` it has expired."""
         extensions = self.folder / "extensions"
         extensions.write_text(
-            f"{self.names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
+            f"{self.names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth,clientAuth\n"
             "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
         )
         key, request, signed = f"{name}.key", f"{name}.csr", f"{name}.crt"

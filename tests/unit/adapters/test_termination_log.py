@@ -43,9 +43,9 @@ def test_no_text_of_any_length_goes_beyond_what_the_kubelet_keeps(log: Path) -> 
     assert 0 < len(log.read_bytes()) <= KUBELET_BYTES
 
 
-def test_text_that_cannot_be_encoded_is_replaced(log: Path) -> None:
-    write_termination_log(str(log), "bad \udcff name")
-    assert log.read_text() == "bad ? name"
+def test_text_that_cannot_be_encoded_or_moves_a_cursor_is_escaped(log: Path) -> None:
+    write_termination_log(str(log), "bad \udcff name\x1b[2J\u202e\nnode is ready", "do \x07 this")
+    assert log.read_text() == r"bad \udcff name\x1b[2J\u202e\nnode is ready. do \x07 this"
 
 
 @pytest.mark.parametrize("place", ["absent", "folder", "link", "absent/below"])

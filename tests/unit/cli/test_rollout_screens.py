@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from driver_manager.cli import rollout_plan_text, rollout_text
+from driver_manager.cli.printing import in_form
 from driver_manager.cli.rollout_body import Json, Shown, body, outlook_of
 from driver_manager.cli.rollout_plan import plan_body
 from driver_manager.core.fleet.looking import Sight
@@ -118,7 +120,7 @@ def test_text_from_elsewhere_moves_no_cursor_and_begins_no_line() -> None:
     reason = "\x1b[2Jdone\nComplete: all is well"
     facts = fleet([node("a", UpgradeState.FAILED, record=record("a", reason=reason))], [new_pod("a", is_ready=False)])
     for one, render in zip(shown(facts), (rollout_text.text, rollout_plan_text.text), strict=True):
-        drawn = render(one, NOW_S)
+        drawn = in_form("text", one, functools.partial(render, now_s=NOW_S))
         assert "\x1b[2J" not in drawn
         assert not [line for line in drawn.splitlines() if line.startswith("Complete")]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from driver_manager.domain.health.parsers import npu_smi
@@ -185,7 +186,9 @@ THREE_CARDS = LISTED.replace("Total Count                    : 2", "Total Count 
     ("out", "present", "health", "said"),
     [
         (LISTED, 2, Health.HEALTHY, "3 device(s) listed"),
+        (LISTED, 3, Health.UNKNOWN, "3 chip(s) on 2 card(s); unknown if on all 3 PCI devices"),
         (LISTED, 4, Health.UNHEALTHY, "3 of 4 PCI devices seen"),
+        (LISTED.replace("32768", "1"), 2, Health.UNKNOWN, "unexpected output"),
         (EMPTY_CARD, 1, Health.UNHEALTHY, "npu 32768 is without a chip"),
         (THREE_CARDS, 1, Health.UNKNOWN, "unexpected output"),
         (LISTED[: LISTED.rindex("Chip")], 1, Health.UNKNOWN, "unexpected output"),
@@ -200,13 +203,43 @@ def test_the_list_tells_which_cards_answer(out: str, present: int, health: Healt
     assert said in result.reason
 
 
-@given(st.sampled_from(sorted(TABLES)), st.data())
-def test_no_garbled_table_is_healthy_with_a_chip_less(name: str, data: st.DataObject) -> None:
+def is_complete(result: ProbeResult, name: str) -> bool:
+    """Whether each PCI function of the table is among the devices."""
+    return {device.address for device in result.devices} >= set(functions(name))
+
+
+@settings(derandomize=True)
+@given(st.sampled_from(sorted(TABLES)), st.lists(st.integers(0, 28), max_size=29, unique=True))
+@example("310p-two-chips-per-card", [14, 0, 1, 9, 21, 12, 7, 2])
+def test_no_garbled_table_is_healthy_with_a_chip_less(name: str, order: list[int]) -> None:
     lines = golden(name).splitlines()
-    order = data.draw(st.lists(st.sampled_from(range(len(lines))), max_size=len(lines), unique=True))
-    result = table("\n".join(lines[number] for number in order), functions(name))
-    if result.health is Health.HEALTHY:
-        assert {device.address for device in result.devices} >= set(functions(name))
+    result = table("\n".join(lines[number] for number in order if number < len(lines)), functions(name))
+    assert result.health is not Health.HEALTHY or is_complete(result, name)
+
+
+@pytest.mark.parametrize("name", [name for name, chips in TABLES.items() if len(set(chips)) > 1])
+def test_no_two_rows_stand_in_for_a_chip_that_lacks(name: str) -> None:
+    lines = golden(name).splitlines()
+    lacking = TABLES[name][-1][5:].upper()
+    rest = [line for line in lines if lacking not in line]
+    chip = lines.index(next(line for line in lines if lacking in line))
+    head, border = lines[: chip - 1], lines[2]
+    for upper, lower in itertools.product(rest, repeat=2):
+        result = table("\n".join((*head, upper, lower, border)), functions(name))
+        assert result.health is not Health.HEALTHY, (upper, lower)
+
+
+ROW = "| 1       310P3                 | {word:<15} | NA           45                0     / 0             |\n"
+NO_BUS_ID = "| 1       1   | NA   | 0   1511 / 43693   |\n"
+
+
+@pytest.mark.parametrize(("word", "health"), [("OK", Health.UNKNOWN), ("Critical", Health.UNHEALTHY)])
+def test_a_chip_without_a_bus_id_among_chips_with_one_is_no_chip(word: str, health: Health) -> None:
+    lines = golden("310p-two-chips-per-card").splitlines(keepends=True)
+    lines[12:17] = [ROW.format(word=word), NO_BUS_ID]
+    result = table("".join(lines), functions("310p-two-chips-per-card"))
+    assert result.health is health
+    assert Health.HEALTHY not in {device.health for device in result.devices if not device.address}
 
 
 @given(st.text(alphabet="|+-= \n0O K:.1aNPU", max_size=400))

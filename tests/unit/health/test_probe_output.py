@@ -128,6 +128,40 @@ def test_rbln_smi_devices_are_matched_with_the_bus_by_address_or_else_by_number(
     assert parse("rbln-smi", 0, smi("normal"), "", BOTH).reason == "1 of 2 PCI devices seen"
 
 
+ADDRESSED = {
+    "amd-smi-list": lambda one: json.dumps([{"gpu": number, "bdf": at} for number, at in enumerate(one)]),
+    "hl-smi": lambda one: "".join(f"{number}, {at}, HL-225\n" for number, at in enumerate(one)),
+    "nvidia-smi": lambda one: "".join(f"{number}, {at}, A100\n" for number, at in enumerate(one)),
+    "rbln-smi": lambda one: json.dumps(
+        {"devices": [{"name": n, "status": "normal", "pci": {"bus_id": at}} for n, at in zip("ab", one, strict=True)]}
+    ),
+    "tt-smi": lambda one: json.dumps(
+        {"device_info": [{"board_info": {"bus_id": at, "board_type": "n150"}, "telemetry": {"a": 1}} for at in one]}
+    ),
+}
+
+
+@pytest.mark.parametrize("parser", ADDRESSED)
+@pytest.mark.parametrize("other", [BOTH[0], "0000:f1:00.0", "N/A"])
+def test_a_device_is_missing_though_there_are_as_many_rows_as_functions(parser: str, other: str) -> None:
+    assert parse(parser, 0, ADDRESSED[parser](BOTH), "said", BOTH).health is Health.HEALTHY
+    result = parse(parser, 0, ADDRESSED[parser]((BOTH[0], other)), "said", BOTH)
+    is_cut = other == "N/A" and parser in ("hl-smi", "nvidia-smi")  # a line without an address is taken for half a line
+    assert result.health is (Health.UNKNOWN if is_cut else Health.UNHEALTHY)
+    assert is_cut or "1 of 2 PCI devices seen; 0000:c2:00.0 missing" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("parser", "out"),
+    [
+        ("rbln-smi", json.dumps({"devices": [{"name": "rbln0", "status": "normal"}] * 2})),
+        ("furiosa-smi", json.dumps([{"device": "npu0", "liveness": "alive"}] * 2)),
+    ],
+)
+def test_a_device_that_is_listed_twice_does_not_count_twice(parser: str, out: str) -> None:
+    assert parse(parser, 0, out, "said", BOTH).health is Health.UNKNOWN
+
+
 @given(st.sampled_from(sorted(PARSERS)), st.integers(-64, 255), st.text(), st.integers(0, 3))
 def test_nothing_but_exit_status_0_is_healthy(parser: str, status: int, out: str, present: int) -> None:
     if status:

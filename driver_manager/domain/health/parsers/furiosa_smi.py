@@ -27,6 +27,8 @@ def status(status: int, out: str, last_line: str, present: tuple[str, ...]) -> P
         busy = tuple(writable(body["device"]) for body in bodies if _is_at_work(body))
     except (ValueError, KeyError, TypeError, RecursionError):
         return unknown("furiosa-smi printed unexpected output")
+    if len({npu.name for npu in found}) < len(found):
+        return unknown("furiosa-smi printed an NPU twice")
     return replace(whole(found, present), busy=busy) if found else unhealthy("furiosa-smi sees no device")
 
 

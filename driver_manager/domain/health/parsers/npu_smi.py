@@ -8,6 +8,7 @@ row `<number> <name> | <health> | …`, right below it a row `<number> [<number>
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from driver_manager.domain.health.parsers.verdicts import (
     ENDED_FROM_OUTSIDE,
@@ -69,13 +70,17 @@ def table(status: int, out: str, last_line: str, present: tuple[str, ...]) -> Pr
     text = _COLOUR.sub("", out).translate(_BARS)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     chips, is_broken = _chips([_cells(line) for line in lines])
-    if is_broken or not chips or not _is_closed(lines):
+    lacks_address = len({bool(chip.address) for chip in chips}) > 1
+    if is_broken or lacks_address or not chips or not _is_closed(lines):
         return partial("npu-smi", chips)
     return whole(chips, present)
 
 
 def listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> ProbeResult:
-    """`npu-smi info -l`: which cards answer, with how many chips. It does not tell their health."""
+    """`npu-smi info -l`: which cards answer, with how many chips. It does not tell their health.
+
+    It tells no bus ids either, and one PCI function has one or two chips: only as many cards as functions are all.
+    """
     failed = _failure(status, out, last_line)
     if failed is not None:
         return failed
@@ -84,6 +89,7 @@ def listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> 
     cards = [(name, value) for name, value in fields if name != "Total Count"]
     names, counts = [name for name, _ in cards], [value for _, value in cards]
     is_list = names == ["NPU ID", "Chip Count"] * (len(names) // 2) and totals == [len(names) // 2]
+    is_list = is_list and len(set(counts[::2])) == len(counts[::2])
     if not is_list or any(chips > MOST_CHIPS for chips in counts[1::2]):
         return partial("npu-smi", ())
     devices: list[DeviceVerdict] = []
@@ -91,7 +97,13 @@ def listing(status: int, out: str, last_line: str, present: tuple[str, ...]) -> 
         if not chips:
             devices.append(DeviceVerdict(f"npu {card}", Health.UNHEALTHY, "without a chip"))
         devices += [DeviceVerdict(f"npu {card} chip {chip}", Health.HEALTHY, "listed") for chip in range(chips)]
-    return whole(tuple(devices), present) if devices else unhealthy("npu-smi sees no device")
+    if not devices:
+        return unhealthy("npu-smi sees no device")
+    result = whole(tuple(devices), present)
+    if result.health is Health.HEALTHY and len(names) // 2 < len(present):
+        lists = f"npu-smi lists {len(devices)} chip(s) on {len(names) // 2} card(s)"
+        return replace(result, health=Health.UNKNOWN, reason=f"{lists}; unknown if on all {len(present)} PCI devices")
+    return result
 
 
 def _failure(status: int, out: str, last_line: str) -> ProbeResult | None:
@@ -143,7 +155,8 @@ def _chip(upper: Row, lower: Row) -> DeviceVerdict | None:
         return None
     card, chip, word = _CARD.fullmatch(upper[0]), _CHIP.fullmatch(lower[0]), upper[1]
     address = pci_address(lower[1])
-    if card is None or chip is None or not (address or word.lower() in WORDS):
+    is_process = lower[1].isdecimal()  # a row of the table of processes has a process id where a chip has its bus id
+    if card is None or chip is None or is_process or not (address or word.lower() in WORDS):
         return None
     name = f"npu {card.group(1)} chip {chip.group(1)}"
     return DeviceVerdict(name, WORDS.get(word.lower(), Health.UNKNOWN), word or "without a state", address)

@@ -1,4 +1,4 @@
-"""From verdicts on devices to one on the whole, and the count against what the PCI bus shows. Pure."""
+"""From verdicts on devices to one on the whole, compared with what the PCI bus shows. Pure."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ def failure(tool: str, status: int, last_line: str) -> ProbeResult | None:
 def whole(devices: tuple[DeviceVerdict, ...], present: tuple[str, ...]) -> ProbeResult:
     """The sample of `devices`; `present` are the PCI functions that the driver should serve.
 
-    A function may hold two devices (Ascend 310P, 910_93), never the other way round: fewer devices, or fewer addresses
-    among them, than functions mean that one is missing.
+    Each function must be among the devices, by its address: a function may hold two devices (Ascend 310P), so that
+    their number says nothing. Where some devices have an address, one without it stands for no function; it still
+    counts if it is bad. Where none has one (Furiosa), the number is all there is to compare.
     """
-    seen = {device.address for device in devices}
-    count = len(devices) if "" in seen else len(seen)
-    if count < len(present):
-        absent = [address for address in present if address not in seen] if "" not in seen else []
-        devices += tuple(_missing(address) for address in absent)
-        lacking = f"{count} of {len(present)} PCI devices seen{''.join(f'; {address} missing' for address in absent)}"
+    seen = {device.address for device in devices} - {""}
+    if seen:
+        devices = tuple(one for one in devices if one.address or one.health is not Health.HEALTHY)
+        absent = tuple(address for address in present if address not in seen)
+        lacks = len(absent)
     else:
-        lacking = ""
+        absent, lacks = (), max(0, len(present) - len(devices))
+    lacking = f"{len(present) - lacks} of {len(present)} PCI devices seen" if lacks else ""
+    lacking += "".join(f"; {address} missing" for address in absent)
+    devices += tuple(_missing(address) for address in absent)
     bad = [f"{device.name} is {device.reason}" for device in devices if device.health is Health.UNHEALTHY]
     if bad or lacking:
         return ProbeResult(Health.UNHEALTHY, lacking or "; ".join(bad), devices)
