@@ -173,6 +173,7 @@ def _kubeconfig(server: str) -> Json:
 class Webhook:
     """Policies in force before an API server, for Nodes and their status."""
 
+    policies: Path
     log: Path
 
     def reviews(self) -> list[tuple[Json, Json]]:
@@ -210,7 +211,7 @@ def enforced(plane: ControlPlane, api: Api, objects: Iterable[Json], folder: Pat
         assert address, "vapcheck ended"
         api.post(_HOOKS, _configuration(address, plane.ca.read_bytes()))
         try:
-            yield Webhook(log)
+            yield Webhook(file, log)
         finally:
             gone(lambda: api.delete(f"{_HOOKS}/vapcheck"))
     finally:
