@@ -79,7 +79,9 @@ def patches(vendor: str, profile: Profile) -> list[Json]:
     pattern = f"^system:serviceaccount:[^:]+:(.+-)?{vendor}-driver(-rebooter|-rollout)?$"
     is_bound = {"name": "account", "expression": f"request.userInfo.username.matches('{pattern}')"}
     return [
-        _patch("ValidatingAdmissionPolicy", "driver-node-keys", matchConditions=[is_bound], variables=_narrowed(profile)),
+        _patch(
+            "ValidatingAdmissionPolicy", "driver-node-keys", matchConditions=[is_bound], variables=_narrowed(profile)
+        ),
         _patch("ValidatingAdmissionPolicy", "driver-journal", variables=_reserved(profile)),
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",

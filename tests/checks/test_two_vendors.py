@@ -32,9 +32,7 @@ def names(objects: Iterable[Json]) -> set[tuple[str, str]]:
 
 def shared(rendered: dict[str, list[Json]]) -> dict[tuple[str, str], set[tuple[str, str]]]:
     """What each pair of vendors has in common."""
-    pairs = {
-        pair: names(rendered[pair[0]]) & names(rendered[pair[1]]) for pair in combinations(sorted(rendered), 2)
-    }
+    pairs = {pair: names(rendered[pair[0]]) & names(rendered[pair[1]]) for pair in combinations(sorted(rendered), 2)}
     return {pair: found for pair, found in pairs.items() if found}
 
 

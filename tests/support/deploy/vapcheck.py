@@ -142,7 +142,9 @@ def _asked(body: bytes) -> tuple[str, Json]:
     The numbers of the fields are those of k8s.io/api/authorization/v1/generated.proto and of runtime.Unknown.
     """
     spec = _fields(_fields(_fields(body.removeprefix(b"k8s\0"))[2])[2])
-    attributes = {_ATTRIBUTES[number]: value.decode() for number, value in _fields(spec[1]).items() if number in _ATTRIBUTES}
+    attributes = {
+        _ATTRIBUTES[number]: value.decode() for number, value in _fields(spec[1]).items() if number in _ATTRIBUTES
+    }
     return spec[3].decode(), {"namespace": "", "group": "", "subresource": "", "name": "", **attributes}
 
 

@@ -27,7 +27,7 @@ from tests.support.control_plane.watched_node import watched_node
 from tests.support.control_plane.workloads import Shape, WorkloadsFactory
 from tests.support.deploy.apply import applied
 from tests.support.deploy.rights import BOUND_KINDS, user
-from tests.support.deploy.vapcheck import Sender, Webhook, enforced, reviewed, update, write
+from tests.support.deploy.vapcheck import Sender, Webhook, enforced, reviewed, update
 from tests.support.docs.rollout_object import definition
 
 IN_PLACE = render_with_namespace("rebellions")
@@ -46,9 +46,7 @@ PROBLEM_DETECTOR = "system:serviceaccount:kube-system:node-problem-detector"
 
 
 @pytest.fixture(scope="module")
-def webhook(
-    control_plane: ControlPlane, admin_api: Api, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Webhook]:
+def webhook(control_plane: ControlPlane, admin_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
     """The accounts of two vendors with their rights, and both vendors' policies in force."""
     everything = [*IN_PLACE, *ROLLOUT, *REBOOTS, *POLICIES]
     folder = tmp_path_factory.mktemp("policies") / "webhook"
@@ -66,7 +64,9 @@ def site(control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: Node
     """Builds a node whose commands have a token of an account: of a pod there, or on the node `of`."""
     numbers = count()
 
-    def build(account: Json, labels: dict[str, str], profile: str = "rebellions", of: str | None = None) -> CommandRunner:
+    def build(
+        account: Json, labels: dict[str, str], profile: str = "rebellions", of: str | None = None
+    ) -> CommandRunner:
         folder = tmp_path / f"site-{next(numbers)}"
         folder.mkdir()
         who = user(admin_api, account)

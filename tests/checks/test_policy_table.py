@@ -106,7 +106,12 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
         yield vendor, "KMM is asked", run, label(KmmModule("ns", "driver", "2").asked_key)
         if keys.upgrade_requested:
             yield vendor, "the operator is asked", run, note(keys.upgrade_requested)
-            yield vendor, "a retry is consumed", account(vendor, "driver-rollout", ""), note(keys.upgrade_requested, None)
+            yield (
+                vendor,
+                "a retry is consumed",
+                account(vendor, "driver-rollout", ""),
+                note(keys.upgrade_requested, None),
+            )
         if keys.safe_load:
             yield vendor, "safe load", run, note(keys.safe_load)
         rollout = account(vendor, "driver-rollout", OTHER)
@@ -114,7 +119,9 @@ def honest() -> Iterator[tuple[str, str, Sender, Change]]:
         if PROFILES[vendor].strategy is Strategy.REBOOT:
             rebooter = account(vendor, "driver-rebooter")
             wish = joined(label(keys.reboot_required), label(keys.upgrade_state), label(keys.state))
-            grant = joined(note(keys.pre_reboot_boot_id), note(keys.reboot_in_progress), note(keys.approve_reboot, None))
+            grant = joined(
+                note(keys.pre_reboot_boot_id), note(keys.reboot_in_progress), note(keys.approve_reboot, None)
+            )
             yield vendor, "a reboot is asked for", run, wish
             yield vendor, "the rebooter shows the request", rebooter, wish
             yield vendor, "the grant", rebooter, joined(grant, note(keys.cordon, "reboot"), cordon())
@@ -208,7 +215,9 @@ def test_the_keys_in_deploy_are_those_of_the_profiles() -> None:
 
 
 def test_every_key_of_a_profile_has_its_writers() -> None:
-    written = {name for table in (admission.LABELS, admission.ANNOTATIONS) for names in table.values() for name in names}
+    written = {
+        name for table in (admission.LABELS, admission.ANNOTATIONS) for names in table.values() for name in names
+    }
     others = set(admission.WRITTEN_BY_OTHERS)
     assert written | others == {field.name for field in dataclasses.fields(NodeKeys)}
     assert not written & others
