@@ -1,6 +1,6 @@
 """Owns the vendors' part of the admission policies: which account may change which keys of a Node.
 
-As a program it writes `deploy/overlays/*/admission-policy` from the profiles, or with `--check` says what is out of date.
+As a program it writes `deploy/overlays/*/admission-policy` from the profiles; `--check` says what is out of date.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def files() -> dict[str, str]:
     return made
 
 
-class _Folded(yaml.SafeDumper):
+class _Folded(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types
     """Expressions have quotes of their own."""
 
 

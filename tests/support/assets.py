@@ -90,7 +90,7 @@ def tool(name: str, checkout: Path = CHECKOUT) -> Path:
 
 def _unpack_tool(archive: Path, sums: Path, name: str, folder: Path) -> None:
     """Unpack one program of the archive, which `sums` names. Raises TierError."""
-    wanted = dict(reversed(line.split(maxsplit=1)) for line in sums.read_text().splitlines())
+    wanted = {named: digest for digest, named in (line.split(maxsplit=1) for line in sums.read_text().splitlines())}
     if hashlib.sha256(archive.read_bytes()).hexdigest() != wanted.get(archive.name):
         raise TierError(f"{archive} does not match its SHA256SUMS")
     try:

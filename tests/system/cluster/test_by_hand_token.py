@@ -110,8 +110,12 @@ def laptop(control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: No
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     with applied(admin_api, objects):
         containers = [{"name": "c", "image": "i"}]
-        spec = {"serviceAccountName": ACCOUNT, "nodeName": runner.node.name, "containers": containers}
-        spec |= {"terminationGracePeriodSeconds": 0}
+        spec = {
+            "serviceAccountName": ACCOUNT,
+            "nodeName": runner.node.name,
+            "containers": containers,
+            "terminationGracePeriodSeconds": 0,
+        }
         admin_api.post(pods, {"metadata": {"name": POD}, "spec": spec})
         yield Laptop(home, runner, admin_api)
 
