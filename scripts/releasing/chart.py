@@ -54,11 +54,11 @@ def offered() -> dict[str, dict[str, bool]]:
     found: dict[str, dict[str, bool]] = {}
     for vendor in OVERLAYS:
         found[vendor] = {}
-        for folder in (vendor, f"{vendor}/rollout"):
+        for folder in (vendor, f"{vendor}/rollout", f"{vendor}/admission-policy"):
             lines = (DEPLOY / "overlays" / folder / "kustomization.yaml").read_text().splitlines()
             for line in lines:
                 if said := re.fullmatch(r"  (# )?- (?:\.\./)+components/(\S+)", line):
-                    # A chart has the controller only if it is asked to, as it stands beside the overlay.
+                    # A chart has the controller and the policies only if it is asked to: they stand beside the overlay.
                     found[vendor][said[2]] = not said[1] and folder == vendor
     return found
 
@@ -87,8 +87,8 @@ def _sources() -> Iterator[Source]:
         when = When(having=frozenset({component, *REQUIRES.get(component, ())}))
         yield from _resources(component, DEPLOY / "components" / component, when)
     for vendor in OVERLAYS:
-        for folder in (DEPLOY / "overlays" / vendor, DEPLOY / "overlays" / vendor / "rollout"):
-            for patch in _patches(folder):
+        for folder in ("", "rollout", "admission-policy"):
+            for patch in _patches(DEPLOY / "overlays" / vendor / folder):
                 yield "", patch, When(frozenset({vendor}))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import yaml
 
 from scripts.releasing import chart
-from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, ROLLOUTS, render
+from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, render
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NAME = "driver-manager"
@@ -50,7 +50,7 @@ def make(folder: Path, images: Mapping[str, str], epoch_s: int) -> list[Path]:
     if drifted := chart.drifted(chart.templates()):
         raise ReleaseError(f"deploy/charts/driver-manager is out of date ({', '.join(drifted)}); run scripts/chart")
     number = version()
-    for overlay in (*OVERLAYS, *ROLLOUTS, *NAMESPACES):
+    for overlay in (*OVERLAYS, *ROLLOUTS, *NAMESPACES, *POLICIES):
         (folder / f"{overlay.replace('/', '-')}.yaml").write_text(manifest(overlay))
     files = sorted(path for path in chart.CHART.rglob("*") if path.is_file())
     members = [(f"{NAME}/{path.relative_to(chart.CHART).as_posix()}", path.read_bytes()) for path in files]

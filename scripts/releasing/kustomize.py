@@ -7,6 +7,7 @@ there, a test compares the two. What is not understood is an error, never left o
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,28 @@ ROLLOUTS = tuple(f"{overlay}/rollout" for overlay in OVERLAYS)
 NAMESPACES = tuple(f"{overlay}/namespace" for overlay in OVERLAYS)
 """The namespace that each overlay needs, to be applied before it."""
 
+POLICIES = tuple(f"{overlay}/admission-policy" for overlay in OVERLAYS)
+"""The admission policies of each overlay, to be applied beside it."""
+
 EXAMPLES = ("ascend-driver", "nvidia-driver", "rebellions-driver", "rebellions-one-kernel")
 """Overlays with a vendor's driver container, for docs/driver-containers.md."""
 
 _KINDS = ("Kustomization", "Component")
 _KEYS = {
     *("apiVersion", "kind", "resources", "components", "patches", "namePrefix", "namespace", "transformers", "images"),
-    "configurations",
+    *("configurations", "replacements"),
 }
-_CLUSTER_WIDE = ("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
+_CLUSTER_WIDE = (
+    *("Namespace", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+)
 _FIXED = ("Namespace", "CustomResourceDefinition")
 """Kinds whose names are never prefixed."""
 
-_NAMED = (("SecurityContextConstraints", "ClusterRole", "rules/resourceNames"),)
+_NAMED = {
+    ("SecurityContextConstraints", "ClusterRole", "rules/resourceNames"),
+    ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "spec/policyName"),
+}
 """What names what beyond kustomize's own knowledge, as the components' `configurations` say."""
 
 _BINDINGS = ("RoleBinding", "ClusterRoleBinding")
@@ -89,7 +99,7 @@ def _built(folder: Path, under: list[Json], further: Iterable[Path] = ()) -> lis
     _must(body["kind"] in _KINDS, f"{folder}: {body['kind']}")
     _must(body.keys() <= _KEYS, f"{folder}: {sorted(body.keys() - _KEYS)} is not rendered here")
     for name in body.get("configurations", []):
-        _must(tuple(_references(loaded(folder / name)[0])) == _NAMED, f"{folder}: {name} is not rendered here")
+        _must(_NAMED.issuperset(_references(loaded(folder / name)[0])), f"{folder}: {name} is not rendered here")
     objects = [*under]
     for name in body.get("resources", []):
         path = (folder / name).resolve()
@@ -97,8 +107,10 @@ def _built(folder: Path, under: list[Json], further: Iterable[Path] = ()) -> lis
     for path in (*((folder / name).resolve() for name in body.get("components", [])), *further):
         objects = _built(path, objects)
     for patch in body.get("patches", []):
-        _must(patch.keys() == {"path"}, f"{folder}: {patch}")
-        objects = _patched(objects, loaded(folder / patch["path"]))
+        _must(patch.keys() <= {"path", "target"}, f"{folder}: {patch}")
+        patches = loaded(folder / patch["path"])
+        _must(all(_is_target(patch.get("target"), one) for one in patches), f"{folder}: {patch}")
+        objects = _patched(objects, patches)
     if "namePrefix" in body:
         objects = prefixed(objects, body["namePrefix"])
     if "namespace" in body:
@@ -107,7 +119,27 @@ def _built(folder: Path, under: list[Json], further: Iterable[Path] = ()) -> lis
         objects = in_namespace(objects, loaded(folder / name)[0])
     for image in body.get("images", []):
         objects = [with_image(one, image) for one in objects]
+    for replacement in body.get("replacements", []):
+        _must(_is_identity(objects, replacement), f"{folder}: {replacement}")
     return objects
+
+
+def _is_target(target: Json | None, patch: Json) -> bool:
+    """True if a patch with this target is laid over the object that the patch itself names."""
+    if target is None:
+        return True
+    fits = re.fullmatch(target["name"], patch["metadata"]["name"])
+    return target.keys() == {"kind", "name"} and target["kind"] == patch["kind"] and fits is not None
+
+
+def _is_identity(objects: list[Json], replacement: Json) -> bool:
+    """True if it changes nothing: the account, whose name the others get, has no prefix yet.
+
+    So it is in a component of an overlay, whose prefix comes last. In an overlay of one's own, kustomize does more.
+    """
+    source = replacement["source"]
+    accounts = [one for one in objects if (one["kind"], one["metadata"]["name"]) == (source["kind"], source["name"])]
+    return len(accounts) == 1 and (source["kind"], source["fieldPath"]) == ("ServiceAccount", "metadata.name")
 
 
 def _must(holds: bool, otherwise: object) -> None:
@@ -151,6 +183,8 @@ def prefixed(objects: list[Json], prefix: str) -> list[Json]:
                 reference["name"] = prefix + reference["name"]
         if one["kind"] == "ClusterRole":
             _prefix_in_rules(one, prefix, own)
+        if ("ValidatingAdmissionPolicy", one.get("spec", {}).get("policyName")) in own:
+            one["spec"]["policyName"] = prefix + one["spec"]["policyName"]
         spec = pod_spec(one)
         if ("ServiceAccount", spec.get("serviceAccountName", "")) in own:
             spec["serviceAccountName"] = prefix + spec["serviceAccountName"]
@@ -160,7 +194,7 @@ def prefixed(objects: list[Json], prefix: str) -> list[Json]:
 def _prefix_in_rules(role: Json, prefix: str, own: set[tuple[str, str]]) -> None:
     for rule in role["rules"]:
         if "resourceNames" in rule:
-            known = {name for kind, name in own if kind == _NAMED[0][0]}
+            known = {name for kind, name in own if kind == "SecurityContextConstraints"}
             rule["resourceNames"] = [prefix + name if name in known else name for name in rule["resourceNames"]]
 
 
@@ -187,7 +221,7 @@ def in_namespace(objects: list[Json], transformer: Json) -> list[Json]:
         if one["kind"] not in _CLUSTER_WIDE:
             one["metadata"].setdefault("namespace", namespace)
         if one["kind"] in _BINDINGS:
-            for subject in one["subjects"]:
+            for subject in one.get("subjects", []):
                 subject["namespace"] = namespace
     return objects
 

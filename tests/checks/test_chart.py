@@ -65,19 +65,20 @@ def named(part: Any) -> str:
 
 
 def overlay(vendor: str, more: tuple[str, ...], less: tuple[str, ...], fleet: bool, folder: Path) -> list[Json]:
-    """What kustomize makes of the vendor's overlay with `more` and without `less`, and where asked of its rollout."""
+    """What kustomize makes of the vendor's overlay with `more` and without `less`, and of its folders asked for."""
     shutil.copytree(DEPLOY, folder / "deploy")
     file = folder / f"deploy/overlays/{vendor}/kustomization.yaml"
     body = yaml.safe_load(file.read_text())
     kept = [one for one in body["components"] if one.rpartition("/")[2] not in less]
-    body["components"] = [*kept, *(f"../../components/{name}" for name in more)]
+    body["components"] = [*kept, *(f"../../components/{name}" for name in more if name != "admission-policy")]
     # The vendor's words for its rebooter are of no use without one.
     body["patches"] = [one for one in body["patches"] if "rebooter" not in less or one["path"] != "rebooter.yaml"]
     file.write_text(yaml.safe_dump(body))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kustomize, "DEPLOY", folder / "deploy")
         rollout = render(f"{vendor}/rollout", *(["openshift-rollout"] if "openshift" in more else [])) if fleet else []
-        return [*render(vendor), *rollout]
+        policies = render(f"{vendor}/admission-policy") if "admission-policy" in more else []
+        return [*render(vendor), *rollout, *policies]
 
 
 @pytest.mark.submission

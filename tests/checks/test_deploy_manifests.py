@@ -20,7 +20,7 @@ from driver_manager.cli.main import cli
 from driver_manager.domain.profile import Profile, Strategy
 from driver_manager.profiles import builtin
 from scripts.releasing import kustomize
-from scripts.releasing.kustomize import DEPLOY, NAMESPACES, OVERLAYS, ROLLOUTS, Json, only, render
+from scripts.releasing.kustomize import DEPLOY, NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, Json, only, render
 from tests.support.deploy.renderings import FLEETS, SETS, kubectl
 
 PROFILES = builtin()
@@ -77,7 +77,7 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_component_is_offered_by_an_overlay() -> None:
-    folders = (*OVERLAYS, *ROLLOUTS, *NAMESPACES)
+    folders = (*OVERLAYS, *ROLLOUTS, *NAMESPACES, *POLICIES)
     texts = [(DEPLOY / "overlays" / name / "kustomization.yaml").read_text() for name in folders]
     offered = {name for text in texts for name in re.findall(r"components/(\S+)", text)}
     assert offered == set(COMPONENTS)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from scripts.releasing import chart, folder
-from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, ROLLOUTS, render
+from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS, render
 from tests.support.deploy.helm import Helm, started
 from tests.support.deploy.meaning import meaning
 
@@ -64,7 +64,7 @@ def test_a_release_made_twice_is_the_same_to_the_byte(tmp_path: Path, monkeypatc
 @pytest.mark.submission
 def test_it_has_every_overlay_the_chart_and_the_changes_and_sums_that_hold(tmp_path: Path) -> None:
     files = made(tmp_path / "release")
-    overlays = {f"{name.replace('/', '-')}.yaml": name for name in (*OVERLAYS, *ROLLOUTS, *NAMESPACES)}
+    overlays = {f"{name.replace('/', '-')}.yaml": name for name in (*OVERLAYS, *ROLLOUTS, *NAMESPACES, *POLICIES)}
     assert files.keys() == {*overlays, f"driver-manager-{VERSION}.tgz", "CHANGES.md", "SHA256SUMS"}
     for file, overlay in overlays.items():
         assert list(yaml.safe_load_all(files[file])) == render(overlay)

@@ -1,4 +1,4 @@
-"""Owns the binaries that the tiers cluster and node are given: the control plane's, and a kubelet.
+"""Owns the binaries that the tiers cluster and node are given: the control plane's, a kubelet, and single tools.
 
 As a program: `python -m tests.support.assets control-plane` (or `kubelet`) prints their folder. Standard library only.
 """
@@ -73,6 +73,33 @@ def control_plane() -> Path:
 def kubelet() -> Path:
     """The folder with a kubelet. Raises TierError."""
     return KUBELET.folder()
+
+
+def tool(name: str, checkout: Path = CHECKOUT) -> Path:
+    """The program `name` of build/vap, or of its archive in shared/vap, unpacked in the cache. Raises TierError."""
+    built = checkout / "build/vap" / name
+    if os.access(built, os.X_OK):
+        return built
+    shared = checkout.parent / "shared/vap"
+    archives, sums = sorted(shared.glob(f"{name}-*.tar.xz")), shared / "SHA256SUMS"
+    if not archives or not sums.exists():
+        raise TierError(f"no {name}: fill build/vap")
+    made = cache.entry(name, cache.key(archives[-1]), lambda fresh: _unpack_tool(archives[-1], sums, name, fresh))
+    return made / name
+
+
+def _unpack_tool(archive: Path, sums: Path, name: str, folder: Path) -> None:
+    """Unpack one program of the archive, which `sums` names. Raises TierError."""
+    wanted = {named: digest for digest, named in (line.split(maxsplit=1) for line in sums.read_text().splitlines())}
+    if hashlib.sha256(archive.read_bytes()).hexdigest() != wanted.get(archive.name):
+        raise TierError(f"{archive} does not match its SHA256SUMS")
+    try:
+        with tarfile.open(archive) as packed:
+            source = packed.extractfile(next(one for one in packed if one.name.removeprefix("./") == name))
+            (folder / name).write_bytes(source.read() if source else b"")
+    except (tarfile.TarError, lzma.LZMAError, EOFError, StopIteration) as error:
+        raise TierError(f"{archive} cannot be unpacked: {error}") from error
+    (folder / name).chmod(0o755)
 
 
 def _unpack(archive: Path, sums: Path, folder: Path) -> None:

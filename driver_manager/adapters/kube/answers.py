@@ -34,11 +34,14 @@ class ApiRejected(ApiRefused):
 
 
 def refused(what: str, message: str) -> ApiRefused:
-    """The error for a 403 on `what` (verb, resource and namespace)."""
-    return ApiRefused(
-        f"the API server refused to {what} ({FORBIDDEN}): {message}",
-        "Grant this account the verb (deploy/ has all the rules it needs), or use another account (KUBECONFIG).",
-    )
+    """The error for a 403 on `what` (verb, resource and namespace).
+
+    Admission (k8s.io/apiserver, pkg/admission/plugin) refuses what the account has the right for.
+    """
+    remedy = "Grant this account the verb (deploy/ has all the rules it needs), or use another account (KUBECONFIG)."
+    if "denied request" in message or "denied the request" in message:
+        remedy = "The account has the verb, but an admission policy or webhook of the cluster refuses this change."
+    return ApiRefused(f"the API server refused to {what} ({FORBIDDEN}): {message}", remedy)
 
 
 def unauthenticated(what: str, message: str) -> Unauthenticated:
@@ -98,4 +101,5 @@ def status_message(data: bytes) -> str:
     except (ValueError, AttributeError, RecursionError):
         message = None
     text = message if isinstance(message, str) else data[:200].decode(errors="replace")
-    return text.strip().splitlines()[0][:300] if text.strip() else "no message"
+    # An admission policy's own words come after its name and that of its binding.
+    return text.strip().splitlines()[0][:600] if text.strip() else "no message"

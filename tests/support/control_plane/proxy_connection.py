@@ -244,7 +244,7 @@ class Connection(BaseHTTPRequestHandler):
         self._upstream.sock.settimeout(None if request.is_watch else _UPSTREAM_TIMEOUT_S)
         headers = {**dict(_passed_on(self.headers.items())), "Accept-Encoding": "identity"}
         if self._token:
-            headers["Authorization"] = f"Bearer {self._stage.identity.upstream(self._token)}"
+            headers |= self._stage.identity.headers(self._token)
         self._upstream.request(self.command, self.path, body=raw or None, headers=headers)
         return self._upstream.getresponse()
 

@@ -8,7 +8,9 @@ import subprocess
 
 import pytest
 
-from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, ROLLOUTS
+from scripts.releasing.kustomize import NAMESPACES, OVERLAYS, POLICIES, ROLLOUTS
+from tests.support.assets import tool
+from tests.support.tiers import TierError
 
 ROUND = ("openshift", "resource-quota", "network-policy")
 """What clusters ask for around the pods; of use to every overlay."""
@@ -24,14 +26,17 @@ FLEETS: list[tuple[str, tuple[str, ...]]] = [
     *((name, ()) for name in ROLLOUTS),
     *((name, ("openshift-rollout",)) for name in ROLLOUTS),
 ]
-SPACES: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in NAMESPACES]
+SPACES: list[tuple[str, tuple[str, ...]]] = [(name, ()) for name in (*NAMESPACES, *POLICIES)]
 
 
 def kubectl() -> str:
     """A kubectl whose kustomize knows components; skips where there is none."""
-    found = shutil.which("kubectl")
-    if found is None:
-        pytest.skip("no kubectl to compare with")
+    try:
+        return str(tool("kubectl"))
+    except TierError as error:
+        found = shutil.which("kubectl")
+        if found is None:
+            pytest.skip(f"no kubectl to compare with: {error}")
     said = subprocess.run([found, "version", "--client", "-o", "json"], capture_output=True, text=True, check=False)
     version = json.loads(said.stdout or "{}").get("kustomizeVersion", "v0")
     if int(version.removeprefix("v").split(".")[0]) < 5:

@@ -30,7 +30,8 @@ from tests.support.docs.markdown import DOCS
 
 FILE = "by-hand.kubeconfig"
 ACCOUNT = "rebellions-driver"
-CREATE_TOKEN = f"kubectl -n {NAMESPACE} create token {ACCOUNT}"
+POD = "driver-pod"
+CREATE_TOKEN = f"kubectl -n {NAMESPACE} create token {ACCOUNT} --bound-object-kind=Pod --bound-object-name={POD}"
 IN_POD = f"kubectl -n {NAMESPACE} exec -i D -- "
 
 
@@ -57,13 +58,15 @@ class Laptop:
         line = line.replace(IN_POD, f"env -i {inside} ").replace(
             "--node-name=N", f"--node-name={node_of(self.runner).name}"
         )
+        line = line.replace("--bound-object-name=P)", f"--bound-object-name={POD})")
         if "token" not in self._run("kubectl create --help").stdout:  # kubectl before 1.24: what the newer one asks for
             line = line.replace(CREATE_TOKEN, f"echo {self._token()}")
         return self._run(line)
 
     def _token(self) -> str:
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": POD}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}}
         return str(self.api.post(path, body)["status"]["token"])
 
     def _run(self, line: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +107,16 @@ def laptop(control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: No
     (runner.tree.bin / "driver-manager").symlink_to(Path(sys.executable).parent / "driver-manager")
     runner.node = node({f"{PREFIX}driver": "true"}, boot_id=runner.tree.boot_id)
     objects = [one for one in render_with_namespace("rebellions") if one["kind"] != "DaemonSet"]
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     with applied(admin_api, objects):
+        containers = [{"name": "c", "image": "i"}]
+        spec = {
+            "serviceAccountName": ACCOUNT,
+            "nodeName": runner.node.name,
+            "containers": containers,
+            "terminationGracePeriodSeconds": 0,
+        }
+        admin_api.post(pods, {"metadata": {"name": POD}, "spec": spec})
         yield Laptop(home, runner, admin_api)
 
 

@@ -51,6 +51,29 @@ def status(message: str) -> dict[str, str]:
 # refusals
 
 
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        ('nodes "n" is forbidden: User "u" cannot patch resource "nodes"', "Grant this account the verb"),
+        ("ValidatingAdmissionPolicy 'p' with binding 'p' denied request: no", "an admission policy or webhook"),
+        ('admission webhook "w" denied the request: no', "an admission policy or webhook"),
+    ],
+)
+def test_the_remedy_fits_who_refused(api: Scripted, message: str, remedy: str) -> None:
+    api.answer(Answer(403, status(message)))
+    with pytest.raises(ApiRefused) as caught:
+        api.cluster.patch_node(NodeChange(), None)
+    assert message in str(caught.value)
+    assert remedy in caught.value.remedy
+
+
+def test_the_words_of_a_policy_with_long_names_are_shown(api: Scripted) -> None:
+    words = "denied request: the token names no node; " + "x" * 200
+    api.answer(Answer(403, status(f"ValidatingAdmissionPolicy '{'p' * 60}' with binding '{'p' * 60}' {words}")))
+    with pytest.raises(ApiRefused, match="x" * 200):
+        api.cluster.patch_node(NodeChange(), None)
+
+
 @pytest.mark.parametrize(("code", "remedy"), [(401, "Renew the credentials"), (403, "Grant this account the verb")])
 @pytest.mark.parametrize(
     ("call", "what"),

@@ -12,6 +12,7 @@ offered:
     network-policy: false
     rollout: false
     openshift-rollout: false
+    admission-policy: false
   ascend:
     rebooter: true
     rebooter-eviction: false
@@ -23,6 +24,7 @@ offered:
     network-policy: false
     rollout: false
     openshift-rollout: false
+    admission-policy: false
   furiosa:
     in-place: true
     eviction: true
@@ -33,6 +35,7 @@ offered:
     network-policy: false
     rollout: false
     openshift-rollout: false
+    admission-policy: false
   gaudi:
     in-place: true
     eviction: true
@@ -43,6 +46,7 @@ offered:
     network-policy: false
     rollout: false
     openshift-rollout: false
+    admission-policy: false
   nvidia:
     in-place: true
     eviction: true
@@ -54,6 +58,7 @@ offered:
     network-policy: false
     rollout: false
     openshift-rollout: false
+    admission-policy: false
   rebellions:
     in-place: true
     eviction: true
@@ -65,6 +70,7 @@ offered:
     network-policy: false
     rollout: false
     openshift-rollout: false
+    admission-policy: false
   tenstorrent:
     in-place: true
     eviction: true
@@ -75,6 +81,7 @@ offered:
     network-policy: false
     rollout: false
     openshift-rollout: false
+    admission-policy: false
 requires:
   rebooter-eviction:
   - rebooter

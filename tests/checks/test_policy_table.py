@@ -1,0 +1,280 @@
+"""The admission policies compile, allow what honest accounts write, and deny everything else, for each vendor.
+
+The API server's own code judges: vapcheck. What whole runs write is in tests/system/cluster/test_admission_policy.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.domain.kmm import KmmModule
+from driver_manager.domain.profile import NodeKeys, Strategy
+from driver_manager.profiles import builtin
+from scripts.releasing import admission
+from scripts.releasing.kustomize import DEPLOY, OVERLAYS, POLICIES, Json, only, render
+from tests.support.deploy.apply import rights_of
+from tests.support.deploy.vapcheck import Sender, compiled, reviewed, update, write
+
+PROFILES = builtin()
+NODE, OTHER = "n1", "n2"
+ADMIN = Sender("kubernetes-admin")
+PROBLEM_DETECTOR = Sender("system:serviceaccount:kube-system:node-problem-detector")
+KUBELET, OTHER_KUBELET = Sender(f"system:node:{NODE}"), Sender(f"system:node:{OTHER}")
+OBJECTS = [one for name in POLICIES for one in render(name)]
+"""Those of all vendors at once: none may deny what is another one's."""
+
+Change = dict[str, Any]
+
+
+def account(vendor: str, name: str = "driver", node: str = NODE) -> Sender:
+    """One of the overlay's accounts, by a token of a pod on `node`."""
+    return Sender(f"system:serviceaccount:{PROFILES[vendor].namespace}:{vendor}-{name}", node)
+
+
+def label(key: str, value: str | None = "x") -> Change:
+    """A change of one label."""
+    return {"metadata": {"labels": {key: value}}}
+
+
+def note(key: str, value: str | None = "x") -> Change:
+    """A change of one annotation."""
+    return {"metadata": {"annotations": {key: value}}}
+
+
+def cordon(value: bool | None = True) -> Change:
+    """A change of the cordon."""
+    return {"spec": {"unschedulable": value}}
+
+
+def merged(old: Any, change: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(change, dict):
+        return change
+    result = dict(old) if isinstance(old, dict) else {}
+    for key, value in change.items():
+        result[key] = merged(result.get(key), value)
+    return {key: value for key, value in result.items() if value is not None}
+
+
+def joined(*changes: Change) -> Change:
+    """One patch of several."""
+    found: Change = {}
+    for change in changes:
+        found = merged(found, change)
+    return found
+
+
+def a_node(vendor: str) -> Json:
+    """A Node that has every key of the vendor."""
+    keys = sorted(PROFILES[vendor].keys.names)
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": NODE,
+            "uid": "u",
+            "labels": {"kubernetes.io/hostname": NODE, **dict.fromkeys(keys, "old")},
+            "annotations": {"node.alpha.kubernetes.io/ttl": "0", **dict.fromkeys(keys, "old")},
+        },
+        "spec": {"providerID": "cloud:///n1", "taints": [{"key": "a", "effect": "NoSchedule"}]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def honest() -> Iterator[tuple[str, str, Sender, Change]]:
+    """Vendor, what it is, who sends it, and the change."""
+    for vendor in OVERLAYS:
+        keys, deploy = PROFILES[vendor].keys, PROFILES[vendor].deploy
+        run, by_hand = account(vendor), account(vendor)
+        switches = [f"{deploy.prefix}device-plugin", deploy.driver_key] if deploy.prefix else []
+        pauses = [label(key, "paused") for key in (*switches, *deploy.on_unless_false, *sorted(deploy.last_keys))]
+        taken = joined(*pauses, label(keys.state, "upgrading"), note(keys.journal), note(keys.cordon), cordon())
+        shown = joined(label(keys.state, "ready"), note(keys.last_outcome))
+        released = joined(note(keys.journal, None), note(keys.cordon, None), shown, cordon(False))
+        yield vendor, "acquire", run, taken
+        yield vendor, "release", run, released
+        yield vendor, "restore with a token by hand", by_hand, released
+        yield vendor, "restore by an administrator", ADMIN, released
+        yield vendor, "a wedge", run, shown
+        yield vendor, "clients were restarted", run, note(keys.generation)
+        yield vendor, "KMM is asked", run, label(KmmModule("ns", "driver", "2").asked_key)
+        if keys.upgrade_requested:
+            yield vendor, "the operator is asked", run, note(keys.upgrade_requested)
+            yield (
+                vendor,
+                "a retry is consumed",
+                account(vendor, "driver-rollout", ""),
+                note(keys.upgrade_requested, None),
+            )
+        if keys.safe_load:
+            yield vendor, "safe load", run, note(keys.safe_load)
+        rollout = account(vendor, "driver-rollout", OTHER)
+        yield vendor, "the rollout on another node", rollout, joined(label(keys.upgrade_state), note(keys.rollout))
+        if PROFILES[vendor].strategy is Strategy.REBOOT:
+            rebooter = account(vendor, "driver-rebooter")
+            wish = joined(label(keys.reboot_required), label(keys.upgrade_state), label(keys.state))
+            grant = joined(
+                note(keys.pre_reboot_boot_id), note(keys.reboot_in_progress), note(keys.approve_reboot, None)
+            )
+            yield vendor, "a reboot is asked for", run, wish
+            yield vendor, "the rebooter shows the request", rebooter, wish
+            yield vendor, "the grant", rebooter, joined(grant, note(keys.cordon, "reboot"), cordon())
+            ended = joined(note(keys.pre_reboot_boot_id, None), note(keys.reboot_in_progress, None), cordon(False))
+            yield vendor, "the end of a reboot", rebooter, ended
+            yield vendor, "the rollout approves", account(vendor, "driver-rollout", ""), note(keys.approve_reboot)
+        for other in (ADMIN, PROBLEM_DETECTOR, KUBELET, OTHER_KUBELET):
+            change = joined(label("a.example/b"), note("a.example/b"), note(keys.mute_until), cordon())
+            yield vendor, f"{other.name} and keys of others", other, change
+
+
+FOREIGN = [
+    ("a label of others", label("kubernetes.io/hostname", "h")),
+    ("a new label", label("a.example/b")),
+    ("a label is removed", label("kubernetes.io/hostname", None)),
+    ("an annotation of others", note("node.alpha.kubernetes.io/ttl", "1")),
+    ("an annotation is removed", note("node.alpha.kubernetes.io/ttl", None)),
+    ("a taint is removed", {"spec": {"taints": None}}),
+    ("the provider's id", {"spec": {"providerID": "x"}}),
+    ("a field of a later server", {"spec": {"later": True}}),
+    ("an owner", {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "1"}]}}),
+    ("a finalizer", {"metadata": {"finalizers": ["a.example/b"]}}),
+    ("the status", {"status": {"conditions": []}}),
+]
+
+
+def forged() -> Iterator[tuple[str, str, Sender, Change, str]]:
+    """The same with a part of the message."""
+    for vendor in OVERLAYS:
+        profile = PROFILES[vendor]
+        keys = profile.keys
+        run, rebooter = account(vendor), account(vendor, "driver-rebooter")
+        rollout = account(vendor, "driver-rollout", "")
+        for sender in (run, rebooter, rollout):
+            for what, change in FOREIGN:
+                yield vendor, f"{what}, by {sender.name}", sender, change, "this account cannot change"
+        outcome = note(keys.cordon)
+        by_kubectl = "kubectl create token --bound-object-kind=Pod"
+        for name in ("driver", "driver-rebooter"):
+            yield vendor, f"the token of another node, {name}", account(vendor, name, OTHER), outcome, "is for node n2"
+            yield vendor, f"a token without a node, {name}", account(vendor, name, ""), outcome, by_kubectl
+        moved = Sender(run.name.replace(f":{vendor}-", f":linux-6-1-{vendor}-"), OTHER)
+        yield vendor, "an account with one more prefix", moved, outcome, "is for node n2"
+        yield vendor, "the rollout and a cordon", rollout, cordon(), "these fields of spec: unschedulable"
+        yield vendor, "the rollout and a switch", rollout, label("kmm.node.kubernetes.io/version-module.a.b"), "labels"
+        yield vendor, "the rebooter and a journal", rebooter, note(keys.journal), "annotations: "
+        yield vendor, "a run and the rollout's record", run, note(keys.rollout), "annotations: "
+        yield vendor, "a run and the mute", run, note(keys.mute_until), "annotations: "
+        other = OVERLAYS[OVERLAYS.index(vendor) - 1]
+        yield vendor, f"a run and a journal of {other}", run, note(PROFILES[other].keys.journal), "annotations: "
+        if keys.approve_reboot:
+            yield vendor, "a run approves its reboot", run, note(keys.approve_reboot, "true"), "annotations: "
+            yield vendor, "a run grants its reboot", run, note(keys.reboot_in_progress), "annotations: "
+        # vapcheck asks the authorizer at most five times a second.
+        namesake = Sender(f"system:serviceaccount:tenant:{vendor}-driver", NODE)
+        senders = (PROBLEM_DETECTOR, KUBELET, OTHER_KUBELET, namesake, rollout)
+        for sender in senders if vendor in ("ascend", "rebellions") else (PROBLEM_DETECTOR,):
+            for key in filter(None, (keys.journal, keys.pre_reboot_boot_id, keys.reboot_in_progress)):
+                yield vendor, f"{sender.name} and {key}", sender, note(key, "forged"), RESERVED
+        yield vendor, "a journal is removed", PROBLEM_DETECTOR, note(keys.journal, None), RESERVED
+
+
+RESERVED = "annotations: "
+HONEST, FORGED = list(honest()), list(forged())
+
+
+def may(user: str, attributes: Json) -> bool:
+    """As RBAC: an administrator everything, an account what the component binds it to."""
+    if user == ADMIN.name:
+        return True
+    *_, namespace, name = user.split(":")
+    rights = rights_of(OBJECTS, {"metadata": {"namespace": namespace, "name": name}})
+    return ("", "", attributes["resource"], "", attributes["verb"]) in rights
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policies of all vendors."""
+    return write(OBJECTS, tmp_path_factory.mktemp("policies") / "policies.yaml")
+
+
+def review(vendor: str, sender: Sender, change: Change, subresource: str = "") -> Json:
+    """The review of a Node of the vendor."""
+    old = a_node(vendor)
+    return update(sender, old, merged(copy.deepcopy(old), change), subresource)
+
+
+def test_the_keys_in_deploy_are_those_of_the_profiles() -> None:
+    found = {name: (DEPLOY / "overlays" / name).read_text() for name in admission.files()}
+    assert found == admission.files(), "run scripts/chart"
+
+
+def test_every_key_of_a_profile_has_its_writers() -> None:
+    written = {
+        name for table in (admission.LABELS, admission.ANNOTATIONS) for names in table.values() for name in names
+    }
+    others = set(admission.WRITTEN_BY_OTHERS)
+    assert written | others == {field.name for field in dataclasses.fields(NodeKeys)}
+    assert not written & others
+    assert set(admission.RESERVED) <= written
+
+
+@pytest.mark.submission
+def test_every_policy_compiles_and_has_a_binding(policies: Path) -> None:
+    assert compiled(policies) == ""
+
+
+def test_an_expression_that_does_not_compile_is_found(tmp_path: Path) -> None:
+    broken = copy.deepcopy(render("rebellions/admission-policy"))
+    policy = only(broken, "ValidatingAdmissionPolicy", "rebellions-driver-journal")
+    policy["spec"]["variables"][0]["expression"] += ")"
+    assert "newAnnotations" in compiled(write(broken, tmp_path / "policies.yaml"))
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_no_honest_patch_is_denied(policies: Path) -> None:
+    asked = [review(vendor, sender, change) for vendor, _, sender, change in HONEST]
+    answers = reviewed(policies, asked, may)
+    assert {(vendor, what): said for (vendor, what, *_), said in zip(HONEST, answers, strict=True) if said} == {}
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+@pytest.mark.parametrize(("subresource", "vendors"), [("", OVERLAYS), ("status", ("ascend",))])
+def test_every_forged_patch_is_denied_with_its_reason(
+    policies: Path, subresource: str, vendors: tuple[str, ...]
+) -> None:
+    cases = [case for case in FORGED if case[0] in vendors]
+    asked = [review(vendor, sender, change, subresource) for vendor, _, sender, change, _ in cases]
+    answers = reviewed(policies, asked, may)
+    wrong = [
+        (vendor, what, said)
+        for (vendor, what, _, _, reason), said in zip(cases, answers, strict=True)
+        if reason not in said
+    ]
+    assert wrong == []
+
+
+@pytest.mark.submission
+def test_a_key_that_does_not_change_is_never_denied(policies: Path) -> None:
+    senders = (account("ascend"), account("ascend", "driver-rollout", ""), PROBLEM_DETECTOR, KUBELET, OTHER_KUBELET)
+    asked = [review("ascend", sender, {}, subresource) for sender in senders for subresource in ("", "status")]
+    bare: Json = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+    asked += [update(sender, bare, bare) for sender in senders]
+    assert set(reviewed(policies, asked, may)) == {""}
+
+
+@pytest.mark.submission
+def test_a_node_is_created_with_a_journal_only_by_who_may_write_one(policies: Path) -> None:
+    fresh = a_node("rebellions")
+    plain = {**fresh, "metadata": {"name": NODE}}
+    asked = [update(KUBELET, None, plain), update(ADMIN, None, fresh), update(KUBELET, None, fresh)]
+    said = reviewed(policies, asked, may)
+    assert said[:2] == ["", ""]
+    assert PROFILES["rebellions"].keys.journal in said[2]

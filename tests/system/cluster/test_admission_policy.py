@@ -1,0 +1,262 @@
+"""The admission policies before a real API server: no patch of a whole run is denied, and each is denied to others.
+
+The server knows no policies of its own; vapcheck is its webhook, with the code that newer servers judge by.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from scripts.releasing.kustomize import Json, only, render, render_with_namespace
+from tests.support.control_plane.api import Api, ApiError, gone, wait_until
+from tests.support.control_plane.forked_commands import ForkServer
+from tests.support.control_plane.kubelet import NEVER, NodeFactory, OperandsFactory
+from tests.support.control_plane.processes import RUN_TIMEOUT_S
+from tests.support.control_plane.proxy import Proxy
+from tests.support.control_plane.rollout_fleet import RolloutFleet, serve_rollouts
+from tests.support.control_plane.runner import JOURNAL, PREFIX, CommandRunner, node_of, start_and_take
+from tests.support.control_plane.scene import open_world
+from tests.support.control_plane.servers import NAMESPACE, ControlPlane
+from tests.support.control_plane.watched_node import watched_node
+from tests.support.control_plane.workloads import Shape, WorkloadsFactory
+from tests.support.deploy.apply import applied
+from tests.support.deploy.rights import BOUND_KINDS, user
+from tests.support.deploy.vapcheck import Sender, Webhook, enforced, reviewed, update
+from tests.support.docs.rollout_object import definition
+
+IN_PLACE = render_with_namespace("rebellions")
+ROLLOUT = render("rebellions/rollout")
+REBOOTS = render_with_namespace("ascend", "rebooter-eviction")
+POLICIES = [one for vendor in ("rebellions", "ascend") for one in render(f"{vendor}/admission-policy")]
+
+AGENT = only(IN_PLACE, "ServiceAccount")
+CONTROLLER = only(ROLLOUT, "ServiceAccount")
+ASCEND = only(REBOOTS, "ServiceAccount", "ascend-driver")
+REBOOTER = only(REBOOTS, "ServiceAccount", "ascend-driver-rebooter")
+ASCEND_ROOT = "/var/lib/Ascend/driver"
+APPROVE = "npu.openfuyao.com/approve-reboot"
+EVICT = {"ENABLE_NPU_POD_EVICTION": "true"}
+PROBLEM_DETECTOR = "system:serviceaccount:kube-system:node-problem-detector"
+
+
+@pytest.fixture(scope="module")
+def webhook(control_plane: ControlPlane, admin_api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
+    """The accounts of two vendors with their rights, and both vendors' policies in force."""
+    everything = [*IN_PLACE, *ROLLOUT, *REBOOTS, *POLICIES]
+    folder = tmp_path_factory.mktemp("policies") / "webhook"
+    with ExitStack() as stack:
+        stack.enter_context(applied(admin_api, [one for one in everything if one["kind"] in BOUND_KINDS]))
+        policies = [one for one in POLICIES if one["kind"].startswith("ValidatingAdmissionPolicy")]
+        yield stack.enter_context(enforced(control_plane, admin_api, policies, folder))
+
+
+Site = Callable[..., CommandRunner]
+
+
+@pytest.fixture
+def site(control_plane: ControlPlane, admin_api: Api, tmp_path: Path, node: NodeFactory, proxy: Proxy) -> Site:
+    """Builds a node whose commands have a token of an account: of a pod there, or on the node `of`."""
+    numbers = count()
+
+    def build(
+        account: Json, labels: dict[str, str], profile: str = "rebellions", of: str | None = None
+    ) -> CommandRunner:
+        folder = tmp_path / f"site-{next(numbers)}"
+        folder.mkdir()
+        who = user(admin_api, account)
+        runner = CommandRunner(control_plane, who, folder, profile, proxy=proxy)
+        runner.node = node(labels, boot_id=runner.tree.boot_id)
+        bound = runner.node.name if of is None else of
+        proxy.identity.bind_to_node(who.token, who.name, bound, control_plane.admin.token)
+        return runner
+
+    return build
+
+
+def test_a_run_and_both_ways_to_restore_are_never_denied(
+    webhook: Webhook,
+    site: Site,
+    control_plane: ControlPlane,
+    proxy: Proxy,
+    workloads: WorkloadsFactory,
+    operands: OperandsFactory,
+) -> None:
+    runner = site(AGENT, {f"{PREFIX}device-plugin": "true"}).with_upgrade()
+    node = node_of(runner)
+    operands(node, ("device-plugin",))
+    made = workloads(node)
+    made.managed(1)
+    ended = runner.reconcile(**EVICT)
+    assert ended.code == 0, ended.err
+    assert ended.last_line.startswith("exit 0: done")
+    for env in ({}, control_plane.service_account(control_plane.admin.token, proxy.url)):
+        app = f"slow{len(env)}"
+        runner.tree.record("older", "/opt/rbln/1.2.92", "1.2.92")
+        made.managed(1, Shape(labels={"app": app}))
+        node.kubelet.stop_after(app, NEVER)
+        start_and_take(runner, **EVICT).kill()
+        restored = runner.run("restore", **env)
+        assert restored.code == 0, restored.err
+        assert JOURNAL not in node.annotations()
+        assert "unschedulable" not in node.read()["spec"]
+        node.kubelet.release(app)
+    assert webhook.denied() == []
+    assert denied_to_others(webhook, node.name)
+
+
+def test_health_watch_is_never_denied(
+    webhook: Webhook, control_plane: ControlPlane, admin_api: Api, tmp_path: Path
+) -> None:
+    who = user(admin_api, AGENT)
+    with open_world(control_plane, who, admin_api, tmp_path) as world, watched_node(world) as watched:
+        name = watched.scene.node.name
+        world.proxy.identity.bind_to_node(who.token, who.name, name, control_plane.admin.token)
+        with watched.watch() as loop:
+            loop.says("→ healthy")
+            watched.fail()
+            loop.says("→ wedged")
+            wait_until(lambda: watched.state == "wedged", "the wedge is shown")
+            watched.mend()
+            watched.wait_told("recovered")
+    assert webhook.denied() == []
+    assert denied_to_others(webhook, name)
+
+
+def test_a_reboot_from_its_request_to_its_end_is_never_denied(
+    webhook: Webhook, site: Site, admin_api: Api, control_plane: ControlPlane, proxy: Proxy, workloads: WorkloadsFactory
+) -> None:
+    runner = site(ASCEND, {"openfuyao.com/npu.present": "true"}, "ascend")
+    tree, node = runner.tree, node_of(runner)
+    tree.add_driver(ASCEND_ROOT, "25.2.0")
+    tree.load(ASCEND_ROOT)
+    tree.record("old", ASCEND_ROOT, "25.2.0")
+    (tree.root / "var/lib/ascend").mkdir()
+    workloads(node).managed(1, Shape(resource="huawei.com/Ascend910"))
+    asked = runner.reconcile("--no-wait", DRIVER_LOAD="container")
+    assert asked.code == 9, asked.err
+    who = user(admin_api, REBOOTER)
+    proxy.identity.bind_to_node(who.token, who.name, node.name, control_plane.admin.token)
+    env = control_plane.service_account(who.token, proxy.url)
+    env |= {"OPERATOR_NAMESPACE": "npu-operator", "REBOOTER_INTERVAL": "0.1s", "REBOOT_EVICT": "true"}
+    node.api.patch(node.path, {"metadata": {"annotations": {APPROVE: "true"}}})
+    first = runner.start("rebooter", **env)
+    wait_until(lambda: tree.is_told_to_reboot or first.has_ended, "the reboot is told", RUN_TIMEOUT_S)
+    assert tree.is_told_to_reboot, first.said()
+    first.kill()
+    tree.reboot()
+    tree.load(ASCEND_ROOT)
+    info = node.read()["status"]["nodeInfo"] | {"bootID": tree.boot_id}
+    node.api.patch(f"{node.path}/status", {"status": {"nodeInfo": info}})
+    second = runner.start("rebooter", **env)
+    progress = "npu.openfuyao.com/reboot-in-progress"
+    wait_until(lambda: progress not in node.annotations() or second.has_ended, "the reboot ends", RUN_TIMEOUT_S)
+    assert second.terminate().code == 0
+    assert "unschedulable" not in node.read()["spec"]
+    assert webhook.denied() == []
+    assert denied_to_others(webhook, node.name)
+    gone(lambda: admin_api.delete("/apis/coordination.k8s.io/v1/namespaces/npu-operator/leases/driver-manager-reboots"))
+
+
+def test_a_rollout_is_never_denied(
+    webhook: Webhook, control_plane: ControlPlane, admin_api: Api, tmp_path: Path
+) -> None:
+    serve_rollouts(admin_api, definition())
+    (tmp_path / "runs").mkdir()
+    with ExitStack() as stack:
+        fleet = stack.enter_context(RolloutFleet(control_plane, admin_api, tmp_path, 2, "driver-manager-rollout"))
+        server = stack.enter_context(ForkServer(tmp_path / "runs"))
+        fleet.make_rollout(waves=[{"name": "canary", "count": 1}, {"name": "rest"}])
+        wanted = fleet.set_driver("driver:2")
+        run = fleet.fork(server, token=user(admin_api, CONTROLLER).token)
+        fleet.wait_complete(wanted)
+        assert run.terminate().code == 0
+        name = fleet.nodes[0]
+        assert webhook.denied() == []
+        assert denied_to_others(webhook, name)
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ("", "kubectl create token --bound-object-kind=Pod --bound-object-name=POD"),
+        ("another-node", "the token is for node another-node"),
+    ],
+)
+def test_a_token_that_is_not_of_this_node_takes_nothing(webhook: Webhook, site: Site, of: str, said: str) -> None:
+    runner = site(AGENT, {f"{PREFIX}device-plugin": "true"}, of=of).with_upgrade()
+    before = node_of(runner).read()["metadata"]
+    ended = runner.reconcile()
+    assert ended.code == 7, ended.err
+    assert said in ended.err
+    after = node_of(runner).read()["metadata"]
+    assert (after["labels"], after.get("annotations")) == (before["labels"], before.get("annotations"))
+
+
+@pytest.mark.parametrize("subresource", ["", "/status"])
+def test_who_may_only_patch_nodes_writes_no_journal(
+    webhook: Webhook, control_plane: ControlPlane, admin_api: Api, node: NodeFactory, subresource: str
+) -> None:
+    made, rbac = node(), "/apis/rbac.authorization.k8s.io/v1"
+    rules = [{"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["get", "patch"]}]
+    admin_api.post(f"{rbac}/clusterroles", {"metadata": {"name": "detector"}, "rules": rules})
+    subject = {"kind": "ServiceAccount", "namespace": NAMESPACE, "name": "nobody"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "detector"}
+    binding = {"metadata": {"name": "detector"}, "roleRef": role, "subjects": [subject]}
+    admin_api.post(f"{rbac}/clusterrolebindings", binding)
+    try:
+        with control_plane.api(control_plane.nobody) as api:
+            wait_until(lambda: not _refused(api, made.path + subresource, "a.example/b"), "the right is in force")
+            assert "write-journal" in _refused(api, made.path + subresource, JOURNAL)
+    finally:
+        for kind in ("clusterrolebindings", "clusterroles"):
+            gone(lambda kind=kind: admin_api.delete(f"{rbac}/{kind}/detector"))  # type: ignore[misc]
+    assert JOURNAL not in made.annotations()
+
+
+def _refused(api: Api, path: str, key: str) -> str:
+    try:
+        api.patch(path, {"metadata": {"annotations": {key: "{}"}}})
+    except ApiError as error:
+        return str(error)
+    return ""
+
+
+def denied_to_others(webhook: Webhook, name: str) -> bool:
+    """True if the accounts changed this Node, and none of their patches is allowed to a token that is not theirs.
+
+    A token of another node, one without a node, and, of a patch that touches the journal or the grant, other users.
+    """
+    patches = [
+        asked
+        for asked, said in webhook.reviews()
+        if asked["name"] == name and "-driver" in asked["userInfo"]["username"] and said["allowed"]
+    ]
+    asked, expected = [], []
+    for one in patches:
+        who, old, new = one["userInfo"]["username"], one["oldObject"], one["object"]
+        spoiled = copy.deepcopy(new)
+        spoiled["metadata"].setdefault("annotations", {})["a.example/b"] = "x"
+        asked.append(update(Sender(who, name), old, spoiled))
+        expected.append("these annotations: a.example/b")
+        if not who.endswith("-rollout"):
+            asked += [update(Sender(who, "other"), old, new), update(Sender(who), old, new)]
+            expected += ["is for node other", "kubectl create token"]
+        if _touches(old, new):
+            asked.append(update(Sender(PROBLEM_DETECTOR), old, new))
+            expected.append("write-journal on nodes")
+    answers = reviewed(webhook.policies, asked, lambda user, _: user != PROBLEM_DETECTOR)
+    assert [(want, got) for want, got in zip(expected, answers, strict=True) if want not in got] == []
+    return bool(patches)
+
+
+def _touches(old: Json, new: Json) -> bool:
+    """True if a reserved annotation changes."""
+    before, after = (one["metadata"].get("annotations", {}) for one in (old, new))
+    reserved = (JOURNAL, "npu.openfuyao.com/pre-reboot-bootid", "npu.openfuyao.com/reboot-in-progress")
+    return any(before.get(key) != after.get(key) for key in reserved)
