@@ -15,7 +15,7 @@ from driver_manager.cli import wiring
 from driver_manager.cli.main import run
 from driver_manager.domain.fleet.fields import PLURAL
 from driver_manager.sandbox.cluster import NODE
-from driver_manager.sandbox.scenarios import OLD_ROOT
+from driver_manager.sandbox.scenarios import NEW_ROOT
 from driver_manager.settings import HEADINGS
 from tests.support.fakes.fleet_scene import NAMESPACE
 from tests.support.fakes.rollout_desk import laptop
@@ -67,15 +67,13 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ByHand, N
 
 def _spoil_host(found: ByHand) -> None:
     tree, profile = found.tree, found.tree.profile
-    tree.hold_device_by(4242, "x")
-    for name in ("comm", "cmdline"):
-        (tree.root / "proc/4242" / name).write_bytes(HOSTILE.replace("\x00", "").encode(errors="replace"))
+    tree.hold_device_by(4242, HOSTILE.replace("\x00", "").replace("\ud800", ""))
     paths = (profile.paths.state_file, profile.paths.health_record, profile.paths.reboot_marker)
     for path in filter(None, paths):
         file = tree.root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(HOSTILE, errors="replace")
-    tool = tree.root / OLD_ROOT.lstrip("/") / "usr/bin/rbln-smi"
+    tool = tree.root / NEW_ROOT.lstrip("/") / "usr/bin/rbln-smi"
     devices = [{"name": HOSTILE, "status": HOSTILE, "pci": {"bus_id": HOSTILE}}]
     tool.write_text(f"#!/bin/sh\ncat <<'EOF'\n{json.dumps({'devices': devices})}\nEOF\n")
 
@@ -87,8 +85,9 @@ def _spoil_node(found: ByHand, journal: str) -> None:
         metadata = node["metadata"]
         there = {key: HOSTILE for key in asdict(keys).values() if type(key) is str and "/" in key}
         notes = {**metadata.get("annotations", {}), **there}
+        labels = {**metadata["labels"], keys.state: "failed"}
         notes |= {keys.journal: journal, keys.last_outcome: json.dumps(OUTCOME)}
-        return {**node, "metadata": {**metadata, "annotations": notes}}
+        return {**node, "metadata": {**metadata, "annotations": notes, "labels": labels}}
 
     found.cluster.store.patch("nodes", NODE, change)
 
