@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.escaping import writable
 from driver_manager.domain.frozen import Frozen
 
 MAX_VALUE_CHARS = 80
@@ -82,6 +83,7 @@ class Form(Frozen):
 class Fields(Frozen):
     """The fields of a document or of an object in it, each read as its type; `at` is where they are.
 
+    A text is without NUL and halves of characters, which no file name and no argument takes.
     Every method raises the form's error for a field that is absent, unless it has a default, or of another type.
     """
 
@@ -103,7 +105,7 @@ class Fields(Frozen):
         value = self._value(key, TEXT)
         if type(value) is not str:
             raise self.bad(key, TEXT)
-        return value
+        return writable(value)
 
     def choice(self, key: str, choices: Sequence[str]) -> str:
         """One of `choices`."""
@@ -144,7 +146,7 @@ class Fields(Frozen):
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         """A list of texts."""
-        return self._items(key, str, "texts", default)
+        return tuple(map(writable, self._items(key, str, "texts", default)))
 
     def flags(self, key: str) -> tuple[bool, ...]:
         """A list of true and false."""
@@ -155,7 +157,7 @@ class Fields(Frozen):
         found = self.fields(key)
         if any(type(value) is not str for value in found.body.values()):
             raise self._refused(f"{self.at}{key} holds something other than texts")
-        return dict(found.body)
+        return {writable(name): writable(value) for name, value in found.body.items()}
 
     def fields(self, key: str) -> Fields:
         """The fields of an object."""

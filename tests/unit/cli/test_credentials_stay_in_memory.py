@@ -89,17 +89,19 @@ def test_no_run_leaves_a_file_however_it_ends(
         "API_TIMEOUT": "2s",
     }
     for how in ENDS:
-        with subprocess.Popen(
-            [sys.executable, "-m", "driver_manager", *command.split()],
-            cwd=REPOSITORY,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as run:
-            with listener.accept()[0]:  # it waits for the server's part of the handshake, with all credentials read
-                if how is not None:
-                    run.send_signal(how)
-                assert run.wait(TIMEOUT_S)
+        with (
+            subprocess.Popen(
+                [sys.executable, "-m", "driver_manager", *command.split()],
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ) as run,
+            listener.accept()[0],
+        ):  # it waits for the server's part of the handshake, with all credentials read
+            if how is not None:
+                run.send_signal(how)
+            assert run.wait(TIMEOUT_S)
         assert list(temporary.iterdir()) == []
         forget_connections(listener)
 

@@ -1,0 +1,154 @@
+"""What others wrote is printed on one line and moves no cursor: on Nodes, pods and rollouts, in files and by tools."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Generator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_manager.cli import wiring
+from driver_manager.cli.main import run
+from driver_manager.domain.fleet.fields import PLURAL
+from driver_manager.sandbox.cluster import NODE
+from driver_manager.sandbox.scenarios import NEW_ROOT
+from driver_manager.settings import HEADINGS
+from tests.support.fakes.fleet_scene import NAMESPACE
+from tests.support.fakes.rollout_desk import laptop
+from tests.support.fakes.sandboxed import ByHand, by_hand
+from tests.support.fakes.signals import signals_kept
+
+FORGED = "ready:"
+HOSTILE = f"a\x1b]0;t\x07\x1b[2J\r\n{FORGED}\n\x85{FORGED}\u2028{FORGED}\x9b31m\u202eb\u2066\x7f\ud800\t\x00c"
+DEAD = "00000000-dead-dead-dead-000000000000"
+JOURNAL = {
+    "v": 1,
+    "bootId": HOSTILE,
+    "owner": {"pod": HOSTILE, "uid": DEAD},
+    "labels": {},
+    "cordoned": False,
+    "step": HOSTILE,
+    "begin": HOSTILE,
+    "services": [HOSTILE],
+    "removed": [HOSTILE],
+    "driver": {"version": HOSTILE, "root": HOSTILE, "modules": [HOSTILE], "digest": HOSTILE},
+}
+OUTCOME = {"schema": 1, "what": HOSTILE, "exit": 5, "step": HOSTILE, "digest": HOSTILE, "time": "2026-01-01T00:00:00Z"}
+
+
+def escaped(text: str) -> str:
+    """`text` if it is free of control characters and forged lines; else the test fails."""
+    raw = {letter for letter in text if not letter.isprintable() and letter != "\n"}
+    assert raw == set()
+    assert not [line for line in text.splitlines() if line.strip().startswith(FORGED)]
+    return text
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ByHand, None, None]:
+    """A node as a person meets it who types commands on it; whatever can be written there is hostile."""
+    for name in (name for _, group in HEADINGS for one in group for name in (one.env, *one.also)):
+        monkeypatch.delenv(name, raising=False)
+    with by_hand(tmp_path) as found, signals_kept():
+        monkeypatch.setattr(wiring, "CONTAINER_HOST_ROOT", found.tree.root)
+        monkeypatch.setattr(socket, "gethostname", lambda: NODE)
+        monkeypatch.setenv("HOME", str(found.tree.root))
+        monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig))
+        monkeypatch.setenv("LOG_FORMAT", "text")
+        monkeypatch.setenv("TERMINATION_LOG", str(tmp_path / "termination-log"))
+        (tmp_path / "termination-log").touch()
+        _spoil_host(found)
+        yield found
+
+
+def _spoil_host(found: ByHand) -> None:
+    tree, profile = found.tree, found.tree.profile
+    tree.hold_device_by(4242, HOSTILE.replace("\x00", "").replace("\ud800", ""))
+    paths = (profile.paths.state_file, profile.paths.health_record, profile.paths.reboot_marker)
+    for path in filter(None, paths):
+        file = tree.root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(HOSTILE, errors="replace")
+    tool = tree.root / NEW_ROOT.lstrip("/") / "usr/bin/rbln-smi"
+    devices = [{"name": HOSTILE, "status": HOSTILE, "pci": {"bus_id": HOSTILE}}]
+    tool.write_text(f"#!/bin/sh\ncat <<'EOF'\n{json.dumps({'devices': devices})}\nEOF\n")
+
+
+def _spoil_node(found: ByHand, journal: str) -> None:
+    keys = found.tree.profile.keys
+
+    def change(node: dict[str, Any]) -> dict[str, Any]:
+        metadata = node["metadata"]
+        there = {key: HOSTILE for key in asdict(keys).values() if type(key) is str and "/" in key}
+        notes = {**metadata.get("annotations", {}), **there}
+        labels = {**metadata["labels"], keys.state: "failed"}
+        notes |= {keys.journal: journal, keys.last_outcome: json.dumps(OUTCOME)}
+        return {**node, "metadata": {**metadata, "annotations": notes, "labels": labels}}
+
+    found.cluster.store.patch("nodes", NODE, change)
+
+
+NODE_COMMANDS = (
+    "status --probe",
+    "plan",
+    "plan --mode vfio",
+    "preflight",
+    "holders",
+    "restore --dry-run",
+    "restore --ignore-journal --dry-run",
+    "health-watch --once",
+    "reconcile-driver-state --dry-run",
+    "restore",
+    "restore --ignore-journal",
+)
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+@pytest.mark.parametrize("journal", ["its fields", "all of it"])
+@pytest.mark.parametrize("command", NODE_COMMANDS)
+def test_a_command_on_a_node_escapes_foreign_words(
+    command: str, journal: str, node: ByHand, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _spoil_node(node, json.dumps(JOURNAL) if journal == "its fields" else HOSTILE)
+    for form in ("text", "json"):
+        run([*command.split(), "-o", form])
+        captured = capfd.readouterr()
+        assert captured.out + captured.err
+        escaped(captured.out)
+        escaped(captured.err)
+    escaped((tmp_path / "termination-log").read_text())
+    for event in node.cluster.store.list_objects("events")[0]:
+        escaped(event["message"])
+
+
+@pytest.mark.submission
+@pytest.mark.parametrize("wave", ["canary", HOSTILE], ids=["a rollout", "a spec that is none"])
+def test_commands_about_rollouts_escape_foreign_words(
+    wave: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with laptop(tmp_path, monkeypatch, capfd) as desk:
+        desk.add_lease(HOSTILE, HOSTILE)
+        desk.scene.set_driver(HOSTILE)
+
+        def spoil_notes(node: dict[str, Any]) -> dict[str, Any]:
+            notes = dict.fromkeys(node["metadata"].get("annotations", {}), HOSTILE)
+            return {**node, "metadata": {**node["metadata"], "annotations": notes}}
+
+        def spoil(rollout: dict[str, Any]) -> dict[str, Any]:
+            entry = {"revision": HOSTILE, "began": "2026-01-01T00:00:00Z", "outcome": HOSTILE}
+            status = {**rollout["status"], "history": [entry], "failedRevisions": [HOSTILE], "goodRevision": HOSTILE}
+            return {**rollout, "spec": {**rollout["spec"], "waves": [{"name": wave}]}, "status": status}
+
+        desk.scene.store.patch("nodes", "node-0", spoil_notes)
+        desk.scene.store.patch(PLURAL, "driver", spoil, namespace=NAMESPACE)
+        for words in ("status", "plan", "history", "pause", "resume", "approve", f"retry {HOSTILE}", "status no"):
+            for form in ("text", "json"):
+                _, out, err = desk.says(*words.split(" "), "-o", form)
+                assert out + err
+                escaped(out)
+                escaped(err)
