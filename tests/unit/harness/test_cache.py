@@ -274,6 +274,39 @@ def test_without_assets_the_reason_says_what_to_do(checkout: Path) -> None:
         TOOLS.folder(checkout)
 
 
+def pack_tool(checkout: Path, member: str = "tool", *, wrong: bool = False) -> Path:
+    """The archive of a single program, beside the checkout."""
+    shared = checkout.parent / "shared/vap"
+    shared.mkdir(parents=True)
+    (shared / "program").write_text("content")
+    archive = shared / "tool-1.0-linux-amd64.tar.xz"
+    with tarfile.open(archive, "w:xz") as packed:
+        packed.add(shared / "program", member)
+    digest = hashlib.sha256(b"" if wrong else archive.read_bytes()).hexdigest()
+    (shared / "SHA256SUMS").write_text(f"{digest}  {archive.name}\n")
+    return archive
+
+
+def test_a_single_tool_is_that_of_the_build_else_of_its_archive(checkout: Path) -> None:
+    with pytest.raises(TierError, match=r"^no tool: fill build/vap$"):
+        assets.tool("tool", checkout)
+    pack_tool(checkout)
+    found = assets.tool("tool", checkout)
+    assert (found.read_text(), os.access(found, os.X_OK), found.parents[1]) == ("content", True, cache.folder())
+    fill(checkout / "build/vap", "tool")
+    assert assets.tool("tool", checkout) == checkout / "build/vap/tool"
+
+
+@pytest.mark.parametrize(
+    ("member", "wrong", "said"),
+    [("tool", True, "does not match its SHA256SUMS"), ("other", False, "cannot be unpacked")],
+)
+def test_a_tool_whose_archive_is_wrong_is_refused(checkout: Path, member: str, wrong: bool, said: str) -> None:
+    archive = pack_tool(checkout, member, wrong=wrong)
+    with pytest.raises(TierError, match=f"^{archive} {said}"):
+        assets.tool("tool", checkout)
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_program_prints_the_folder_or_the_reason(
     is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
