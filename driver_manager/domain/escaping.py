@@ -10,11 +10,8 @@ GAP = " … "
 
 
 def writable(value: object) -> str:
-    """`value` as text that can be a file's name or an argument: JSON may escape NUL and half a character.
-
-    Source: RFC 8259, section 8.2.
-    """
-    return str(value).encode(errors="replace").decode().replace("\0", "?")
+    """`value` as text that every encoding of Unicode has: JSON may escape half a character (RFC 8259, section 8.2)."""
+    return str(value).encode(errors="replace").decode()
 
 
 def shortened(text: str, most: int) -> str:

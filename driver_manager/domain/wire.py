@@ -83,7 +83,7 @@ class Form(Frozen):
 class Fields(Frozen):
     """The fields of a document or of an object in it, each read as its type; `at` is where they are.
 
-    A text is without NUL and halves of characters, which no file name and no argument takes.
+    A text is without halves of characters (RFC 8259, section 8.2), which no file name and no argument takes.
     Every method raises the form's error for a field that is absent, unless it has a default, or of another type.
     """
 

@@ -50,8 +50,11 @@ def place(
     """Where `path` (absolute on the host) is beneath `root`; its folder stays open as long as the context.
 
     What is at the last name is not opened, and no symlink when it was looked at, with `follow_last`: whoever opens it
-    does so without following. Raises OSError: ELOOP for too many links, ENOTDIR, ENOENT with Missing.RAISE.
+    does so without following. Raises OSError: ELOOP for too many links, ENOTDIR, ENOENT with Missing.RAISE, and for a
+    path with NUL, which may come from JSON.
     """
+    if "\0" in path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     with contextlib.ExitStack() as held:
         walk = _Walk(root, path)
         held.callback(walk.close)

@@ -94,9 +94,9 @@ FLEET_VERBS_MUTANTS = (
     Mutant(
         "escapes-on-the-screen",
         "text from other programs does not control the terminal",
-        "cli/rollout_text.py",
-        "{one_line(body['message'])}",
-        "{body['message']}",
+        "cli/printing.py",
+        "text(words_on_one_line(body))",
+        "text(body)",
         (SCREENS + "test_text_from_elsewhere_moves_no_cursor_and_begins_no_line",),
     ),
     Mutant(

@@ -207,7 +207,7 @@ def test_evidence_that_no_encoding_has_is_saved_as_far_as_it_can_be(tree: HostTr
     marker = host(tree).look().marker
     assert marker is not None
     host(tree).save_evidence("1-recovery", marker.evidence)
-    assert "ret=4 \\udcff" in (tree.root / PATHS.reboot_evidence.lstrip("/") / "1-recovery.txt").read_text()
+    assert "ret=4 ?" in (tree.root / PATHS.reboot_evidence.lstrip("/") / "1-recovery.txt").read_text()
 
 
 def test_evidence_without_a_kernel_log_says_why(tree: HostTree) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from driver_manager.adapters.kube import bodies
 from driver_manager.adapters.report.terminal import for_terminal, painted
 from driver_manager.cli.printing import in_form
-from driver_manager.domain.escaping import json_text, one_line, words_on_one_line, writable
+from driver_manager.domain.escaping import json_text, one_line, words_on_one_line
 from driver_manager.domain.fleet.acts import FleetDecision, Outlook, Phase
 from driver_manager.domain.fleet.model import Memory
 from driver_manager.domain.fleet.status_form import status_of
@@ -47,11 +47,6 @@ def test_only_our_styles_and_line_feeds_pass_the_last_guard(text: str) -> None:
     assert is_clean(for_terminal(text).replace("\x1b[1m", ""), "\n")
     red = painted("a", "31", wanted=True)
     assert for_terminal(f"{red}\x1b[8m\x1b[2J") == f"{red}\\x1b[8m\\x1b[2J"
-
-
-@given(TEXTS)
-def test_writable_text_can_be_a_files_name(text: str) -> None:
-    assert "\0" not in writable(text).encode().decode()
 
 
 @pytest.mark.parametrize("letter", [*RAW, "\n"])

@@ -261,7 +261,7 @@ class ModuleTrees:
     def _nothing_for(self, root: str, name: str) -> str:
         try:
             kernels = sorted(entry.name for entry in self.files.path(f"{root.rstrip('/')}/lib/modules").iterdir())
-        except OSError:
+        except (OSError, ValueError):  # a name with NUL is no file's
             where = "no module" if self._is_whole(root) else "no lib/modules"
             return f"driver root {root} has {where}{f' {name}' if self._is_whole(root) else ''}"
         return (
