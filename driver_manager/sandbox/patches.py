@@ -5,12 +5,11 @@ Pure. Must not import anything but the standard library and the store's error.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from typing import Any
 
-from driver_manager.sandbox.store import ApiError, Obj
+from driver_manager.sandbox.store import ApiError, Obj, copy_of
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -37,7 +36,7 @@ def json_patch(document: Obj, operations: Any) -> Obj:
     """RFC 6902 add, remove, replace and test. Raises ApiError 422 when an operation does not apply, 400."""
     if not isinstance(operations, list) or not all(isinstance(operation, dict) for operation in operations):
         raise ApiError(400, "BadRequest", "a JSON patch is a list of operations")
-    result = copy.deepcopy(document)
+    result = copy_of(document)
     for operation in operations:
         try:
             _apply_operation(result, operation)

@@ -5,14 +5,13 @@ Pure. Must not import anything but the standard library and the store.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
 from driver_manager.domain.frozen import Frozen
 from driver_manager.sandbox.kinds import KINDS, ResourceKind
-from driver_manager.sandbox.store import ApiError, Obj
+from driver_manager.sandbox.store import ApiError, Obj, copy_of
 
 REVIEW = ResourceKind("selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False)
 SERVED = (*KINDS.values(), REVIEW)
@@ -62,7 +61,7 @@ class SandboxRequest(Frozen):
         """The body. Raises ApiError 400 unless it is an object that agrees with the path."""
         if not isinstance(self.body, dict) or not isinstance(self.body.get("metadata", {}), dict):
             raise ApiError(400, "BadRequest", "the request body is not an API object")
-        body: Obj = copy.deepcopy(self.body)
+        body: Obj = copy_of(self.body)
         metadata = body.setdefault("metadata", {})
         for field, expected in (("namespace", self.namespace), ("name", self.name)):
             if expected and metadata.setdefault(field, expected) != expected:

@@ -113,7 +113,7 @@ def selection(resource: str, *, namespace: str = "", fields: str = "", labels: s
     return lambda obj: all(term(obj) for term in terms)
 
 
-def _copy(obj: Json) -> Json:
+def copy_of(obj: Json) -> Json:
     """A copy of JSON, in a third of the time that `copy.deepcopy` takes."""
     copied: Json = json.loads(json.dumps(obj))
     return copied
@@ -180,7 +180,7 @@ class Store:
         Raises ApiError 409 (AlreadyExists), 422 (no name, bad labels), 400.
         """
         kind = KINDS[resource]
-        new = {"apiVersion": kind.api_version, "kind": kind.kind} | _copy(obj)
+        new = {"apiVersion": kind.api_version, "kind": kind.kind} | copy_of(obj)
         metadata, prefix = _metadata_of(new), ""
         if not metadata.get("name"):
             if not metadata.get("generateName"):
@@ -208,14 +208,14 @@ class Store:
         """A copy of the object. Raises ApiError 404."""
         with self.changed:
             found = self._find(KINDS[resource], name, namespace)
-        return _copy(found)
+        return copy_of(found)
 
     def list_objects(
         self, resource: str, *, namespace: str = "", fields: str = "", labels: str = ""
     ) -> tuple[list[Obj], int]:
         """Copies of the matching objects by namespace and name, and the revision they were read at. Raises 400."""
         found, revision = self.find_objects(resource, namespace=namespace, fields=fields, labels=labels)
-        return _copy(found), revision
+        return copy_of(found), revision
 
     def find_objects(
         self, resource: str, *, namespace: str = "", fields: str = "", labels: str = ""
@@ -244,13 +244,13 @@ class Store:
         kind = KINDS[resource]
         with self.changed:
             old = self._find(kind, name, namespace)
-            new = change(_copy(old))
+            new = change(copy_of(old))
             wanted = _metadata_of(new)
             self._check_preconditions(kind, old, wanted.get("uid"), wanted.get("resourceVersion"))
             body, rest = (old, new) if status else (new, old)
-            new = {key: value for key, value in _copy(body).items() if key != "status"}
+            new = {key: value for key, value in copy_of(body).items() if key != "status"}
             if "status" in rest:
-                new["status"] = _copy(rest["status"])
+                new["status"] = copy_of(rest["status"])
             new |= {"apiVersion": kind.api_version, "kind": kind.kind}
             for field in (*_SERVER_OWNED, "resourceVersion"):
                 new["metadata"].pop(field, None)
@@ -258,7 +258,7 @@ class Store:
                     new["metadata"][field] = old["metadata"][field]
             _drop_empty(new)
             if new == old:
-                return _copy(old)
+                return copy_of(old)
             metadata = new["metadata"]
             if kind.counts_specs and new.get("spec") != old.get("spec"):
                 metadata["generation"] += 1
@@ -290,7 +290,7 @@ class Store:
             if grace_s == 0 and not metadata.get("finalizers"):
                 return self._commit(kind, "DELETED", old, new, dry_run)
             if metadata.get("deletionGracePeriodSeconds", math.inf) <= grace_s:
-                return _copy(old)
+                return copy_of(old)
             metadata |= {"deletionTimestamp": timestamp(grace_s), "deletionGracePeriodSeconds": grace_s}
             return self._commit(kind, "MODIFIED", old, new, dry_run)
 
@@ -352,7 +352,7 @@ class Store:
         _drop_empty(new)
         _check_names(kind, new)
         if dry_run:
-            return _copy(new)
+            return copy_of(new)
         self._revision += 1
         new["metadata"]["resourceVersion"] = str(self._revision)
         if change == "DELETED":
@@ -362,7 +362,7 @@ class Store:
         self._history.append(Event(self._revision, change, kind.plural, new, old))
         self.compact(self._history_limit)
         self.changed.notify_all()
-        return _copy(new)
+        return copy_of(new)
 
 
 def _effective_grace_s(kind: ResourceKind, obj: Obj, grace_s: int | None) -> int:
