@@ -6,11 +6,13 @@ As a program: `python -m tests.support.assets control-plane` (or `kubelet`) prin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import lzma
 import os
 import sys
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,36 +92,47 @@ def tool(name: str, checkout: Path = CHECKOUT) -> Path:
 
 def _unpack_tool(archive: Path, sums: Path, name: str, folder: Path) -> None:
     """Unpack one program of the archive, which `sums` names. Raises TierError."""
-    wanted = {named: digest for digest, named in (line.split(maxsplit=1) for line in sums.read_text().splitlines())}
-    if hashlib.sha256(archive.read_bytes()).hexdigest() != wanted.get(archive.name):
+    if hashlib.sha256(archive.read_bytes()).hexdigest() != _digests(sums).get(archive.name):
         raise TierError(f"{archive} does not match its SHA256SUMS")
-    try:
-        with tarfile.open(archive) as packed:
-            source = packed.extractfile(next(one for one in packed if one.name.removeprefix("./") == name))
-            (folder / name).write_bytes(source.read() if source else b"")
-    except (tarfile.TarError, lzma.LZMAError, EOFError, StopIteration) as error:
-        raise TierError(f"{archive} cannot be unpacked: {error}") from error
+    with _opened(archive) as packed:
+        found = next((one for one in packed if one.name.removeprefix("./") == name), None)
+        source = packed.extractfile(found) if found else None
+        if source is None:
+            raise TierError(f"{archive} cannot be unpacked: it has no file {name}")
+        (folder / name).write_bytes(source.read())
     (folder / name).chmod(0o755)
 
 
 def _unpack(archive: Path, sums: Path, folder: Path) -> None:
     """Unpack the files that `sums` names, as programs. Raises TierError where one is not what it says."""
-    wanted = {name: digest for digest, name in (line.split(maxsplit=1) for line in sums.read_text().splitlines())}
-    try:
-        with tarfile.open(archive) as packed:
-            for member in packed:  # in the archive's order, or all of it is decompressed for each
-                name, source = member.name.removeprefix("./"), packed.extractfile(member)
-                if source is None or name not in wanted:
-                    continue
-                content = source.read()
-                if hashlib.sha256(content).hexdigest() == wanted[name]:
-                    (folder / name).write_bytes(content)
-                    (folder / name).chmod(0o755)
-                    del wanted[name]
-    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise TierError(f"{archive} cannot be unpacked: {error}") from error
+    wanted = _digests(sums)
+    with _opened(archive) as packed:
+        for member in packed:  # in the archive's order, or all of it is decompressed for each
+            name, source = member.name.removeprefix("./"), packed.extractfile(member)
+            if source is None or name not in wanted:
+                continue
+            content = source.read()
+            if hashlib.sha256(content).hexdigest() == wanted[name]:
+                (folder / name).write_bytes(content)
+                (folder / name).chmod(0o755)
+                del wanted[name]
     if wanted:
         raise TierError(f"{archive} does not match its SHA256SUMS: {', '.join(wanted)}")
+
+
+def _digests(sums: Path) -> dict[str, str]:
+    """The SHA-256 of each file that `sums` names."""
+    return {name: digest for digest, name in (line.split(maxsplit=1) for line in sums.read_text().splitlines())}
+
+
+@contextlib.contextmanager
+def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    """The archive, open. Raises TierError where it is damaged."""
+    try:
+        with tarfile.open(archive) as packed:
+            yield packed
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise TierError(f"{archive} cannot be unpacked: {error}") from error
 
 
 def main() -> int:
