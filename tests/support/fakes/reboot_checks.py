@@ -111,28 +111,38 @@ def check_killed_and_withdrawn(point: tuple[int, int, bool]) -> None:
     check_rebooted_once(other)
 
 
-def check_killed_while_withdrawing(point: tuple[int, int, bool]) -> None:
-    """All is taken when the chip recovers, and the process that gives it back is killed there."""
+def killed_while_releasing(
+    point: tuple[int, int, bool], loss: Callable[[Machine], None]
+) -> tuple[Fleet, Machine, Machine]:
+    """Two nodes, settled: after `loss`, right before the first one's reboot, the process that undoes it was killed."""
     fleet, machine, other = pair()
     machine.round_with(lambda killer: killer.at("evidence", killer.die))
     assert fleet.holders == [machine.name]
-    machine.host.marker = None
+    loss(machine)
     _, effect, after = point
     machine.round_with(lambda killer: killer.kill_at(effect, after=after))
     fleet.settle(100)
+    return fleet, machine, other
+
+
+def check_killed_while_withdrawing(point: tuple[int, int, bool]) -> None:
+    """All is taken when the chip recovers, and the process that gives it back is killed there."""
+
+    def recover(machine: Machine) -> None:
+        machine.host.marker = None
+
+    _, machine, other = killed_while_releasing(point, recover)
     check_clean_node(machine)
     check_rebooted_once(other)
 
 
 def check_killed_while_releasing_an_unknown_grant(point: tuple[int, int, bool]) -> None:
     """The record is lost right before the reboot: the process that takes back what it finds is killed there."""
-    fleet, machine, other = pair()
-    machine.round_with(lambda killer: killer.at("evidence", killer.die))
-    assert fleet.holders == [machine.name]
-    machine.host.text = None
-    _, effect, after = point
-    machine.round_with(lambda killer: killer.kill_at(effect, after=after))
-    fleet.settle(100)
+
+    def lose_record(machine: Machine) -> None:
+        machine.host.text = None
+
+    fleet, machine, other = killed_while_releasing(point, lose_record)
     assert machine.reboots == []
     assert machine.notes.keys() == {KEYS.reboot_required, KEYS.upgrade_state}
     assert machine.cluster.current is not None
