@@ -110,8 +110,9 @@ class Record(Frozen):
     def granted(self, boot_id: str) -> str:
         """The reason of the reboot out of the boot `boot_id` that was granted, "" if none was."""
         pending = self.pending
-        is_granted = pending is not None and pending.is_granted and pending.request.boot_id == boot_id
-        return pending.request.reason if pending is not None and is_granted else ""
+        if pending is None or not pending.is_granted or pending.request.boot_id != boot_id:
+            return ""
+        return pending.request.reason
 
     def attempts_since(self, begin_s: float) -> int:
         """How many attempts are not older than `begin_s`; one of the future is none of the past."""

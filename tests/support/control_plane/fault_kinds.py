@@ -32,7 +32,7 @@ LEAST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.5
 """The shortest pauses between the attempts of a call double from the one to the other."""
 
 CALLS = 5
-"""How often a run begins anew to ask for the same: to take, to give back, the service's look, the event, one more."""
+"""How many calls of a run make the same request: to take, to give back, the service's look, the event, one more."""
 
 CHANGES_TRIED = 10
 """How often a run looks anew at a Node that keeps changing (`TAKE_ATTEMPTS`, `settling.ATTEMPTS`)."""
