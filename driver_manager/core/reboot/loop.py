@@ -205,14 +205,17 @@ class Rebooter:
         node, request = state.node, state.request
         if node is None or request is None:
             return
+        before, started_s = state.record, int(state.wall_s)
+        if before.pending is not None and before.pending.is_granted:
+            # Another time than the one found: the process that wrote it sees that its record was replaced.
+            started_s = max(started_s, before.pending.started_s + 1)
         approved = is_approved(node, self._policy.keys)
-        pending = Pending(request, node.uid, started_s=int(state.wall_s), approved=approved)
-        self._keep(replace(state.record, pending=pending))
+        self._keep(replace(before, pending=Pending(request, node.uid, started_s=started_s, approved=approved)))
         try:
             self._patch(granted(state), node.resource_version)
         except Conflict:
-            # The Node was not granted the reboot, whatever its annotations say now.
-            self._keep(replace(state.record, pending=replace(pending, started_s=0, approved=False)))
+            # This patch granted nothing, whatever the annotations say now. Another process' may have.
+            self._keep(before)
             raise
 
     def _count(self, state: RebootState, _: str) -> None:
