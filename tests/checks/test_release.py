@@ -131,5 +131,7 @@ def test_the_script_refuses_what_is_not_committed(tmp_path: Path) -> None:
 def test_the_help_of_the_script_names_every_file_of_a_release(tmp_path: Path) -> None:
     told = subprocess.run([CHECKOUT / "scripts/release", "--help"], capture_output=True, text=True, check=True).stdout
     for name in made(tmp_path / "release"):
-        plain = re.sub(r"-(rollout|namespace)\b", "", name).replace(VERSION, "<version>")
+        plain = re.sub(r"-(rollout|namespace|admission-policy)\b", "", name).replace(VERSION, "<version>")
         assert plain in told, name
+        for part in re.findall(r"-(?:rollout|namespace|admission-policy)\b", name):
+            assert f"{part} " in told, name
