@@ -96,8 +96,12 @@ class Recorder:
         os.close(record)
 
     def _noted(self) -> int:
-        with open(self._order.record, "rb") as record:  # noqa: PTH123  # at each event
-            return record.read().count(b"\n")
+        """How many effects are in the record, which the first one makes: a fork may come before that."""
+        try:
+            with open(self._order.record, "rb") as record:  # noqa: PTH123  # at each event
+                return record.read().count(b"\n")
+        except FileNotFoundError:
+            return 0
 
     def _die(self) -> None:
         """SIGKILL to the program, and to the fork of it that this may be: the call does not return."""
