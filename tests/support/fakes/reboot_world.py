@@ -233,10 +233,11 @@ class Machine:
         except Killed:
             return None
 
-    def second_process(self) -> RebootDecision | None:
+    def second_process(self, prepare: Callable[[Killer], None] = lambda _: None) -> RebootDecision | None:
         """A whole round of another process on this node, while the first stands still; a reboot ends both."""
         first, self.killer = self.killer, Killer()
         self.cluster.killer = self.killer
+        prepare(self.killer)
         self.processes.append(self.killer)
         try:
             return self.rebooter.round()

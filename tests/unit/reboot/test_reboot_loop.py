@@ -12,6 +12,7 @@ from driver_manager.domain.reboot.decision import RebootAct
 from driver_manager.domain.reboot.patches import CORDON_FOR_REBOOT, REBOOT_STATE
 from driver_manager.domain.reboot.state import RebootPolicy
 from driver_manager.domain.reboot.windows import parse
+from tests.support.fakes.killer import Killer
 from tests.support.fakes.reboot_checks import grant_of
 from tests.support.fakes.reboot_world import APPROVE, KEYS, Fleet, Machine, check_clean, check_rebooted_once
 
@@ -30,6 +31,22 @@ def said(machine: Machine) -> str:
     assert decision is not None
     assert decision.act is RebootAct.WAIT, decision
     return decision.reason
+
+
+def test_the_grant_of_a_process_that_was_faster_and_is_killed_is_not_taken_back() -> None:
+    machine = one().request()
+
+    def be_overtaken() -> None:
+        machine.second_process(lambda second: second.at("patch", second.die, after=True))
+
+    def race(killer: Killer) -> None:
+        killer.at("patch", lambda: None)  # the labels of the request
+        killer.at("patch", be_overtaken)
+
+    machine.round_with(race)
+    assert KEYS.approve_reboot not in machine.notes
+    machine.fleet.settle()
+    check_rebooted_once(machine)
 
 
 def test_an_approved_upgrade_reboots_once_and_leaves_nothing() -> None:
