@@ -251,6 +251,8 @@ class ModuleTrees:
                 yield from self._found_below(root.rstrip("/"))
 
     def _found_below(self, folder: str) -> Iterator[str]:
+        if not self.files.exists(folder):
+            return
         top = self.files.path(folder)
         for path in sorted(top.rglob("*.ko*")):
             yield f"{folder}/{path.relative_to(top).as_posix()}"
