@@ -16,6 +16,7 @@ from driver_manager.cli.printing import put_after
 from driver_manager.cli.wiring import Session, open_session
 from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
+from driver_manager.domain import events
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError
 from driver_manager.domain.journal import Journal, JournalUnreadable
 from driver_manager.domain.node import Node, NodeChange
@@ -44,6 +45,7 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     """
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
+    session.warn_of_refused(obs)
     refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
     if not values[settings.TAKE_OVER]:
         refuse_kmm_at_work(obs.journal or journal, obs.node)
@@ -66,6 +68,8 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
 def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     """The one step that restoring is. Raises ManagerError."""
     ports, is_well = session.ports(), False
+    for one in obs.refused:
+        ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
     session.log.step(1, 1, GiveBack(journal).describe())
     try:
         settler = Settler(ports, session.profile, obs)

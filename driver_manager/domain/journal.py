@@ -34,7 +34,9 @@ class Owner(Frozen):
         return f"{self.boot_id}:{self.pid_namespace}:{self.pid}:{self.start_ticks}"
 
     def __str__(self) -> str:
-        return f"pod {self.pod}" if self.pod_uid else f"process {self.pid} run by hand"
+        if self.pod_uid:
+            return f"pod {self.pod}"
+        return f"process {self.pid} run by hand" if self.pid else "an unknown owner"
 
 
 class OldDriver(Frozen):
@@ -92,6 +94,26 @@ class Journal(Frozen):
     def paused(self) -> frozenset[str]:
         """Keys of all labels that were changed to pause operands."""
         return frozenset((*self.labels, *self.gates))
+
+
+class Refused(Frozen):
+    """A field of a journal that no run acts on, and why."""
+
+    field: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the journal's field {self.field} is ignored: {self.why}"
+
+
+class Written(Frozen):
+    """A journal as an annotation has it, whoever wrote it: `journal_check` makes one of it that a run may act on.
+
+    `refused` are fields that could not be read and that the rest is read without.
+    """
+
+    claims: Journal
+    refused: tuple[Refused, ...] = ()
 
 
 class JournalUnreadable(ConfigError):
@@ -161,11 +183,23 @@ def encode(journal: Journal) -> str:
     return FORM.write(body)
 
 
-def decode(text: str) -> Journal:
-    """The journal in `text`. Raises JournalUnreadable for garbage and for versions newer than this one."""
+def decode(text: str) -> Written:
+    """The journal in `text`. Raises JournalUnreadable for garbage and for versions newer than this one.
+
+    An owner that is none counts as one that has ended.
+    """
     body = FORM.read(text)
+    owner, refused = Owner(), tuple[Refused, ...]()
+    try:
+        owner = _owner(body.fields("owner"))
+    except JournalUnreadable as error:
+        refused = (Refused("owner", error.what),)
+    return Written(_claims(body, owner), refused)
+
+
+def _claims(body: Fields, owner: Owner) -> Journal:
     return Journal(
-        owner=_owner(body.fields("owner")),
+        owner=owner,
         boot_id=body.text("bootId"),
         labels=body.texts_by_name("labels"),
         gates=_gates(body.fields("gates")) if "gates" in body else {},

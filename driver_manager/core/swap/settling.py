@@ -8,11 +8,11 @@ from __future__ import annotations
 from driver_manager.core.node.cas import patch_until_current
 from driver_manager.core.swap.device_undo import undo
 from driver_manager.core.swap.state_writer import StateWriter
-from driver_manager.domain import journal as journals
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.host import DriverSource
 from driver_manager.domain.journal import Journal, JournalUnreadable
+from driver_manager.domain.journal_check import journal_on
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.modules import driver_version, has_root
 from driver_manager.domain.node import Node, NodeChange
@@ -339,11 +339,11 @@ class Settler:
         return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest
 
     def _journal_on(self, node: Node) -> Journal | None:
-        text = node.annotations.get(self._profile.keys.journal)
         try:
-            return journals.decode(text) if text is not None else None
+            found = journal_on(node, self._profile)
         except JournalUnreadable:
             return None
+        return found.journal if found is not None else None
 
     def _is_ours(self, node: Node) -> bool:
         """Whether a Node of another uid carries our journal: somebody created it anew from a copy."""

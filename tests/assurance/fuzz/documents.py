@@ -81,9 +81,9 @@ def _texts(body: Any) -> list[str]:
 
 
 def read_journal(data: bytes) -> None:
-    found = journal.decode(text_of(data))
+    found = journal.decode(text_of(data)).claims
     assert_conforms(found, Journal)
-    again = journal.decode(journal.encode(found))
+    again = journal.decode(journal.encode(found)).claims
     # An owner that is neither a pod nor a process is nobody, however that was spelled.
     assert replace(again, owner=found.owner) == found
     assert journal.encode(again) == journal.encode(found)

@@ -36,7 +36,7 @@ def take_over(world: World) -> None:
     assert there is not None
     text = there.annotations.get(key)
     if text is not None:
-        journal = replace(journals.decode(text), owner=OTHER)
+        journal = replace(journals.decode(text).claims, owner=OTHER)
         world.cluster.edit(annotations={key: journals.encode(journal)})
     world.host.claimed_by = OTHER
 
