@@ -49,11 +49,10 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
     if not values[settings.TAKE_OVER]:
         refuse_kmm_at_work(obs.journal or journal, obs.node)
-    if obs.host is None and journal is not None and journal.services and not dry_run:
+    if obs.host is None and journal is not None and journal.record and not dry_run:
         raise ConfigError(
-            f"host services were stopped on node {obs.node.name} ({', '.join(journal.services)}), and this host is "
-            "not that node",
-            "Run restore on the node, where they can be started again.",
+            f"a run has left something to undo on node {obs.node.name}, and this command cannot read its host",
+            "Run restore on the node, in a pod with its root at /host; the record there says what to undo.",
         )
     change = release(session.node, journal, session.profile) if journal else NodeChange()
     if not dry_run and journal is not None and not change.is_empty:

@@ -69,6 +69,9 @@ class Journal(Frozen):
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
     `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
 
+    `record` names the record on the host that has what is to be undone there, "" where nothing is. The annotation has
+    `services`, `removed`, `devices` and more than the version of `driver` only as an older version wrote it.
+
     For the reader alone: `begin` is when the node was taken, as `timestamps` writes it, by this run or the earlier one
     that it goes on from; `step` names the step that wrote this.
     """
@@ -89,6 +92,12 @@ class Journal(Frozen):
     window: Window | None = None
     devices: tuple[Binding, ...] = ()
     kmm: KmmRequest | None = None
+    record: str = ""
+
+    @property
+    def has_to_undo(self) -> bool:
+        """True if there is something to undo on the host."""
+        return bool(self.services or self.removed or self.devices or self.driver)
 
     @property
     def paused(self) -> frozenset[str]:
@@ -126,7 +135,7 @@ FORM = Form(
     "Look at it with `driver-manager status`; `driver-manager restore --ignore-journal` restores the labels from "
     "their paused values. Nothing was changed.",
     key="v",
-    version=2,
+    version=3,
     is_compact=True,
 )
 
@@ -151,35 +160,28 @@ def encode(journal: Journal) -> str:
     }
     if journal.gates:
         body["gates"] = dict(journal.gates)
-    else:
-        body[FORM.key] = 1  # a version that knows of no gates would lose them, and nothing else
+    if not journal.record:
+        # A version that knows of no record on the host would lose it, and one that knows of no gates would lose those.
+        body[FORM.key] = 2 if journal.gates else 1
     if journal.driver is not None:
-        driver = journal.driver
-        body["driver"] = {
-            "version": driver.version,
-            "root": driver.root,
-            "modules": list(driver.modules),
-            **({"digest": driver.digest} if driver.digest else {}),
-            **({"parameters": dict(driver.parameters)} if driver.parameters else {}),
-        }
-    if journal.services:
-        body["services"] = list(journal.services)
-    if journal.removed:
-        body["removed"] = list(journal.removed)
+        body["driver"] = {"version": journal.driver.version} if journal.record else driver_to_json(journal.driver)
+    if not journal.record:
+        body |= {"services": list(journal.services)} if journal.services else {}
+        body |= {"removed": list(journal.removed)} if journal.removed else {}
+        body |= {"devices": bindings.to_json(journal.devices)} if journal.devices else {}
     texts = {
         "cordonManager": journal.cordon_manager,
         "nodeUid": journal.node_uid,
         "step": journal.step,
         "begin": journal.begin,
         "cleared": journal.cleared,
+        "hostRecord": journal.record,
     }
     body |= {key: text for key, text in texts.items() if text}
     if journal.window is not None:
         body["window"] = journal.window.to_json()
     if journal.kmm is not None:
         body["kmm"] = journal.kmm.to_json()
-    if journal.devices:
-        body["devices"] = bindings.to_json(journal.devices)
     return FORM.write(body)
 
 
@@ -198,23 +200,29 @@ def decode(text: str) -> Written:
 
 
 def _claims(body: Fields, owner: Owner) -> Journal:
+    record = body.text("hostRecord", "")
+    driver = None
+    if "driver" in body and not body.is_null("driver"):
+        said = body.fields("driver")
+        driver = OldDriver(said.text("version")) if record else driver_in(said)
     return Journal(
         owner=owner,
         boot_id=body.text("bootId"),
         labels=body.texts_by_name("labels"),
         gates=_gates(body.fields("gates")) if "gates" in body else {},
         cordoned=body.flag("cordoned"),
-        driver=None if "driver" not in body or body.is_null("driver") else _driver(body.fields("driver")),
-        services=body.texts("services", ()),
-        removed=body.texts("removed", ()),
+        driver=driver,
+        services=() if record else body.texts("services", ()),
+        removed=() if record else body.texts("removed", ()),
         cordon_manager=body.text("cordonManager", ""),
         node_uid=body.text("nodeUid", ""),
         step=body.text("step", ""),
         begin=body.text("begin", ""),
         cleared=body.text("cleared", ""),
         window=window.kept_in(body),
-        devices=bindings.read_in(body),
+        devices=() if record else bindings.read_in(body),
         kmm=request_in(body.fields("kmm")) if "kmm" in body else None,
+        record=record,
     )
 
 
@@ -237,7 +245,19 @@ def _gates(body: Fields) -> dict[str, str | None]:
     return {key: None if body.is_null(key) else body.text(key) for key in body.body}
 
 
-def _driver(body: Fields) -> OldDriver:
+def driver_to_json(driver: OldDriver) -> dict[str, Any]:
+    """The whole driver, as an older journal and the host's record have it."""
+    return {
+        "version": driver.version,
+        "root": driver.root,
+        "modules": list(driver.modules),
+        **({"digest": driver.digest} if driver.digest else {}),
+        **({"parameters": dict(driver.parameters)} if driver.parameters else {}),
+    }
+
+
+def driver_in(body: Fields) -> OldDriver:
+    """What `driver_to_json` gave. Raises as `body`."""
     return OldDriver(
         version=body.text("version"),
         root=body.text("root"),

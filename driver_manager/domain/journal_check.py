@@ -16,6 +16,7 @@ from driver_manager.domain import kmm
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, JournalUnreadable, OldDriver, Owner, Refused, Written
 from driver_manager.domain.listing import several
 from driver_manager.domain.modules import is_own
@@ -89,13 +90,74 @@ def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Ch
     """
     said, check = written.claims, _Check(profile, written.refused)
     journal = replace(
-        said,
+        _with_commands(said, check),
         owner=said.owner
         if written.refused
         else check.one("owner", said.owner, Owner(), _is_owner, "neither a pod nor a process"),
         boot_id=check.word("bootId", said.boot_id),
         labels=_labels(said.labels, labels, check),
         gates=_gates(said.gates, check),
+        cordon_manager=check.word("cordonManager", said.cordon_manager),
+        node_uid=check.word("nodeUid", said.node_uid),
+        step=check.word("step", said.step),
+        begin=check.word("begin", said.begin),
+        cleared=check.word("cleared", said.cleared),
+        window=check.one("window", said.window, None, _is_window, "not times of this era"),
+        kmm=check.one("kmm", said.kmm, None, _is_request, "not a request that KMM could have had"),
+        record=check.word("hostRecord", said.record),
+    )
+    return Checked(journal, tuple(check.refused))
+
+
+def with_record(found: Checked, record: HostRecord | None, boot_id: str, profile: Profile) -> Checked:
+    """`found` of a node whose host was read, in the boot `boot_id`: with what its `record` has to undo.
+
+    Without one, what the journal itself asks for is left out, and named: an older version wrote that on the Node. So is
+    a record that this boot should have, and has not.
+    """
+    journal = found.journal
+    if record is not None:
+        whole = replace(
+            journal,
+            services=record.services,
+            removed=record.removed,
+            driver=record.driver,
+            devices=record.devices,
+        )
+        check = _Check(profile, found.refused)
+        return Checked(_with_commands(whole, check), tuple(check.refused))
+    left = without_commands(found)
+    lost = journal.record and journal.boot_id == boot_id
+    missing = (Refused("hostRecord", "this host has no such record; only labels and cordon are restored"),)
+    return Checked(replace(left.journal, record=""), (*left.refused, *(missing if lost else ())))
+
+
+def without_commands(found: Checked) -> Checked:
+    """`found` without what has to be undone on a host; what an older version wrote of that on the Node is named."""
+    journal = found.journal
+    driver, why = journal.driver, "it is on the Node and not in a record on the host"
+    texts = {
+        "services": several(f"{name} is not started" for name in journal.services),
+        "removed": several(f"{name} is not loaded" for name in journal.removed),
+        "devices": several(f"{in_brief(one.address)} is not restored" for one in journal.devices),
+    }
+    if driver is not None and (driver.root or driver.modules or driver.parameters):
+        texts["driver"] = f"{several(driver.modules)} of {driver.root or 'an unknown root'} is not loaded again"
+    refused = tuple(Refused(field, f"{why}: {text}") for field, text in texts.items() if text)
+    bare = replace(
+        journal,
+        services=(),
+        removed=(),
+        devices=(),
+        driver=OldDriver(driver.version) if driver is not None else None,
+    )
+    return Checked(bare, (*found.refused, *refused))
+
+
+def _with_commands(said: Journal, check: _Check) -> Journal:
+    profile = check.profile
+    return replace(
+        said,
         driver=_driver(said.driver, check),
         services=check.those(
             "services",
@@ -109,15 +171,7 @@ def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Ch
             lambda name: name in profile.modules.conflicting_removable,
             "not a module that the profile allows to remove",
         ),
-        cordon_manager=check.word("cordonManager", said.cordon_manager),
-        node_uid=check.word("nodeUid", said.node_uid),
-        step=check.word("step", said.step),
-        begin=check.word("begin", said.begin),
-        cleared=check.word("cleared", said.cleared),
-        window=check.one("window", said.window, None, _is_window, "not times of this era"),
-        kmm=check.one("kmm", said.kmm, None, _is_request, "not a request that KMM could have had"),
     )
-    return Checked(journal, tuple(check.refused))
 
 
 def cleared_by(text: str) -> str:
@@ -192,7 +246,7 @@ def _driver(said: OldDriver | None, check: _Check) -> OldDriver | None:
     kept_values = kept(said.parameters, modules.keep_parameters)
     return OldDriver(
         version=check.word("driver.version", said.version),
-        root=said.root,
+        root=check.one("driver.root", said.root, "", _is_root, "not a folder of the host"),
         modules=check.those(
             "driver.modules",
             said.modules,
@@ -236,6 +290,10 @@ def _is_request(request: kmm.KmmRequest | None) -> bool:
     except ConfigError:
         return False
     return all(map(_is_printable, (request.boot_id, request.load, request.shown)))
+
+
+def _is_root(text: str) -> bool:
+    return not text or (text.startswith("/") and ".." not in text.split("/") and _is_printable(text))
 
 
 def _is_printable(text: str) -> bool:

@@ -17,7 +17,7 @@ from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import UNREAD, Holder, Host
 from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.journal_check import journal_on, runs_manager
+from driver_manager.domain.journal_check import journal_on, runs_manager, with_record, without_commands
 from driver_manager.domain.modules import users_of
 from driver_manager.domain.node import Node, is_this_host
 from driver_manager.domain.observation import Observation, Part
@@ -208,12 +208,16 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
     Raises JournalUnreadable, ConfigError (own pod not found, host unreadable), unless `reading` does not.
     """
     found = reading(Part.JOURNAL, lambda: journal_on(node, profile), None)
-    journal, refused = (found.journal, found.refused) if found is not None else (None, ())
     own = reading(Part.OWN_POD, lambda: own_pod(pods, node, identity), None)
     wanted, source = reading(Part.DIGEST, lambda: wanted_digest(digest, own, pods, profile), ("", ""))
-    host = reading(Part.HOST, lambda: read_host(journal, wanted), None)
+    host = reading(Part.HOST, lambda: read_host(found.journal if found is not None else None, wanted), None)
     if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
         host = None
+    if found is not None:
+        found = (
+            with_record(found, host.run_record, host.boot_id, profile) if host is not None else without_commands(found)
+        )
+    journal, refused = (found.journal, found.refused) if found is not None else (None, ())
     return Observation(
         node=node,
         pods=pods,

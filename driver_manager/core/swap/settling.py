@@ -8,6 +8,7 @@ from __future__ import annotations
 from driver_manager.core.node.cas import patch_until_current
 from driver_manager.core.swap.device_undo import undo
 from driver_manager.core.swap.state_writer import StateWriter
+from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.host import DriverSource
@@ -72,6 +73,21 @@ class Settler:
         self._held, self._taken = journal, taken
         if taken is not None:
             self.state.saw(taken)
+
+    def record(self, journal: Journal) -> None:
+        """Write what `journal` has to undo on the host: before the Node names it. Raises ConfigError."""
+        if journal.record:
+            path = self._profile.paths.run_record(journal.record)
+            self._host.write_text(path, host_record.encode(host_record.of(journal)), is_secret=True)
+
+    def remove_record(self, journal: Journal | None, but: str = "") -> None:
+        """Remove the record that `journal` names, which the Node names no more; one that stays costs some bytes."""
+        if journal is None or journal.record in ("", but):
+            return
+        try:
+            self._host.remove(self._profile.paths.run_record(journal.record))
+        except ManagerError as error:
+            self._reporter.warn(error.what)
 
     @property
     def has_given_back(self) -> bool:
@@ -181,8 +197,10 @@ class Settler:
                     self._cluster, self._reporter, lambda node: self._change(node, journal), remedy
                 )
                 self._saw(given)
+            self.remove_record(journal)
         except NodeMissing as error:
             self._start_services(journal)
+            self.remove_record(journal)
             self._is_given_back = True
             raise NodeMissing(error.what, "No action needed: nothing is left to release.") from error
         self._is_given_back = True

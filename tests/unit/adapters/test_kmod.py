@@ -236,12 +236,13 @@ def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(
 ) -> None:
     ran = tools(monkeypatch, Result(1, "", "no"))
     load(sys, "-a")
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: kmod.unload(sys, "-a", soon(), FakeClock()),
         lambda: kmod.load(root, KERNEL, "-a", soon()),
         lambda: kmod.load(root, KERNEL, "-a", soon(), {"a": "b=1"}),
         lambda: kmod.make_list(root / "absent", "-a", soon()),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ModuleFailed):
             call()
     kmod.why_refused(root, KERNEL, "-a")

@@ -61,13 +61,15 @@ def test_pause_cordon_and_journal_are_one_patch() -> None:
 
 def test_the_journal_holds_what_cannot_be_observed_again() -> None:
     step = taken(host=host(previous_source=source("/opt/old", "1.0")))
-    assert decode(step.change.annotations[JOURNAL] or "").claims == step.journal
+    written = decode(step.change.annotations[JOURNAL] or "").claims
+    assert written == replace(step.journal, driver=OldDriver("1.0"))
     assert step.journal == journal(
         owner=ME,
         cordoned=True,
         node_uid="uid-1",
         cordon_manager="driver-manager",
         driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), OLD_DIGEST),
+        record=ME.process,
     )
 
 

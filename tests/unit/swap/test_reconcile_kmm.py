@@ -376,7 +376,7 @@ def test_a_cordon_that_an_administrator_has_set_again_is_kept() -> None:
     policy, world.policy = world.policy, Policy(loader=Loader.MANAGER)
     world.driver_root, world.host.offers = "/opt/new", {"/opt/new": "2.0"}
     world.cluster.operator = None
-    world.killer.kill_at(0, after=True)
+    world.killer.kill_at(1, after=True)
     assert world.run() is None
     assert world.state().unschedulable
     world.cluster.edit(cordon=False)
