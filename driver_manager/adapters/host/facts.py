@@ -24,7 +24,7 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.failure import PastFailure, noted
 from driver_manager.domain.host import Host, LoadRecord
 from driver_manager.domain.host_record import HostRecord
-from driver_manager.domain.journal import Journal
+from driver_manager.domain.journal import Journal, OldDriver
 from driver_manager.domain.profile import Modules, Profile
 from driver_manager.domain.reboot_wish import RebootWish, WishUnreadable
 from driver_manager.domain.safe_root import is_safe_root
@@ -78,6 +78,9 @@ def _read_host(  # noqa: PLR0913  # as above
     marker, marker_problem = read_marker(files, paths.reboot_marker)
     record = _record(files, paths.load_record, this_boot)
     run = _run_record(files, paths.run_record(journal.record), this_boot, journal.record) if journal else None
+    old = run.driver if run else journal.driver if journal else None
+    if old is not None and run is None:
+        old = OldDriver(old.version)
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
     root = driver_root or paths.driver_root
     slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
@@ -95,7 +98,7 @@ def _read_host(  # noqa: PLR0913  # as above
         artifacts=tuple(path for path in _artifacts(profile) if files.exists(path)),
         host_driver=sources.host_driver(),
         source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
-        previous_source=sources.before(driver_root, run.driver if run else None, record, digest, version),
+        previous_source=sources.before(driver_root, old, record, digest, version),
         pci_devices=pci_devices(roots, profile),
         conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
         marker=marker,

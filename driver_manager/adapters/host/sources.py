@@ -66,11 +66,13 @@ class Sources:
         self, driver_root: str, old: OldDriver | None, record: LoadRecord | None, digest: str | None, version: str
     ) -> DriverSource | None:
         """The driver to go back to: `old`, which a run noted here, where its root still offers it, else the loaded one,
-        of this `digest` and `version`.
+        of this `digest` and `version`. Where nothing is loaded, `old` may be what the Node shows, without a root: then
+        a root that is known without it.
         """
         if old is not None and old.root and (found := self._offering([old.root], old.version, old.digest)):
             return found
         known = [record.root if record else "", self._profile.paths.driver_root, driver_root, HOST]
+        version = version or (old.version if old is not None else "")
         return self._offering(known, version, digest or "") if version else None
 
     def _offering(self, roots: list[str], version: str, digest: str) -> DriverSource | None:

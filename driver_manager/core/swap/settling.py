@@ -297,13 +297,14 @@ class Settler:
         """Why the node stays paused, "" where it need not: without the driver it had, operands would only crash.
 
         A host that cannot be read may be without one: hold then, too. A driver that only a reboot changes was not
-        unloaded by us, and nothing reboots a node that is held.
+        unloaded by us, and nothing reboots a node that is held. A driver that no record on the host knows, as after a
+        boot, was not unloaded in this boot: what the Node says alone holds no node.
         """
         if self._profile.never_unloads:
             return ""
         if self._is_driver_stuck:
             return "its driver is stuck while unloading"
-        if journal.driver is None:
+        if journal.driver is None or not journal.driver.modules:
             return ""
         try:
             is_there = has_root(self._host.modules(), self._profile.modules)

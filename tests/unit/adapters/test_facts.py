@@ -367,8 +367,17 @@ def test_a_root_that_offers_another_version_now_is_no_way_back(tree: Tree, monke
 def test_with_nothing_loaded_the_journal_knows_the_way_back(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(tree, monkeypatch, old="1.0", new="2.0")
     assert way_back(tree) == ""
-    assert way_back(tree, journal=OLD) == ""
+    assert way_back(tree, journal=OLD) == "", "a root that only the Node names"
     assert way_back(tree, OLD) == "/opt/old"
+
+
+def test_after_a_boot_a_root_that_is_known_without_the_journal_may_offer_its_version(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(tree, monkeypatch, old="1.0", new="2.0")
+    assert way_back(tree, journal=replace(OLD, driver=OldDriver("2.0", "/opt/old"))) == "/opt/new"
+    load(tree.root / "sys", "rebellions", version="1.5\n")
+    assert way_back(tree, journal=replace(OLD, driver=OldDriver("2.0", "/opt/old"))) == ""
 
 
 @pytest.mark.parametrize(
