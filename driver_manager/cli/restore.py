@@ -41,7 +41,8 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     """Release this node: restore the labels that its journal records, lift the run's cordon, remove the journal.
 
     Labels that somebody else changed meanwhile stay as they are, and so does the rebooter's cordon. Also works from a
-    laptop. Refused while the run that took the node is running or KMM changes the driver (--take-over overrides that).
+    laptop, unless something is to be undone on the host. Refused while the run that took the node is running or KMM
+    changes the driver (--take-over overrides that).
     """
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
@@ -52,7 +53,7 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     if obs.host is None and journal is not None and journal.record and not dry_run:
         raise ConfigError(
             f"a run has left something to undo on node {obs.node.name}, and this command cannot read its host",
-            "Run restore on the node, in a pod with its root at /host; the record there says what to undo.",
+            "Run restore on the node, in a pod with its root at /host; the record there names what to undo.",
         )
     change = release(session.node, journal, session.profile) if journal else NodeChange()
     if not dry_run and journal is not None and not change.is_empty:

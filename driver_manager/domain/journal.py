@@ -5,6 +5,7 @@ Owns the JSON form of the annotation. Every version ever written stays readable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -16,6 +17,15 @@ from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.kmm import KmmRequest, request_in
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form
+
+MAX_LINE_CHARS = 256
+MAX_PID = 2**22
+"""PID_MAX_LIMIT (include/linux/threads.h)."""
+
+MAX_COUNT = 2**63
+
+_POD = re.compile(r"[a-z0-9][-a-z0-9]{0,62}/[a-z0-9][-a-z0-9.]{0,252}")
+_UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,127}")
 
 
 class Owner(Frozen):
@@ -265,3 +275,31 @@ def driver_in(body: Fields) -> OldDriver:
         digest=body.text("digest", ""),
         parameters=body.texts_by_name("parameters") if "parameters" in body else {},
     )
+
+
+def cleared_by(text: str) -> str:
+    """The uid of the pod whose run has cleared the node for a driver pod, as the journal in `text` tells; else ""."""
+    try:
+        said = decode(text).claims
+    except JournalUnreadable:
+        return ""
+    return said.owner.pod_uid if is_owner(said.owner) and is_line(said.cleared) and said.cleared else ""
+
+
+def is_owner(owner: Owner) -> bool:
+    """True if `owner` can be a pod, a process, or a process in a pod."""
+    is_process = (
+        0 < owner.pid <= MAX_PID
+        and 0 <= owner.start_ticks < MAX_COUNT
+        and 0 <= owner.pid_namespace < MAX_COUNT
+        and is_line(owner.boot_id)
+    )
+    if not owner.pod_uid:
+        return is_process
+    is_pod = bool(_POD.fullmatch(owner.pod) and _UID.fullmatch(owner.pod_uid))
+    return is_pod and (is_process or not owner.pid)
+
+
+def is_line(text: str) -> bool:
+    """True if `text` can be printed in one line."""
+    return text.isprintable() and len(text) <= MAX_LINE_CHARS

@@ -6,7 +6,7 @@ Owns how we find out who we are, whose journal it is and which driver is wanted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field, replace
 from typing import Protocol, TypeVar
 
@@ -16,12 +16,12 @@ from driver_manager.domain.digest import FROM_ENVIRONMENT, is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import UNREAD, Holder, Host
-from driver_manager.domain.journal import Journal, Owner
-from driver_manager.domain.journal_check import journal_on, runs_manager, with_record, without_commands
+from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.modules import users_of
 from driver_manager.domain.node import Node, is_this_host
 from driver_manager.domain.observation import Observation, Part
 from driver_manager.domain.pod import Claim, Pod, PodList
+from driver_manager.domain.pods.journal_check import journal_on, runs_manager, with_record, without_commands
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import names_of_claims, namespaces_with_claims
 from driver_manager.domain.policy import Mode
@@ -141,9 +141,9 @@ def is_alive(  # noqa: PLR0913, PLR0917  # what the answer depends on
     return process_lives(owner) if process_lives is not None else None
 
 
-def report_refused(obs: Observation, ports: Ports, said: set[str]) -> None:
+def report_refused(refused: Iterable[Refused], ports: Ports, said: set[str]) -> None:
     """Warn of each field of the journal that is ignored, and post an Event that names it; once for those in `said`."""
-    for one in obs.refused:
+    for one in refused:
         if one.field not in said:
             said.add(one.field)
             ports.reporter.warn(str(one))

@@ -165,7 +165,7 @@ class _Run:
     def attempt(self, obs: Observation) -> Outcome:
         """Plan and execute once. Raises Again, Conflict where nothing new was taken, OwnedElsewhere."""
         ports = self._ports
-        report_refused(obs, ports, self._said_refused)
+        report_refused(obs.refused, ports, self._said_refused)
         may_load = self._policy.loader is not Loader.NONE
         settler = Settler(ports, self._profile, obs, self._policy.kmm, may_load=may_load)
         if obs.host is not None:

@@ -13,11 +13,11 @@ from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.host import DriverSource
 from driver_manager.domain.journal import Journal, JournalUnreadable
-from driver_manager.domain.journal_check import journal_on
 from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.modules import driver_version, has_root
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.observation import Observation
+from driver_manager.domain.pods.journal_check import journal_on
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.node_patches import release, tested_release
 from driver_manager.domain.window import Part

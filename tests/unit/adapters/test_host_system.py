@@ -184,6 +184,8 @@ def test_a_file_that_cannot_be_removed_is_told(machine: Machine) -> None:
     machine.system().remove("/run/rbln/absent")
     machine.system().write_text("/run/rbln/state", "d\n")
     assert (machine.root / "run/rbln/state").read_text() == "d\n"
+    machine.system().write_text("/run/rbln/secret", "d\n", is_secret=True)
+    assert (machine.root / "run/rbln/secret").stat().st_mode & 0o777 == 0o600
     with pytest.raises(ConfigError):
         machine.system().write_text("/run/rbln/folder", "d")
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from driver_manager.domain import journal as journals
-from driver_manager.domain.journal import Journal, OldDriver, Owner
-from driver_manager.domain.journal_check import Checked, checked, cleared_by, runs_manager
+from driver_manager.domain.journal import Journal, OldDriver, Owner, cleared_by
 from driver_manager.domain.kmm import KmmModule, KmmRequest
 from driver_manager.domain.pod import Pod
+from driver_manager.domain.pods.journal_check import Checked, checked, runs_manager
 from driver_manager.domain.window import Window
 from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, pod
 from tests.support.fakes.scenarios import GATE, LONG_VALUE

@@ -30,8 +30,9 @@ class Path:
 
     `code` is the exit code of an undisturbed run. `jobs` pods use the accelerator. `runs_in_pod`: as the init container
     of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked.
-    `has_clients`: the exporter on the node is a client of the driver. `is_held`: another client has the device open. `devices` puts functions on the PCI bus, whose kernel answers then.
-    `has_kmm`: KMM is at work, and has the old version loaded.
+    `has_clients`: the exporter on the node is a client of the driver. `is_held`: another client has the device open.
+    `devices` puts functions on the PCI bus, whose kernel answers then. `has_kmm`: KMM is at work, and has the old
+    version loaded.
     """
 
     name: str

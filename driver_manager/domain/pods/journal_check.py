@@ -17,7 +17,7 @@ from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host_record import HostRecord
-from driver_manager.domain.journal import Journal, JournalUnreadable, OldDriver, Owner, Refused, Written
+from driver_manager.domain.journal import MAX_LINE_CHARS, Journal, OldDriver, Owner, Refused, Written, is_line, is_owner
 from driver_manager.domain.listing import several
 from driver_manager.domain.modules import is_own
 from driver_manager.domain.node import Node
@@ -29,17 +29,9 @@ from driver_manager.domain.selectors import KEY_PATTERN, is_label_value
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import LAST_MOMENT_S, in_brief
 
-MAX_WORD_CHARS = 256
-MAX_PID = 2**22
-"""PID_MAX_LIMIT (include/linux/threads.h)."""
-
-MAX_COUNT = 2**63
-
 _MODULE = re.compile(r"[A-Za-z0-9_]{1,55}")
 """A name as /sys/module has it: MODULE_NAME_LEN is 56 with its end (include/linux/module.h)."""
 
-_POD = re.compile(r"[a-z0-9][-a-z0-9]{0,62}/[a-z0-9][-a-z0-9.]{0,252}")
-_UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,127}")
 _KEY = re.compile(KEY_PATTERN)
 
 T = TypeVar("T")
@@ -73,7 +65,7 @@ class _Check:
 
     def word(self, field: str, text: str) -> str:
         """`text` where it can be printed as one word or sentence, else ""."""
-        return self.one(field, text, "", _is_printable, f"not one line of at most {MAX_WORD_CHARS} characters")
+        return self.one(field, text, "", is_line, f"not one line of at most {MAX_LINE_CHARS} characters")
 
 
 def journal_on(node: Node, profile: Profile) -> Checked | None:
@@ -93,7 +85,7 @@ def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Ch
         _with_commands(said, check),
         owner=said.owner
         if written.refused
-        else check.one("owner", said.owner, Owner(), _is_owner, "neither a pod nor a process"),
+        else check.one("owner", said.owner, Owner(), is_owner, "neither a pod nor a process"),
         boot_id=check.word("bootId", said.boot_id),
         labels=_labels(said.labels, labels, check),
         gates=_gates(said.gates, check),
@@ -172,15 +164,6 @@ def _with_commands(said: Journal, check: _Check) -> Journal:
             "not a module that the profile allows to remove",
         ),
     )
-
-
-def cleared_by(text: str) -> str:
-    """The uid of the pod whose run has cleared the node for a driver pod, as the journal in `text` tells; else ""."""
-    try:
-        said = journals.decode(text).claims
-    except JournalUnreadable:
-        return ""
-    return said.owner.pod_uid if _is_owner(said.owner) and _is_printable(said.cleared) and said.cleared else ""
 
 
 def runs_manager(pod: Pod, own: Pod | None, profile: Profile) -> bool:
@@ -265,19 +248,6 @@ def _driver(said: OldDriver | None, check: _Check) -> OldDriver | None:
     )
 
 
-def _is_owner(owner: Owner) -> bool:
-    is_process = (
-        0 < owner.pid <= MAX_PID
-        and 0 <= owner.start_ticks < MAX_COUNT
-        and 0 <= owner.pid_namespace < MAX_COUNT
-        and _is_printable(owner.boot_id)
-    )
-    if not owner.pod_uid:
-        return is_process
-    is_pod = bool(_POD.fullmatch(owner.pod) and _UID.fullmatch(owner.pod_uid))
-    return is_pod and (is_process or not owner.pid)
-
-
 def _is_window(window: Window | None) -> bool:
     return window is None or (0 <= window.began_s <= LAST_MOMENT_S and window.seconds <= LAST_MOMENT_S)
 
@@ -289,15 +259,11 @@ def _is_request(request: kmm.KmmRequest | None) -> bool:
         kmm.parse(str(request.module), request.module.version)
     except ConfigError:
         return False
-    return all(map(_is_printable, (request.boot_id, request.load, request.shown)))
+    return all(map(is_line, (request.boot_id, request.load, request.shown)))
 
 
 def _is_root(text: str) -> bool:
-    return not text or (text.startswith("/") and ".." not in text.split("/") and _is_printable(text))
-
-
-def _is_printable(text: str) -> bool:
-    return text.isprintable() and len(text) <= MAX_WORD_CHARS
+    return not text or (text.startswith("/") and ".." not in text.split("/") and is_line(text))
 
 
 def _brief(value: Any) -> str:
