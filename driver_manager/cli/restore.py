@@ -122,6 +122,8 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
     services = obs.journal.services if obs.journal else ()
     lines += [f"{'would start' if dry_run else 'started'} host service {name}" for name in services]
     lines += [f"{'would remove' if dry_run else 'removed'} annotation {key}" for key in removed]
+    if obs.host is None and obs.journal is not None and obs.journal.record:
+        lines.append("note: a record on the host names what else is to be undone; restore has to run on the node")
     if obs.host is not None and not is_loaded(obs.host, profile):
         lines.append("note: no driver is loaded; operands that need it will wait or crash until it is")
     return "\n".join([*lines, *stays])
