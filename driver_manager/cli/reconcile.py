@@ -123,9 +123,10 @@ def plan_command(*, mode: str, output: str, values: Values) -> int:
 
 def _show_plan(values: Values, wanted: Policy, output: str) -> int:
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, mode=wanted.mode)
-    ports = session.ports()
+    ports, obs = session.ports(), session.observe(session.node)
+    session.warn_of_refused(obs)
     try:
-        _, decided = decide(ports, session.observe(session.node), session.profile, wanted)
+        _, decided = decide(ports, obs, session.profile, wanted)
     except EvictionRefused as error:
         if output != "json":
             lines = ("pod {pod} {uses}: {fate}, {why}".format(**one) for one in error.facts["workloads"])

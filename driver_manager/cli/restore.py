@@ -15,6 +15,7 @@ from driver_manager.cli.printing import put_after
 from driver_manager.cli.wiring import Session, open_session
 from driver_manager.core.swap.fence import Fence
 from driver_manager.core.swap.settling import Settler
+from driver_manager.domain import events
 from driver_manager.domain.errors import ConfigError, ExitCode, ManagerError
 from driver_manager.domain.escaping import json_text, one_line
 from driver_manager.domain.journal import Journal, JournalUnreadable
@@ -40,18 +41,19 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
     """Release this node: restore the labels that its journal records, lift the run's cordon, remove the journal.
 
     Labels that somebody else changed meanwhile stay as they are, and so does the rebooter's cordon. Also works from a
-    laptop. Refused while the run that took the node is running or KMM changes the driver (--take-over overrides that).
+    laptop, unless something is to be undone on the host. Refused while the run that took the node is running or KMM
+    changes the driver (--take-over overrides that).
     """
     session = open_session(values, api_timeout_s=settings.BY_HAND_API_TIMEOUT_S, lists_steps=True)
     obs, journal = _facts(session, ignore_journal=ignore_journal)
+    session.warn_of_refused(obs)
     refuse_if_owned(obs, take_over=values[settings.TAKE_OVER])
     if not values[settings.TAKE_OVER]:
         refuse_kmm_at_work(obs.journal or journal, obs.node)
-    if obs.host is None and journal is not None and journal.services and not dry_run:
+    if obs.host is None and journal is not None and journal.record and not dry_run:
         raise ConfigError(
-            f"host services were stopped on node {obs.node.name} ({', '.join(journal.services)}), and this host is "
-            "not that node",
-            "Run restore on the node, where they can be started again.",
+            f"a run has left something to undo on node {obs.node.name}, and this command cannot read its host",
+            "Run restore on the node, in a pod with its root at /host; the record there names what to undo.",
         )
     change = release(session.node, journal, session.profile) if journal else NodeChange()
     if not dry_run and journal is not None and not change.is_empty:
@@ -66,6 +68,8 @@ def restore_command(*, dry_run: bool, ignore_journal: bool, output: str, values:
 def _give_back(session: Session, obs: Observation, journal: Journal) -> None:
     """The one step that restoring is. Raises ManagerError."""
     ports, is_well = session.ports(), False
+    for one in obs.refused:
+        ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
     session.log.step(1, 1, GiveBack(journal).describe())
     try:
         settler = Settler(ports, session.profile, obs)
@@ -118,6 +122,8 @@ def _render(obs: Observation, profile: Profile, change: NodeChange, output: str,
     services = obs.journal.services if obs.journal else ()
     lines += [f"{'would start' if dry_run else 'started'} host service {name}" for name in services]
     lines += [f"{'would remove' if dry_run else 'removed'} annotation {key}" for key in removed]
+    if obs.host is None and obs.journal is not None and obs.journal.record:
+        lines.append("note: a record on the host names what else is to be undone; restore has to run on the node")
     if obs.host is not None and not is_loaded(obs.host, profile):
         lines.append("note: no driver is loaded; operands that need it will wait or crash until it is")
     return "\n".join(map(one_line, (*lines, *stays)))

@@ -56,6 +56,7 @@ def gather(values: Values, wanted: Callable[[Mode], Policy], *, probes: bool) ->
     session = missing.session(values)
     session.mode = _mode(session)
     obs = session.observe(session.node, reading=missing)
+    session.warn_of_refused(obs)
     has_node = not {Part.CLUSTER, Part.NODE} & missing.errors.keys()
     if not has_node and obs.host is None:
         raise missing.first() or ManagerError("nothing can be seen", "Report this bug.")

@@ -227,6 +227,11 @@ class Session:
         is_unsure = pods is unread and obs.journal is not None and bool(obs.journal.owner.pod_uid)
         return replace(obs, owner_alive=None) if is_unsure else obs
 
+    def warn_of_refused(self, obs: Observation) -> None:
+        """Warn of each field of the node's journal that is ignored."""
+        for one in obs.refused:
+            self.log.warn(str(one))
+
     def observer(self) -> Callable[[], Observation]:
         """Observes with the Node already read first, read again at each later call: for a run that follows the pods.
 

@@ -17,6 +17,7 @@ REBOOT_ESCALATED = "RebootEscalated"
 REBOOT_COMPLETED = "RebootCompleted"
 REBOOT_WITHDRAWN = "RebootWithdrawn"
 REBOOT_FAILED = "RebootFailed"
+JOURNAL_FIELD_IGNORED = "JournalFieldIgnored"
 NODE_UPGRADE_FAILED = "NodeUpgradeFailed"
 ROLLOUT_STARTED = "RolloutStarted"
 ROLLOUT_WAVE_ENDED = "RolloutWaveEnded"
@@ -40,6 +41,7 @@ EVENTS: dict[str, str] = {
     REBOOT_COMPLETED: "the node rebooted, is Ready, and its driver is loaded; how long that took",
     REBOOT_WITHDRAWN: "nothing asks for the reboot any more; what was taken for it was released",
     REBOOT_FAILED: "the host refused to reboot, or nothing rebooted it; the slot was released",
+    JOURNAL_FIELD_IGNORED: "a field of the node's journal is ignored, as no run can have written it; which, and why",
     NODE_UPGRADE_FAILED: "a rollout: the node did not get a ready driver of the new revision; which revision, and why",
 }
 """Every reason that this program posts on a Node."""

@@ -11,6 +11,7 @@ from dataclasses import field
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.failure import PastFailure
 from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.pci import PciBus
 from driver_manager.domain.reboot_wish import RebootWish
@@ -153,6 +154,7 @@ class Host(Frozen):
     `bus` are the vendor's functions, `bindings` what a run of this boot found them bound to that gave them to virtual
     machines.
     `removable` are loaded modules that have to go before the driver is loaded, and whatever holds them.
+    `run_record` is what the run of the node's journal has to undo, None where that has no record in this boot.
     `firmware_path` is where the kernel looks for firmware first; None where it cannot be told to.
     """
 
@@ -186,3 +188,4 @@ class Host(Frozen):
     bindings: tuple[Binding, ...] = ()
     removable: Mapping[str, Module] = field(default_factory=dict)
     firmware_path: str | None = ""
+    run_record: HostRecord | None = None

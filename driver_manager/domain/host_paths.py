@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 
+from driver_manager.domain.digest import fingerprint
 from driver_manager.domain.frozen import Frozen
+
+RUN_RECORD = "driver-manager.run-"
+"""The beginning of the names of such records."""
 
 
 class NodeMaker(Enum):
@@ -74,6 +78,10 @@ class HostPaths(Frozen):
     def bindings(self) -> str:
         """What the devices were bound to before a run of this boot gave them to virtual machines."""
         return self._of_ours("driver-manager.bindings.json")
+
+    def run_record(self, run: str) -> str:
+        """What the run `run`, which took the node, has to undo on the host."""
+        return self._of_ours(f"{RUN_RECORD}{fingerprint(run)}.json")
 
     @property
     def client_record(self) -> str:

@@ -5,6 +5,7 @@ Owns the JSON form of the annotation. Every version ever written stays readable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -16,6 +17,15 @@ from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.kmm import KmmRequest, request_in
 from driver_manager.domain.window import Window
 from driver_manager.domain.wire import Fields, Form
+
+MAX_LINE_CHARS = 256
+MAX_PID = 2**22
+"""PID_MAX_LIMIT (include/linux/threads.h)."""
+
+MAX_COUNT = 2**63
+
+_POD = re.compile(r"[a-z0-9][-a-z0-9]{0,62}/[a-z0-9][-a-z0-9.]{0,252}")
+_UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,127}")
 
 
 class Owner(Frozen):
@@ -34,7 +44,9 @@ class Owner(Frozen):
         return f"{self.boot_id}:{self.pid_namespace}:{self.pid}:{self.start_ticks}"
 
     def __str__(self) -> str:
-        return f"pod {self.pod}" if self.pod_uid else f"process {self.pid} run by hand"
+        if self.pod_uid:
+            return f"pod {self.pod}"
+        return f"process {self.pid} run by hand" if self.pid else "an unknown owner"
 
 
 class OldDriver(Frozen):
@@ -67,6 +79,9 @@ class Journal(Frozen):
     `cleared` is the revision of the driver pod that is to come, once nobody but the present one uses the device.
     `window` is what the run that wrote this had measured by then, None where it had told nobody to go.
 
+    `record` names the record on the host that has what is to be undone there, "" where nothing is. The annotation has
+    `services`, `removed`, `devices` and more than the version of `driver` only as an older version wrote it.
+
     For the reader alone: `begin` is when the node was taken, as `timestamps` writes it, by this run or the earlier one
     that it goes on from; `step` names the step that wrote this.
     """
@@ -87,11 +102,37 @@ class Journal(Frozen):
     window: Window | None = None
     devices: tuple[Binding, ...] = ()
     kmm: KmmRequest | None = None
+    record: str = ""
+
+    @property
+    def has_to_undo(self) -> bool:
+        """True if there is something to undo on the host."""
+        return bool(self.services or self.removed or self.devices or self.driver)
 
     @property
     def paused(self) -> frozenset[str]:
         """Keys of all labels that were changed to pause operands."""
         return frozenset((*self.labels, *self.gates))
+
+
+class Refused(Frozen):
+    """A field of a journal that no run acts on, and why."""
+
+    field: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the journal's field {self.field} is ignored: {self.why}"
+
+
+class Written(Frozen):
+    """A journal as an annotation has it, whoever wrote it: `journal_check` makes one of it that a run may act on.
+
+    `refused` are fields that could not be read and that the rest is read without.
+    """
+
+    claims: Journal
+    refused: tuple[Refused, ...] = ()
 
 
 class JournalUnreadable(ConfigError):
@@ -104,7 +145,7 @@ FORM = Form(
     "Look at it with `driver-manager status`; `driver-manager restore --ignore-journal` restores the labels from "
     "their paused values. Nothing was changed.",
     key="v",
-    version=2,
+    version=3,
     is_compact=True,
 )
 
@@ -129,58 +170,69 @@ def encode(journal: Journal) -> str:
     }
     if journal.gates:
         body["gates"] = dict(journal.gates)
-    else:
-        body[FORM.key] = 1  # a version that knows of no gates would lose them, and nothing else
+    if not journal.record:
+        # A version that knows of no record on the host would lose it, and one that knows of no gates would lose those.
+        body[FORM.key] = 2 if journal.gates else 1
     if journal.driver is not None:
-        driver = journal.driver
-        body["driver"] = {
-            "version": driver.version,
-            "root": driver.root,
-            "modules": list(driver.modules),
-            **({"digest": driver.digest} if driver.digest else {}),
-            **({"parameters": dict(driver.parameters)} if driver.parameters else {}),
-        }
-    if journal.services:
-        body["services"] = list(journal.services)
-    if journal.removed:
-        body["removed"] = list(journal.removed)
+        body["driver"] = {"version": journal.driver.version} if journal.record else driver_to_json(journal.driver)
+    if not journal.record:
+        body |= {"services": list(journal.services)} if journal.services else {}
+        body |= {"removed": list(journal.removed)} if journal.removed else {}
+        body |= {"devices": bindings.to_json(journal.devices)} if journal.devices else {}
     texts = {
         "cordonManager": journal.cordon_manager,
         "nodeUid": journal.node_uid,
         "step": journal.step,
         "begin": journal.begin,
         "cleared": journal.cleared,
+        "hostRecord": journal.record,
     }
     body |= {key: text for key, text in texts.items() if text}
     if journal.window is not None:
         body["window"] = journal.window.to_json()
     if journal.kmm is not None:
         body["kmm"] = journal.kmm.to_json()
-    if journal.devices:
-        body["devices"] = bindings.to_json(journal.devices)
     return FORM.write(body)
 
 
-def decode(text: str) -> Journal:
-    """The journal in `text`. Raises JournalUnreadable for garbage and for versions newer than this one."""
+def decode(text: str) -> Written:
+    """The journal in `text`. Raises JournalUnreadable for garbage and for versions newer than this one.
+
+    An owner that is none counts as one that has ended.
+    """
     body = FORM.read(text)
+    owner, refused = Owner(), tuple[Refused, ...]()
+    try:
+        owner = _owner(body.fields("owner"))
+    except JournalUnreadable as error:
+        refused = (Refused("owner", error.what),)
+    return Written(_claims(body, owner), refused)
+
+
+def _claims(body: Fields, owner: Owner) -> Journal:
+    record = body.text("hostRecord", "")
+    driver = None
+    if "driver" in body and not body.is_null("driver"):
+        said = body.fields("driver")
+        driver = OldDriver(said.text("version")) if record else driver_in(said)
     return Journal(
-        owner=_owner(body.fields("owner")),
+        owner=owner,
         boot_id=body.text("bootId"),
         labels=body.texts_by_name("labels"),
         gates=_gates(body.fields("gates")) if "gates" in body else {},
         cordoned=body.flag("cordoned"),
-        driver=None if "driver" not in body or body.is_null("driver") else _driver(body.fields("driver")),
-        services=body.texts("services", ()),
-        removed=body.texts("removed", ()),
+        driver=driver,
+        services=() if record else body.texts("services", ()),
+        removed=() if record else body.texts("removed", ()),
         cordon_manager=body.text("cordonManager", ""),
         node_uid=body.text("nodeUid", ""),
         step=body.text("step", ""),
         begin=body.text("begin", ""),
         cleared=body.text("cleared", ""),
         window=window.kept_in(body),
-        devices=bindings.read_in(body),
+        devices=() if record else bindings.read_in(body),
         kmm=request_in(body.fields("kmm")) if "kmm" in body else None,
+        record=record,
     )
 
 
@@ -203,7 +255,19 @@ def _gates(body: Fields) -> dict[str, str | None]:
     return {key: None if body.is_null(key) else body.text(key) for key in body.body}
 
 
-def _driver(body: Fields) -> OldDriver:
+def driver_to_json(driver: OldDriver) -> dict[str, Any]:
+    """The whole driver, as an older journal and the host's record have it."""
+    return {
+        "version": driver.version,
+        "root": driver.root,
+        "modules": list(driver.modules),
+        **({"digest": driver.digest} if driver.digest else {}),
+        **({"parameters": dict(driver.parameters)} if driver.parameters else {}),
+    }
+
+
+def driver_in(body: Fields) -> OldDriver:
+    """What `driver_to_json` gave. Raises as `body`."""
     return OldDriver(
         version=body.text("version"),
         root=body.text("root"),
@@ -211,3 +275,31 @@ def _driver(body: Fields) -> OldDriver:
         digest=body.text("digest", ""),
         parameters=body.texts_by_name("parameters") if "parameters" in body else {},
     )
+
+
+def cleared_by(text: str) -> str:
+    """The uid of the pod whose run has cleared the node for a driver pod, as the journal in `text` tells; else ""."""
+    try:
+        said = decode(text).claims
+    except JournalUnreadable:
+        return ""
+    return said.owner.pod_uid if is_owner(said.owner) and is_line(said.cleared) and said.cleared else ""
+
+
+def is_owner(owner: Owner) -> bool:
+    """True if `owner` can be a pod, a process, or a process in a pod."""
+    is_process = (
+        0 < owner.pid <= MAX_PID
+        and 0 <= owner.start_ticks < MAX_COUNT
+        and 0 <= owner.pid_namespace < MAX_COUNT
+        and is_line(owner.boot_id)
+    )
+    if not owner.pod_uid:
+        return is_process
+    is_pod = bool(_POD.fullmatch(owner.pod) and _UID.fullmatch(owner.pod_uid))
+    return is_pod and (is_process or not owner.pid)
+
+
+def is_line(text: str) -> bool:
+    """True if `text` can be printed in one line."""
+    return text.isprintable() and len(text) <= MAX_LINE_CHARS

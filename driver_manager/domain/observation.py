@@ -8,7 +8,7 @@ from enum import Enum
 from driver_manager.domain.deadline import Moment
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import Holder, Host
-from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.node import Node
 from driver_manager.domain.pod import Claim, Pod, PodList
 
@@ -32,7 +32,8 @@ class Observation(Frozen):
     read only where the driver is about to be replaced. `enclosing_uid` is the pod around our process, where its cgroup
     tells. `installed_digest` is what the driver container of our own pod records, where that is another than `digest`.
     `has_unread_claims`: pods hold claims that we may not read, and nobody is to be evicted for them. `at`: when.
-    `group_holders` have an IOMMU group open that is about to change hands.
+    `group_holders` have an IOMMU group open that is about to change hands. `refused` are the fields of the node's
+    journal that `journal` is without.
     """
 
     node: Node
@@ -51,3 +52,4 @@ class Observation(Frozen):
     has_unread_claims: bool = False
     at: Moment = field(default_factory=Moment)
     group_holders: tuple[Holder, ...] = ()
+    refused: tuple[Refused, ...] = ()

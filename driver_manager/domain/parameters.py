@@ -5,8 +5,11 @@ Pure. A parameter is written `module.name`, as on the kernel's command line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+
+_NAME = re.compile(r"[A-Za-z0-9_]+\.[A-Za-z0-9_.-]+")
 
 _UNFIT = frozenset("\"'\\#")
 """What no option of modprobe.d can hold, even in quotes."""
@@ -21,7 +24,7 @@ def kept(values: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
     return {
         name: value
         for name, value in values.items()
-        if any(fnmatchcase(name, pattern) for pattern in wanted) and _is_fit(value)
+        if _NAME.fullmatch(name) and any(fnmatchcase(name, pattern) for pattern in wanted) and _is_fit(value)
     }
 
 

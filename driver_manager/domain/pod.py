@@ -7,6 +7,12 @@ from dataclasses import field
 
 from driver_manager.domain.frozen import Frozen
 
+PROGRAM = "driver-manager"
+"""The command of a container that runs the manager, without its folder."""
+
+ROLLOUT = "DriverRollout"
+"""The kind whose objects control the pods of a rollout's tasks."""
+
 
 class Pod(Frozen):
     """A pod on the node. `selector_keys` are the node-label keys that its placement requires.
@@ -17,7 +23,8 @@ class Pod(Frozen):
     not told. `static_uid` is the uid that the host knows a mirror pod by. `config_digest` is the driver's digest in the
     environment of any container, `main_digest` that of the first one. `have_ended`: whether all its containers have;
     None where its status does not tell of each. `started_s` is since when the first of its containers runs that run
-    now, in seconds since the epoch on the node's clock; None where none runs.
+    now, in seconds since the epoch on the node's clock; None where none runs. `controller` is its controller's uid.
+    `images` and `programs` are those of all its containers, a program without its folder.
     """
 
     namespace: str
@@ -46,6 +53,9 @@ class Pod(Frozen):
     termination_grace_s: int = 30
     have_ended: bool | None = None
     started_s: float | None = None
+    controller: str = ""
+    images: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:

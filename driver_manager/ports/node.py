@@ -219,8 +219,11 @@ class HostSystem(Protocol):
         """Whether there is a file at `path`. Raises ConfigError."""
         ...
 
-    def write_text(self, path: str, text: str) -> None:
-        """Write a file atomically (temporary file, fsync, rename, fsync of the folder). Raises ConfigError."""
+    def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
+        """Write a file atomically (temporary file, fsync, rename, fsync of the folder). Raises ConfigError.
+
+        `is_secret`: only root can read it.
+        """
         ...
 
 

@@ -56,6 +56,7 @@ BUSY = "rmmod: ERROR: Module {} is in use"
 def main(argv: list[str]) -> int:
     """Run the tool named first, on the tree named second; its exit status."""
     tool, tree, *arguments = argv
+    arguments = [word for word in arguments if word != "--"]
     tools = {
         "rmmod": rmmod,
         "modprobe": modprobe,

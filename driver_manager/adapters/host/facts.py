@@ -17,13 +17,14 @@ from driver_manager.adapters.host.pci_bus import read_bus
 from driver_manager.adapters.host.roots import HostRoots, boot_id, kernel_fact, machine_id
 from driver_manager.adapters.host.slots import look, may_have_slots
 from driver_manager.adapters.host.sources import Sources
-from driver_manager.domain import bindings, reboot_wish
+from driver_manager.domain import bindings, host_record, reboot_wish
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.failure import PastFailure, noted
 from driver_manager.domain.host import Host, LoadRecord
-from driver_manager.domain.journal import Journal
+from driver_manager.domain.host_record import HostRecord
+from driver_manager.domain.journal import Journal, OldDriver
 from driver_manager.domain.profile import Modules, Profile
 from driver_manager.domain.reboot import record as reboot_record
 from driver_manager.domain.reboot.record import RecordUnreadable
@@ -78,6 +79,10 @@ def _read_host(  # noqa: PLR0913  # as above
     digest, digest_problem = _digest(files, paths.state_file)
     marker, marker_problem = read_marker(files, paths.reboot_marker)
     record = _record(files, paths.load_record, this_boot)
+    run = _run_record(files, paths.run_record(journal.record), this_boot, journal.record) if journal else None
+    old = run.driver if run else journal.driver if journal else None
+    if old is not None and run is None:
+        old = OldDriver(old.version)
     version = next((modules[name].version for name in profile.modules.roots if name in modules), "")
     root = driver_root or paths.driver_root
     slots = look(files, roots.proc, root, wanted, kernel) if may_have_slots(profile, files.real(root)) else None
@@ -95,7 +100,7 @@ def _read_host(  # noqa: PLR0913  # as above
         artifacts=tuple(path for path in _artifacts(profile) if files.exists(path)),
         host_driver=sources.host_driver(),
         source=sources.wanted(driver_root) if loads else sources.shipped(driver_root) if ships else None,
-        previous_source=sources.before(driver_root, journal, record, digest, version),
+        previous_source=sources.before(driver_root, old, record, digest, version),
         pci_devices=pci_devices(roots, profile),
         conflicting=kmod.loaded_among(roots.sys, profile.modules.conflicting),
         marker=marker,
@@ -112,6 +117,7 @@ def _read_host(  # noqa: PLR0913  # as above
         slots=slots,
         removable=kmod.driver_modules(roots.sys, Modules(profile.modules.conflicting_removable)),
         firmware_path=firmware.custom_path(roots.sys) if paths.firmware else "",
+        run_record=run,
     )
 
 
@@ -119,6 +125,14 @@ def _failure(files: HostFiles, path: str, this_boot: str) -> PastFailure | None:
     """What an earlier run of this boot noted; None for garbage and for other boots."""
     try:
         return noted(files.read(path) or "", this_boot)
+    except OSError:
+        return None
+
+
+def _run_record(files: HostFiles, path: str, this_boot: str, run: str) -> HostRecord | None:
+    """What the run that the node's journal names has to undo; None for garbage, and for other boots and runs."""
+    try:
+        return host_record.noted(files.read(path, MAX_BINDINGS_BYTES) or "", this_boot, run) if run else None
     except OSError:
         return None
 

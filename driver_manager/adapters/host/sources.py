@@ -8,7 +8,7 @@ from __future__ import annotations
 from driver_manager.adapters.host.modules.tree import HOST, ModuleTrees
 from driver_manager.adapters.host.slots import problem_of
 from driver_manager.domain.host import DriverSource, LoadRecord
-from driver_manager.domain.journal import Journal
+from driver_manager.domain.journal import OldDriver
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.staged import StagedSlots, slot_name
 
@@ -63,15 +63,16 @@ class Sources:
         )
 
     def before(
-        self, driver_root: str, journal: Journal | None, record: LoadRecord | None, digest: str | None, version: str
+        self, driver_root: str, old: OldDriver | None, record: LoadRecord | None, digest: str | None, version: str
     ) -> DriverSource | None:
-        """The driver to go back to: the one that the journal remembers where its root still offers it, else the loaded
-        one, of this `digest` and `version`.
+        """The driver to go back to: `old`, which a run noted here, where its root still offers it, else the loaded one,
+        of this `digest` and `version`. Where nothing is loaded, `old` may be what the Node shows, without a root: then
+        a root that is known without it.
         """
-        old = journal.driver if journal else None
         if old is not None and old.root and (found := self._offering([old.root], old.version, old.digest)):
             return found
         known = [record.root if record else "", self._profile.paths.driver_root, driver_root, HOST]
+        version = version or (old.version if old is not None else "")
         return self._offering(known, version, digest or "") if version else None
 
     def _offering(self, roots: list[str], version: str, digest: str) -> DriverSource | None:

@@ -272,9 +272,9 @@ class LinuxHost:
         except OSError as error:
             raise ConfigError(f"cannot access {path} on the host: {error.strerror}", "Check that path.") from error
 
-    def write_text(self, path: str, text: str) -> None:
+    def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
         """See the port."""
-        self._files.write(path, text)
+        self._files.write(path, text, 0o600 if is_secret else 0o644)
 
     @contextlib.contextmanager
     def at_work(self) -> Generator[bool, None, None]:

@@ -11,8 +11,7 @@ from sys import intern
 from typing import Any
 
 from driver_manager.adapters.kube.objects import text_of, texts_of, typed
-from driver_manager.domain import journal as journals
-from driver_manager.domain import node_state, selectors, timestamps
+from driver_manager.domain import journal, node_state, selectors, timestamps
 from driver_manager.domain.fleet import task_pods
 from driver_manager.domain.fleet.model import DaemonSetFacts, DriverPod, FleetNode, GatePod, Revision, Task, TaskPod
 from driver_manager.domain.fleet.reading import read
@@ -109,7 +108,7 @@ def as_fleet_node(item: Mapping[str, Any], keys: NodeKeys) -> Item:
         outcome_s=timestamps.seconds_of(outcome.ended) if outcome is not None else None,
         is_cordoned_by_run=keys.journal in notes and notes.get(keys.cordon) not in (None, CORDON_FOR_REBOOT),
         is_taken_by_run=keys.journal in notes,
-        cleared_by=_cleared_by(notes.get(keys.journal, "")),
+        cleared_by=journal.cleared_by(notes.get(keys.journal, "")),
         window=outcome.window if outcome is not None else None,
     )
     return _item(metadata, fact)
@@ -214,17 +213,6 @@ def _record(text: str | None) -> tuple[NodeRecord | None, str]:
         return decode(text), ""
     except NodeRecordUnreadable as error:
         return None, error.what
-
-
-def _cleared_by(journal: str) -> str:
-    """The uid of the pod whose run has cleared the node, as its journal tells; "" for any other."""
-    if not journal:
-        return ""
-    try:
-        found = journals.decode(journal)
-    except journals.JournalUnreadable:
-        return ""
-    return found.owner.pod_uid if found.cleared else ""
 
 
 def _is_ready(status: Mapping[str, Any]) -> bool:

@@ -112,6 +112,7 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
     owners, volumes = metadata.get("ownerReferences") or [], spec.get("volumes") or []
     controller: Mapping[str, Any] = next((owner for owner in owners if owner.get("controller")), {})
     containers = spec.get("containers") or [{}]
+    every = (*containers, *(spec.get("initContainers") or ()))
     annotations = texts_of(metadata, "annotations")
     grace = metadata.get("deletionGracePeriodSeconds")
     return Pod(
@@ -143,6 +144,9 @@ def as_pod(item: Mapping[str, Any]) -> Pod:
         termination_grace_s=typed(spec.get("terminationGracePeriodSeconds"), int, 0),
         have_ended=_have_ended(spec, status),
         started_s=_started_s(spec, status),
+        controller=text_of(controller, "uid"),
+        images=tuple(dict.fromkeys(filter(None, (text_of(one, "image") for one in every)))),
+        programs=tuple(dict.fromkeys(filter(None, map(_program, every)))),
     )
 
 
@@ -183,6 +187,12 @@ def _cordon_manager(metadata: Mapping[str, Any]) -> tuple[str, int]:
         if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
             return text_of(entry, "manager"), number
     return "", 0
+
+
+def _program(container: Mapping[str, Any]) -> str:
+    """The program that a container's command names, without its folder; "" where its image says it."""
+    command = typed(container.get("command"), list, [])
+    return typed(command[0], str, "").rpartition("/")[2] if command else ""
 
 
 def _resources(spec: Mapping[str, Any]) -> tuple[str, ...]:

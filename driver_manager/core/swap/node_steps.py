@@ -57,11 +57,13 @@ class NodeSteps:
         cluster, settler = self._context.ports.cluster, self._context.settler
         with self._window_opens_by(step):
             journal, change = self._noted(step.journal, step.change, step)
-            # Noted before it is done: a patch whose answer is lost may have been applied.
-            settler.took(journal)
             with self._context.fence.taking(journal.owner):
+                settler.record(journal)
+                # Noted before it is done: a patch whose answer is lost may have been applied.
+                settler.took(journal)
                 taken = cluster.patch_node(settler.state.taking(change), step.resource_version)
                 settler.took(journal, taken)
+                settler.remove_record(self._context.situation.obs.journal, but=journal.record)
                 self.paused_at = taken.resource_version
 
     @contextlib.contextmanager

@@ -6,21 +6,22 @@ Owns how we find out who we are, whose journal it is and which driver is wanted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field, replace
 from typing import Protocol, TypeVar
 
-from driver_manager.domain import journal as journals
+from driver_manager.domain import events
 from driver_manager.domain.deadline import Deadline, Moment
 from driver_manager.domain.digest import FROM_ENVIRONMENT, is_digest
 from driver_manager.domain.errors import ApiRefused, ConfigError, ManagerError
 from driver_manager.domain.frozen import Frozen
 from driver_manager.domain.host import UNREAD, Holder, Host
-from driver_manager.domain.journal import Journal, Owner
+from driver_manager.domain.journal import Journal, Owner, Refused
 from driver_manager.domain.modules import users_of
 from driver_manager.domain.node import Node, is_this_host
 from driver_manager.domain.observation import Observation, Part
 from driver_manager.domain.pod import Claim, Pod, PodList
+from driver_manager.domain.pods.journal_check import journal_on, runs_manager, with_record, without_commands
 from driver_manager.domain.pods.operands import named
 from driver_manager.domain.pods.workloads import names_of_claims, namespaces_with_claims
 from driver_manager.domain.policy import Mode
@@ -114,29 +115,39 @@ def _checked(digest: str, where: str) -> str:
     return digest
 
 
-def is_alive(
-    journal: Journal, boot_id: str, pods: PodList, own: Pod | None, process_lives: Callable[[Owner], bool | None] | None
+def is_alive(  # noqa: PLR0913, PLR0917  # what the answer depends on
+    journal: Journal,
+    boot_id: str,
+    pods: PodList,
+    own: Pod | None,
+    process_lives: Callable[[Owner], bool | None] | None,
+    profile: Profile,
 ) -> bool | None:
     """Whether the journal's owner may still be at work; None where it cannot be told.
 
     That is so off the node (`process_lives` None), and of a pod in a namespace that could not be listed. `boot_id` is
-    the node's boot, "" where it is not known. Another pod counts until it has left. In our own pod a restarted
-    container goes on where the last one ended, so there the process decides.
+    the node's boot, "" where it is not known. Another pod counts until it has left, and only if the manager runs in it.
+    In our own pod a restarted container goes on where the last one ended, so there the process decides.
     """
     owner = journal.owner
     if owner.pod_uid and (own is None or own.uid != owner.pod_uid):
         if pods.namespace and owner.pod.partition("/")[0] != pods.namespace:
             return None
-        return any(pod.uid == owner.pod_uid and not pod.has_left for pod in pods.pods)
+        return any(
+            pod.uid == owner.pod_uid and not pod.has_left and runs_manager(pod, own, profile) for pod in pods.pods
+        )
     if not owner.pid or (boot_id and owner.boot_id != boot_id):
         return False
     return process_lives(owner) if process_lives is not None else None
 
 
-def read_journal(node: Node, profile: Profile) -> Journal | None:
-    """The node's journal. Raises JournalUnreadable."""
-    text = node.annotations.get(profile.keys.journal)
-    return journals.decode(text) if text is not None else None
+def report_refused(refused: Iterable[Refused], ports: Ports, said: set[str]) -> None:
+    """Warn of each field of the journal that is ignored, and post an Event that names it; once for those in `said`."""
+    for one in refused:
+        if one.field not in said:
+            said.add(one.field)
+            ports.reporter.warn(str(one))
+            ports.cluster.post_event(events.JOURNAL_FIELD_IGNORED, str(one), warning=True)
 
 
 def _with_group_holders(now: Situation, ports: Ports) -> Situation:
@@ -196,12 +207,17 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
 
     Raises JournalUnreadable, ConfigError (own pod not found, host unreadable), unless `reading` does not.
     """
-    journal = reading(Part.JOURNAL, lambda: read_journal(node, profile), None)
+    found = reading(Part.JOURNAL, lambda: journal_on(node, profile), None)
     own = reading(Part.OWN_POD, lambda: own_pod(pods, node, identity), None)
     wanted, source = reading(Part.DIGEST, lambda: wanted_digest(digest, own, pods, profile), ("", ""))
-    host = reading(Part.HOST, lambda: read_host(journal, wanted), None)
+    host = reading(Part.HOST, lambda: read_host(found.journal if found is not None else None, wanted), None)
     if host is not None and not is_this_host(node, host.machine_id, host.boot_id):
         host = None
+    if found is not None:
+        found = (
+            with_record(found, host.run_record, host.boot_id, profile) if host is not None else without_commands(found)
+        )
+    journal, refused = (found.journal, found.refused) if found is not None else (None, ())
     return Observation(
         node=node,
         pods=pods,
@@ -216,10 +232,12 @@ def observe(  # noqa: PLR0913  # the facts that become one value here
             pods,
             own,
             process_lives if host is not None else None,
+            profile,
         ),
         digest=wanted,
         digest_source=source,
         installed_digest=_other_digest(own, wanted),
         enclosing_uid=identity.enclosing_uid,
         at=at or Moment(),
+        refused=refused,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from driver_manager.core.node.cas import patch_until_current
 from driver_manager.core.swap.device_undo import undo
 from driver_manager.core.swap.state_writer import StateWriter
-from driver_manager.domain import journal as journals
+from driver_manager.domain import host_record
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import Conflict, ManagerError, NodeMissing, OwnedElsewhere
 from driver_manager.domain.host import DriverSource
@@ -17,6 +17,7 @@ from driver_manager.domain.kmm import KmmModule
 from driver_manager.domain.modules import driver_version, has_root
 from driver_manager.domain.node import Node, NodeChange
 from driver_manager.domain.observation import Observation
+from driver_manager.domain.pods.journal_check import journal_on
 from driver_manager.domain.profile import Profile
 from driver_manager.domain.swap.node_patches import release, tested_release
 from driver_manager.domain.window import Part
@@ -72,6 +73,21 @@ class Settler:
         self._held, self._taken = journal, taken
         if taken is not None:
             self.state.saw(taken)
+
+    def record(self, journal: Journal) -> None:
+        """Write what `journal` has to undo on the host: before the Node names it. Raises ConfigError."""
+        if journal.record:
+            path = self._profile.paths.run_record(journal.record)
+            self._host.write_text(path, host_record.encode(host_record.of(journal)), is_secret=True)
+
+    def remove_record(self, journal: Journal | None, but: str = "") -> None:
+        """Remove the record that `journal` names, which the Node names no more; one that stays costs some bytes."""
+        if journal is None or journal.record in ("", but):
+            return
+        try:
+            self._host.remove(self._profile.paths.run_record(journal.record))
+        except ManagerError as error:
+            self._reporter.warn(error.what)
 
     @property
     def has_given_back(self) -> bool:
@@ -181,8 +197,10 @@ class Settler:
                     self._cluster, self._reporter, lambda node: self._change(node, journal), remedy
                 )
                 self._saw(given)
+            self.remove_record(journal)
         except NodeMissing as error:
             self._start_services(journal)
+            self.remove_record(journal)
             self._is_given_back = True
             raise NodeMissing(error.what, "No action needed: nothing is left to release.") from error
         self._is_given_back = True
@@ -279,13 +297,14 @@ class Settler:
         """Why the node stays paused, "" where it need not: without the driver it had, operands would only crash.
 
         A host that cannot be read may be without one: hold then, too. A driver that only a reboot changes was not
-        unloaded by us, and nothing reboots a node that is held.
+        unloaded by us, and nothing reboots a node that is held. A driver that no record on the host knows, as after a
+        boot, was not unloaded in this boot: what the Node says alone holds no node.
         """
         if self._profile.never_unloads:
             return ""
         if self._is_driver_stuck:
             return "its driver is stuck while unloading"
-        if journal.driver is None:
+        if journal.driver is None or not journal.driver.modules:
             return ""
         try:
             is_there = has_root(self._host.modules(), self._profile.modules)
@@ -339,11 +358,11 @@ class Settler:
         return found.boot_id == host.boot_id and bool(found.driver.digest) and not host.digest
 
     def _journal_on(self, node: Node) -> Journal | None:
-        text = node.annotations.get(self._profile.keys.journal)
         try:
-            return journals.decode(text) if text is not None else None
+            found = journal_on(node, self._profile)
         except JournalUnreadable:
             return None
+        return found.journal if found is not None else None
 
     def _is_ours(self, node: Node) -> bool:
         """Whether a Node of another uid carries our journal: somebody created it anew from a copy."""

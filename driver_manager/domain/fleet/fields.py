@@ -12,11 +12,12 @@ from typing import Any
 from driver_manager.domain import selectors
 from driver_manager.domain.fleet.model import OnHalt, PreflightMode, UnitMode
 from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.pod import ROLLOUT
 from driver_manager.domain.reboot import windows
 
 GROUP = "driver-manager.rebellions.ai"
 VERSION = "v1alpha1"
-KIND = "DriverRollout"
+KIND = ROLLOUT
 PLURAL = "driverrollouts"
 SHORT_NAME = "dro"
 

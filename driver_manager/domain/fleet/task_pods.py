@@ -15,6 +15,7 @@ from driver_manager.domain.errors import ConfigError
 from driver_manager.domain.fleet.acts import CreatePod
 from driver_manager.domain.fleet.fields import GROUP, KIND, VERSION
 from driver_manager.domain.fleet.model import Fleet, FleetNode, Task
+from driver_manager.domain.pod import PROGRAM
 from driver_manager.domain.wire import parsed
 
 TASK_LABEL = f"{GROUP}/task"
@@ -30,7 +31,7 @@ LIMIT_S = 300
 CLEAR_MORE_S = 60
 """A pod that clears is ended by the kubelet so long after its node has failed for want of time."""
 
-PROGRAM, RECONCILE = "driver-manager", "reconcile-driver-state"
+RECONCILE = "reconcile-driver-state"
 
 NOT_OF_PREFLIGHT = frozenset({"--dry-run", "--metrics-textfile"})
 """Options that only a reconcile has."""

@@ -59,9 +59,13 @@ def _firmware_path(now: Situation) -> list[AnyStep]:
 
 
 def _values_to_keep(now: Situation) -> Mapping[str, str]:
-    """Parameters of the driver before; what the journal has, of whatever boot, was read while that one was loaded."""
+    """Parameters of the driver before; those that a run of this boot noted were read while that one was loaded."""
     old = now.obs.journal.driver if now.obs.journal else None
-    return old.parameters if old is not None else kept(now.host.parameters, now.profile.modules.keep_parameters)
+    return (
+        old.parameters
+        if old is not None and old.modules
+        else kept(now.host.parameters, now.profile.modules.keep_parameters)
+    )
 
 
 def notes(now: Situation) -> tuple[str, ...]:
@@ -80,9 +84,8 @@ def _old_driver(now: Situation) -> OldDriver | None:
 
 def _further_modules(now: Situation) -> tuple[str, ...]:
     """Modules of the driver that were loaded beside its roots, in the order to load those again that are not back."""
-    # Of whatever boot: a reboot in between takes them away as an unload does.
     old, roots = now.obs.journal.driver if now.obs.journal else None, now.profile.modules.roots
-    if old is None:
+    if old is None or not old.modules:
         return beside(now.host.modules, roots, now.profile.modules.order)
     return tuple(name for name in reversed(old.modules) if name not in roots)
 

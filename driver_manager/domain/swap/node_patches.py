@@ -106,6 +106,7 @@ def take(  # noqa: PLR0913  # what becomes one journal here
         devices=original_bindings(obs, bindings),
         kmm=obs.journal.kmm if obs.journal else None,
     )
+    journal = replace(journal, record=obs.me.process if journal.has_to_undo else "")
     annotations: dict[str, str | None] = {profile.keys.journal: encode(journal)}
     if sets_cordon:
         annotations[profile.keys.cordon] = CORDON_MARK

@@ -13,7 +13,7 @@ from driver_manager import profiles
 from driver_manager.adapters.host import mounts
 from driver_manager.adapters.report.http import parse_address
 from driver_manager.domain import failure as failure_note
-from driver_manager.domain import generation, journal, markers, profile_json, selectors
+from driver_manager.domain import generation, host_record, journal, markers, profile_json, selectors
 from driver_manager.domain.digest import is_digest
 from driver_manager.domain.duration import MAX_DURATION_S, parse_duration
 from driver_manager.domain.failure import PastFailure
@@ -26,10 +26,11 @@ from driver_manager.domain.health import record as health_record
 from driver_manager.domain.health.machine import History
 from driver_manager.domain.health.metrics import HealthReport, families
 from driver_manager.domain.health.surroundings import Surroundings
+from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.metrics import exposition
-from driver_manager.domain.pods import client_record, labels
+from driver_manager.domain.pods import client_record, journal_check, labels
 from driver_manager.domain.pods.client_record import ClientRecord
 from driver_manager.domain.pods.labels import MAX_LABEL_VALUE_CHARS
 from driver_manager.domain.probe_result import ProbeResult
@@ -43,7 +44,7 @@ from driver_manager.sandbox.fake_tools import NPU_SMI_TABLE
 from tests.assurance.fuzz.oracle import assert_conforms
 from tests.assurance.fuzz.target import Form, Target, text_of
 from tests.support.fakes import rollout_objects
-from tests.support.fakes.builders import PAUSED
+from tests.support.fakes.builders import PAUSED, PROFILE
 
 SHIPPED = Path(profiles.__file__).parent
 GOLDEN = Path(__file__).parents[2] / "unit/golden"
@@ -81,13 +82,23 @@ def _texts(body: Any) -> list[str]:
 
 
 def read_journal(data: bytes) -> None:
-    found = journal.decode(text_of(data))
+    found = journal.decode(text_of(data)).claims
     assert_conforms(found, Journal)
-    again = journal.decode(journal.encode(found))
+    again = journal.decode(journal.encode(found)).claims
     # An owner that is neither a pod nor a process is nobody, however that was spelled.
     assert replace(again, owner=found.owner) == found
     assert journal.encode(again) == journal.encode(found)
     labels.restored(found.labels, found.labels, PAUSED)
+
+
+def read_host_record(data: bytes) -> None:
+    found = host_record.decode(text_of(data))
+    assert_conforms(found, HostRecord)
+    assert host_record.decode(host_record.encode(found)) == found
+    claims = journal_check.Checked(Journal(Owner(pid=1), BOOT, record=found.run))
+    whole = journal_check.with_record(claims, found, BOOT, PROFILE)
+    assert set(whole.journal.services) <= set(PROFILE.host_services)
+    assert set(whole.journal.removed) <= set(PROFILE.modules.conflicting_removable)
 
 
 def read_failure(data: bytes) -> None:
@@ -279,6 +290,7 @@ TARGETS = (
         tuple(path.read_bytes() for path in sorted(SHIPPED.glob("*.toml"))),
     ),
     Target("journal", read_journal, golden("journal-*.json"), Form.JSON),
+    Target("host-record", read_host_record, golden("host-record-*.json"), Form.JSON),
     Target("failure-note", read_failure, golden("failure-*.json"), Form.JSON),
     Target("marker", read_marker, (*golden("marker-*.json"), b"driver upgrade needs a reboot\n"), Form.JSON),
     Target("rebooter-record", read_record, golden("rebooter-*.json"), Form.JSON),

@@ -264,8 +264,8 @@ NODE_MUTANTS = (
         "taken-node-forgotten",
         "a node is released even if the answer to the patch that took it was lost",
         "core/swap/node_steps.py",
-        "            settler.took(journal)\n            with self._context.fence.taking(journal.owner):\n",
-        "            with self._context.fence.taking(journal.owner):\n",
+        "                settler.took(journal)\n                taken = cluster.patch_node(",
+        "                taken = cluster.patch_node(",
         ("unit/swap/test_reconcile_properties.py::test_an_api_server_that_fails_at_any_call_loses_nothing",),
     ),
     Mutant(

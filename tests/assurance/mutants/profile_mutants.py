@@ -44,8 +44,8 @@ PROFILE_MUTANTS: tuple[Mutant, ...] = (
         "gates-in-an-old-form",
         "a journal with created labels is refused by a version that would lose them",
         "domain/journal.py",
-        "        body[FORM.key] = 1  # a version",
-        "        pass\n    body[FORM.key] = 1\n    if not journal.gates:\n        pass  # a version",
+        "        body[FORM.key] = 2 if journal.gates else 1",
+        "        body[FORM.key] = 1",
         (GATES + "test_an_older_manager_refuses_a_journal_with_gates_and_reads_any_other",),
     ),
     Mutant(

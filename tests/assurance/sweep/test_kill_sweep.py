@@ -71,7 +71,7 @@ def test_before_means_that_nothing_has_happened_and_after_that_all_of_it_has(
     grounds: list[SweepNode], recordings: Record
 ) -> None:
     path = BY_NAME["replace-by-manager"]
-    (unload,) = (one for one in recordings(path).effects if one.name == "run rmmod rebellions")
+    (unload,) = (one for one in recordings(path).effects if one.name == "run rmmod -- rebellions")
     for after in (False, True):
         with grounds[0].scene(path) as scene:
             scene.killed(Kill(PAUSE, after))

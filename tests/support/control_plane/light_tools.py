@@ -37,7 +37,7 @@ case $1 in
     --dump-modversions) exit 0 ;;
     --show-depends)
         while read -r line; do
-            case $line in */"$6".ko:*) exit 0 ;; esac
+            case $line in */"$7".ko:*) exit 0 ;; esac
         done 2>/dev/null < "$3/lib/modules/$5/modules.dep" ;;
 esac
 exec {itself} "$@"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from driver_manager.domain.pod import PROGRAM
 from tests.support.control_plane.api import Api, Json
 from tests.support.control_plane.forked_commands import ForkedCommand, ForkServer
 from tests.support.control_plane.kubelet import Node
@@ -118,7 +119,7 @@ def make_stage(stack: contextlib.ExitStack, world: World, name: str, profile: st
         command_runner.with_upgrade()
     command_runner.node = node = create_node(stack, world.api, LABELS, boot_id=command_runner.tree.boot_id)
     pods = Workloads(stack, world.api, node)
-    own = pods.pod(Shape(npus=0), namespace=NAMESPACE)
+    own = pods.pod(Shape(npus=0, command=(PROGRAM,)), namespace=NAMESPACE)
     return NodeScene(world, command_runner, node, pods, own, stack, labels=dict(LABELS))
 
 

@@ -48,6 +48,7 @@ class Shape:
     resource: str = NPU
     tolerations: tuple[Json, ...] = ({"operator": "Exists"},)
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
 
 
 PLAIN = Shape()
@@ -283,6 +284,8 @@ def _spec(shape: Shape) -> Json:
         "terminationGracePeriodSeconds": shape.grace_s,
         "tolerations": list(shape.tolerations),
     }
+    if shape.command:
+        main["command"] = list(shape.command)
     if shape.node_selector:
         spec["nodeSelector"] = dict(shape.node_selector)
     if shape.init_npus:

@@ -180,7 +180,7 @@ def check_terminated(name: str, call: int) -> None:
     else:
         assert "stays paused" in outcome.what
         assert state.labels[PLUGIN] == PAUSED
-        assert journals.decode(state.annotations[JOURNAL]).labels[key("long")] == LABELS[key("long")]
+        assert journals.decode(state.annotations[JOURNAL]).claims.labels[key("long")] == LABELS[key("long")]
         assert state.unschedulable is (PROFILE.keys.cordon in state.annotations)
     if world.clock.ended_at is not None:
         assert world.clock.now - world.clock.ended_at < 5.0, "not within the grace period"

@@ -58,7 +58,7 @@ class ClearWorld:
         """What the Node carries."""
         assert self.world.cluster.current is not None
         text = self.world.cluster.current.annotations.get(PROFILE.keys.journal)
-        return journals.decode(text) if text is not None else None
+        return journals.decode(text).claims if text is not None else None
 
     @property
     def driver(self) -> Pod | None:

@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 
-from driver_manager.domain import bindings, markers, reboot_wish
+from driver_manager.domain import bindings, host_record, markers, reboot_wish
 from driver_manager.domain.deadline import Deadline
 from driver_manager.domain.errors import ModuleBusy, ModuleFailed, ModuleStuck, OwnedElsewhere
 from driver_manager.domain.failure import noted
 from driver_manager.domain.host import DriverSource, Holder, Host, LoadRecord, Module, ModuleFile
+from driver_manager.domain.host_record import HostRecord
 from driver_manager.domain.journal import Journal, Owner
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.modules import closure
@@ -217,7 +218,7 @@ class FakeHost:
         with self.killer.call(f"exists {path}"):
             return path in self.files
 
-    def write_text(self, path: str, text: str) -> None:
+    def write_text(self, path: str, text: str, *, is_secret: bool = False) -> None:
         with self.killer.call(f"write {path}", effect=True):
             self.files[path] = text
 
@@ -321,8 +322,8 @@ class FakeHost:
         """All facts of the host, as one read. The way back is the journaled driver's, else the loaded one's."""
         with self.killer.call("host"):
             record = self._record()
-            old = journal.driver if journal else None
-            paths = self.profile.paths
+            paths, run = self.profile.paths, self._run_record(journal.record if journal else "")
+            old = run.driver if run else None
             digest = self.files.get(paths.state_file)
             candidates = [(self.slots.path(old.digest), old.version), (old.root, old.version)] if old else []
             if self.root in self.loaded:
@@ -357,7 +358,12 @@ class FakeHost:
                 bindings=bindings.noted(self.files.get(paths.bindings, ""), self.boot_id),
                 removable={name: Module(name, "", 0) for name in sorted(self.foreign)},
                 firmware_path=self.firmware_path,
+                run_record=run,
             )
+
+    def _run_record(self, run: str) -> HostRecord | None:
+        text = self.files.get(self.profile.paths.run_record(run), "")
+        return host_record.noted(text, self.boot_id, run) if run else None
 
     def _record(self) -> LoadRecord | None:
         body = json.loads(self.files.get(self.profile.paths.load_record, "null"))

@@ -36,7 +36,7 @@ class ModuleHost:
 
     def _run(self, argv: Sequence[str], **options: Any) -> Result:
         if argv[0] in ("rmmod", "insmod") or (argv[0] == "modprobe" and not {"--show-depends"} & set(argv)):
-            self.did.append((argv[0], Path(argv[1] if argv[0] == "insmod" else argv[-1]).name))
+            self.did.append((argv[0], Path(argv[2] if argv[0] == "insmod" else argv[-1]).name))
         for at, word in enumerate(argv):
             if word == "--config" and argv[at + 1].startswith("/proc/self/fd/"):
                 self._note_options(Path(argv[at + 1]).read_text())

@@ -9,11 +9,12 @@ from driver_manager.core.swap.observe import Identity, observe
 from driver_manager.core.swap.reconcile import Outcome, reconcile
 from driver_manager.domain.bindings import Binding, noted
 from driver_manager.domain.deadline import Moment
+from driver_manager.domain.host_paths import RUN_RECORD
 from driver_manager.domain.journal import Owner
 from driver_manager.domain.markers import decode
 from driver_manager.domain.observation import Observation
 from driver_manager.domain.pci import PciFunction
-from driver_manager.domain.pod import Pod
+from driver_manager.domain.pod import PROGRAM, Pod
 from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.profile import Profile
 from driver_manager.ports.node import Ports
@@ -151,7 +152,7 @@ class World:
 
     def _own_pod(self) -> Pod:
         name = self.pod or "driver-a"
-        return replace(driver_pod(), name=name, uid=name, selector_keys=frozenset({self.gate}))
+        return replace(driver_pod(), name=name, uid=name, selector_keys=frozenset({self.gate}), programs=(PROGRAM,))
 
     def state(self) -> State:
         """What is on the Node and the host now."""
@@ -166,7 +167,7 @@ class World:
             {
                 path: text
                 for path, text in self.host.files.items()
-                if path not in (paths.load_record, paths.failure_note, paths.bindings)
+                if path not in (paths.load_record, paths.failure_note, paths.bindings) and RUN_RECORD not in path
             },
             tuple(self.host.mounts),
             dict(self.host.services),

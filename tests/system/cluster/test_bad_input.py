@@ -85,7 +85,7 @@ def test_a_bad_profile_file_names_the_key(one: CommandRunner, tmp_path: Path, te
     [
         ("not json", ["cannot be read"]),
         ('{"v":99}', ["version 99"]),
-        ('{"v":1,"owner":{},"labels":{},"bootId":"","cordoned":false}', ["cannot be read"]),
+        ('{"v":1,"owner":{},"labels":[],"bootId":"","cordoned":false}', ["cannot be read"]),
         ('{"v":1,"bootId":3}', ["cannot be read"]),
     ],
 )

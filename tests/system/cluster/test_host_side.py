@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from driver_manager.domain.host_paths import RUN_RECORD
 from tests.support.control_plane.api import wait_until
 from tests.support.control_plane.kubelet import NodeFactory
 from tests.support.control_plane.runner import JOURNAL, NEW, OLD, PREFIX, CommandRunner
@@ -29,6 +30,11 @@ def one(control_plane: ControlPlane, agent_with_events: User, tmp_path: Path, no
 def _journal(command_runner: CommandRunner) -> str:
     assert command_runner.node is not None
     return command_runner.node.annotations().get(JOURNAL, "")
+
+
+def _records(command_runner: CommandRunner) -> list[Path]:
+    """What runs have left to undo on the host."""
+    return list(command_runner.tree.root.rglob(f"{RUN_RECORD}*"))
 
 
 def test_a_host_service_is_left_alone_unless_asked(one: CommandRunner) -> None:
@@ -60,11 +66,13 @@ def test_a_killed_runs_service_is_started_by_the_next(one: CommandRunner) -> Non
     run = one.start("reconcile-driver-state", "--stop-host-services")
     wait_until(lambda: one.tree.services == ["sshd.service"], "the service is stopped")
     run.kill()
-    assert SERVICE in _journal(one)
+    assert SERVICE not in _journal(one)
+    (record,) = _records(one)
+    assert (SERVICE in record.read_text(), record.stat().st_mode & 0o777) == (True, 0o600)
     again = one.reconcile(DEVICE_FREE_TIMEOUT="0s")
     assert again.code == 4, again.err
     assert one.tree.services == [SERVICE, "sshd.service"]
-    assert _journal(one) == ""
+    assert (_journal(one), _records(one)) == ("", [])
 
 
 def test_missing_rights_are_found_before_anything_changes(control_plane: ControlPlane, one: CommandRunner) -> None:
@@ -151,11 +159,11 @@ def test_a_node_whose_services_were_stopped_is_not_given_back_from_another_machi
     here = boot_id.read_text()
     boot_id.write_text("another machine\n")
     dry = one.run("restore", "--take-over", "--dry-run")
-    assert f"would start host service {SERVICE}" in dry.out
+    assert "a record on the host names what else is to be undone" in dry.out
     refused = one.run("restore", "--take-over")
     assert refused.code == 2, refused.err
     assert "Run restore on the node" in refused.err
-    assert SERVICE in _journal(one)
+    assert len(_records(one)) == 1
     boot_id.write_text(here)
     given = one.run("restore")
     assert given.code == 0, given.err

@@ -15,8 +15,9 @@ from driver_manager.adapters.host.modules import tree as module_tree
 from driver_manager.adapters.host.pci import pci_devices, served_devices
 from driver_manager.adapters.host.roots import boot_id
 from driver_manager.adapters.process.run import Result
+from driver_manager.domain import host_record
 from driver_manager.domain.errors import ConfigError
-from driver_manager.domain.journal import OldDriver
+from driver_manager.domain.journal import Journal, OldDriver
 from driver_manager.domain.markers import Marker
 from driver_manager.domain.policy import Loader, Policy
 from driver_manager.domain.swap.planner import plan
@@ -312,7 +313,7 @@ def test_loaded_modules_are_part_of_the_host(tree: Tree) -> None:
 
 # the way back
 
-OLD = journal(driver=OldDriver("1.0", "/opt/old", ("rebellions",)))
+OLD = journal(driver=OldDriver("1.0", "/opt/old", ("rebellions",)), record="run-1")
 
 
 def offer(tree: Tree, monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -327,7 +328,11 @@ def offer(tree: Tree, monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(module_tree, "run", run)
 
 
-def way_back(tree: Tree, **options: Any) -> str:
+def way_back(tree: Tree, noted: Journal | None = None, **options: Any) -> str:
+    """`noted` is what the run of the node's journal wrote on the host."""
+    if noted is not None:
+        tree.put(PATHS.run_record(noted.record), host_record.encode(host_record.of(noted)))
+        options["journal"] = replace(noted, driver=OldDriver("1.0"))
     source = tree.read(driver_root="/opt/new", loads=True, **options).previous_source
     return source.root if source else ""
 
@@ -356,13 +361,41 @@ def test_a_source_behind_a_link_is_known_to_be_what_is_mounted(tree: Tree, monke
 def test_a_root_that_offers_another_version_now_is_no_way_back(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(tree, monkeypatch, old="1.5", new="2.0")
     load(tree.root / "sys", "rebellions", version="1.0\n")
-    assert way_back(tree, journal=OLD) == ""
+    assert way_back(tree, OLD) == ""
 
 
 def test_with_nothing_loaded_the_journal_knows_the_way_back(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(tree, monkeypatch, old="1.0", new="2.0")
-    assert way_back(tree, journal=OLD) == "/opt/old"
     assert way_back(tree) == ""
+    assert way_back(tree, journal=OLD) == "", "a root that only the Node names"
+    assert way_back(tree, OLD) == "/opt/old"
+
+
+def test_after_a_boot_a_root_that_is_known_without_the_journal_may_offer_its_version(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer(tree, monkeypatch, old="1.0", new="2.0")
+    assert way_back(tree, journal=replace(OLD, driver=OldDriver("2.0", "/opt/old"))) == "/opt/new"
+    load(tree.root / "sys", "rebellions", version="1.5\n")
+    assert way_back(tree, journal=replace(OLD, driver=OldDriver("2.0", "/opt/old"))) == ""
+
+
+@pytest.mark.parametrize(
+    "other", [{"boot_id": "boot-0"}, {"record": "run-2"}, {"driver": None}], ids=["boot", "run", "nothing"]
+)
+def test_a_record_of_another_run_or_boot_is_no_way_back(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    offer(tree, monkeypatch, old="1.0", new="2.0")
+    tree.put(PATHS.run_record("run-1"), host_record.encode(host_record.of(replace(OLD, **other))))
+    assert way_back(tree, journal=OLD) == ""
+
+
+@pytest.mark.parametrize("garbage", ["", "null", "[]", "{", '{"schema":9}', '{"schema":1,"bootId":"boot-1"}'])
+def test_a_broken_record_of_a_run_is_none(tree: Tree, monkeypatch: pytest.MonkeyPatch, garbage: str) -> None:
+    offer(tree, monkeypatch, old="1.0", new="2.0")
+    tree.put(PATHS.run_record("run-1"), garbage)
+    assert way_back(tree, journal=OLD) == ""
 
 
 @pytest.mark.parametrize("half", ["rebellions", "rebellions_core"])
@@ -371,4 +404,4 @@ def test_with_a_half_loaded_driver_the_journal_knows_the_way_back(
 ) -> None:
     offer(tree, monkeypatch, old="1.0", new="2.0")
     load(tree.root / "sys", half, version="2.0\n")
-    assert way_back(tree, journal=OLD) == "/opt/old"
+    assert way_back(tree, OLD) == "/opt/old"

@@ -51,7 +51,7 @@ class Machine(Tree):
         if argv[0] == "umount":
             return self.on_umount(argv)
         if argv[0] == "rmmod":
-            self.gone(argv[1])
+            self.gone(argv[-1])
         return Result(0, "", "")
 
     def loaded(self, name: str, version: str = "2.0", *holders: str) -> None:
@@ -109,7 +109,7 @@ def test_a_failed_load_takes_back_what_it_left_and_nothing_else(machine: Machine
     machine.on_modprobe = half
     with pytest.raises(ModuleFailed, match="could not insert"):
         machine.system().load(SOURCE, soon())
-    assert ["rmmod", "rebellions_core"] in machine.ran
+    assert ["rmmod", "--", "rebellions_core"] in machine.ran
     assert list(machine.system().modules()) == ["rebellions_old"]
 
 
@@ -184,6 +184,8 @@ def test_a_file_that_cannot_be_removed_is_told(machine: Machine) -> None:
     machine.system().remove("/run/rbln/absent")
     machine.system().write_text("/run/rbln/state", "d\n")
     assert (machine.root / "run/rbln/state").read_text() == "d\n"
+    machine.system().write_text("/run/rbln/secret", "d\n", is_secret=True)
+    assert (machine.root / "run/rbln/secret").stat().st_mode & 0o777 == 0o600
     with pytest.raises(ConfigError):
         machine.system().write_text("/run/rbln/folder", "d")
 

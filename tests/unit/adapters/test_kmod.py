@@ -148,7 +148,7 @@ def test_a_count_above_nought_is_busy_whatever_the_tool_says(sys: Path, monkeypa
 def test_a_module_that_is_gone_is_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(1, "", "rmmod: ERROR: Module rebellions is not currently loaded"))
     kmod.unload(sys, "rebellions", soon(), FakeClock())
-    assert ran == [["rmmod", "rebellions"]]
+    assert ran == [["rmmod", "--", "rebellions"]]
 
 
 def test_a_module_that_stays_is_not_unloaded_whatever_the_tool_says(sys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def root(tmp_path: Path) -> Path:
 def test_modprobe_gets_root_kernel_and_name_as_arguments(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = tools(monkeypatch, Result(0, "", ""))
     kmod.load(root, KERNEL, "rebellions", soon())
-    assert ran == [["modprobe", "--dirname", str(root), "--set-version", KERNEL, "rebellions"]]
+    assert ran == [["modprobe", "--dirname", str(root), "--set-version", KERNEL, "--", "rebellions"]]
 
 
 def test_a_tree_without_a_list_gets_one_first(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +222,30 @@ def test_a_tree_without_a_list_gets_one_first(root: Path, monkeypatch: pytest.Mo
     ran = tools(monkeypatch, lambda argv: Result(int(argv[0] == "depmod"), "", "depmod: read-only"))
     with pytest.raises(ModuleFailed, match="depmod cannot make it: depmod: read-only"):
         kmod.load(root, KERNEL, "rebellions", soon())
-    assert ran == [["depmod", "-b", str(root), KERNEL]]
+    assert ran == [["depmod", "-b", str(root), "--", KERNEL]]
 
 
 def test_a_failed_modprobe_names_root_and_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(monkeypatch, Result(1, "", "modprobe: ERROR: could not insert 'rebellions': Exec format error"))
     with pytest.raises(ModuleFailed, match=r"/new: .*Exec format error"):
         kmod.load(root, KERNEL, "rebellions", soon())
+
+
+def test_no_name_that_begins_with_a_dash_is_an_option_of_a_tool(
+    sys: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tools(monkeypatch, Result(1, "", "no"))
+    load(sys, "-a")
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: kmod.unload(sys, "-a", soon(), FakeClock()),
+        lambda: kmod.load(root, KERNEL, "-a", soon()),
+        lambda: kmod.load(root, KERNEL, "-a", soon(), {"a": "b=1"}),
+        lambda: kmod.make_list(root / "absent", "-a", soon()),
+    )
+    for call in calls:
+        with pytest.raises(ModuleFailed):
+            call()
+    kmod.why_refused(root, KERNEL, "-a")
+    kmod.load_all(sys, [("x", Path("-a"))], soon())
+    assert {argv[0] for argv in ran} == {"rmmod", "modprobe", "depmod", "insmod"}
+    assert [argv for argv in ran if argv.index("--") != argv.index("-a") - 1] == []

@@ -109,7 +109,7 @@ def test_each_module_gets_the_options_of_the_hosts_modprobe_d(tree: HostTree, mo
 
     monkeypatch.setattr(kmod, "run", noted)
     LinuxHost(roots(tree), ASCEND, FakeClock()).load(source(tree), soon())
-    given = {Path(argv[1]).stem: argv[2:] for argv in ran if argv[0] == "insmod"}
+    given = {Path(argv[2]).stem: argv[3:] for argv in ran if argv[0] == "insmod"}
     assert given["drv_zz_base"] == ['depth=7 name="a b"']
     assert given["drv_pcie_host"] == []
 

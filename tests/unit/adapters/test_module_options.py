@@ -111,7 +111,7 @@ def test_modprobe_gets_them_before_those_of_its_own_folders(tmp_path: Path, monk
     kmod.load(tmp_path, KERNEL, "rebellions", soon(), {"rebellions": "depth=7", "core": "a=1"})
     ((argv, config),) = seen
     assert config == "options rebellions depth=7\noptions core a=1\n"
-    assert argv[-3:] == ["--config", str(tmp_path), "rebellions"]
+    assert argv[-4:] == ["--config", str(tmp_path), "--", "rebellions"]
     assert argv.count("--config") == 2
 
 
@@ -149,7 +149,7 @@ def test_what_modprobe_would_refuse_is_told_before(monkeypatch: pytest.MonkeyPat
     why = kmod.why_refused(Path("/r"), KERNEL, "rebellions")
     assert bool(why) is bool(said)
     assert said in why
-    assert ran == [["modprobe", "--show-depends", "--dirname", "/r", "--set-version", KERNEL, "rebellions"]]
+    assert ran == [["modprobe", "--show-depends", "--dirname", "/r", "--set-version", KERNEL, "--", "rebellions"]]
 
 
 # of loaded modules

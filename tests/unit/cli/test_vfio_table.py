@@ -21,7 +21,8 @@ TO_MACHINES, TO_CONTAINERS = ["reconcile-vfio-state"], ["reconcile-driver-state"
 
 
 def test_a_node_that_another_run_has_is_left_to_it(native: Site, capfd: pytest.CaptureFixture[str]) -> None:
-    metadata = native.hand.cluster.store.list_objects("pods")[0][0]["metadata"]
+    pods = native.hand.cluster.store.list_objects("pods")[0]
+    (metadata,) = (one["metadata"] for one in pods if one["metadata"]["name"] == native.hand.cluster.driver_pod())
     owner = Owner(f"{metadata['namespace']}/{metadata['name']}", metadata["uid"])
     native.annotate(JOURNAL, encode(journal(owner=owner, boot_id=native.hand.tree.boot_id)))
     before = native.untouched()

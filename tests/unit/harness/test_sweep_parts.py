@@ -261,7 +261,7 @@ def test_the_light_tools_say_what_the_sandboxs_say(tmp_path: Path) -> None:
     root = tree.root / NEW_ROOT.lstrip("/")
     module = str(next(root.rglob("rebellions.ko")))
     core = module.replace("rebellions.ko", "rebellions_core.ko")
-    depends = ("modprobe", "--show-depends", "--dirname", str(root), "--set-version", "6.1.0-sandbox")
+    depends = ("modprobe", "--show-depends", "--dirname", str(root), "--set-version", "6.1.0-sandbox", "--")
     asked = (
         *(("modinfo", path) for path in (module, core)),
         (*depends, "absent"),

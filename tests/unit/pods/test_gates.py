@@ -28,7 +28,7 @@ def seen_while_paused() -> tuple[dict[str, str | None], journals.Journal]:
         current = world.cluster.current
         assert current is not None
         gates = {key: current.labels.get(key) for key in (GATE, OPEN_GATE, SHUT_GATE)}
-        found.append((gates, journals.decode(current.annotations[JOURNAL])))
+        found.append((gates, journals.decode(current.annotations[JOURNAL]).claims))
 
     unload = "unload rebellions"
     world.killer.at_call(replace_calls().index(unload), look)

@@ -112,7 +112,7 @@ def test_one_that_is_taken_into_use_meanwhile_stops_the_run_with_all_in_place() 
 
 def test_a_run_killed_after_it_went_and_followed_by_one_that_cannot_load_brings_it_back() -> None:
     world = fresh_node()
-    world.killer.kill_at(2, after=True)
+    world.killer.kill_at(3, after=True)
     assert world.run() is None
     assert world.host.foreign == set()
     world.next_process()

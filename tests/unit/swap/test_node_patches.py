@@ -61,13 +61,15 @@ def test_pause_cordon_and_journal_are_one_patch() -> None:
 
 def test_the_journal_holds_what_cannot_be_observed_again() -> None:
     step = taken(host=host(previous_source=source("/opt/old", "1.0")))
-    assert decode(step.change.annotations[JOURNAL] or "") == step.journal
+    written = decode(step.change.annotations[JOURNAL] or "").claims
+    assert written == replace(step.journal, driver=OldDriver("1.0"))
     assert step.journal == journal(
         owner=ME,
         cordoned=True,
         node_uid="uid-1",
         cordon_manager="driver-manager",
         driver=OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), OLD_DIGEST),
+        record=ME.process,
     )
 
 
@@ -292,7 +294,7 @@ def test_what_leaves_last_is_paused_and_journaled_in_one_patch(value: str, pause
     longer, labels, annotations = more(value)
     assert labels == {LAST: paused}
     assert longer == replace(HELD, labels={PLUGIN: "true", LAST: value})
-    assert {name: decode(text or "") for name, text in annotations.items()} == {JOURNAL: longer}
+    assert {name: decode(text or "").claims for name, text in annotations.items()} == {JOURNAL: longer}
     now = node({**LABELS, PLUGIN: PAUSED, LAST: paused}, annotations={JOURNAL: "…"})
     assert dict(release(now, longer, PROFILE).labels) == {PLUGIN: "true", LAST: value}
 

@@ -191,7 +191,7 @@ def alive(
 ) -> bool | None:
     """`runs`: what the process table says, None off the node."""
     process_lives = None if runs is None else lambda _: bool(runs)
-    return is_alive(Journal(owner, "boot-1"), (now or node()).boot_id, listed(*pods), own, process_lives)
+    return is_alive(Journal(owner, "boot-1"), (now or node()).boot_id, listed(*pods), own, process_lives, PROFILE)
 
 
 @pytest.mark.parametrize(

@@ -214,9 +214,10 @@ def test_waiting_costs_two_requests_every_half_minute_and_changes_nothing() -> N
     world.killer.at("patch", world.killer.die)
     world.run()
     calls, looks = world.killer.calls, int(240.0 / LOOK_AGAIN_S)
-    assert world.killer.effects == []
+    record = f"write {PROFILE.paths.run_record(world.process.process)}"
+    assert world.killer.effects == [record]
     assert calls.count("node") == calls.count("pods") == looks + 1
-    assert set(calls) - {"node", "pods", "host", "modules", "holders"} == {"patch", "review", "turn", "warm"}
+    assert set(calls) - {"node", "pods", "host", "modules", "holders"} == {"patch", "review", "turn", "warm", record}
     assert calls.count("review") == 2, "rights are reviewed once it goes on"
 
 

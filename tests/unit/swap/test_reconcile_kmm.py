@@ -75,7 +75,7 @@ def test_the_version_is_asked_in_one_patch_with_the_journal_after_the_operands_l
     run(world)
     (asking,) = [patch for patch in world.cluster.patches if ASKED in patch.labels]
     assert (asking.labels, asking.unschedulable) == ({ASKED: "2.0"}, None)
-    assert decode(asking.annotations[JOURNAL] or "").kmm == KmmRequest(MODULE, "boot-1", "1:1", "1.0")
+    assert decode(asking.annotations[JOURNAL] or "").claims.kmm == KmmRequest(MODULE, "boot-1", "1:1", "1.0")
 
 
 def test_a_version_that_is_loaded_already_disturbs_nobody() -> None:
@@ -376,7 +376,7 @@ def test_a_cordon_that_an_administrator_has_set_again_is_kept() -> None:
     policy, world.policy = world.policy, Policy(loader=Loader.MANAGER)
     world.driver_root, world.host.offers = "/opt/new", {"/opt/new": "2.0"}
     world.cluster.operator = None
-    world.killer.kill_at(0, after=True)
+    world.killer.kill_at(1, after=True)
     assert world.run() is None
     assert world.state().unschedulable
     world.cluster.edit(cordon=False)

@@ -462,7 +462,7 @@ def test_the_journal_of_the_second_patch_holds_all_originals() -> None:
 
     def note(node: Node) -> None:
         if node.labels.get(DRA_PLUGIN) == PAUSED:
-            found.append(dict(journals.decode(node.annotations[PROFILE.keys.journal]).labels))
+            found.append(dict(journals.decode(node.annotations[PROFILE.keys.journal]).claims.labels))
 
     world.cluster.operator = note
     run(world)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from driver_manager.domain import host_record
 from driver_manager.domain.bindings import Binding
 from driver_manager.domain.errors import ExitCode, ManagerError, ModuleStuck, PreflightFailed, RebootRequired
 from driver_manager.domain.host import Host, Module
@@ -293,7 +294,8 @@ def test_a_failed_run_loads_nothing_again_that_an_earlier_one_unloaded() -> None
 def test_after_a_run_that_was_giving_devices_away_the_first_run_gives_back_and_the_next_is_done() -> None:
     world = _world("2.0", "2.0")
     owner = replace(journal().owner, pod="rbln-system/gone", pod_uid="gone")
-    left = journal(owner=owner, devices=(Binding("0000:c1:00.0", "rebellions"),))
+    left = journal(owner=owner, devices=(Binding("0000:c1:00.0", "rebellions"),), record="run-1")
+    world.host.files[PROFILE.paths.run_record("run-1")] = host_record.encode(host_record.of(left))
     assert world.cluster.current is not None
     world.cluster.current = replace(world.cluster.current, annotations={PROFILE.keys.journal: encode(left)})
     codes = [outcome.exit_code for outcome in (world.run(), world.run()) if outcome is not None]

@@ -86,12 +86,12 @@ def test_the_journal_tells_its_reader_the_step_and_when_the_node_was_taken() -> 
 
 def journal_on(world: World) -> journals.Journal:
     assert world.cluster.current is not None
-    return journals.decode(world.cluster.current.annotations[KEYS.journal])
+    return journals.decode(world.cluster.current.annotations[KEYS.journal]).claims
 
 
 def outcome_time(world: World, at: int) -> str:
     """When the patch number `at` was sent, as its journal tells."""
-    return journals.decode(str(world.cluster.patches[at].annotations[KEYS.journal])).begin
+    return journals.decode(str(world.cluster.patches[at].annotations[KEYS.journal])).claims.begin
 
 
 def test_a_run_that_goes_on_keeps_the_time_at_which_the_node_was_taken() -> None:

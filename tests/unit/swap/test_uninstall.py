@@ -225,7 +225,7 @@ def test_killed_at_any_effect_the_next_run_of_the_same_pod_ends_the_same() -> No
 @pytest.mark.parametrize(
     ("owner", "pods", "lives"),
     [
-        ("rbln-system/driver-b", (pod("driver-b"),), True),
+        ("rbln-system/driver-b", (pod("driver-b", DRIVER),), True),
         ("rbln-system/driver-b", (), False),
         ("elsewhere/driver-b", (), None),
         ("rbln-system-2/driver-b", (), None),
@@ -237,5 +237,7 @@ def test_an_owner_in_a_namespace_that_could_not_be_listed_is_not_taken_for_dead(
     held = Journal(Owner(owner, "driver-b"), "boot-1")
     for namespace in ("rbln-system", ""):
         listed = PodList(pods, "1", namespace)
-        assert is_alive(held, "boot-1", listed, None, lambda _: False) is (lives if namespace else bool(pods))
-    assert is_alive(Journal(ME, "boot-1"), "boot-1", PodList((OURS,), "1", "other"), driver_pod(), None) is False
+        assert is_alive(held, "boot-1", listed, None, lambda _: False, PROFILE) is (lives if namespace else bool(pods))
+    assert (
+        is_alive(Journal(ME, "boot-1"), "boot-1", PodList((OURS,), "1", "other"), driver_pod(), None, PROFILE) is False
+    )

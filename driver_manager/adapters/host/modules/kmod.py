@@ -122,7 +122,7 @@ def unload(sys_root: Path, name: str, deadline: Deadline, clock: Clock) -> None:
 
     Raises ModuleBusy, ModuleStuck, ModuleFailed, Terminated.
     """
-    result = run(["rmmod", name], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+    result = run(["rmmod", "--", name], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
     # A tool that was killed leaves the exit function running: the kernel goes on, and may yet finish.
     while _is_going(sys_root / "module" / name):
         if deadline.is_over:
@@ -159,7 +159,7 @@ def make_list(root: Path, kernel: str, deadline: Deadline) -> None:
     """depmod where the tree has no modules.dep. Raises ModuleFailed."""
     if (root / "lib/modules" / kernel / "modules.dep").exists():
         return
-    made = run(["depmod", "-b", str(root), kernel], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
+    made = run(["depmod", "-b", str(root), "--", kernel], timeout_s=deadline.bound(TOOL_TIMEOUT_S))
     if made.status:
         raise ModuleFailed(
             f"the tree in {root} has no modules.dep and depmod cannot make it: {made.last_line}",
@@ -171,21 +171,21 @@ def _modprobe(root: Path, kernel: str, name: str, deadline: Deadline, options: M
     argv = ["modprobe", "--dirname", str(root), "--set-version", kernel]
     timeout_s = deadline.bound(TOOL_TIMEOUT_S)
     if not options:
-        return run([*argv, name], timeout_s=timeout_s)
+        return run([*argv, "--", name], timeout_s=timeout_s)
     config = os.memfd_create("modprobe.conf")
     try:
         os.write(config, as_config(options))
         # The first of these replaces the folders that modprobe knows by itself.
         configs = (f"/proc/self/fd/{config}", *(folder for folder in FOLDERS if os.path.isdir(folder)))  # noqa: PTH112
         words = [word for path in configs for word in ("--config", path)]
-        return run([*argv, *words, name], timeout_s=timeout_s, pass_fds=(config,))
+        return run([*argv, *words, "--", name], timeout_s=timeout_s, pass_fds=(config,))
     finally:
         os.close(config)
 
 
 def why_refused(root: Path, kernel: str, name: str) -> str:
     """Why modprobe would not load the module from a tree with a list, "" where it would, as far as it tells before."""
-    result = run(["modprobe", "--show-depends", "--dirname", str(root), "--set-version", kernel, name])
+    result = run(["modprobe", "--show-depends", "--dirname", str(root), "--set-version", kernel, "--", name])
     if result.status:
         return f"modprobe cannot find {name} in {root}: {result.last_line}"
     commands = [
@@ -220,7 +220,7 @@ def _is_inserted(folder: Path, path: Path, said: dict[str, str], deadline: Deadl
     """Whether the module at `folder` of /sys is loaded, now at the latest; `said` is told what insmod said."""
     if _module(folder) is not None:
         return True
-    argv = ["insmod", str(path), *([options] if options else [])]
+    argv = ["insmod", "--", str(path), *([options] if options else [])]
     result = run(argv, timeout_s=deadline.bound(TOOL_TIMEOUT_S))
     said[folder.name] = result.last_line
     return result.status == 0 or _module(folder) is not None

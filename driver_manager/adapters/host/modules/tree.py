@@ -332,7 +332,7 @@ class ModuleTrees:
         """Checksum by imported symbol; empty for a module without symbol versions."""
         rows = (
             line.split()
-            for line in run(["modprobe", "--dump-modversions", str(self.files.path(path))]).out.splitlines()
+            for line in run(["modprobe", "--dump-modversions", "--", str(self.files.path(path))]).out.splitlines()
         )
         return {row[1]: row[0] for row in rows if len(row) == 2}
 

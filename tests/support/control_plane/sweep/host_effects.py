@@ -19,9 +19,13 @@ _RANDOM_NAME = re.compile(r"((?:^|/)\.[^/]+)\.[0-9a-f]{12}$")
 """How a file is called until it is whole; the end differs from write to write."""
 
 _ANY = r"\1.*"
+_OF_ANY_RUN = r"\1(run)"
 
 _TIMED_NAME = re.compile(r"((?:^|/)\.?)[0-9]{9,}(-[a-z]+-[a-z]+\.txt)")
 """Evidence, whose name begins with its time."""
+
+_RUN_NAME = re.compile(r"(driver-manager\.run-)[0-9a-f]{12}")
+"""Of a run's record on the host."""
 
 _AT_ANY_TIME = r"\1(time)\2"
 
@@ -147,7 +151,8 @@ def _of(descriptor: int) -> str:
 def _at(verb: str, path: str, around: Surroundings) -> str:
     if path in _NOWHERE or _is_below(path, around.own):
         return ""
-    return f"{verb} {_TIMED_NAME.sub(_AT_ANY_TIME, _RANDOM_NAME.sub(_ANY, _cut(path, around)))}"
+    name = _RUN_NAME.sub(_OF_ANY_RUN, _cut(path, around))
+    return f"{verb} {_TIMED_NAME.sub(_AT_ANY_TIME, _RANDOM_NAME.sub(_ANY, name))}"
 
 
 def _program(argv: list[str], around: Surroundings) -> str:

@@ -29,10 +29,10 @@ class Path:
     """One path through the decision table. `lay_out` makes the host, `lay_anew` what a boot brings back to it.
 
     `code` is the exit code of an undisturbed run. `jobs` pods use the accelerator. `runs_in_pod`: as the init container
-    of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked. `goes_back`:
-    to the old driver, as the new one does not load. `has_clients`: the exporter on the node is a client of the driver.
-    `is_held`: another client has the device open. `devices` puts functions on the PCI bus, whose kernel answers then.
-    `has_kmm`: KMM is at work, and has the old version loaded.
+    of the driver pod on the node, else by hand. `is_managed`: an operator moves the pods when it is asked.
+    `has_clients`: the exporter on the node is a client of the driver. `is_held`: another client has the device open.
+    `devices` puts functions on the PCI bus, whose kernel answers then. `has_kmm`: KMM is at work, and has the old
+    version loaded.
     """
 
     name: str
@@ -47,7 +47,6 @@ class Path:
     runs_in_pod: bool = False
     is_cordoned: bool = False
     is_managed: bool = False
-    goes_back: bool = False
     has_clients: bool = False
     is_held: bool = False
     has_kmm: bool = False
@@ -182,7 +181,6 @@ PATHS = (
         _boot,
         env={"DRIVER_ROOT": BAD_ROOT, "RETRY_WAIT": "1s"},
         code=5,
-        goes_back=True,
     ),
     Path(
         "reboot-required",

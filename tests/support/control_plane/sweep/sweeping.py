@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TypeVar
 
-from driver_manager.profiles import builtin
 from tests.support.control_plane.shown import NOTHING
 from tests.support.control_plane.sweep.judging import Verdict, judge
-from tests.support.control_plane.sweep.outcome import Outcome, after_a_boot, gone_back, outcome
+from tests.support.control_plane.sweep.outcome import Outcome, after_a_boot, outcome
 from tests.support.control_plane.sweep.paths import Path
 from tests.support.control_plane.sweep.recording import Effect, uncovered
 from tests.support.control_plane.sweep.scene import EDITED, Kill, Scene, SweepNode
@@ -101,12 +100,10 @@ def strike(sweep_node: SweepNode, recording: Recording, point: Point, mutant: st
 
 
 def _wanted(recording: Recording, point: Point, got: Outcome) -> Outcome:
-    """What has to be there. An old driver that a journal remembers may be back after a boot."""
+    """What has to be there."""
     if not point.reboots:
         return recording.at_the_end
-    old, wanted = recording.at_the_end, recording.after_a_boot
-    if recording.path.goes_back and got.modules == old.modules:
-        wanted = gone_back(wanted, old, builtin()[recording.path.profile])
+    wanted = recording.after_a_boot
     # A boot may leave nothing to do: a Node that was never patched then shows nothing.
     is_silent = got.shown == NOTHING and not _was_patched(recording, point.kill)
     return replace(wanted, shown=NOTHING) if is_silent else wanted

@@ -1,0 +1,273 @@
+"""What of a Node's journal a run may act on.
+
+A journal is an annotation, and more accounts than ours can write it. Each field is compared with the profile, which
+says what an honest run could have written. What fails is left out, and named. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from driver_manager.domain import journal as journals
+from driver_manager.domain import kmm
+from driver_manager.domain.digest import is_digest
+from driver_manager.domain.errors import ConfigError
+from driver_manager.domain.frozen import Frozen
+from driver_manager.domain.host_record import HostRecord
+from driver_manager.domain.journal import MAX_LINE_CHARS, Journal, OldDriver, Owner, Refused, Written, is_line, is_owner
+from driver_manager.domain.listing import several
+from driver_manager.domain.modules import is_own
+from driver_manager.domain.node import Node
+from driver_manager.domain.parameters import kept
+from driver_manager.domain.pod import PROGRAM, ROLLOUT, Pod
+from driver_manager.domain.pods import labels as label_rules
+from driver_manager.domain.profile import Profile
+from driver_manager.domain.selectors import KEY_PATTERN, is_label_value
+from driver_manager.domain.window import Window
+from driver_manager.domain.wire import LAST_MOMENT_S, in_brief
+
+_MODULE = re.compile(r"[A-Za-z0-9_]{1,55}")
+"""A name as /sys/module has it: MODULE_NAME_LEN is 56 with its end (include/linux/module.h)."""
+
+_KEY = re.compile(KEY_PATTERN)
+
+T = TypeVar("T")
+
+
+class Checked(Frozen):
+    """A journal without what failed a check, and what did."""
+
+    journal: Journal
+    refused: tuple[Refused, ...] = ()
+
+
+class _Check:
+    """Checks one journal, and collects what it refuses."""
+
+    def __init__(self, profile: Profile, refused: Iterable[Refused]) -> None:
+        self.profile = profile
+        self.refused = list(refused)
+
+    def those(self, field: str, values: Iterable[T], is_good: Callable[[T], bool], why: str) -> tuple[T, ...]:
+        """Those of `values` that are good. The others are refused as one, for `why`."""
+        values = tuple(values)
+        bad = [value for value in values if not is_good(value)]
+        if bad:
+            self.refused.append(Refused(field, f"{several(map(_brief, bad))}: {why}"))
+        return tuple(value for value in values if is_good(value))
+
+    def one(self, field: str, value: T, otherwise: T, is_good: Callable[[T], bool], why: str) -> T:
+        """`value` where it is good, else `otherwise`."""
+        return next(iter(self.those(field, (value,), is_good, why)), otherwise)
+
+    def word(self, field: str, text: str) -> str:
+        """`text` where it can be printed as one word or sentence, else ""."""
+        return self.one(field, text, "", is_line, f"not one line of at most {MAX_LINE_CHARS} characters")
+
+
+def journal_on(node: Node, profile: Profile) -> Checked | None:
+    """The journal on `node`, None where there is none. Raises JournalUnreadable."""
+    text = node.annotations.get(profile.keys.journal)
+    return checked(journals.decode(text), node.labels, profile) if text is not None else None
+
+
+def checked(written: Written, labels: Mapping[str, str], profile: Profile) -> Checked:
+    """What `written` may have of a node with `labels`.
+
+    Where a label of the journal is refused, each label that is paused and not in the rest has the original that its
+    value tells: the node does not stay paused.
+    """
+    said, check = written.claims, _Check(profile, written.refused)
+    journal = replace(
+        _with_commands(said, check),
+        owner=said.owner
+        if written.refused
+        else check.one("owner", said.owner, Owner(), is_owner, "neither a pod nor a process"),
+        boot_id=check.word("bootId", said.boot_id),
+        labels=_labels(said.labels, labels, check),
+        gates=_gates(said.gates, check),
+        cordon_manager=check.word("cordonManager", said.cordon_manager),
+        node_uid=check.word("nodeUid", said.node_uid),
+        step=check.word("step", said.step),
+        begin=check.word("begin", said.begin),
+        cleared=check.word("cleared", said.cleared),
+        window=check.one("window", said.window, None, _is_window, "not times of this era"),
+        kmm=check.one("kmm", said.kmm, None, _is_request, "not a request that KMM could have had"),
+        record=check.word("hostRecord", said.record),
+    )
+    return Checked(journal, tuple(check.refused))
+
+
+def with_record(found: Checked, record: HostRecord | None, boot_id: str, profile: Profile) -> Checked:
+    """`found` of a node whose host was read, in the boot `boot_id`: with what its `record` has to undo.
+
+    Without one, what the journal itself asks for is left out, and named: an older version wrote that on the Node. So is
+    a record that this boot should have, and has not.
+    """
+    journal = found.journal
+    if record is not None:
+        whole = replace(
+            journal,
+            services=record.services,
+            removed=record.removed,
+            driver=record.driver,
+            devices=record.devices,
+        )
+        check = _Check(profile, found.refused)
+        return Checked(_with_commands(whole, check), tuple(check.refused))
+    left = without_commands(found)
+    lost = journal.record and journal.boot_id == boot_id
+    missing = (Refused("hostRecord", "this host has no such record; only labels and cordon are restored"),)
+    return Checked(replace(left.journal, record=""), (*left.refused, *(missing if lost else ())))
+
+
+def without_commands(found: Checked) -> Checked:
+    """`found` without what has to be undone on a host; what an older version wrote of that on the Node is named."""
+    journal = found.journal
+    driver, why = journal.driver, "it is on the Node and not in a record on the host"
+    texts = {
+        "services": several(f"{name} is not started" for name in journal.services),
+        "removed": several(f"{name} is not loaded" for name in journal.removed),
+        "devices": several(f"{in_brief(one.address)} is not restored" for one in journal.devices),
+    }
+    if driver is not None and (driver.root or driver.modules or driver.parameters):
+        texts["driver"] = f"{several(driver.modules)} of {driver.root or 'an unknown root'} is not loaded again"
+    refused = tuple(Refused(field, f"{why}: {text}") for field, text in texts.items() if text)
+    bare = replace(
+        journal,
+        services=(),
+        removed=(),
+        devices=(),
+        driver=OldDriver(driver.version) if driver is not None else None,
+    )
+    return Checked(bare, (*found.refused, *refused))
+
+
+def _with_commands(said: Journal, check: _Check) -> Journal:
+    profile = check.profile
+    return replace(
+        said,
+        driver=_driver(said.driver, check),
+        services=check.those(
+            "services",
+            said.services,
+            lambda name: name in profile.host_services,
+            "not a host service of the profile",
+        ),
+        removed=check.those(
+            "removed",
+            said.removed,
+            lambda name: name in profile.modules.conflicting_removable,
+            "not a module that the profile allows to remove",
+        ),
+    )
+
+
+def runs_manager(pod: Pod, own: Pod | None, profile: Profile) -> bool:
+    """True if the manager runs in `pod`: a pod of our own DaemonSet, a task of a rollout, or our image or command.
+
+    By hand, without a pod of our own (`own` None), the driver's deploy label tells which DaemonSet is ours.
+    """
+    deploy, modes = profile.deploy, profile.passthrough
+    components = (deploy.driver_component, *((modes.component,) if modes is not None else ()))
+    ours = {deploy.prefix + name for name in components if deploy.prefix}
+    if pod.owner_kind == "DaemonSet":
+        is_same = own is not None and bool(own.controller) and pod.controller == own.controller
+        if is_same or ours & pod.selector_keys:
+            return True
+    if pod.owner_kind == ROLLOUT or PROGRAM in pod.programs:
+        return True
+    return own is not None and bool(set(own.images) & set(pod.images))
+
+
+def _labels(said: Mapping[str, str], now: Mapping[str, str], check: _Check) -> dict[str, str]:
+    profile, paused_value = check.profile, check.profile.deploy.paused_value
+
+    def is_good(pair: tuple[str, str]) -> bool:
+        key, value = pair
+        there = now.get(key)
+        fits = not label_rules.is_paused(there, paused_value) or bool(
+            label_rules.restored({key: there or ""}, {key: value}, paused_value)
+        )
+        is_original = label_rules.is_pausable(value) and not label_rules.is_paused(value, paused_value)
+        return _may_be_paused(key, profile) and is_label_value(value) and is_original and fits
+
+    good = dict(
+        check.those("labels", said.items(), is_good, "not a deploy label of the profile with a value that a run pauses")
+    )
+    if len(good) == len(said):
+        return good
+    paused = (key for key in now if _may_be_paused(key, profile) and label_rules.is_paused(now[key], paused_value))
+    return {**{key: label_rules.decoded(now[key], paused_value) for key in paused}, **good}
+
+
+def _may_be_paused(key: str, profile: Profile) -> bool:
+    """True if a run pauses the label: the driver's own too, for virtual machines."""
+    deploy = profile.deploy
+    is_switch = bool(deploy.prefix) and (key.startswith(deploy.prefix) or key in deploy.last_keys)
+    return is_switch and key not in {*profile.keys.names, *deploy.on_unless_false} and bool(_KEY.fullmatch(key))
+
+
+def _gates(said: Mapping[str, str | None], check: _Check) -> dict[str, str | None]:
+    known = check.profile.deploy.on_unless_false
+    good = check.those(
+        "gates",
+        said.items(),
+        lambda pair: pair[0] in known and (pair[1] is None or (pair[1] != label_rules.OFF and is_label_value(pair[1]))),
+        "not a label of the profile that is on unless false",
+    )
+    return dict(good)
+
+
+def _driver(said: OldDriver | None, check: _Check) -> OldDriver | None:
+    if said is None:
+        return None
+    modules = check.profile.modules
+    kept_values = kept(said.parameters, modules.keep_parameters)
+    return OldDriver(
+        version=check.word("driver.version", said.version),
+        root=check.one("driver.root", said.root, "", _is_root, "not a folder of the host"),
+        modules=check.those(
+            "driver.modules",
+            said.modules,
+            lambda name: bool(_MODULE.fullmatch(name)) and is_own(name, modules),
+            "not a module of the driver",
+        ),
+        digest=check.one("driver.digest", said.digest, "", lambda text: not text or is_digest(text), "not a digest"),
+        parameters=dict(
+            check.those(
+                "driver.parameters",
+                said.parameters.items(),
+                lambda pair: pair[0] in kept_values and is_own(pair[0].partition(".")[0], modules),
+                "not a parameter that the profile keeps, with a value that modprobe.d can hold",
+            )
+        ),
+    )
+
+
+def _is_window(window: Window | None) -> bool:
+    return window is None or (0 <= window.began_s <= LAST_MOMENT_S and window.seconds <= LAST_MOMENT_S)
+
+
+def _is_request(request: kmm.KmmRequest | None) -> bool:
+    if request is None:
+        return True
+    try:
+        kmm.parse(str(request.module), request.module.version)
+    except ConfigError:
+        return False
+    return all(map(is_line, (request.boot_id, request.load, request.shown)))
+
+
+def _is_root(text: str) -> bool:
+    return not text or (text.startswith("/") and ".." not in text.split("/") and is_line(text))
+
+
+def _brief(value: Any) -> str:
+    """A refused value for one line."""
+    if isinstance(value, tuple):
+        return "=".join(map(in_brief, value))
+    return in_brief(value if isinstance(value, str) else str(value))

@@ -1,0 +1,196 @@
+"""A journal is an annotation: each field that no run of the profile can have written is ignored, and named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from driver_manager.domain import journal as journals
+from driver_manager.domain.journal import Journal, OldDriver, Owner, cleared_by
+from driver_manager.domain.kmm import KmmModule, KmmRequest
+from driver_manager.domain.pod import Pod
+from driver_manager.domain.pods.journal_check import Checked, checked, runs_manager
+from driver_manager.domain.window import Window
+from tests.support.fakes.builders import DRIVER, EXPORTER, PAUSED, PLUGIN, PROFILE, driver_pod, pod
+from tests.support.fakes.scenarios import GATE, LONG_VALUE
+
+RICH = replace(
+    PROFILE,
+    modules=replace(
+        PROFILE.modules, keep_parameters=("rebellions.dep*", "usb*"), conflicting_removable=("generic_npu",)
+    ),
+    deploy=replace(PROFILE.deploy, on_unless_false=(GATE,)),
+)
+OWNER = Owner("ns/pod", "uid-1", 7, 1, 2, "boot-1")
+DRIVER_BEFORE = OldDriver("1.0", "/opt/old", ("rebellions", "rebellions_core"), "ab12", {"rebellions.depth": "7 x"})
+HONEST = Journal(
+    owner=OWNER,
+    boot_id="boot-1",
+    labels={PLUGIN: "true", EXPORTER: "gold", DRIVER: "true"},
+    gates={GATE: None},
+    cordoned=True,
+    driver=DRIVER_BEFORE,
+    services=("rbln_daemon.service",),
+    removed=("generic_npu",),
+    cordon_manager="driver-manager",
+    node_uid="uid-1",
+    step="take node",
+    begin="2026-01-01T00:00:00Z",
+    cleared="7d9c5b8f6",
+    window=Window(1.0, 2.0),
+    kmm=KmmRequest(KmmModule("kmm", "npu", "2.0"), "boot-1", "1:1", "1.0"),
+)
+NOW = {PLUGIN: PAUSED, EXPORTER: f"gold_{PAUSED}", DRIVER: PAUSED, "example.com/foo": PAUSED}
+LINES = "two\nlines"
+
+
+def found(journal: Journal, now: dict[str, str] = NOW) -> Checked:
+    return checked(journals.Written(journal), now, RICH)
+
+
+def test_nothing_of_an_honest_journal_is_refused() -> None:
+    assert found(HONEST) == Checked(HONEST)
+
+
+def driver(**fields: Any) -> dict[str, Any]:
+    return {"driver": replace(DRIVER_BEFORE, **fields)}
+
+
+@pytest.mark.parametrize(
+    ("field", "hostile", "left"),
+    [
+        ("services", {"services": ("reboot.target", "rbln_daemon.service")}, {"services": ("rbln_daemon.service",)}),
+        ("services", {"services": ("--root=/x",)}, {"services": ()}),
+        ("removed", {"removed": ("dccp",)}, {"removed": ()}),
+        ("removed", {"removed": ("-C/tmp/x", "generic_npu")}, {"removed": ("generic_npu",)}),
+        ("removed", {"removed": ("rebellions",)}, {"removed": ()}),
+        ("gates", {"gates": {"example.com/tier": "true"}}, {"gates": {}}),
+        ("gates", {"gates": {GATE: "false"}}, {"gates": {}}),
+        ("gates", {"gates": {GATE: "x y"}}, {"gates": {}}),
+        ("driver.modules", driver(modules=("rebellions", "usb_storage")), driver(modules=("rebellions",))),
+        ("driver.modules", driver(modules=("../../evil", "-C/x", "rebellions_a b")), driver(modules=())),
+        (
+            "driver.parameters",
+            driver(parameters={"rebellions.depth": "1\ninstall rebellions x"}),
+            driver(parameters={}),
+        ),
+        ("driver.parameters", driver(parameters={"rebellions.depth\ninstall x": "1"}), driver(parameters={})),
+        ("driver.parameters", driver(parameters={"rebellions.depth": '1" x="'}), driver(parameters={})),
+        ("driver.parameters", driver(parameters={"rebellions.speed": "1"}), driver(parameters={})),
+        ("driver.parameters", driver(parameters={"usbcore.quirks": "1"}), driver(parameters={})),
+        ("driver.root", driver(root="/opt/\nx"), driver(root="")),
+        ("driver.root", driver(root="opt"), driver(root="")),
+        ("driver.root", driver(root="/opt/../tmp"), driver(root="")),
+        ("driver.digest", driver(digest=LINES), driver(digest="")),
+        ("driver.version", driver(version="1\x1b[31m"), driver(version="")),
+        ("owner", {"owner": Owner("../x", "uid-1")}, {"owner": Owner()}),
+        ("owner", {"owner": Owner("ns/pod", LINES)}, {"owner": Owner()}),
+        ("owner", {"owner": Owner(pid=-1)}, {"owner": Owner()}),
+        ("owner", {"owner": Owner(pid=2**40)}, {"owner": Owner()}),
+        ("bootId", {"boot_id": LINES}, {"boot_id": ""}),
+        ("cordonManager", {"cordon_manager": LINES}, {"cordon_manager": ""}),
+        ("nodeUid", {"node_uid": "x" * 300}, {"node_uid": ""}),
+        ("step", {"step": "\x1b[2J"}, {"step": ""}),
+        ("begin", {"begin": LINES}, {"begin": ""}),
+        ("cleared", {"cleared": LINES}, {"cleared": ""}),
+        ("window", {"window": Window(1e300, 1.0)}, {"window": None}),
+        ("kmm", {"kmm": KmmRequest(KmmModule("a/b", "c.d", "1"), "", "", "")}, {"kmm": None}),
+        ("kmm", {"kmm": KmmRequest(KmmModule("a", "b", "1 2"), "", "", "")}, {"kmm": None}),
+    ],
+)
+def test_a_field_that_no_run_can_have_written_is_ignored_and_named(
+    field: str, hostile: dict[str, Any], left: dict[str, Any]
+) -> None:
+    result = found(replace(HONEST, **hostile))
+    assert result.journal == replace(HONEST, **left)
+    assert [one.field for one in result.refused] == [field]
+    assert str(result.refused[0]).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("example.com/foo", "chosen"),
+        ("node-restriction.kubernetes.io/tier", "true"),
+        (PROFILE.keys.skip, "true"),
+        (PROFILE.deploy.prefix + "a b", "true"),
+        (GATE, "true"),
+        (PLUGIN, "x y"),
+        (PLUGIN, "x" * 64),
+        (PLUGIN, "\x1b[31m"),
+        (PLUGIN, ""),
+        (PLUGIN, "false"),
+        (PLUGIN, PAUSED),
+        (PLUGIN, "silver"),
+    ],
+)
+def test_a_forged_label_keeps_none_paused_and_sets_none(key: str, value: str) -> None:
+    result = found(replace(HONEST, labels={EXPORTER: "gold", key: value}))
+    assert result.journal == HONEST
+    assert [one.field for one in result.refused] == ["labels"]
+
+
+def test_the_other_labels_of_a_forged_field_keep_their_originals() -> None:
+    labels = {PLUGIN: LONG_VALUE, "example.com/foo": "x"}
+    result = found(replace(HONEST, labels=labels), {PLUGIN: PAUSED})
+    assert result.journal.labels == {PLUGIN: LONG_VALUE}
+
+
+def test_a_label_that_was_edited_meanwhile_is_no_forgery() -> None:
+    assert found(HONEST, {PLUGIN: "silver", EXPORTER: "paused-for-another"}) == Checked(HONEST)
+
+
+def test_many_refused_values_are_one_short_line() -> None:
+    (refused,) = found(replace(HONEST, services=tuple(f"{'x' * 500}\n{one}" for one in range(5000)))).refused
+    assert len(str(refused)) < 1024
+    assert str(refused).isprintable()
+
+
+def test_a_profile_without_deploy_labels_takes_no_label() -> None:
+    bare = replace(PROFILE, deploy=replace(PROFILE.deploy, prefix="", leave_last=("example.com/x",)))
+    claims = replace(HONEST, labels={"kubernetes.io/hostname": "x", "example.com/x": "y"})
+    assert checked(journals.Written(claims), {}, bare).journal.labels == {}
+
+
+MANAGER = pod("other", images=("acme/tool:1", "manager:1"))
+
+
+@pytest.mark.parametrize(
+    ("there", "own", "runs"),
+    [
+        (pod("a", DRIVER), None, True),
+        (pod("a", PROFILE.deploy.prefix + "vfio-manager"), None, True),
+        (pod("a", PLUGIN), None, False),
+        (pod("a", DRIVER, owner_kind="ReplicaSet"), None, False),
+        (pod("a", controller="set"), driver_pod(controller="set"), True),
+        (pod("a", controller="set", owner_kind="ReplicaSet"), driver_pod(controller="set"), False),
+        (pod("a", controller=""), driver_pod(controller=""), False),
+        (pod("a", owner_kind="DriverRollout"), None, True),
+        (MANAGER, driver_pod(images=("manager:1",)), True),
+        (MANAGER, driver_pod(images=("manager:2",)), False),
+        (MANAGER, None, False),
+        (pod("a", programs=("sh", "driver-manager"), owner_kind=""), None, True),
+        (pod("a", programs=("sh",), owner_kind=""), None, False),
+    ],
+)
+def test_only_a_pod_that_runs_the_manager_can_own_a_node(there: Pod, own: Pod | None, runs: bool) -> None:
+    assert runs_manager(there, own, PROFILE) is runs
+
+
+@pytest.mark.parametrize(
+    ("change", "uid"),
+    [
+        ({}, "uid-1"),
+        ({"cleared": ""}, ""),
+        ({"cleared": LINES}, ""),
+        ({"owner": {"pod": "x", "uid": "uid-1"}}, ""),
+        ({"owner": {"pod": "ns/pod", "uid": "a\nb"}}, ""),
+        ({"owner": 7}, ""),
+        ({"v": 99}, ""),
+    ],
+)
+def test_a_rollout_believes_a_cleared_node_of_a_well_formed_owner_only(change: dict[str, Any], uid: str) -> None:
+    assert cleared_by(json.dumps({**json.loads(journals.encode(HONEST)), **change})) == uid

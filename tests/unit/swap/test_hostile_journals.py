@@ -1,0 +1,347 @@
+"""Whole runs on a node whose journal was forged, or is of an older version: labels are restored, nothing is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driver_manager.domain import host_record
+from driver_manager.domain.errors import ConfigError, ExitCode
+from driver_manager.domain.events import JOURNAL_FIELD_IGNORED
+from driver_manager.domain.journal import Journal, OldDriver, Owner, encode
+from driver_manager.domain.pod import Pod
+from tests.support.fakes.builders import EXPORTER, OLD_DIGEST, PAUSED, PLUGIN, PROFILE, journal, pod
+from tests.support.fakes.scenarios import GATE, LABELS, OLD_ROOT, SCENARIOS
+from tests.support.fakes.world import World
+from tests.support.selection import examples
+
+KEY = PROFILE.keys.journal
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("journal-v*.json"))
+EVIL = "/var/lib/kubelet/pods/6f1c/volumes/kubernetes.io~empty-dir/scratch"
+GONE = Owner("rbln-system/driver-gone", "dead")
+RUN = "boot-1:1:99:99"
+
+
+def forged(world: World, body: Mapping[str, Any]) -> World:
+    """`world` with a journal of these fields on its Node."""
+    owner = {"pod": GONE.pod, "uid": GONE.pod_uid}
+    known = {"v": 1, "bootId": world.host.boot_id, "owner": owner, "labels": {}, "cordoned": False}
+    world.cluster.edit(annotations={KEY: json.dumps({**known, **body})})
+    return world
+
+
+def ignored(world: World) -> list[str]:
+    """The fields of the journal that Events name."""
+    return [text.split()[3] for reason, text, warning in world.cluster.posted if reason == JOURNAL_FIELD_IGNORED]
+
+
+def failing() -> World:
+    """The new driver does not load."""
+    world = SCENARIOS["replace_by_manager"]()
+    world.host.broken = {"2.0"}
+    return world
+
+
+def old(**fields: Any) -> dict[str, Any]:
+    return {"version": "1.0", "root": OLD_ROOT, "modules": ["rebellions"], "digest": OLD_DIGEST, **fields}
+
+
+# what a forged journal asks for
+
+
+@pytest.mark.parametrize("scenario", [SCENARIOS["current"], SCENARIOS["replace_by_manager"], failing])
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"services": ["reboot.target", "debug-shell.service"]}, "services"),
+        ({"services": ["rbln_daemon.service"]}, "services"),
+        ({"removed": ["dccp", "-C/tmp", "--all"]}, "removed"),
+        ({"driver": old(root=EVIL)}, "driver"),
+        ({"driver": old(root="", modules=["rebellions", "../../evil", "-C/x", "usb_storage"])}, "driver.modules"),
+        ({"driver": old(parameters={"rebellions.x": "1\ninstall rebellions /usr/bin/touch /x"})}, "driver.parameters"),
+        ({"devices": [{"address": "0000:00:03.0", "override": "evil", "virtualCount": 7}]}, "devices"),
+        ({"hostRecord": RUN, "services": ["reboot.target"]}, "hostRecord"),
+    ],
+)
+def test_a_forged_journal_does_nothing_on_the_host_and_is_named(
+    scenario: Callable[[], World], body: dict[str, Any], named: str
+) -> None:
+    honest, world = scenario(), forged(scenario(), body)
+    world.host.offers[EVIL] = "1.0"
+    world.run()
+    assert named in ignored(world)
+    honest.run()
+    assert set(world.killer.effects) <= set(honest.killer.effects) | {"event", "patch"}, body
+    assert world.host.given == honest.host.given
+    assert world.state().labels == LABELS
+
+
+def test_a_forged_journal_sets_no_label_and_keeps_none_paused() -> None:
+    world = SCENARIOS["current"]()
+    tier = "node-restriction.kubernetes.io/tier"
+    world.cluster.edit({PLUGIN: PAUSED, tier: "false", "example.com/foo": PAUSED})
+    labels = {PLUGIN: "x y\x1b[31m" + "z" * 80, "example.com/foo": "chosen"}
+    forged(world, {"v": 2, "gates": {tier: "true"}, "labels": labels})
+    assert world.run() is not None
+    assert world.state().labels == {**LABELS, tier: "false", "example.com/foo": PAUSED}
+    assert KEY not in world.state().annotations
+    assert sorted(ignored(world)) == ["gates", "labels"]
+    assert all(text.isprintable() for _, text, _ in world.cluster.posted)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [7, {}, {"pid": "7"}, {"pod": "a", "uid": "b"}, {"pod": "../x", "uid": "driver-b"}, {"pod": "n/p", "uid": "a\nb"}],
+)
+def test_a_bad_owner_has_ended(owner: Any) -> None:
+    world = forged(SCENARIOS["current"](), {"owner": owner})
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.DONE
+    assert KEY not in world.state().annotations
+    assert ignored(world) == ["owner"]
+
+
+@pytest.mark.parametrize(
+    ("there", "code"),
+    [
+        (pod("db", namespace="tenant"), ExitCode.DONE),
+        (pod("db", PLUGIN, namespace="tenant"), ExitCode.DONE),
+        (pod("db", programs=("driver-manager",)), ExitCode.OWNED_ELSEWHERE),
+        (pod("db", owner_kind="DriverRollout"), ExitCode.OWNED_ELSEWHERE),
+    ],
+)
+def test_a_pod_that_does_not_run_the_manager_keeps_no_node(there: Pod, code: ExitCode) -> None:
+    world = forged(SCENARIOS["current"](), {"owner": {"pod": str(there), "uid": there.uid}})
+    world.cluster.add_pod(there)
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is code
+
+
+@pytest.mark.parametrize("text", ["", "null", "{", '{"v":99}', '{"v":1}'])
+def test_a_journal_that_cannot_be_read_ends_the_run(text: str) -> None:
+    world = SCENARIOS["current"]()
+    world.cluster.edit(annotations={KEY: text})
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.USAGE
+
+
+# journals of older versions
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_a_journal_without_its_record_restores_labels_and_cordon_and_nothing_else(path: Path) -> None:
+    body = json.loads(path.read_text())
+    world, gates = SCENARIOS["replace_with_more_of_the_profile"](), body.get("gates", {})
+    deploy = replace(world.profile.deploy, on_unless_false=(GATE, *gates))
+    world.profile = world.host.profile = replace(world.profile, deploy=deploy)
+    world.host.put_driver("2.0", world.digest, peer=False)  # nothing is to be replaced
+    del world.host.files[PROFILE.paths.ready_marker]
+    for key, value in body["labels"].items():
+        world.cluster.edit({key: PAUSED if value == "true" else f"{value}_{PAUSED}"})
+    world.cluster.edit(dict.fromkeys(gates, "false"), cordon=body["cordoned"] or None)
+    world.cluster.edit(annotations={KEY: path.read_text(), PROFILE.keys.cordon: "true"})
+    if body.get("cordonManager"):
+        assert world.cluster.current is not None
+        world.cluster.current = replace(world.cluster.current, cordon_manager=body["cordonManager"])
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.DONE
+    state = world.state()
+    assert {key: state.labels.get(key) for key in body["labels"]} == body["labels"]
+    assert {key: state.labels.get(key) for key in gates} == gates
+    assert (state.unschedulable, KEY in state.annotations) == (False, False)
+    assert set(world.killer.effects) <= {"patch", "event"}
+    left = {"services", "removed", "devices"} & body.keys() if "hostRecord" not in body else set()
+    driver = body.get("driver") or {}
+    assert set(ignored(world)) >= left | ({"driver"} if driver.get("modules") else set())
+    said = " ".join(text for _, text, _ in world.cluster.posted)
+    assert all(name in said for name in body.get("services", ())), "what is not restored is named"
+
+
+# the record on the host
+
+
+def records(world: World) -> dict[str, str]:
+    return {path: text for path, text in world.host.files.items() if "driver-manager.run-" in path}
+
+
+def test_the_record_is_there_before_the_node_names_it_and_until_it_names_it_no_more() -> None:
+    world = SCENARIOS["replace_with_host_services"]()
+    world.run()
+    (path,) = {effect.split()[-1] for effect in world.killer.effects if "driver-manager.run-" in effect}
+    effects = [effect for effect in world.killer.effects if effect != "event"]
+    assert effects[0] == f"write {path}"
+    assert effects[1] == "patch"
+    assert effects.index(f"remove {path}") > max(at for at, effect in enumerate(effects) if effect == "patch")
+    assert records(world) == {}
+
+
+def test_killed_between_record_and_patch_the_node_is_not_taken() -> None:
+    world = SCENARIOS["replace_with_host_services"]()
+    world.killer.kill_at(0, after=True)
+    assert world.run() is None
+    assert len(records(world)) == 1
+    assert world.state().annotations == {}
+    assert world.state().labels == LABELS
+
+
+def test_killed_after_the_unload_the_next_run_knows_from_the_record_what_to_undo() -> None:
+    world = SCENARIOS["replace_with_host_services"]()
+    world.host.broken = {"2.0"}
+    at = undisturbed_effects("replace_with_host_services").index("unload rebellions")
+    world.killer.kill_at(at, after=True)
+    assert world.run() is None
+    written = json.loads(world.state().annotations[KEY])
+    assert written["v"] == 3
+    assert not {"services", "removed", "devices"} & written.keys()
+    assert written["driver"] == {"version": "1.0"}
+    world.next_process()
+    outcome = world.run()
+    assert outcome is not None
+    assert "the old driver 1.0 is loaded again" in outcome.what
+    assert world.host.services == {"rbln_daemon.service": True}
+    assert records(world) == {}
+
+
+@cache
+def undisturbed_effects(name: str) -> tuple[str, ...]:
+    world = SCENARIOS[name]()
+    world.run()
+    return tuple(world.killer.effects)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: {"run": "another"},
+        lambda found: {"bootId": "boot-0"},
+        lambda found: {"schema": 9},
+        lambda found: {"services": 7},
+    ],
+    ids=["run", "boot", "version", "type"],
+)
+def test_a_record_of_another_run_or_boot_undoes_nothing(change: Callable[[Any], dict[str, Any]]) -> None:
+    world = SCENARIOS["current"]()
+    held = journal(owner=GONE, labels={}, services=("rbln_daemon.service",), record=RUN)
+    text = host_record.encode(host_record.of(held))
+    path = PROFILE.paths.run_record(RUN)
+    world.cluster.edit(annotations={KEY: encode(held)})
+    world.host.files[path] = json.dumps({**json.loads(text), **change(text)})
+    world.run()
+    assert "start rbln_daemon.service" not in world.killer.effects
+    assert ignored(world) == ["hostRecord"]
+
+    again = SCENARIOS["current"]()
+    again.cluster.edit(annotations={KEY: encode(held)})
+    again.host.files[path] = text
+    again.run()
+    assert "start rbln_daemon.service" in again.killer.effects
+    assert (ignored(again), path in again.host.files) == ([], False)
+
+
+def test_a_record_asks_for_nothing_that_the_profile_does_not_have() -> None:
+    world = SCENARIOS["current"]()
+    held = journal(owner=GONE, labels={}, services=("reboot.target",), removed=("dccp",), record=RUN)
+    world.cluster.edit(annotations={KEY: encode(held)})
+    world.host.files[PROFILE.paths.run_record(RUN)] = host_record.encode(host_record.of(held))
+    world.run()
+    assert sorted(ignored(world)) == ["removed", "services"]
+    assert not [effect for effect in world.killer.effects if "reboot.target" in effect or "dccp" in effect]
+
+
+def test_a_record_that_cannot_be_written_leaves_the_node_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SCENARIOS["replace_by_manager"]()
+    before = world.state()
+
+    def refused(path: str, text: str, *, is_secret: bool = False) -> None:
+        raise ConfigError(f"cannot write {path}", "Mount it.")
+
+    monkeypatch.setattr(world.host, "write_text", refused)
+    outcome = world.run()
+    assert outcome is not None
+    assert outcome.exit_code is ExitCode.USAGE
+    after = world.state()
+    assert (after.labels, after.annotations, after.modules) == (before.labels, before.annotations, before.modules)
+
+
+# any journal of the right types
+
+WORDS = st.sampled_from(
+    [
+        "", "true", "false", PAUSED, f"gold_{PAUSED}", "gold", "\n", "-C/x", "../x", "reboot.target", "dccp", EVIL,
+        OLD_ROOT, "rbln_daemon.service", "generic_npu", "rebellions", "1.0", "boot-1", "boot-0", OLD_DIGEST, "\x1b[2J",
+        PLUGIN, EXPORTER, GATE, "example.com/foo", "kubernetes.io/hostname", "driver-a", "rbln-system/driver-a", RUN,
+        "rebellions.depth", "driver-manager",
+    ]
+)  # fmt: skip
+LISTS = st.lists(WORDS, max_size=3).map(tuple)
+TEXTS = st.dictionaries(WORDS, WORDS, max_size=3)
+NUMBERS = st.sampled_from([0, 1, 7, 2**63])
+HOSTILE = st.builds(
+    Journal,
+    owner=st.builds(Owner, pod=WORDS, pod_uid=WORDS, pid=NUMBERS, start_ticks=NUMBERS, boot_id=WORDS),
+    boot_id=WORDS,
+    labels=TEXTS,
+    gates=st.dictionaries(WORDS, st.none() | WORDS, max_size=3),
+    cordoned=st.booleans(),
+    driver=st.none() | st.builds(OldDriver, version=WORDS, root=WORDS, modules=LISTS, digest=WORDS, parameters=TEXTS),
+    services=LISTS,
+    removed=LISTS,
+    cordon_manager=WORDS,
+    node_uid=WORDS,
+    step=WORDS,
+    begin=WORDS,
+    cleared=WORDS,
+    record=st.sampled_from(["", "", RUN, "x"]),
+)
+FORGED_ON = {"current": SCENARIOS["current"], "more": SCENARIOS["replace_with_more_of_the_profile"], "failing": failing}
+
+
+@cache
+def honest_effects(name: str) -> frozenset[str]:
+    """What honest runs of the scenario do on the host, alone and after each other."""
+    world = FORGED_ON[name]()
+    for _ in range(3):
+        world.run()
+        world.next_process()
+    return frozenset(without_run(effect) for effect in world.killer.effects)
+
+
+def without_run(effect: str) -> str:
+    return "a record" if "driver-manager.run-" in effect else effect
+
+
+@pytest.mark.submission
+@settings(max_examples=examples(300), deadline=None)
+@given(name=st.sampled_from(sorted(FORGED_ON)), said=HOSTILE, now=st.sampled_from([None, PAUSED, f"gold_{PAUSED}"]))
+def test_no_forged_journal_does_what_an_honest_one_of_the_profile_could_not(
+    name: str, said: Journal, now: str | None
+) -> None:
+    world = FORGED_ON[name]()
+    if now is not None:
+        world.cluster.edit({PLUGIN: now, "example.com/foo": now})
+    world.host.offers[EVIL] = "1.0"
+    before = world.state().labels
+    world.cluster.edit(annotations={KEY: encode(said)})
+    for _ in range(4):
+        outcome = world.run()
+        assert outcome is not None
+        world.next_process()
+    # Nothing on the host: what it has to undo is not on the Node.
+    assert {without_run(effect) for effect in world.killer.effects} <= honest_effects(name) | {"event", "patch"}
+    assert EVIL not in str(world.host.given)
+    changed = {key for key in {**before, **world.state().labels} if before.get(key) != world.state().labels.get(key)}
+    assert changed <= {PLUGIN, GATE}, "no label but the profile's own"
+    assert not str(world.state().labels.get(PLUGIN)).endswith(PAUSED), "no label stays paused"
+    assert all(text.isprintable() for _, text, _ in world.cluster.posted)
