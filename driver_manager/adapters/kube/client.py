@@ -28,6 +28,9 @@ from driver_manager.domain.errors import ConfigError, WatchBroken
 from driver_manager.domain.frozen import Frozen
 from driver_manager.ports.base import Clock, Reporter
 
+MAX_LINE_BYTES = 8 * 1024 * 1024
+"""Of one event of a watch, which holds one object. etcd takes 1.5 MiB for an object; JSON needs a few times as much."""
+
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -120,15 +123,16 @@ class KubeApi:
         return self._retries.run(lambda: self._answer(request), self._renewed, only_once=only_once)
 
     def stream(
-        self, path: str, what: str, silence_s: float, opened: Callable[[], None] = lambda: None
+        self, path: str, what: str, silence_s: float, limit_s: float, opened: Callable[[], None] = lambda: None
     ) -> Generator[bytes, None, None]:
-        """Whole lines of a watch, which is taken for dead after `silence_s` seconds without a byte.
+        """Whole lines of a watch. It counts as broken after `silence_s` seconds without a byte, or `limit_s` in total.
 
         `opened` is called once the server has taken it. Raises as `call`, WatchExpired, and WatchBroken when it is cut.
         """
         response = self._retries.run(lambda: self._open(path, _named(what, path), silence_s), self._renewed)
-        opened()
         try:
+            opened()
+            response.allow(silence_s, limit_s)
             yield from self._lines(response)
         finally:
             response.close()
@@ -153,7 +157,6 @@ class KubeApi:
             if response.status >= 300:
                 with contextlib.closing(response):
                     self._refuse_error(response, what, is_watch=True)
-        response.allow_silence(silence_s)
         return response
 
     def _refuse_error(self, response: Response, what: str, *, is_watch: bool = False) -> None:
@@ -164,21 +167,27 @@ class KubeApi:
 
     def _lines(self, response: Response) -> Generator[bytes, None, None]:
         """Whole lines of the stream. Raises WatchBroken when it is cut, Terminated when we are to end."""
-        buffer = b""
+        buffer = bytearray()
         while True:
             try:
                 with self._clock.interruptible():
                     chunk = response.read_some()
             except StreamSilent:
-                raise WatchBroken("the watch received nothing more", "") from None
+                raise WatchBroken("the watch received nothing more, or did not end in time", "") from None
             except StreamCut as error:
                 raise WatchBroken(f"the watch was interrupted ({error})", "") from error
             if not chunk:
                 if buffer.strip():
                     raise WatchBroken("the watch was cut in the middle of a line", "")
                 return
-            *lines, buffer = (buffer + chunk).split(b"\n")
-            yield from (line for line in lines if line.strip())
+            first, line_feed, rest = chunk.partition(b"\n")
+            buffer += first
+            if len(buffer) > MAX_LINE_BYTES:
+                raise WatchBroken(f"the watch sent an event of more than {MAX_LINE_BYTES // 2**20} MiB", "")
+            if line_feed:
+                *lines, rest = (bytes(buffer), *rest.split(b"\n"))
+                buffer = bytearray(rest)
+                yield from (line for line in lines if line.strip())
 
     def _renewed(self) -> bool:
         """Whether the credentials were read again, after a 401: a rotated token is on disk before the old one ends."""
