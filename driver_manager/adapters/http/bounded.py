@@ -56,7 +56,7 @@ class _BoundedReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         self._sock.settimeout(self._limit.wait_s())
-        return self._raw.readinto(buffer)  # type: ignore[attr-defined, no-any-return]  # typeshed knows it of subclasses
+        return self._raw.readinto(buffer)
 
     def close(self) -> None:
         self._raw.close()
@@ -72,7 +72,7 @@ class BoundedAnswer(http.client.HTTPResponse):
         if timeout_s is None:
             raise ValueError("a socket without a timeout gives no limit")
         self.limit = Limit(timeout_s)
-        reader = _BoundedReader(self.fp.detach(), sock, self.limit)  # type: ignore[attr-defined]  # a BufferedReader
+        reader = _BoundedReader(self.fp.detach(), sock, self.limit)
         self.fp = io.BufferedReader(reader)
 
 
@@ -116,7 +116,7 @@ def connected(
     address: tuple[str, int],
     timeout_s: float,
     source_address: tuple[str, int] | None = None,
-    socket_options: Iterable[tuple[int, int, int]] = (),
+    socket_options: Iterable[tuple[int, int, int | bytes]] = (),
 ) -> socket.socket:
     """A connection to the first address of the host that answers. `timeout_s` limits the look-up and all addresses.
 

@@ -196,7 +196,9 @@ def namespace_of(kubeconfig: str | None) -> str:
 
 def _bounded(client: Any) -> Any:
     """`client`, whose connections end within their limits from now on."""
-    client.rest_client.pool_manager.pool_classes_by_scheme = {"http": _Pool, "https": _HttpsPool}
+    pools = client.rest_client.pool_manager
+    if type(pools) in {urllib3.PoolManager, urllib3.ProxyManager}:  # those of a SOCKS proxy know how to reach it
+        pools.pool_classes_by_scheme = {"http": _Pool, "https": _HttpsPool}
     return client
 
 

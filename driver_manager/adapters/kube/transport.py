@@ -94,8 +94,9 @@ class Transport(Protocol):
         """The answer, whole unless it is a stream. Nothing is repeated, no redirection is followed.
 
         `connect_s` limits, in seconds, the connection and its TLS each. `read_s` limits all of it, from the connection
-        to the end of the answer; for a stream, until `allow` gives it more. A body of more than MAX_BODY_BYTES is
-        refused. Raises Unreachable, CredentialsUnreadable, and ValueError where the credentials hold what no header can.
+        to the end of the answer; for a stream, until `allow` gives it more. A body of more than MAX_BODY_BYTES counts
+        as no answer. Raises Unreachable, CredentialsUnreadable, and ValueError where the credentials hold what no
+        header can.
         """
         ...
 
