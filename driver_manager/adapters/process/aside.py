@@ -42,5 +42,5 @@ def within(limit_s: float, ask: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not answers:
-        raise TimeoutError(f"no result within {limit_s:g} s")
+        raise TimeoutError(f"no result within {limit_s:.3g} s")
     return answers[0]

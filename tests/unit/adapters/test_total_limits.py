@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.http import bounded
 from driver_manager.adapters.http.bounded import TooLarge, connected, whole
 from driver_manager.adapters.kube import client as kube_api
 from driver_manager.adapters.kube import in_pod, library, watching
@@ -179,6 +178,8 @@ def test_a_body_that_says_it_is_compressed_is_not_unpacked(way: Way, identity: t
         assert way(there.port).send(GET, connect_s=30.0, read_s=60.0).data == packed
 
 
+@pytest.mark.submission
+@pytest.mark.shares(3)
 def test_all_attempts_together_keep_the_budget(way: Way, identity: tuple[bytes, ssl.SSLContext]) -> None:
     """The last attempt begins within the budget, and has the time of one attempt."""
     with server(ANSWERS["body"], identity[1]) as there, ending_within(1.0 + 0.5):
@@ -223,7 +224,7 @@ def test_a_watch_that_is_kept_alive_with_nothing_keeps_nobody_waiting(
         cluster = KubeCluster(way(there.port), "n", clock, reporter, 30.0)
         known = cluster.pods()
         with pytest.raises(PodsRemain, match="after 1 s: ns/p"), ending_within(1.2 + 0.5):
-            PodWait(cluster, clock, reporter, lambda _: True).until_gone(known, Deadline(clock, 1.0))
+            PodWait(cluster, clock, reporter, lambda _: True).until_gone(known, Deadline.after(1.0, clock.monotonic))
         assert there.is_reached.is_set()
 
 
@@ -292,7 +293,7 @@ def test_a_name_that_is_looked_up_for_ever_ends_with_the_limit(monkeypatch: pyte
             time.sleep(5.0)
         return real(host, *rest)
 
-    monkeypatch.setattr(bounded.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with pytest.raises(TimeoutError, match=r"no result within 0\.3"), ending_within(LIMIT_S):
         connected(("name.invalid", 1), LIMIT_S)
 
@@ -305,15 +306,15 @@ def test_all_addresses_of_a_name_share_one_limit(monkeypatch: pytest.MonkeyPatch
             client.setblocking(False)
             client.connect_ex(("127.0.0.1", port))
         one = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
-        monkeypatch.setattr(bounded.socket, "getaddrinfo", lambda *_: [one] * 50)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [one] * 50)
         with pytest.raises(TimeoutError), ending_within(LIMIT_S):
             connected(("127.0.0.1", port), LIMIT_S)
 
 
 def test_a_question_aside_gives_its_answer_and_its_error() -> None:
     assert within(60.0, lambda: 7) == 7
-    with pytest.raises(KeyError):
-        within(60.0, lambda: {}["a"])
+    with pytest.raises(ValueError, match="x"):
+        within(60.0, lambda: int("x"))
 
 
 KUBECONFIG = """
@@ -329,7 +330,7 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, com
 def test_a_credential_plugin_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "CREDENTIALS_S", LIMIT_S)
     (tmp_path / "config").write_text(KUBECONFIG)
-    with pytest.raises(ConfigError, match="gave no credentials: no result within 0.3 s"), ending_within(LIMIT_S):
+    with pytest.raises(ConfigError, match=r"gave no credentials: no result within 0\.3 s"), ending_within(LIMIT_S):
         library.load(str(tmp_path / "config"))
 
 
@@ -337,10 +338,11 @@ def test_a_token_that_is_refreshed_for_ever_ends_with_the_attempt() -> None:
     configuration = kube_client.Configuration(host="http://127.0.0.1:1")
     configuration.refresh_api_key_hook = lambda _: time.sleep(5.0)
     transport = Library(kube_client.ApiClient(configuration))
-    with pytest.raises(CredentialsUnreadable, match="no result within 0.3 s"), ending_within(LIMIT_S):
+    with pytest.raises(CredentialsUnreadable, match=r"no result within 0\.3 s"), ending_within(LIMIT_S):
         transport.send(GET, connect_s=LIMIT_S, read_s=LIMIT_S)
 
 
+@pytest.mark.submission
 @pytest.mark.parametrize("serve", [ANSWERS["header"], ANSWERS["trailers"]], ids=["header", "trailers"])
 def test_a_metrics_server_that_drips_ends_with_the_limit(serve: Serve) -> None:
     with server(serve) as there, ending_within(LIMIT_S):
