@@ -1,7 +1,8 @@
 """HTTP requests and answers that end: a limit of time and of size for everything that the product fetches.
 
-A socket's timeout limits one wait. A peer that sends a byte before each timeout holds the reader for ever. Here the
-timeout that the socket has when an answer begins limits the whole answer: status line, headers, body and trailers.
+A socket's timeout limits all of one send or TLS handshake, but only one wait of many for an answer. A peer that sends a
+byte before each timeout holds the reader for ever. Here the timeout that the socket has when an answer begins limits
+the whole answer: status line, headers, body and trailers.
 Connections of urllib3 are subclasses of those of `http.client`, so `Bounded` serves both.
 """
 
@@ -77,7 +78,7 @@ class BoundedAnswer(http.client.HTTPResponse):
 
 
 class Bounded(http.client.HTTPConnection):
-    """A connection that sends and receives within the timeout of its socket. `limit` is that of its latest answer."""
+    """A connection whose answers are bounded. `limit` is that of the latest one."""
 
     limit: Limit
 
@@ -94,18 +95,6 @@ class Bounded(http.client.HTTPConnection):
         answer = BoundedAnswer(sock, *args, **options)
         self.limit = answer.limit
         return answer
-
-    def send(self, data: Any) -> None:
-        """Send `data`. The socket keeps the rest of its timeout, so that all parts of a request share one limit."""
-        if not isinstance(data, bytes):
-            super().send(data)
-            return
-        if self.sock is None:
-            self.connect()
-        limit, left = Limit(self.sock.gettimeout() or 0.0), memoryview(data)
-        while left:
-            self.sock.settimeout(limit.wait_s())
-            left = left[self.sock.send(left) :]
 
 
 class BoundedHttps(Bounded, http.client.HTTPSConnection):

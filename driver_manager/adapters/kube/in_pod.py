@@ -68,14 +68,10 @@ class InPod:
             headers = {**request.headers, "Authorization": f"Bearer {self._token()}"}
         except (OSError, ValueError) as error:
             raise CredentialsUnreadable(_said(error)) from error
-        begun_s = time.monotonic()
+        end_s = time.monotonic() + read_s
         connection = (None if request.stream else self._idle()) or self._connected(connect_s)
         try:
-            left_s = read_s - (time.monotonic() - begun_s)
-            if left_s <= 0:
-                raise TimeoutError("no time was left after connecting")
-            connection.sock.settimeout(left_s)
-            return self._asked(connection, replace(request, headers=headers))
+            return self._asked(connection, replace(request, headers=headers), end_s)
         except (OSError, http.client.HTTPException, TooLarge) as error:
             connection.close()
             raise Unreachable(_why(error)) from error
@@ -159,9 +155,11 @@ class InPod:
             raise
         return connection
 
-    def _asked(self, connection: Bounded, request: WireRequest) -> Response:
+    def _asked(self, connection: Bounded, request: WireRequest, end_s: float) -> Response:
         """The answer on `connection`, which is kept where it can serve again. Raises as http.client, and TooLarge."""
+        connection.sock.settimeout(_left_s(end_s, "connecting"))
         connection.request(request.method, request.path, request.body, dict(request.headers))
+        connection.sock.settimeout(_left_s(end_s, "sending"))
         response = connection.getresponse()
         if request.stream:
             return _Stream(response, connection)
@@ -228,6 +226,14 @@ class _Stream:
         """See the port."""
         self._response.close()
         self._connection.close()
+
+
+def _left_s(end_s: float, after: str) -> float:
+    """The seconds until `end_s`. Raises TimeoutError."""
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError(f"no time was left after {after}")
+    return left_s
 
 
 def _body(response: http.client.HTTPResponse) -> bytes:

@@ -31,13 +31,16 @@ class Peer:
     tls: ssl.SSLObject | None = None
     incoming: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
     outgoing: ssl.MemoryBIO = field(default_factory=ssl.MemoryBIO)
+    has_taken: bool = False
 
     def shake_hands(self, context: ssl.SSLContext) -> None:
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_side=True)
         self._until_done(self.tls.do_handshake)
 
     def take(self) -> bytes:
-        """The next bytes of the request."""
+        """The next bytes of the request; none where it has been taken."""
+        if self.has_taken:
+            return b""
         if self.tls is None:
             return self.sock.recv(65536)
         tls = self.tls

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubernetes import client as kube_client
 
-from driver_manager.adapters.http.bounded import TooLarge, connected, whole
+from driver_manager.adapters.http.bounded import Limit, TooLarge, connected, whole
 from driver_manager.adapters.kube import client as kube_api
 from driver_manager.adapters.kube import in_pod, library, watching
 from driver_manager.adapters.kube.cluster import KubeCluster
@@ -56,6 +56,8 @@ GET = WireRequest("GET", "/api/v1/nodes/n", None, {})
 POD = {"metadata": {"name": "p", "namespace": "ns", "uid": "1"}, "spec": {"containers": [{"name": "c"}]}}
 PODS = {"kind": "PodList", "metadata": {"resourceVersion": "5"}, "items": [POD]}
 
+BODY = b" " * 16 * 2**20
+
 Way = Callable[[int], Transport]
 
 
@@ -91,7 +93,7 @@ def ending_within(limit_s: float) -> Iterator[None]:
 
 def sent(transport: Transport, request: WireRequest, limit_s: float = LIMIT_S) -> None:
     """A request with enough time to connect, of which nothing comes within `limit_s`."""
-    with pytest.raises(Unreachable), ending_within(limit_s):
+    with ending_within(limit_s), pytest.raises(Unreachable):
         transport.send(request, connect_s=limit_s, read_s=limit_s)
 
 
@@ -114,8 +116,40 @@ def test_a_handshake_that_drips_ends_with_its_limit(way: Way) -> None:
 @pytest.mark.submission
 def test_a_request_that_is_taken_slowly_ends_with_its_limit(way: Way, identity: tuple[bytes, ssl.SSLContext]) -> None:
     with server(reading_slowly, identity[1]) as there:
-        sent(way(there.port), WireRequest("PATCH", "/api/v1/nodes/n", b" " * 16 * 2**20, {}), 0.5)
+        sent(way(there.port), WireRequest("PATCH", "/api/v1/nodes/n", BODY, {}), 0.5)
         assert there.is_reached.is_set()
+
+
+def taking_its_time(peer: Peer) -> None:
+    """The request is taken after a while, and the answer drips."""
+    time.sleep(1.0)
+    size = 0
+    while size < len(BODY):
+        size += len(peer.take())
+    ANSWERS["body"](Peer(peer.sock, peer.tls, peer.incoming, peer.outgoing, has_taken=True))
+
+
+@pytest.mark.submission
+@pytest.mark.shares(3)
+def test_a_request_and_its_answer_share_one_limit(way: Way, identity: tuple[bytes, ssl.SSLContext]) -> None:
+    with server(taking_its_time, identity[1]) as there:
+        transport = way(there.port)
+        begun_s = time.monotonic()
+        with pytest.raises(Unreachable):
+            transport.send(WireRequest("PATCH", "/api/v1/nodes/n", BODY, {}), connect_s=1.2, read_s=1.2)
+        assert time.monotonic() - begun_s <= patient(1.7)
+
+
+def test_a_wait_is_the_shorter_one_of_silence_and_total() -> None:
+    limit = Limit(60.0)
+    assert 59.0 < limit.wait_s() <= 60.0
+    limit.allow(0.5, 60.0)
+    assert limit.wait_s() == 0.5
+    limit.allow(60.0, 0.5)
+    assert limit.wait_s() <= 0.5
+    limit.allow(60.0, 0.0)
+    with pytest.raises(TimeoutError, match="not complete after 0 s"):
+        limit.wait_s()
 
 
 @pytest.mark.submission
@@ -198,8 +232,7 @@ def pods_and(watch: Serve) -> Serve:
         if b"watch=1" not in request:
             peer.send(whole_list)
             return
-        peer.take = lambda: request  # type: ignore[method-assign]  # the request has been read
-        watch(peer)
+        watch(Peer(peer.sock, peer.tls, peer.incoming, peer.outgoing, has_taken=True))
 
     return serve
 
@@ -223,7 +256,7 @@ def test_a_watch_that_is_kept_alive_with_nothing_keeps_nobody_waiting(
         clock, reporter = SystemClock(), RecordingReporter()
         cluster = KubeCluster(way(there.port), "n", clock, reporter, 30.0)
         known = cluster.pods()
-        with pytest.raises(PodsRemain, match="after 1 s: ns/p"), ending_within(1.2 + 0.5):
+        with ending_within(1.2 + 0.5), pytest.raises(PodsRemain, match="after 1 s: ns/p"):
             PodWait(cluster, clock, reporter, lambda _: True).until_gone(known, Deadline.after(1.0, clock.monotonic))
         assert there.is_reached.is_set()
 
@@ -294,7 +327,7 @@ def test_a_name_that_is_looked_up_for_ever_ends_with_the_limit(monkeypatch: pyte
         return real(host, *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    with pytest.raises(TimeoutError, match=r"no result within 0\.3"), ending_within(LIMIT_S):
+    with ending_within(LIMIT_S), pytest.raises(TimeoutError, match=r"no result within 0\.3"):
         connected(("name.invalid", 1), LIMIT_S)
 
 
@@ -307,7 +340,7 @@ def test_all_addresses_of_a_name_share_one_limit(monkeypatch: pytest.MonkeyPatch
             client.connect_ex(("127.0.0.1", port))
         one = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [one] * 50)
-        with pytest.raises(TimeoutError), ending_within(LIMIT_S):
+        with ending_within(LIMIT_S), pytest.raises(TimeoutError):
             connected(("127.0.0.1", port), LIMIT_S)
 
 
@@ -330,7 +363,7 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, com
 def test_a_credential_plugin_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "CREDENTIALS_S", LIMIT_S)
     (tmp_path / "config").write_text(KUBECONFIG)
-    with pytest.raises(ConfigError, match=r"gave no credentials: no result within 0\.3 s"), ending_within(LIMIT_S):
+    with ending_within(LIMIT_S), pytest.raises(ConfigError, match=r"gave no credentials: no result within 0\.3 s"):
         library.load(str(tmp_path / "config"))
 
 
@@ -338,7 +371,7 @@ def test_a_token_that_is_refreshed_for_ever_ends_with_the_attempt() -> None:
     configuration = kube_client.Configuration(host="http://127.0.0.1:1")
     configuration.refresh_api_key_hook = lambda _: time.sleep(5.0)
     transport = Library(kube_client.ApiClient(configuration))
-    with pytest.raises(CredentialsUnreadable, match=r"no result within 0\.3 s"), ending_within(LIMIT_S):
+    with ending_within(LIMIT_S), pytest.raises(CredentialsUnreadable, match=r"no result within 0\.3 s"):
         transport.send(GET, connect_s=LIMIT_S, read_s=LIMIT_S)
 
 
