@@ -40,7 +40,7 @@ class Limit:
         """The longest next wait, in seconds. Raises TimeoutError at the end of the total."""
         left_s = self._end_s - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"not complete after {self._total_s:g} s")
+            raise TimeoutError(f"not complete after {self._total_s:.3g} s")
         return min(left_s, self._silence_s)
 
 
